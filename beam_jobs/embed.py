@@ -12,6 +12,8 @@ from beam_jobs.libraries import versions
 from rag_model.encoders.carried import load_reading
 from rag_model.encoders.embed import VERSION, Dtype
 from rag_model.encoders.forms import Form, FormName, form_of
+from rag_model.encoders.spec import EncoderSpec
+from rag_model.needs.machine import LOOKED_UP
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
@@ -39,6 +41,7 @@ class EmbedTask:
     scale: int = 0  # units of a term's weight of 1
     earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose passages' vectors are reused
     new: int = 0  # estimated number of passages to encode
+    static: bool = False  # whether the encoder has no transformer, and so takes no time to speak of
 
     @classmethod
     def of(cls, cut: CutPart, encoder: StoredEncoder, dtype: Dtype, earlier: tuple[Earlier, ...] = ()) -> Self:
@@ -48,7 +51,7 @@ class EmbedTask:
         new = round(facts.rows * (1 - kept))
         rows = facts.digest or cut.passages.id  # of passages that no recipe of this run cut, that of their file
         told = cut.passages, rows, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
-        return cls(*told, earlier, new)
+        return cls(*told, earlier, new, isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_static)
 
     @property
     def form(self) -> Form:
@@ -93,4 +96,4 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
 
 def _seconds(task: EmbedTask) -> float:
     weights = sum(blob.size for _, blob in task.encoder)
-    return task.passages.size / _READ + task.new * weights / _ENCODED
+    return task.passages.size / _READ + task.new * (LOOKED_UP if task.static else weights / _ENCODED)

@@ -150,6 +150,7 @@ class Work:
             refusal=examined.collapse.reason(examined.settings.limits),
             ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
             search=examined.search,
+            stages=examined.stages,
             abstaining=None if abstaining is None else abstaining.to_json(),
             abstained="" if abstaining is None else abstention_words(abstaining),
             worth=examined.worth,

@@ -8,12 +8,12 @@ from flows.evaluate import evaluate
 from flows.outcome import CollapseRefusedError, Compared, Evaluated
 from flows.recording import OUTCOME
 from rag_model.errors import StoreError
-from rag_model.evaluation.answers.scores import right_by
+from rag_model.evaluation.answers.scores import names_of, right_by
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
-from rag_model.evaluation.records.acceptance import Measured
+from rag_model.evaluation.records.acceptance import Acceptance, Measured
 from rag_model.evaluation.records.subject import answers_subject, retrieval_subject
-from rag_model.evaluation.retrieval.judging import Judge
+from rag_model.evaluation.retrieval.judging import Judge, evidence_names
 from rag_model.json_text import parse_json
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest, Subject
@@ -52,6 +52,21 @@ class Examiner:
     def headline(self, model: str | None) -> str:
         """Return the measure that decides: of the answers if a model gives them, else of retrieval."""
         return right_by(self.settings.kind) if model else self.judge.headline(self.settings.depth)
+
+    def check(self, acceptance: Acceptance, *, answers: bool) -> None:
+        """Check, before anything is built, that what is accepted can be measured; `answers`: a model gives some.
+
+        Raises:
+            UsageError: a measure is named that no evaluation with these settings has.
+        """
+        depth, evidence = self.settings.depth, any(question.evidence for question in self.asked.questions)
+        nowhere = answers and self.settings.kind == "labels" and self.judge.by == "answers"  # no passage holds a label
+        found = [] if nowhere else [*self.judge.measures(depth), *self.judge.ranks(depth)]
+        found += evidence_names() if evidence else []
+        found += names_of(self.settings.kind, evidence=evidence) if answers else []
+        named = (*acceptance.floors, *acceptance.measures)
+        found += [name for name in named if not nowhere and self.judge.can_measure(name, depth)]
+        acceptance.check(dict.fromkeys(found))
 
     def __call__(self, snapshot: str, model: str | None) -> Examined:
         """Return the evaluation of a snapshot, a full id: of retrieval alone, or of a model's answers.

@@ -2,7 +2,7 @@
 
 Purpose: the job that trains models on an index, and `bookwheel finetune`.
 Caching: the store's memo, by exact inputs: a finished training is not repeated. A run that died continues from
-its last checkpoint, in a folder named by those inputs.
+its last checkpoint, in a folder named by those inputs, or, on another machine, in the store.
 Requires: the extras model and train; a store that this machine can write to.
 """
 
@@ -43,6 +43,7 @@ from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.objectives.objective import Examples, Job, Objective
 from rag_model.training.objectives.registry import objective
 from rag_model.training.origins import Named
+from rag_model.training.stored import Keeper, Origin, restore
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def finetune(
         name: the ref of models to move; by default `kind`.
         max_steps: the number of steps, in place of the recipe's.
         work: keep checkpoints and curves in this folder; by default in the cache, where they are deleted at the end.
+            The newest checkpoint is in the store too until the model is published, unless the recipe's `stored` is
+            false: a run elsewhere with the same arguments goes on from it.
         beam_options: options of Beam and of its runner, for a training whose index is rebuilt, and for the scores that
             `ra-dit` takes from its generator.
 
@@ -126,6 +129,7 @@ def finetune(
             found = job.known()
             if found is not None:
                 put = job.name(found, name)
+                target.trainings.forget(job.key)  # of a run that was killed after it had published
             else:
                 found, put = made(job, Path(work) if work else None, name, beam_options, clock)
             index = rebuild_index(job, found, name, beam_options, clock)
@@ -152,6 +156,7 @@ def prepare(store: Store, kind: str, train: str | None, dev: str | None, ref: st
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
     taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
     origins = chosen.origins(store, snapshot, Named(**taken))
+    origins.check_trainable()
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = _examples(chosen, train, dev, settings.loop)
     scorer = partial(score.run, launch=Launch.new(store.url, given.beam_options))
@@ -230,15 +235,22 @@ def made(
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         with clock("mine") as shown:
+            restore(origin(job, folder), shown.say)
             mine(job, folder, shown)
         with clock("train") as shown:
             trained = learn(job, folder, beam_options, shown)
         with clock("publish"):
             published = publish(job, trained, folder, name, clock.seconds)
     forget(job.store, refresh_ref(job))
+    job.store.trainings.forget(job.key)
     if work is None:
         shutil.rmtree(folder, ignore_errors=True)
     return published
+
+
+def origin(job: Finetuning, folder: Path) -> Origin:
+    """Return what a training's folder belongs to."""
+    return Origin(job.store, job.key, job.objective.name, job.snapshot.id, folder)
 
 
 @stage
@@ -256,8 +268,11 @@ def learn(job: Finetuning, folder: Path, beam_options: Sequence[str], shown: Sho
     settings = job.job.settings
     moving = getattr(settings, "moving", None)
     watch = TrainingWatch(shown, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
-    with rebuilds(job.store, refresh_ref(job), beam_options, devices(job)) as rebuild:
-        return job.run(folder, watch, rebuild)
+    with (
+        rebuilds(job.store, refresh_ref(job), beam_options, devices(job)) as rebuild,
+        Keeper(origin(job, folder), shown.say) as keeper,
+    ):
+        return job.run(folder, watch, rebuild, keeper.put)
 
 
 @stage

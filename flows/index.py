@@ -23,8 +23,7 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.files.intake import Intake, Invalid, cut, look
 from rag_model.index.quality.appraisal import Appraisal, appraise, read_questions
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.index.sizing.choice import choose, fitted
-from rag_model.index.sizing.estimate import estimate
+from rag_model.index.sizing.estimate import Room, estimate, fitted
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -97,10 +96,10 @@ def planned(order: Order, n: int, d: int) -> VectorPlan:
         ResourceError: it needs more memory; the message names an index that would fit.
     """
     memory = order.memory or worker_memory(order.beam_options)
-    if memory is not None and order.chosen:
-        return choose(order.recipe, n, d, memory)
-    plan = resolve(order.recipe, n, d)
-    return plan if memory is None else fitted(order.recipe, n, d, memory, serving=order.memory is not None)
+    if memory is None:
+        return resolve(order.recipe, n, d)
+    room = Room(memory, serving=order.chosen or order.memory is not None)
+    return fitted(order.recipe, n, d, room, free=order.chosen)
 
 
 def _check_out(out: Path, intake: Intake) -> None:

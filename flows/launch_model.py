@@ -13,8 +13,7 @@ from flows.evaluate import evaluate
 from flows.finetune import Given, finetune, prepare
 from flows.machine.pools import launching
 from rag_model.encoders.resolve import resolve_folder
-from rag_model.needs.build import work_of as of_build
-from rag_model.needs.evaluation import work_of as of_evaluation
+from rag_model.needs import build, evaluation
 from rag_model.needs.machine import Work
 from rag_model.snapshots.reencoded import recipe_for, stale
 from rag_model.store.store import Store
@@ -34,12 +33,12 @@ def weigh_training(
     if encoder is None or not job.objective.result.rebuilds:
         return of_training(job)
     indexes = stale(content, recipe_for(content))
-    return of_training(job, of_build(job.snapshot.n, resolve_folder(encoder), indexes, memory))
+    return of_training(job, build.work_of(job.snapshot.n, resolve_folder(encoder), indexes, memory))
 
 
 def weigh_evaluation(memory: int, **given: Any) -> Work:
     """Estimate what an evaluation needs; its work does not depend on the memory."""
-    return of_evaluation(**given)
+    return evaluation.work_of(**given)
 
 
 launch_finetune = launching("launch-finetune", finetune, weigh_training, "work")

@@ -96,6 +96,7 @@ class Evaluated:
     refusal: str  # one sentence that says what has collapsed; empty: nothing
     ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
     search: dict[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
+    stages: dict[str, float] = field(default_factory=dict)  # the same, and after them those of the open book's answers
     abstaining: dict[str, Any] | None = None  # a threshold, what it gives, and the areas under the curves of risk
     abstained: str = ""  # one sentence: what the threshold gives, or that there is none
     worth: str = ""  # one sentence: whether retrieval earns its price; empty: closed book was not measured

@@ -9,9 +9,7 @@ from rag_model.index.postings.impact import TERMS, VOCABULARY
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.tokens.kind import TOKENS
-from rag_model.needs.build import row_bytes, stage_seconds
-from rag_model.needs.machine import CORE, GPU
-from rag_model.needs.reading import PASSAGE
+from rag_model.needs import build, machine, reading
 
 _OVER = {
     "vectors": "vectors of {d} dimensions",
@@ -20,7 +18,7 @@ _OVER = {
 }
 _NUMBERS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)  # of a plan with shards, and of others
 _ENCODERS = {"MiniLM": (10.6e6, 384), "BERT-base": (85e6, 768)}  # weights of the layers, used twice a token; width
-_DEVICES = {"core": CORE, "GPU": GPU}
+_DEVICES = {"core": machine.CORE, "GPU": machine.GPU}
 _LOGITS = {"tokens": 0, "sparse": VOCABULARY}  # that an encoder gives for each token
 
 
@@ -33,7 +31,7 @@ def prospect(order: Order, n: int, d: int) -> Reply:
     """
     kind = kind_for(order.recipe.factory)
     plan: Any = planned(order, n, d) if kind.represents == "vectors" else kind.plan(order.recipe, n, d)
-    cost, row, seconds = kind.estimate(plan), row_bytes(kind.represents, d), stage_seconds(plan, d)
+    cost, row, seconds = kind.estimate(plan), build.row_bytes(kind.represents, d), build.stage_seconds(plan, d)
     numbers = {name: getattr(plan, name) for name in _NUMBERS[not plan.shards] if getattr(plan, name, None) is not None}
     document = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
     document |= {name: getattr(cost, name) for name in ("build_bytes", "search_bytes", "disk_bytes", "work_bytes")}
@@ -60,7 +58,7 @@ def prospect(order: Order, n: int, d: int) -> Reply:
     if kind.represents in _LOGITS:
         logits = _LOGITS[kind.represents]
         hours = {
-            f"{name} on a {device}": float(f"{2 * (size + width * logits) * PASSAGE * n / speed / 3600:.3g}")
+            f"{name} on a {device}": float(f"{2 * (size + width * logits) * reading.PASSAGE * n / speed / 3600:.3g}")
             for name, (size, width) in _ENCODERS.items()
             for device, speed in _DEVICES.items()
         }

@@ -84,7 +84,8 @@ def release(
         limit: read at most this many articles, for a quick test.
         model: what answers the questions, as `evaluate` takes it; by default retrieval alone is measured.
         training: train a RAG model on the new snapshot instead; its ref moves with the snapshot's.
-        settings: of the evaluation, the retriever among them; `depth` is the number of passages that are measured.
+        settings: of the evaluation, the retriever and the model's `readers` among them; `depth` is the number of
+            passages that are measured.
         acceptance: floors on figures, and the loss against the present snapshot and model that is tolerated.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
@@ -97,6 +98,7 @@ def release(
     candidate, done = checked_name(f"{checked_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check(model, training)
     examine = Examiner(target, questions, settings or Evaluation())
+    examine.check(acceptance, answers=model is not None or training is not None)  # before hours of building
     with target.intents.held(f"release-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new and reused files
         now = target.refs.current(ref)
         base = now.snapshot if now else None
@@ -108,7 +110,7 @@ def release(
         compared = base is not None and acceptance.tolerance is not None and (served is not None) == answers
         before = examine(base, served) if base and compared else None
         if before is not None:
-            acceptance.check(before.figures)  # a misspelt measure is told before hours of building
+            acceptance.check(before.figures)  # what applies to no question of these, too
         if done.setdefault("reindex", snapshot is None):
             snapshot = reindex.fn(dump, store, encoder, recipe, candidate, limit, False, beam_options, ref).snapshot
             keep(target, inputs, base, snapshot)

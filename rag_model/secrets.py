@@ -62,7 +62,10 @@ _VARIABLES = {
 
 _USER = re.compile(r"(?<=://)[^@\s]+(?:@[^@\s]*)*@")  # user:password@ of an address; a password may hold / and @
 _QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # what signs an address
-_NAMES = re.compile(r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY", re.IGNORECASE)
+_NAMES = re.compile(
+    r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCOUNT_KEY|CONNECTION_STRING", re.IGNORECASE
+)
+_OF_AZURE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")  # in a connection string
 _SHORTEST = 6  # characters; shorter values are words
 
 
@@ -165,4 +168,5 @@ def _texts(given: object) -> Iterator[str]:
 
 def _secrets() -> list[str]:
     found = {value for name, value in os.environ.items() if _NAMES.search(name) and len(value) >= _SHORTEST}
+    found.update(part for value in tuple(found) for part in _OF_AZURE.findall(value))
     return sorted(found, key=len, reverse=True)  # what contains another goes first

@@ -13,7 +13,6 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
-from pydantic_core import to_jsonable_python
 
 from beam_jobs.workers import CORES, MEMORY, cores, worker_memory
 from flows import artifacts
@@ -26,7 +25,6 @@ HOURS = 6.0  # the default duration: one night
 THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # least GiB, for downloads, the cache, and Beam's temporary files
-
 
 Weigh = Callable[..., Work]  # from the bytes that a run may use, and its parameters by name
 
@@ -93,10 +91,9 @@ def start(
     limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
     needs = needs_of(weigh(parse_bytes(limits.memory), **parameters), limits, night if hours is None else hours)
     show(needs)
-    given = to_jsonable_python({k: v for k, v in parameters.items() if v not in (None, [], ())})
+    given = {k: v for k, v in parameters.items() if v not in (None, [], ())}
     variables, once = job_variables(pool, needs), f"launch-{flow_run.id}" if flow_run.id else None
-    keywords = {"parameters": given, "job_variables": variables, "idempotency_key": once}
-    run: Any = run_deployment(deployment, timeout=0, **keywords)
+    run: Any = run_deployment(deployment, parameters=given, timeout=0, job_variables=variables, idempotency_key=once)
     if url := PREFECT_UI_URL.value():
         artifacts.link(f"{url}/runs/flow-run/{run.id}", f"The run: {run.name}", key="launch-run")
     return Launched(str(run.id), run.name, variables, needs)
@@ -141,7 +138,7 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
     if pool == "kubernetes":
         sized = {"memory": f"{-(-needs.memory // 2**20)}Mi", "cpu": str(needs.cores)}
         asked = {f"{what}_{bound}": size for what, size in sized.items() for bound in ("request", "limit")}
-        scratch = f"{max(_SCRATCH, -(-5 * needs.disk // 2**32))}Gi"  # a quarter more than needed
+        scratch = f"{max(_SCRATCH, -(-5 * needs.work.disk // 2**32))}Gi"  # a quarter more than needed
         return {"env": told, **asked, "gpus": needs.gpus, "scratch": scratch}
     return {"env": told | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
@@ -149,8 +146,9 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
 def show(needs: Needs) -> None:
     """Write the estimate as an artifact of the run."""
     hours = f"{needs.hours:.1f} hours" if needs.hours >= 1 else f"{60 * needs.hours:.0f} minutes"
-    sizes = {"memory": needs.memory, **{f"memory, {stage}": size for stage, size in needs.stages.items()}}
-    rows = {**needs.work, "cores": f"{needs.cores:,}", "GPUs": f"{needs.gpus:,}", "time, about": hours}
-    rows |= {what: gigabytes(size) for what, size in (sizes | {"disk": needs.disk}).items()}
+    stages = {f"memory, {stage}": size for stage, size in needs.work.held(needs.cores).items()}
+    rows = {**needs.work.sizes, "cores": f"{needs.cores:,}", "GPUs": f"{needs.gpus:,}", "time, about": hours}
+    sizes = {"memory": needs.memory, **stages, "disk": needs.work.disk}
+    rows |= {what: gigabytes(size) for what, size in sizes.items()}
     told = f"The run gets {rows['memory']} of memory, {needs.cores} × core, {needs.gpus} × GPU"
     artifacts.table([{"what": what, "value": value} for what, value in rows.items()], "launch-needs", told)

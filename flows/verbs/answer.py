@@ -7,7 +7,8 @@ from cyclopts import Parameter
 from flows.command.live import live
 from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
-from flows.verbs.search import asked_of
+from flows.verbs.search import asked_of, titled
+from rag_model.corpus.moments import day_of
 from rag_model.generate.decoding import Decoding
 from rag_model.reading.answer import Answer, Excerpt, Support, answer_json
 from rag_model.reading.confidence import Threshold
@@ -78,7 +79,7 @@ def _words(answer: Answer) -> str:
         return "\n".join([*lines, *(line for one in answer.context for line in _entry(one, answer) if line.strip())])
     for one in sorted(answer.support, key=_share, reverse=True):
         passage = one.hit.passage
-        title = passage.title + (f" § {passage.section}" if passage.section else "")
+        title = titled(passage.title, passage.section, day_of(passage.revised))
         known = one.weight is not None and one.posterior is not None
         share = f"{one.posterior:5.0%} of it from {title} (retrieved {one.weight:.0%})" if known else f"   {title}"
         lines += [share, f"      {one.hit.licence}"]
@@ -90,7 +91,7 @@ def _head(question: str) -> str:
 
 
 def _entry(one: Excerpt, answer: Answer) -> list[str]:
-    title = one.title + (f" § {one.section}" if one.section else "")
+    title = titled(one.title, one.section, (one.revised or "").partition("T")[0])
     return [
         f"  [{one.number}] {title}{', cut' if one.cut else ''}",
         f"      {answer.support[one.places[0]].hit.licence}",

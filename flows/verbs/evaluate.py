@@ -96,8 +96,9 @@ def evaluate(
         bool,
         Parameter(
             negative="",
-            help="With --model: also closed book, gold passage, shuffled passages, k swept, BM25, frozen retriever, "
-            "all passages where they fit into one prompt; and a sentence that says whether retrieval earns its price.",
+            help="With --model: also closed book, gold passage, shuffled passages, k swept, what BM25 and the frozen "
+            "retriever find for this same model (the paper trains one with each), all passages where they fit into one "
+            "prompt; and a sentence that says whether retrieval earns its price.",
         ),
     ] = False,
     abstain: Annotated[
@@ -252,6 +253,16 @@ def costs(found: Mapping[str, float]) -> str:
     return f"{', '.join([*seconds, *tokens])} a question"
 
 
+def stages(found: Mapping[str, float]) -> str:
+    """Return what each stage takes and their sum, in words.
+
+    >>> stages({"hnsw": 0.25, "assembly": 1.0, "generation": 240.0})
+    'hnsw 0.25 ms, assembly 1 ms, generation 240 ms: together 241 ms a question'
+    """
+    each = ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in found.items())
+    return f"{each}: together {sum(found.values()):.3g} ms a question"
+
+
 def _words(outcome: "Evaluated") -> str:
     from flows.command.comparison import figures, kept  # noqa: PLC0415 - as above
 
@@ -261,6 +272,7 @@ def _words(outcome: "Evaluated") -> str:
         *figures({**outcome.metrics, **outcome.ranks}, outcome.intervals),
     ]
     lines += [f"costs        {costs(outcome.costs)}"] if outcome.costs else []
+    lines += [f"stages       {stages(outcome.stages)}"] if outcome.stages else []
     read = {f"{name}, {OPEN}" for name in get_args(ReaderName)}
     for row in outcome.ablations[1:]:
         found = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())

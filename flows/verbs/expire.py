@@ -24,8 +24,8 @@ def expire(
 ) -> Reply:
     """Delete old moves of refs, and the snapshots and models that no other move names; a dry run unless --yes.
 
-    Evaluations go with their snapshot or model. The current snapshot of a ref is never deleted. The files of deleted
-    snapshots stay until `bookwheel gc`.
+    Evaluations go with their snapshot or model, and an unfinished training when its checkpoint is as old. The current
+    snapshot of a ref is never deleted. The files of deleted snapshots stay until `bookwheel gc`.
     """
     found = expire_old(Store.open(store), Policy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [
@@ -33,8 +33,9 @@ def expire(
         *(f"snapshot  {snapshot[:12]}" for snapshot in found.snapshots),
         *(f"model     {model[:12]}" for model in found.models),
         *(f"evaluation {evaluation[:12]}" for evaluation in found.evaluations),
+        *(f"training  {key[:12]}" for key in found.trainings),
         f"{'deleted' if yes else 'would delete'} {len(found.moves)} moves, {len(found.snapshots)} snapshots, "
-        f"{len(found.models)} models and {len(found.evaluations)} evaluations"
+        f"{len(found.models)} models, {len(found.evaluations)} evaluations and {len(found.trainings)} trainings"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     return Reply({"dry_run": not yes, **asdict(found)}, "\n".join(lines))

@@ -57,7 +57,10 @@ def finetune(
     training: Annotated[
         Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
     ] = None,
-    work: Annotated[Path | None, Parameter(help="Keep checkpoints and curves in this folder.")] = None,
+    work: Annotated[
+        Path | None,
+        Parameter(help="Keep checkpoints and curves in this folder; the newest checkpoint is in the store as well."),
+    ] = None,
     print_settings: Annotated[
         bool,
         Parameter(
@@ -68,7 +71,10 @@ def finetune(
 ) -> Reply:
     """Train a model on a snapshot and put it into the store.
 
-    An interrupted run continues when the same command is run again; a finished one is not repeated. Use a pair of
+    An interrupted run continues when the same command is run again; a finished one is not repeated. Until the model is
+    published its newest checkpoint is in the store, so the run may also continue on another machine; `stored = false`
+    in [loop] leaves that out. A store on the same disk takes no more space for it, any other one about 3 times the
+    weights, and twice that while a checkpoint is replaced. Use a pair of
     encoders, or a SiDR, by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by
     `bookwheel answer --model NAME`, one of rag-end2end with its own index by `--ref NAME` too, a cross-encoder by
     `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import Common, Reply, StoreUrl
 from flows.outcome import GateRefusedError, Released, ReleaseRefusedError
 from flows.reindex import DEFAULT_ENCODER
@@ -46,6 +47,11 @@ def release(
     ] = None,
     judge: Annotated[JudgedBy | None, Parameter(help="What is relevant, as for `evaluate`.")] = None,
     answers: Annotated[AnswerKind, Parameter(help="What the answers are, as for `evaluate`.")] = "spans",
+    reader: ReadBy = None,
+    order: OrderName = None,
+    budget: BudgetTokens = None,
+    prompt: PromptFile = None,
+    cite: Cite = False,
     floor: Annotated[
         tuple[str, ...], Parameter(negative="", help="Refuse below: `--floor Success@20=0.6`; again for one more.")
     ] = (),
@@ -72,7 +78,12 @@ def release(
     tables = None if training is None else from_table(Training, read_toml(training), str(training))
     answering = model is not None or tables is not None
     depth = {"k": k} if answering else {"depth": 20 if k is None else k}
-    settings = Evaluation(kind=answers, judged_by=judge, retriever=retriever, **depth)
+    of_models = {"--reader": reader, "--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite or None}
+    if not answering and (named := next((name for name, value in of_models.items() if value is not None), None)):
+        raise UsageError(f"{named} says how a model reads: give one with --model or --training")
+    readers = () if reader is None else (reader,)
+    concat = concat_of(readers, model or "", order, budget, prompt, cite)
+    settings = Evaluation(kind=answers, judged_by=judge, retriever=retriever, readers=readers, concat=concat, **depth)
     wanted = Acceptance(_floors(floor), None if tolerance is None or tolerance < 0 else tolerance, measure)
     given = dump, store, questions, encoder, read_recipe(recipe), ref, limit, model, tables, settings, wanted
     try:

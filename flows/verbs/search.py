@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
+from rag_model.corpus.moments import day_of
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.retrieve.expression import one_of
@@ -60,10 +61,15 @@ def asked_of(arguments: Sequence[str], file: str | None) -> list[str]:
     return asked
 
 
+def titled(title: str, section: str, day: str) -> str:
+    """Return a passage's title with its section and the day of its revision, where it has them."""
+    return title + (f" § {section}" if section else "") + (f", {day}" if day else "")
+
+
 def _words(question: str, hits: Sequence[Hit]) -> str:
     lines = [question] if hits else [question, "     nothing found"]
     for hit in hits:
-        title = hit.passage.title + (f" § {hit.passage.section}" if hit.passage.section else "")
+        title = titled(hit.passage.title, hit.passage.section, day_of(hit.passage.revised))
         legs = ", ".join(f"{leg.leg} {leg.rank}" for leg in shown_legs(hit))
         lines += [
             f"{hit.rank:3}. {hit.score:.3f}  {title}" + (f"  ({legs})" if legs else ""),

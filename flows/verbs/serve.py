@@ -106,6 +106,13 @@ def serve(
     questions: Annotated[
         Path | None, Parameter(help="Questions of the evaluation; the drift of live ones from them is measured.")
     ] = None,
+    override_every: Annotated[
+        int,
+        Parameter(
+            help="Check one answer in so many for an override: the model gives its own memory over the passages. Costs "
+            "about as much as a short answer, beside the service, and nothing where a passage supports it; 0: none."
+        ),
+    ] = 20,
     common: Common | None = None,
 ) -> None:
     """Serve passages, and with a model answers, from what a ref names; follow the ref without a pause.
@@ -126,6 +133,7 @@ def serve(
         keep=keep,
         hosts=running.hosts_of(host, allow_host),
         connections_per_client=connections_per_client,
+        override_every=override_every,
     )
     concat = concat_of([reader], model or "", order, budget, prompt, cite)
     threshold = None if abstain_below is None else running.Threshold.read(abstain_below)

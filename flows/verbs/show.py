@@ -1,4 +1,4 @@
-"""`bookwheel show`: describe one snapshot, one model, or one evaluation."""
+"""`bookwheel show`: describe one snapshot, one model, one evaluation, or one unfinished training."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -6,19 +6,27 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.evaluations import briefly, evaluation, line_of
-from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
+from flows.command.reply import Common, Reply, StoreUrl
+from flows.command.trainings import far, told, training
 from rag_model.errors import UsageError
 from rag_model.snapshots.recipe_text import recipe_text
-from rag_model.store.store import Store
+from rag_model.store.store import TRAINING, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.evaluations import evaluations_of
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.trainings import StoredCheckpoint
 
 
 def show(
-    snapshot: AnyVersion = "latest",
+    snapshot: Annotated[
+        str,
+        Parameter(
+            help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model; with "
+            "`evaluation:`, an id of an evaluation; with `training:`, the key of an unfinished training."
+        ),
+    ] = "latest",
     /,
     *,
     store: StoreUrl,
@@ -34,9 +42,16 @@ def show(
 
     The evaluations of a snapshot or of a model are listed; `evaluation:ID` shows one, with its figures and files.
 
+    Trainings that were not finished are listed with their snapshot, and `training:KEY` shows one: the same `bookwheel
+    finetune` goes on from its checkpoint in the store, on any machine.
+
     `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex --recipe recipe.toml`.
     """
     opened = Store.open(store)
+    if snapshot.startswith(TRAINING):
+        if recipe:
+            raise UsageError(f"{snapshot} is an unfinished training: leave --recipe-only out")
+        return training(opened, snapshot.removeprefix(TRAINING))
     shelf, name = opened.shelf(snapshot)
     manifest = shelf.get(shelf.resolve(name))
     if isinstance(manifest, EvaluationManifest):
@@ -47,15 +62,22 @@ def show(
         settings = _recipe(manifest)
         return Reply(settings, recipe_text(settings).rstrip("\n"))
     lines = _model(manifest) if isinstance(manifest, ModelManifest) else _lines(manifest)
-    return _beside(manifest, lines, evaluations_of(opened, manifest.id), shelf.signed(name))
+    begun = [(key, one) for key, one in opened.trainings.every() if one.reached.snapshot == manifest.id]
+    return _beside(manifest, lines, evaluations_of(opened, manifest.id), begun, shelf.signed(name))
 
 
 def _beside(
-    manifest: Manifest | ModelManifest, lines: Iterable[str], found: Sequence[EvaluationManifest], signed: str
+    manifest: Manifest | ModelManifest,
+    lines: Iterable[str],
+    found: Sequence[EvaluationManifest],
+    begun: Sequence[tuple[str, StoredCheckpoint]],
+    signed: str,
 ) -> Reply:
-    """Return what a version is, with its evaluations and its signature."""
+    """Return what a version is, with its evaluations, its unfinished trainings and its signature."""
     document = manifest.to_json() | {"evaluations": [briefly(one) for one in found], "signed": signed}
-    return Reply(document, "\n".join([*lines, *(f"evaluated {line_of(one)}" for one in found), f"signature {signed}"]))
+    document["trainings"] = [told(key, one) for key, one in begun]
+    beside = [f"evaluated {line_of(one)}" for one in found] + [f"training  {far(key, one)}" for key, one in begun]
+    return Reply(document, "\n".join([*lines, *beside, f"signature {signed}"]))
 
 
 def _lines(manifest: Manifest) -> list[str]:

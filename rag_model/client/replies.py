@@ -46,6 +46,8 @@ class Excerpt:
     url: str
     places: tuple[int, ...]  # in the answer's `passages`
     text: str  # as the model read it
+    revision: int = 0  # of the article; 0 where the source has none
+    revised: str | None = None  # when it was saved, ISO 8601 in UTC; None: unknown
 
 
 @dataclass(frozen=True, slots=True)

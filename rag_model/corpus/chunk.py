@@ -21,6 +21,7 @@ from rag_model.corpus.chunkers.registry import build_chunker
 from rag_model.corpus.documents import read_documents, read_ready_passages
 from rag_model.corpus.dump import read_pages
 from rag_model.corpus.lineage import ArticleLog, ArticleOutcome, Inheritance, article_key, cutting_basis
+from rag_model.corpus.moments import iso_of
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
 from rag_model.corpus.salient import VERSION as SPANS_VERSION
@@ -29,7 +30,7 @@ from rag_model.corpus.span_file import SpanWriter
 from rag_model.corpus.wikitext import Unparsable, clean
 from rag_model.errors import InputError, UsageError
 
-VERSION = 4  # raise it when the same page would give other passages: then no article is inherited
+VERSION = 5  # raise it when the same page would give other passages: then no article is inherited
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
 _Cut = tuple[Passage, Sequence[Salient] | None]  # a passage, and its spans if they are known
 BUCKET = 10  # words; width of the bins of the length histogram
@@ -183,6 +184,10 @@ class _Tally:
             return False
         return True
 
+    def saw(self, page: Page) -> None:
+        """Note an article's time, kept or taken down: the newest dates the dump."""
+        self.newest_revision = max(self.newest_revision, iso_of(page.revised) or "")
+
     def quarantine(self, page: Page, reason: str) -> None:
         self.dropped["unparsable"] += 1
         if len(self.quarantined) < MAX_LISTED:
@@ -238,7 +243,7 @@ def _passages(part: Part, cutting: _Cutting, tally: _Tally, log: ArticleLog, ear
         if outcome.reason:
             tally.quarantine(page, outcome.reason)
             continue
-        tally.newest_revision = max(tally.newest_revision, page.timestamp)
+        tally.saw(page)
         none = [None] * len(outcome.passages)
         yield from zip(tally.counted(outcome.passages), outcome.spans or none, strict=True)
 
@@ -251,7 +256,7 @@ def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
         elif tally.keeps(str(page.page_id)):
             yield page
         else:
-            tally.newest_revision = max(tally.newest_revision, page.timestamp)  # the newest timestamp dates the dump
+            tally.saw(page)
 
 
 def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut, *, spans: bool) -> ArticleOutcome:
@@ -263,6 +268,6 @@ def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut, *, spans: bool) -> Articl
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
         # A bug in the cleaner that affects one page in millions must not fail the other pages of its part.
         return ArticleOutcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
-    article = Article(str(page.page_id), page.rev_id, page.title, sections)
+    article = Article(str(page.page_id), page.rev_id, page.title, sections, page.revised)
     passages = list(cut(article))
     return ArticleOutcome(passages, spans=salient_of(article, passages) if spans else ())

@@ -27,8 +27,8 @@ def read_documents(part: Part) -> Iterator[Article]:
     Raises:
         InputError: two documents have the same id, or a staged file is missing or corrupt.
     """
-    for document_id, title, sections in _records(part):
-        yield Article(document_id, 0, title, tuple(Section(heading, text) for heading, text in sections))
+    for document_id, title, sections, revised in _records(part):
+        yield Article(document_id, 0, title, tuple(Section(heading, text) for heading, text in sections), revised)
 
 
 def read_ready_passages(part: Part) -> Iterator[Passage]:
@@ -39,7 +39,7 @@ def read_ready_passages(part: Part) -> Iterator[Passage]:
     Raises:
         InputError: as `read_documents`.
     """
-    for passage_id, title, text in _records(part):
+    for passage_id, title, text, revised in _records(part):
         yield Passage(
             id=passage_id,
             page_id=title or passage_id,
@@ -50,6 +50,7 @@ def read_ready_passages(part: Part) -> Iterator[Passage]:
             start_word=0,
             n_words=len(text.split()),
             hash=Passage.hash_of(title, text),
+            revised=revised,
         )
 
 

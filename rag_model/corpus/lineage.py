@@ -1,8 +1,8 @@
 """Record the outcome of each article of a part, so that the next dump's build need not parse it again.
 
-An article is found by a key of all that decides its passages: its revision, title and wikitext, and the recipe,
-siteinfo and code of the chunker. The text is part of the key, because it can change under one `rev_id`: dumps are
-edited by hand and revisions are suppressed. Hashing costs a hundredth of parsing. So no invalidation is necessary:
+An article is found by a key of all that decides its passages: its revision with its time, title and wikitext, and the
+recipe, siteinfo and code of the chunker. The text is part of the key, because it can change under one `rev_id`: dumps
+are edited by hand and revisions are suppressed. Hashing costs a hundredth of parsing. So no invalidation is necessary:
 another recipe gives other keys; another folder, store or number of workers gives the same keys.
 """
 
@@ -54,7 +54,7 @@ def cutting_basis(siteinfo: Siteinfo, cut_by: Mapping[str, Any], version: int) -
 def article_key(basis: bytes, page: Page) -> bytes:
     """Return the 16-byte key of all that decides an article's passages."""
     running = hashlib.sha256(basis)
-    for field in (str(page.page_id), str(page.rev_id), page.title):
+    for field in (str(page.page_id), str(page.rev_id), str(page.revised), page.title):
         running.update(field.encode() + b"\0")
     running.update(page.text.encode())
     return running.digest()[:_KEY]
@@ -127,7 +127,8 @@ class Inheritance:
     def _index(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
         counts = log["passages"].to_numpy()
-        if counts.sum() != file.n_rows:  # a page was removed from the passages since
+        # A page was removed from the passages since; or an earlier bookwheel did that, and wrote them without dates.
+        if counts.sum() != file.n_rows or not file.dated:
             return
         starts = (np.cumsum(counts) - counts).tolist()
         pages, keys, reasons = (log[name].to_pylist() for name in ("page_id", "key", "reason"))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from xml.parsers import expat
 
 from rag_model.corpus.languages import language_of
+from rag_model.corpus.moments import seconds_of
 from rag_model.corpus.records import MAX_TITLE, Page, Siteinfo
 from rag_model.errors import InputError
 
@@ -166,7 +167,7 @@ class PageParser:
         return Page(
             page_id=self._number(page["/page/id"]),
             rev_id=self._number(revision.get(f"{_REVISION}/id", "0")),
-            timestamp=revision.get(f"{_REVISION}/timestamp", ""),
+            revised=self._moment(revision.get(f"{_REVISION}/timestamp", "")),
             namespace=self._number(page.get("/page/ns", "0")),
             title=page["/page/title"],
             redirect="/page/redirect" in page,
@@ -193,6 +194,18 @@ class PageParser:
             raise self._error(f"has the number {text[:40]}, which no wiki has", _ADVICE)
         return value
 
+    def _moment(self, text: str) -> int | None:
+        """Return a revision's time in seconds; None where the dump has none."""
+        if not text.strip():
+            return None
+        try:
+            value = seconds_of(text.strip())
+        except ValueError as wrong:
+            raise self._error(f"has {text[:40]!r} in place of a revision's time", _ADVICE) from wrong
+        if value >= _NEVER:  # one such page would make every later dump look old
+            raise self._error(f"has the time {text[:40]}, which no revision has", _ADVICE)
+        return value
+
     def _refuse_doctype(self, *_: object) -> None:
         raise self._error("declares a document type, which could hide an entity bomb", _ADVICE)
 
@@ -202,6 +215,7 @@ class PageParser:
 
 _ROOT = b"<mediawiki>"
 _LEAST, _MOST = -2, (1 << 63) - 1  # the Media namespace, and the largest 64-bit integer of a column
+_NEVER = seconds_of("2200-01-01")
 _LONGEST_HEAD = 1 << 16  # bytes of white space before the first element
 _ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
 

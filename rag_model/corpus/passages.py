@@ -2,13 +2,14 @@
 
 A file's *logical digest* depends only on the values of its rows, so another Parquet version or compression level,
 which changes the bytes, changes no memo key. A file is renamed when it is complete: one that exists is complete.
+
+Files that were written before passages had dates lack that column: their passages have none.
 """
 
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -18,8 +19,10 @@ from typing import IO, Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rag_model.corpus.moments import checked
 from rag_model.corpus.records import Passage
 from rag_model.digest import ALGORITHM, canonical_json
 from rag_model.errors import InputError
@@ -42,7 +45,7 @@ _MOST_GROUP = 1 << 16  # rows
 _MOST_PAGES = 512 << 20  # bytes of one row group, in memory at once
 _FEWEST = 256  # rows of a batch
 
-PASSAGE_SCHEMA = pa.schema(
+UNDATED_SCHEMA = pa.schema(  # of files that were written before passages had dates
     [
         pa.field(name, pa.type_for_alias(kind), nullable=False)
         for name, kind in {
@@ -58,9 +61,11 @@ PASSAGE_SCHEMA = pa.schema(
         }.items()
     ]
 )
-_NAMES = [field.name for field in fields(Passage)]
+DATE = "revised"
+_SECONDS = pa.timestamp("s", tz="UTC")
+PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))  # Parquet has no seconds
+_NAMES, _NEEDED = PASSAGE_SCHEMA.names, UNDATED_SCHEMA.names
 _TEXTS = [field.name for field in PASSAGE_SCHEMA if pa.types.is_string(field.type)]
-_values = attrgetter(*_NAMES)  # ten times as fast as `astuple`, which copies
 
 
 class PassageWriter:
@@ -69,7 +74,10 @@ class PassageWriter:
     `rows` and `digest` cover the passages written so far. If the block fails, no file appears.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, dated: bool = True) -> None:
+        """Write to `path`; without `dated` in the form from before passages had dates, as their file was."""
+        self._schema = PASSAGE_SCHEMA if dated else UNDATED_SCHEMA
+        self._values = attrgetter(*self._schema.names)  # ten times as fast as `astuple`, which copies
         self.rows = 0
         self._running = hashlib.sha256()
         self._held: list[tuple[Any, ...]] = []
@@ -78,7 +86,7 @@ class PassageWriter:
 
     def write(self, passage: Passage) -> None:
         """Append one passage."""
-        row = _values(passage)
+        row = self._values(passage)
         self._running.update(canonical_json(row) + b"\n")
         self._held.append(row)
         self.rows += 1
@@ -92,15 +100,15 @@ class PassageWriter:
 
     def _flush(self) -> None:
         columns = zip(*self._held, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, PASSAGE_SCHEMA, strict=True)]
-        self._file.write_table(pa.Table.from_arrays(arrays, schema=PASSAGE_SCHEMA), row_group_size=ROW_GROUP)
+        arrays = [_array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=ROW_GROUP)
         self._held.clear()
 
     def __enter__(self) -> Self:
         temporary = self._landing.__enter__()
         # One checksum per Parquet page: a reader by range detects damage without reading the whole file.
         self._file = pq.ParquetWriter(
-            temporary, PASSAGE_SCHEMA, compression="zstd", store_schema=False, write_page_checksum=True
+            temporary, self._schema, compression="zstd", store_schema=False, write_page_checksum=True
         )
         return self
 
@@ -116,7 +124,7 @@ class PassageWriter:
 class PassageFile:
     """Read a passage file by batches or by row, from a path or a seekable binary file."""
 
-    def __init__(self, source: Path | IO[bytes], needs: Sequence[str] = _NAMES) -> None:
+    def __init__(self, source: Path | IO[bytes], needs: Sequence[str] = _NEEDED) -> None:
         """Open the file and read its footer.
 
         Raises:
@@ -130,6 +138,7 @@ class PassageFile:
         missing = [column for column in needs if column not in columns]
         if missing:
             raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
+        self.dated = DATE in columns
         metadata = self._file.metadata
         self.n_rows: int = metadata.num_rows
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
@@ -148,10 +157,13 @@ class PassageFile:
     def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `rows` at a time, with `columns` of `PASSAGE_SCHEMA` or all.
 
+        Dates that the file does not have are null.
+
         Raises:
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
-        chosen, decoded = _NAMES if columns is None else list(columns), 0
+        wanted, decoded = _NAMES if columns is None else list(columns), 0
+        chosen = self._held(wanted)
         leaves = leaves_of(self._file.metadata, chosen)
         row = self._check_pages(range(self._file.num_row_groups), leaves)
         while rows > _FEWEST and rows * row > _MOST_PAGES:
@@ -163,7 +175,7 @@ class PassageFile:
             for batch in file.iter_batches(batch_size=rows, columns=chosen, use_threads=False):
                 decoded += _decoded_size(batch)
                 self._check_decoded(decoded)
-                yield _plain(batch)
+                yield _whole(_plain(batch), wanted)
 
     def iter_chosen(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these numbers, ascending, with these columns; reads only their row groups.
@@ -171,19 +183,22 @@ class PassageFile:
         Raises:
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
-        leaves = leaves_of(self._file.metadata, columns)
+        held = self._held(columns)
+        leaves = leaves_of(self._file.metadata, held)
         for group, chosen in groupby(rows, self._group_of):
             self._check_pages([group], leaves)
             with self._reading():
-                table = self._dictionaries.read_row_group(group, columns=list(columns), use_threads=False)
+                table = self._dictionaries.read_row_group(group, columns=held, use_threads=False)
                 for batch in table.take(_numbers(chosen, self._starts[group])).combine_chunks().to_batches():
                     self._check_decoded(sum(map(decoded_size, batch.columns)))
-                    yield _plain(batch)
+                    yield _whole(_plain(batch), columns)
 
     def passages(self) -> Iterator[Passage]:
         """Yield every passage in row order."""
         for batch in self.iter_batches():
-            yield from (Passage(**row) for row in batch.to_pylist())
+            with self._reading():
+                found = _passages(pa.Table.from_batches([batch]))
+            yield from found
 
     def rows(self, rows: Sequence[int]) -> list[Passage]:
         """Return the passages of these rows (0 <= row < n_rows), in the order given; reads only their row groups.
@@ -192,16 +207,17 @@ class PassageFile:
             IndexError: a row lies outside the file.
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
-        groups, leaves = [self._group_of(row) for row in rows], leaves_of(self._file.metadata, _NAMES)
+        groups, held = [self._group_of(row) for row in rows], self._held(_NAMES)
+        leaves = leaves_of(self._file.metadata, held)
         found: dict[int, Passage] = {}
         for group in sorted(set(groups)):
             start = self._starts[group]
             wanted = sorted({row for row, its in zip(rows, groups, strict=True) if its == group})
             self._check_pages([group], leaves)
             with self._reading():
-                table = self._dictionaries.read_row_group(group, columns=_NAMES).take(_numbers(wanted, start))
+                table = self._dictionaries.read_row_group(group, columns=held).take(_numbers(wanted, start))
                 self._check_decoded(sum(decoded_size(chunk) for column in table.columns for chunk in column.chunks))
-                found.update(zip(wanted, (Passage(**row) for row in table.to_pylist()), strict=True))
+                found.update(zip(wanted, _passages(table), strict=True))
         return [found[row] for row in rows]
 
     @cached_property
@@ -214,6 +230,10 @@ class PassageFile:
             page_checksum_verification=True,
             read_dictionary=texts_of(metadata, _TEXTS),
         )
+
+    def _held(self, columns: Sequence[str]) -> list[str]:
+        """Return those of the columns that the file has: all, or all but the dates."""
+        return [name for name in columns if self.dated or name != DATE]
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
         """Check what columns decode to before Arrow decodes them, once; return a row's most bytes of dictionaries."""
@@ -245,7 +265,7 @@ class PassageFile:
         except PagesError as hostile:
             sentence = f"{self._name} is not a readable passage file ({hostile}): build or pull it again"
             raise InputError(sentence) from hostile
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
+        except (pa.ArrowException, OSError, ValueError) as broken:  # ValueError: no UTF-8, or an impossible date
             why = " ".join(str(broken).split())  # Arrow's messages have several lines
             raise InputError(f"{self._name} is not a readable passage file ({why}): build or pull it again") from broken
 
@@ -269,6 +289,18 @@ class PassageFile:
         self.close()
 
 
+def in_seconds(dates: pa.Array) -> pa.Array:
+    """Return a column of dates (`revised`) in whole seconds since 1970, UTC: int64, null where they are.
+
+    Raises:
+        ValueError: a date is no whole second, or lies outside of the years 1 to 9999.
+    """
+    seconds = dates.cast(_SECONDS).cast(pa.int64())
+    for bound in pc.min_max(seconds).as_py().values():
+        checked(bound or 0)
+    return seconds
+
+
 def hashes_of(passages: Path) -> pa.Array:
     """Return the hashes of a part's passages, in row order.
 
@@ -278,6 +310,31 @@ def hashes_of(passages: Path) -> pa.Array:
     with PassageFile(passages, ["hash"]) as file:
         found = [batch.column(0) for batch in file.iter_batches(["hash"])]
     return pa.chunked_array(found, pa.string()).combine_chunks()
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, _SECONDS).cast(kind) if pa.types.is_timestamp(kind) else pa.array(values, kind)
+
+
+def _passages(table: pa.Table) -> list[Passage]:
+    """Return the passages of rows, their dates in seconds.
+
+    Raises:
+        ValueError: as `in_seconds`.
+    """
+    place = table.schema.get_field_index(DATE)
+    if place >= 0:
+        table = table.set_column(place, DATE, in_seconds(table.column(place)))
+    return [Passage(**row) for row in table.to_pylist()]
+
+
+def _whole(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
+    """Return a batch with the dates that were asked for, null where its file has none."""
+    if DATE not in wanted or DATE in batch.schema.names:
+        return batch
+    field = PASSAGE_SCHEMA.field(DATE)
+    columns = [*batch.columns, pa.nulls(batch.num_rows, field.type)]
+    return pa.record_batch(columns, schema=batch.schema.append(field))
 
 
 def _numbers(rows: Iterable[int], start: int) -> pa.Array:

@@ -25,7 +25,7 @@ class Page:
 
     page_id: int
     rev_id: int
-    timestamp: str  # ISO 8601, UTC, as the dump writes it: 2026-11-01T12:00:00Z
+    revised: int | None  # when the revision was saved, in seconds since 1970, UTC; None: the dump does not say
     namespace: int
     title: str
     redirect: bool
@@ -50,6 +50,7 @@ class Article:
     rev_id: int  # 0 where the source has no revisions
     title: str
     sections: tuple[Section, ...]
+    revised: int | None = None  # when its revision was saved, in seconds since 1970, UTC; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Passage:
     start_word: int  # of its article, or of its section where no passage crosses a heading; counted from 0
     n_words: int
     hash: str  # of title and text alone: equal passages share a vector
+    revised: int | None = None  # when its article's revision was saved, in seconds since 1970, UTC; None: unknown
 
     @staticmethod
     def hash_of(title: str, text: str) -> str:

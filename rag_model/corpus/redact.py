@@ -1,7 +1,7 @@
 """Remove pages from parts: find the parts that may contain a page, and write them without it.
 
 A redacted part has the same bytes as one that is chunked without the pages (`rag_model.corpus.chunk`), so that a
-later build reuses its files.
+later build reuses its files. One from before passages had dates stays without them, as the other parts of its snapshot.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -91,7 +91,7 @@ def _redact_vectors(source: Path, kept: NDArray[np.int64], out: Path) -> None:
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:
     """Write the passages that are kept, and return their rows."""
     kept = []
-    with PassageFile(source) as file, PassageWriter(out) as writer:
+    with PassageFile(source) as file, PassageWriter(out, dated=file.dated) as writer:
         for row, passage in enumerate(file.passages()):
             if passage.page_id not in pages:
                 kept.append(row)

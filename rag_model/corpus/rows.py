@@ -1,4 +1,4 @@
-"""The rows of JSONL, Parquet and TSV files, as records `[id, title, sections]` or `[id, title, text]`."""
+"""The rows of JSONL, Parquet and TSV files, as records `[id, title, sections, date]` or `[id, title, text, date]`."""
 
 import csv
 import json
@@ -12,14 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rag_model.corpus.decode import MAX_LINE, read_lines
+from rag_model.corpus.moments import checked, seconds_of
 from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
 from rag_model.corpus.source import basename
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, check_groups, decoded_size, texts_of
 
-Record = tuple[str, str, str] | tuple[str, str, list[tuple[str, str]]]
+# The last is when the document was last changed, in seconds since 1970, UTC; None: the file does not say.
+Record = tuple[str, str, str, int | None] | tuple[str, str, list[tuple[str, str]], int | None]
 
-_FIELDS = ("id", "_id", "title", "text", "sections", "contents")
+_DATE = "revised"
+_FIELDS = ("id", "_id", "title", "text", "sections", "contents", _DATE)
 _BATCH = 256  # Parquet rows decoded at a time
 _MOST = {"id": MAX_ID, "title": MAX_TITLE, "text": MAX_PASSAGE}  # characters in a row of ready-made passages
 
@@ -28,7 +31,8 @@ def read_jsonl(url: str) -> Iterator[Record]:
     """Yield a record for every line: an object with `id` or `_id`, `title`, and `text` or `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of plain strings. Instead of these there may be
-    `contents`, as in Pyserini and FlashRAG: the title, a line break, the text; a single line is text.
+    `contents`, as in Pyserini and FlashRAG: the title, a line break, the text; a single line is text. `revised`, when
+    the document was last changed, may be given as an ISO 8601 date or time, or as whole seconds since 1970.
 
     Raises:
         InputError: a line is not such an object.
@@ -39,7 +43,7 @@ def read_jsonl(url: str) -> Iterator[Record]:
 
 
 def read_parquet(url: str) -> Iterator[Record]:
-    """Yield a record for every row; columns as the fields of `read_jsonl`.
+    """Yield a record for every row; columns as the fields of `read_jsonl`, and `revised` also as a date or timestamp.
 
     Raises:
         InputError: the file is not Parquet, decodes to far more than its size, has a row of more than `MAX_LINE`
@@ -52,7 +56,8 @@ def read_parquet(url: str) -> Iterator[Record]:
             texts = texts_of(metadata, columns)  # of which one that many rows name is held once
             with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
                 check_groups(source, file, columns, size)
-                batches = (part for batch in file.iter_batches(_BATCH, columns=columns) for part in _parts(batch, url))
+                read = map(_in_seconds, file.iter_batches(_BATCH, columns=columns))
+                batches = (part for batch in read for part in _parts(batch, url))
                 rows = (row for batch in batches for row in batch.to_pylist())
                 for number, row in enumerate(rows, start=1):
                     yield _document(row, f"row {number} of {basename(url)}")
@@ -61,6 +66,16 @@ def read_parquet(url: str) -> Iterator[Record]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
         why = " ".join(str(broken).split())
         raise InputError(f"{basename(url)} is not readable as Parquet ({why}): write or fetch it again") from broken
+
+
+def _in_seconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose dates, if Parquet has them as such, are seconds: Python has no type for all of them."""
+    place = batch.schema.get_field_index(_DATE)
+    kind = batch.schema.field(place).type if place >= 0 else pa.null()
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return batch
+    unit = pa.timestamp("s", kind.tz if pa.types.is_timestamp(kind) else None)
+    return batch.set_column(place, _DATE, batch.column(place).cast(unit, safe=False).cast(pa.int64()))
 
 
 def _parts(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:
@@ -100,7 +115,7 @@ def read_tsv(url: str) -> Iterator[Record]:
                 raise InputError(f"line {rows.line_num} of {name} has no id: give every passage one")
             at = f"line {rows.line_num} of {name}"
             record = tuple(_short(row[order[column]], column, most, at) for column, most in _MOST.items())
-            yield record[0], record[1], record[2]
+            yield record[0], record[1], record[2], None
     except csv.Error as broken:
         raise InputError(f"line {rows.line_num} of {name} is badly quoted ({broken}): quote it as CSV") from broken
 
@@ -119,7 +134,7 @@ def _document(row: Mapping[str, Any], where: str) -> Record:
             title, sections = (title or first, [rest]) if titled else (title, [row["contents"].rstrip("\n")])
         own = _short(_printable(str(document_id)), "id", MAX_ID, where)
         title = _short(_printable(title or ""), "title", MAX_TITLE, where)
-        return own, title, [_section(section) for section in _listed(sections)]
+        return own, title, [_section(section) for section in _listed(sections)], _date(row.get(_DATE), where)
     except (AttributeError, KeyError, TypeError) as wrong:
         raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from wrong
 
@@ -132,6 +147,17 @@ def _short(value: str, field: str, most: int, where: str) -> str:
             f"{where} has {named} of {len(value):,} characters, and at most {most:,} are possible: {advice}"
         )
     return value
+
+
+def _date(value: Any, where: str) -> int | None:
+    if value is None or value == "":
+        return None
+    try:
+        return checked(value) if type(value) is int else seconds_of(value)
+    except (TypeError, ValueError) as wrong:
+        raise InputError(
+            f"{where} has {str(value)[:40]!r} as its `{_DATE}`: give a date such as 2026-11-01 or 2026-11-01T12:00:00Z"
+        ) from wrong
 
 
 def _listed(sections: Any) -> list[Any]:

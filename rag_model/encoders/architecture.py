@@ -9,7 +9,8 @@ from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.pairs.session import onnx_file
 from rag_model.encoders.sentence_transformers import MODULES
 from rag_model.encoders.sparse_spec import is_sparse_encoder
-from rag_model.encoders.spec import RECORD_FILE
+from rag_model.encoders.spec import RECORD_FILE, is_static
+from rag_model.encoders.static_folder import StaticTable, static_body
 from rag_model.encoders.token_spec import is_token_encoder
 from rag_model.encoders.weights import WEIGHTS, stored_tensors
 from rag_model.errors import InputError
@@ -32,7 +33,7 @@ class Architecture:
     """The sizes of a model that determine its memory and time."""
 
     parameters: int  # numbers in its weights
-    layers: int  # both halves of an encoder-decoder
+    layers: int  # both halves of an encoder-decoder; 0: a static encoder
     hidden: int  # width of a layer
     heads: int
     vocabulary: int
@@ -66,6 +67,8 @@ def architecture_of(folder: Path, part: str | None = None) -> Architecture:
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
         return _of_gguf(files[0])
+    if part is None and is_static(folder):
+        return _of_static(StaticTable.open(static_body(folder)))
     config = read_object(folder / CONFIG)
     told = config.get(part) if part else config
     return _described(told if isinstance(told, dict) else {}, _parameters(folder, part), folder)
@@ -99,6 +102,11 @@ def _named(config: dict[str, Any], names: tuple[str, ...], folder: Path) -> int:
     raise InputError(f"model file {folder / CONFIG} names no {names[0]}: give the folder of a Hugging Face transformer")
 
 
+def _of_static(table: StaticTable) -> Architecture:
+    rows, width = table.embeddings.shape
+    return Architecture(rows * width, layers=0, hidden=width, heads=1, vocabulary=rows)
+
+
 def _of_gguf(path: Path) -> Architecture:
     gguf = require("gguf", "train")
     try:
@@ -126,6 +134,8 @@ def check_kind(folder: Path) -> None:
     Raises:
         InputError: it holds a generator, a classifier, a ColBERT, a sparse encoder, or a model of another task.
     """
+    if is_static(folder):
+        return
     config = read_object(folder / CONFIG)
     if is_token_encoder(folder):
         raise InputError(

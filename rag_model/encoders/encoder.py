@@ -7,6 +7,7 @@ row for row. Texts are tokenised and sorted by length one window at a time, so m
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -14,18 +15,21 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.files import CONFIG, optional_object
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, asked_space, space_of
 from rag_model.encoders.spec import EncoderSpec, TextInput, known_prompts, read_spec
+from rag_model.encoders.static_folder import StaticTable, static_body
 from rag_model.encoders.tokens import limit_tokenizer, load_tokenizer, tokenize
-from rag_model.errors import InputError
+from rag_model.encoders.words import Words
+from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from rag_model.encoders.model import Model
+    from rag_model.encoders.static_model import StaticModel
 
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
@@ -43,7 +47,8 @@ class Encoder:
     folder: Path
     spec: EncoderSpec
     tokenizer: "Tokenizer"
-    model: "Model"
+    model: "Model | StaticModel"
+    words: Words | None = None  # splits the texts of a static encoder; None: `tokenizer` does
 
     @classmethod
     def load(
@@ -62,12 +67,13 @@ class Encoder:
         `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default a GPU, a different one for each
         worker of a machine, else the CPU. `dtype`: by default bf16 on GPUs and on CPUs with fast bf16, else float32.
         `threads` sets torch's and tokenizers' for the whole process; None does not change them. `trainable`: with the
-        model as transformers trains and saves it.
+        model as transformers trains and saves it. A static encoder always runs on the CPU in float32.
 
         Raises:
             InputError: it is not found, a file is missing or corrupt, or it is another kind of model.
             MissingExtraError: the model extra is not installed.
-            UsageError: an override is not a field of the spec, or this machine has no such device.
+            UsageError: an override is not a field of the spec, this machine has no such device, or a static encoder
+                is to be trained.
         """
         folder = resolve_folder(name)
         _check_role(folder, role)
@@ -76,9 +82,25 @@ class Encoder:
         if threads is not None:
             torch.set_num_threads(threads)
             limit_tokenizer(threads)
+        if spec.is_static:
+            if trainable:
+                raise untrainable(folder)
+            return cls._static(str(name), folder, spec)
         models = import_module("rag_model.encoders.model")
         model = models.load_model(folder, spec, device, dtype, trainable=trainable)
         return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model)
+
+    @classmethod
+    def _static(cls, name: str, folder: Path, spec: EncoderSpec) -> Self:
+        body = static_body(folder)
+        table, words = StaticTable.open(body), Words.load(body, spec)
+        if words.size > table.size:
+            raise InputError(
+                f"the tokenizer of encoder {folder} has {words.size:,} tokens, and {table.size:,} have a vector: use "
+                "the tokenizer that the model was made with"
+            )
+        model = import_module("rag_model.encoders.static_model").StaticModel.of(table, normalize=spec.normalize)
+        return cls(name, folder, spec, words.tokenizer, model, words)
 
     @property
     def dim(self) -> int:
@@ -124,7 +146,8 @@ class Encoder:
             InputError: a vector is not finite; the sentence names its row.
         """
         row = 0
-        tokenized = (tokenize(self.tokenizer, window) for window in windows)
+        split = partial(tokenize, self.tokenizer) if self.words is None else self.words.tokens
+        tokenized = map(split, windows)
         for tokens in one_ahead(tokenized) if self.model.device.type == "cuda" else tokenized:
             vectors = self.model.encode(tokens, steady=steady)
             self._check_finite(vectors, row)
@@ -165,6 +188,11 @@ def passage_space(name: str | Path) -> Space:
     return space_of(folder, read_spec(folder, known_prompts(str(name))), str(name))
 
 
+def untrainable(folder: Path) -> UsageError:
+    """Return the error of a static encoder that is to be trained."""
+    return UsageError(f"encoder {folder} is static, and cannot be trained here: give a transformer, such as BERT or E5")
+
+
 def _windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextInput]]:
     return (inputs[start : start + size] for start in range(0, len(inputs), size))
 
@@ -180,6 +208,6 @@ def one_ahead(items: Iterator[_T]) -> Iterator[_T]:
 
 
 def _check_role(folder: Path, role: Role) -> None:
-    if _WRONG_ROLE[role] in (read_object(folder / CONFIG).get("architectures") or []):
+    if _WRONG_ROLE[role] in (optional_object(folder / CONFIG).get("architectures") or []):
         other = "passage" if role == "question" else "question"
         raise InputError(f"encoder {folder} is DPR's {other} encoder: give the {role} encoder of the pair instead")

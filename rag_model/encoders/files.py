@@ -7,6 +7,7 @@ from rag_model.errors import InputError
 from rag_model.json_text import parse_json
 
 CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
 _DEFAULT_MAX_LENGTH = 512  # tokens, if no file names a limit
 _BEHIND_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"

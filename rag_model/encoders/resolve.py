@@ -9,6 +9,7 @@ from pathlib import Path
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.space import Space, tokenizer_files
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
+from rag_model.encoders.static_folder import static_body
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -61,5 +62,7 @@ def question_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path)
     record = workdir / RECORD_FILE
     declared = {"asks": space.to_json(), "spec": spec.to_json()}
     record.write_text(json.dumps(declared, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    files = [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]
+    body = static_body(folder) if spec.is_static else folder
+    configs = [] if spec.is_static and not (folder / CONFIG).is_file() else [folder / CONFIG]
+    files = [*configs, *tokenizer_files(body), *weight_files(body), record]
     return {path.name: path for path in files}

@@ -33,16 +33,14 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is missing or corrupt, or the model has an unsupported part.
     """
-    modules = _supported(folder, _SUPPORTED)
+    modules = supported(folder, _SUPPORTED)
     if "Pooling" not in modules or modules.get("Transformer") != "":
         raise InputError(f"encoder {folder} has no Transformer in its top folder, or no Pooling: use one that has both")
-    prompts = optional_object(folder / "config_sentence_transformers.json")
     return {
         "pooling": _pooling(folder / modules["Pooling"] / "config.json"),
         "normalize": "Normalize" in modules,
         "max_length": _max_length(folder),
-        "passage_prompt": _prompt(prompts, _PASSAGE_PROMPTS),
-        "question_prompt": _prompt(prompts, _QUESTION_PROMPTS),
+        **prompts_of(folder),
     }
 
 
@@ -52,7 +50,7 @@ def has_splade_pooling(folder: Path) -> bool:
     Raises:
         InputError: `modules.json` is damaged.
     """
-    return (folder / MODULES).is_file() and SPLADE in _modules(folder)
+    return (folder / MODULES).is_file() and SPLADE in modules_of(folder)
 
 
 def read_splade(folder: Path) -> dict[str, Any]:
@@ -61,21 +59,36 @@ def read_splade(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is missing or corrupt, or the model has an unsupported part.
     """
-    modules = _supported(folder, _SPARSE)
+    modules = supported(folder, _SPARSE)
     if modules.get("Transformer", modules.get("MLMTransformer")) != "":
         raise InputError(f"encoder {folder} has no Transformer in its top folder: use one that has")
     told = read_object(folder / modules[SPLADE] / "config.json")
-    prompts = optional_object(folder / "config_sentence_transformers.json")
     given = {"pooling": told.get("pooling_strategy"), "activation": told.get("activation_function")}
     return {name: value for name, value in given.items() if value is not None} | {
         "max_length": _max_length(folder),
+        **prompts_of(folder),
+    }
+
+
+def prompts_of(folder: Path) -> dict[str, str]:
+    """Return the prompts of passages and questions, as fields of a spec.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    prompts = optional_object(folder / "config_sentence_transformers.json")
+    return {
         "passage_prompt": _prompt(prompts, _PASSAGE_PROMPTS),
         "question_prompt": _prompt(prompts, _QUESTION_PROMPTS),
     }
 
 
-def _modules(folder: Path) -> dict[str, str]:
-    """Return the paths of a folder's modules, by the last word of their types."""
+def modules_of(folder: Path) -> dict[str, str]:
+    """Return the paths of a folder's modules, by the last word of their types.
+
+    Raises:
+        InputError: `modules.json` is damaged.
+    """
     listed = read_json(folder / MODULES)
     try:
         return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in listed}
@@ -83,8 +96,13 @@ def _modules(folder: Path) -> dict[str, str]:
         raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from broken
 
 
-def _supported(folder: Path, known: Sequence[str]) -> dict[str, str]:
-    modules = _modules(folder)
+def supported(folder: Path, known: Sequence[str]) -> dict[str, str]:
+    """Return what `modules_of` does, if all modules are `known`.
+
+    Raises:
+        InputError: one is not, or `modules.json` is damaged.
+    """
+    modules = modules_of(folder)
     if unknown := sorted(modules.keys() - {*known}):
         raise InputError(
             f"encoder {folder} has a {unknown[0]} module, which is not supported: "

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from rag_model.digest import digest_file, digest_json
-from rag_model.encoders.files import optional_object, read_object, vector_length
+from rag_model.encoders.files import TOKENIZER, optional_object, read_object, vector_length
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
+from rag_model.encoders.static_folder import StaticTable, static_body
 from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError, UsageError
 
-TOKENIZER = "tokenizer.json"
 BAG = "bag"  # the pooling of bags of tokens, which no weights decide
 _OLD_TOKENIZERS = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
 _SETTINGS_OF_USE = {"truncation", "padding", "version"}  # of tokenizer.json: the spec sets these
@@ -78,16 +78,18 @@ def space_of(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
     Raises:
         InputError: a file of the encoder is missing or corrupt.
     """
+    body = static_body(folder) if spec.is_static else folder
+    table = StaticTable.open(body) if spec.is_static else None
     return Space(
         name=name or folder.name,
-        weights=digest_weights(folder),
-        tokenizer=digest_tokenizer(folder),
+        weights=digest_weights(folder) if table is None else table.digest(),
+        tokenizer=digest_tokenizer(body),
         pooling=spec.pooling,
         normalize=spec.normalize,
         max_length=spec.max_length,
         layout=spec.layout,
         passage_prompt=spec.passage_prompt,
-        dim=vector_length(folder),
+        dim=vector_length(folder) if table is None else table.dim,
     )
 
 

@@ -1,7 +1,8 @@
 """The settings around a model: how text becomes input, and how hidden states become one vector.
 
 `EncoderSpec` holds all of them, read from the files of the folder: `bookwheel.json`, else
-`modules.json` (sentence-transformers), else DPR's `config.json`, else a plain Hugging Face folder.
+`modules.json` (sentence-transformers) or the tensors of a static encoder, else DPR's `config.json`, else a plain
+Hugging Face folder.
 """
 
 import re
@@ -12,10 +13,11 @@ from typing import Any, Literal, Self, get_args
 
 from rag_model.encoders.files import CONFIG, longest_input, optional_object, position_limit, read_object
 from rag_model.encoders.sentence_transformers import MODULES, read_sentence_transformers
+from rag_model.encoders.static_folder import STATIC, has_static_layout, read_static
 from rag_model.errors import UsageError
 
 RECORD_FILE = "bookwheel.json"
-Pooling = Literal["cls", "mean", "last"]
+Pooling = Literal["cls", "mean", "last", "static", "static-known"]
 Layout = Literal["joined", "pair", "text"]
 TextInput = str | tuple[str, str]  # the tokenizer's input: one text, or a pair
 DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
@@ -35,7 +37,8 @@ _KNOWN_PROMPTS = (
 class EncoderSpec:
     """How an encoder reads text and makes a vector; all fields except `question_prompt` are part of its space."""
 
-    pooling: Pooling = "mean"  # of the last layer: the first token, the mean, or the last token
+    pooling: Pooling = "mean"  # of the last layer: the first token, the mean, or the last token; of a static encoder's
+    # token vectors the mean, with unknown tokens or without
     normalize: bool = True  # to unit length: the inner product is then the cosine
     max_length: int = 256  # tokens of one input, special ones included; longer inputs are cut
     layout: Layout = "joined"  # of a passage: `title text`, `[CLS] title [SEP] text [SEP]`, or the text alone
@@ -54,6 +57,11 @@ class EncoderSpec:
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
         if self.max_length < _SHORTEST:
             raise UsageError(f"max_length {self.max_length} leaves no room for text: use {_SHORTEST} or more")
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is of a static encoder, which has a vector for each token and no transformer."""
+        return self.pooling in STATIC
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values."""
@@ -88,12 +96,29 @@ def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> Encod
         InputError: a file is missing or corrupt, or the model has an unsupported part.
         UsageError: an override is not a field of the spec, or `max_length` exceeds the model's limit.
     """
-    spec = replace(_own_spec(folder), **_checked(overrides or {}))
+    own = _own_spec(folder)
+    spec = replace(own, **_checked(overrides or {}))
+    if spec.is_static != own.is_static:
+        raise UsageError(f"pooling {spec.pooling!r} does not apply to encoder {folder}: leave it out")
+    if spec.is_static:
+        return spec
     asked = "max_length" in (overrides or {})  # a record may have some more: then the tokenizer cuts
     limit = position_limit(folder) if asked else read_object(folder / CONFIG).get("max_position_embeddings")
     if limit and spec.max_length > limit:
         raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
     return spec
+
+
+def is_static(folder: Path) -> bool:
+    """Whether a folder holds a static encoder, by its record, its modules or its tensors.
+
+    Raises:
+        InputError: a file is corrupt.
+    """
+    recorded = optional_object(folder / RECORD_FILE).get("spec")
+    if isinstance(recorded, dict) and "pooling" in recorded:
+        return recorded["pooling"] in STATIC
+    return has_static_layout(folder)
 
 
 def known_prompts(name: str) -> dict[str, str]:
@@ -108,6 +133,8 @@ def known_prompts(name: str) -> dict[str, str]:
 def _own_spec(folder: Path) -> EncoderSpec:
     if recorded := optional_object(folder / RECORD_FILE).get("spec"):
         return EncoderSpec.from_json(recorded)
+    if has_static_layout(folder):
+        return EncoderSpec(**read_static(folder))
     if (folder / MODULES).is_file():
         return EncoderSpec(**read_sentence_transformers(folder))
     if read_object(folder / CONFIG).get("model_type") == "dpr":

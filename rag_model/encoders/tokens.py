@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.files import position_limit
-from rag_model.encoders.space import TOKENIZER, tokenizer_files
+from rag_model.encoders.files import TOKENIZER, position_limit
+from rag_model.encoders.space import tokenizer_files
 from rag_model.encoders.spec import TextInput
 from rag_model.errors import BookwheelError, InputError
 from rag_model.extras import require

@@ -22,6 +22,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 _CHUNK = 1 << 22  # values cast and hashed at a time
 _STORED_AS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_INTEGERS = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 _MAX_HEADER = 100_000_000  # bytes; safetensors' own bound
 # Tensors that do not affect a vector: other tasks' heads, BERT's pooler (its tanh layer), saved buffers.
 _UNUSED = frozenset({"pooler", "cls", "lm_head", "classifier", "qa_outputs", "position_ids", "inv_freq"})
@@ -64,6 +65,27 @@ class StoredTensor:
             InputError: as `digest`.
         """
         return np.memmap(self.path, self._type, "c", self.offset, self.shape)
+
+    @property
+    def is_integer(self) -> bool:
+        """Return whether its values are whole numbers, as codes and places are."""
+        return self.dtype in _INTEGERS
+
+    def integers(self) -> npt.NDArray[Any]:
+        """Return whole numbers as they are stored, mapped from the file; writing changes a copy.
+
+        Raises:
+            InputError: the dtype is no signed integer.
+        """
+        if not self.is_integer:
+            raise InputError(f"model file {self.path} holds {self.dtype} where whole numbers must be: fetch it again")
+        if not math.prod(self.shape):
+            return np.empty(self.shape, _INTEGERS[self.dtype])
+        return np.memmap(self.path, _INTEGERS[self.dtype], "c", self.offset, self.shape)
+
+    def as_float32(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Return some of the values that `mapped` or `integers` gave as float32."""
+        return _as_float32(values, self.dtype)
 
     @property
     def _type(self) -> str:
@@ -165,7 +187,8 @@ def _placed(path: Path, entry: Mapping[str, Any], start: int) -> StoredTensor:
     (first, end), dtype, shape = entry["data_offsets"], str(entry["dtype"]), tuple(entry["shape"])
     if not all(type(number) is int and number >= 0 for number in (first, end, *shape)):
         raise ValueError("a tensor without a shape or a place")
-    width = np.dtype(_STORED_AS[dtype]).itemsize if dtype in _STORED_AS else None
+    known = _STORED_AS.get(dtype, _INTEGERS.get(dtype))
+    width = None if known is None else np.dtype(known).itemsize
     if end < first or (width is not None and end - first != width * math.prod(shape)):
         raise ValueError("a tensor that does not fit its place")
     return StoredTensor(path, dtype, shape, start + first)

@@ -16,11 +16,10 @@ import transformers
 from jinja2 import TemplateError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rag_model.encoders.files import CONFIG, optional_object, read_object
+from rag_model.encoders.files import CONFIG, TOKENIZER, optional_object, read_object
 from rag_model.encoders.model import device_named
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.resolve import resolve_folder
-from rag_model.encoders.space import TOKENIZER
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, UsageError

@@ -19,7 +19,7 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for, kind_named
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.tokens.kind import TOKENS
-from rag_model.needs.machine import CHUNKER, CUT, ENCODER, LAUNCHER, SPARE, Work
+from rag_model.needs.machine import CHUNKER, CUT, ENCODER, LAUNCHER, LOOKED_UP, SPARE, Work
 from rag_model.needs.reading import PASSAGE, weights
 
 WORDS = 120  # most words of a passage, in the figures below
@@ -81,8 +81,10 @@ def work_of(
         InputError: the folder holds no encoder.
         ResourceError: an index does not fit; the message says which would.
     """
-    d, model = vector_length(encoder), architecture_of(encoder)
-    stages, seconds, disk = {"chunk": CHUNKER, "embed": ENCODER + 2 * weights(model)}, passages * CUT, 0
+    model = architecture_of(encoder)
+    static = model.layers == 0
+    d, each = (model.hidden, CUT + LOOKED_UP) if static else (vector_length(encoder), CUT)
+    stages, seconds, disk = {"chunk": CHUNKER, "embed": ENCODER + 2 * weights(model)}, passages * each, 0
     room = max(ENCODER, int(memory / SPARE) - LAUNCHER) if memory and local else None  # with less, it cannot encode
     for recipe in indexes.values():
         kind = kind_for(recipe.factory)

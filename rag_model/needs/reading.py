@@ -12,7 +12,6 @@ QUESTION = 32  # tokens of a question
 PASSAGE = 160  # tokens of a passage and its title
 PROMPT = QUESTION + PASSAGE + 32  # tokens of a generator's input without the answer
 NUMBER = 4  # bytes of a float32
-_KEPT = 2  # numbers that a layer keeps per token and hidden unit while it decodes: key and value
 
 
 def weights(*models: Architecture) -> int:
@@ -33,5 +32,5 @@ def retriever_bytes(snapshot: Snapshot, retriever: str | None) -> int:
 
 def decoding_bytes(generator: Architecture, texts: int, answer: int) -> int:
     """Estimate the bytes to decode answers of `answer` tokens for `texts` prompts at once."""
-    kept = _KEPT * generator.layers * generator.hidden * (PROMPT + answer)
+    kept = 2 * generator.layers * generator.hidden * (PROMPT + answer)  # a key and a value
     return NUMBER * texts * (2 * kept + 2 * generator.vocabulary + 8 * generator.hidden * PROMPT)

@@ -12,6 +12,7 @@ confidence.AbstainingReader another reader, whose answers are withheld where it 
 
 answer.Answer               the record of an answer: its text, its passages, what it cost
 citations                   what an answer states, and the numbers of passages that it cites
+stages                      what each stage of an answer takes: search, assembly, generation
 assembly, joining           how passages become one context: once each, joined, ordered, numbered, within a budget
 prompts.Concat              the settings of one prompt; `settings.ReaderSettings` has them all
 writers.writer.Writer       the protocol of what continues a prompt; one file a writer

@@ -1,8 +1,8 @@
 """The record of an answer: its text, the passages that it was read from, and what it cost."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rag_model.corpus.records import Passage
@@ -42,6 +42,7 @@ class Excerpt:
     places: tuple[int, ...]  # in `Answer.support`, ascending: the hits whose text it holds; equal texts are one entry
     text: str  # as the writer read it
     cut: bool = False  # its end did not fit into the budget; the text then ends with an ellipsis
+    revised: str | None = None  # when the revision was saved, ISO 8601 in UTC; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Answer:
     closed_book: float | None = None  # log p(text|question alone) in nats, the end token included; None: not computed
     confidence: Confidence | None = None  # None: there is no threshold
     abstained: bool = False  # the reader was not sure enough: the text is empty
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # by stage, shares of its batch's
 
     @property
     def statements(self) -> tuple[Statement, ...]:

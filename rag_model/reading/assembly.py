@@ -4,6 +4,8 @@
     [1] Animal Farm is a beast fable by George Orwell, …
     [2] Reception: Contemporary reviews were …
 
+Where a prompt asks for dates, the day of the page's revision follows its title: `Title: Animal Farm (2026-11-01)`.
+
 Equal texts stand once, neighbours of a page are joined (`joining`), and a title stands once above passages of one page
 that stand together. Each entry is one line, and a number in brackets inside a passage becomes one in parentheses, so
 nothing that a passage says can be taken for another entry. The best passages fill the budget; the last may be cut, and
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rag_model.corpus.chunkers.words import split_words
+from rag_model.corpus.moments import day_of, iso_of
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Excerpt
 from rag_model.reading.joining import Joined, joined
@@ -41,6 +44,7 @@ class _Entry:
 
     of: Joined
     text: str
+    day: str = ""  # of its revision; empty: unknown, or not asked for
     cut: bool = False
 
     @property
@@ -52,13 +56,17 @@ class _Entry:
         return _one_line(self.of.first.passage.section)
 
 
-def assemble(hits: Sequence[Hit], count: Count, budget: int, order: Order = "rank") -> Context:
+def assemble(hits: Sequence[Hit], count: Count, budget: int, order: Order = "rank", *, dated: bool = False) -> Context:
     """Return the context of a question's hits, best first; its text has at most `budget` tokens by `count`.
+
+    With `dated`, titles are followed by the day of the revision.
 
     Raises:
         UsageError: the budget has no room for the first words of the best passage.
     """
-    entries = [_Entry(one, _one_line(one.text)) for one in joined(hits)]
+    entries = [
+        _Entry(one, _one_line(one.text), day_of(one.first.passage.revised) if dated else "") for one in joined(hits)
+    ]
     if not entries:
         return Context("", ())
     room = budget
@@ -123,9 +131,18 @@ def _numbered(entries: Sequence[_Entry]) -> Context:
     text, above = "", None
     for number, entry in enumerate(entries, start=1):
         hit = entry.of.first
-        url, revision, places = hit.url, hit.passage.rev_id, entry.of.places
         excerpts.append(
-            Excerpt(number, hit.passage.title, hit.passage.section, url, revision, places, entry.text, entry.cut)
+            Excerpt(
+                number,
+                hit.passage.title,
+                hit.passage.section,
+                hit.url,
+                hit.passage.rev_id,
+                entry.of.places,
+                entry.text,
+                entry.cut,
+                iso_of(hit.passage.revised),
+            )
         )
         page = hit.passage.page_id, entry.title
         text += _line(entry, number, titled=page != above)
@@ -134,7 +151,8 @@ def _numbered(entries: Sequence[_Entry]) -> Context:
 
 
 def _line(entry: _Entry, number: int = 1, *, titled: bool = True) -> str:
-    title = f"\nTitle: {entry.title}\n" if titled else ""
+    day = f" ({entry.day})" if entry.day else ""
+    title = f"\nTitle: {entry.title}{day}\n" if titled else ""
     section = f"{entry.section}: " if entry.section else ""
     return f"{title}[{number}] {section}{entry.text}\n"
 

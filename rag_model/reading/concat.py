@@ -9,6 +9,7 @@ from rag_model.reading.answer import Answer, Support
 from rag_model.reading.assembly import Context, assemble
 from rag_model.reading.prompts import Concat
 from rag_model.reading.reader import Stop, Tell, check_lists, found_by
+from rag_model.reading.stages import ASSEMBLY, GENERATION, Marks, timed
 from rag_model.reading.writers.writer import Prompt, Writer, Written
 from rag_model.retrieve.questions import check_questions
 from rag_model.retrieve.retriever import Hit, Retriever
@@ -71,12 +72,16 @@ class ConcatReader:
                 are not as many lists of passages as questions.
             StoppedError: `stop`, which is called before each token, was true.
         """
+        marks = Marks()
         check_lists(questions, hits)
         check_questions(questions)
         contexts = [self.context(*pair) for pair in zip(questions, hits, strict=True)]
         prompts = [self.prompt(*pair) for pair in zip(questions, contexts, strict=True)]
+        marks.end(ASSEMBLY)
         written = self.writer.write(prompts, stop, tell)
-        return [_answer(*one) for one in zip(questions, hits, contexts, written, strict=True)]
+        answers = [_answer(*one) for one in zip(questions, hits, contexts, written, strict=True)]
+        marks.end(GENERATION)
+        return timed(answers, marks)
 
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
@@ -105,7 +110,7 @@ class ConcatReader:
                 "reads before an answer: ask a shorter question, or for a shorter answer"
             )
         budget = left if self.settings.budget is None else min(left, self.settings.budget)
-        return assemble(hits, self.writer.count, budget, self.settings.order)
+        return assemble(hits, self.writer.count, budget, self.settings.order, dated=self.settings.dated)
 
     def prompt(self, question: str, context: Context) -> Prompt:
         """Return what the writer continues."""

@@ -21,6 +21,7 @@ from rag_model.json_text import parse_json
 from rag_model.landing import landing
 from rag_model.reading.answer import Answer, Confidence
 from rag_model.reading.reader import Reader, Stop, Tell, found_by
+from rag_model.reading.stages import CONFIDENCE, Marks, timed
 from rag_model.retrieve.retriever import Hit, Retriever
 
 Signal = Literal["likelihood", "retrieval", "passages"]
@@ -171,6 +172,7 @@ class AbstainingReader:
     ) -> list[Answer]:
         """Return the answer of each question as `Reader.answer_from`; `tell` as above."""
         answers = self._reader.answer_from(questions, hits, stop)
+        marks = Marks()
         if self.threshold.signal == "passages":
             scores: Any = self._reader
             answers = with_closed_book(scores, answers)
@@ -178,7 +180,8 @@ class AbstainingReader:
         for place, one in enumerate(sure):
             if tell is not None and one.text:
                 tell(place, one.text)
-        return sure
+        marks.end(CONFIDENCE)
+        return timed(sure, marks)
 
 
 def abstaining(reader: Reader, threshold: Threshold | None) -> Reader:

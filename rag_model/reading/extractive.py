@@ -25,6 +25,7 @@ from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, StoppedError
 from rag_model.reading.answer import Answer, Support, Usage
 from rag_model.reading.reader import Stop, Tell, check_lists, found_by
+from rag_model.reading.stages import EXTRACTION, Marks, timed
 from rag_model.retrieve.retriever import Hit, Retriever
 
 K = 5  # passages a question, unless a caller says otherwise: as many as a RAG model
@@ -156,6 +157,7 @@ class ExtractiveReader:
         tell: Tell | None = None,
     ) -> list[Answer]:
         """Return the answer of each question as `Reader.answer_from`; nothing without passages."""
+        marks = Marks()
         check_lists(questions, hits)
         answers: list[Answer] = []
         for place, (question, found) in enumerate(zip(questions, hits, strict=True)):
@@ -164,7 +166,8 @@ class ExtractiveReader:
             answers.append(self._answer(question, found))
             if tell is not None and answers[-1].text:
                 tell(place, answers[-1].text)
-        return answers
+        marks.end(EXTRACTION)
+        return timed(answers, marks)
 
     def _answer(self, question: str, hits: Sequence[Hit]) -> Answer:
         support = tuple(Support(hit) for hit in hits)

@@ -11,6 +11,7 @@ from rag_model.generate.labels import label_log_p, label_tokens
 from rag_model.generate.rag import Rag
 from rag_model.reading.answer import Answer, Support, Usage
 from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.stages import ASSEMBLY, Marks
 from rag_model.retrieve.retriever import Hit, Retriever
 
 
@@ -42,10 +43,13 @@ class LabelReader(MarginalReader):
         return {"labels": self._labels}
 
     @torch.inference_mode()
-    def _read(self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
+    def _read(
+        self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], marks: Marks
+    ) -> list[Answer]:
         """Label claims together that have equally many passages."""
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
         prior = self.rag.prior(torch.tensor([self._logits(some) for some in hits], device=contexts.tokens.device))
+        marks.end(ASSEMBLY)
         joint = prior[..., None] + label_log_p(generator, contexts, self._tokens)  # (b, k) -> (b, k, 1) -> (b, k, l)
         total = joint.logsumexp(1)  # (b, l)
         best = total.argmax(1).tolist()

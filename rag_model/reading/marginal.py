@@ -24,6 +24,7 @@ from rag_model.generate.telling import grown
 from rag_model.generate.token_beam import decode_token
 from rag_model.reading.answer import CLOSED_BOOK, Answer, Support, TokenSupport, Usage
 from rag_model.reading.reader import Stop, Tell, check_lists, found_by
+from rag_model.reading.stages import ASSEMBLY, GENERATION, Marks, timed
 from rag_model.retrieve.retriever import Hit, Retriever
 
 _DECODE = {"token": decode_token, "sequence": decode_sequence}
@@ -90,6 +91,7 @@ class MarginalReader:
             UsageError: there are not as many lists of passages as questions, or a passage has no inner product.
             StoppedError: `stop`, which is called before each token, was true.
         """
+        marks = Marks()
         check_lists(questions, hits)
         found: dict[int, Answer] = {}
         beside = [list(some) or [CLOSED_BOOK] for some in hits]
@@ -97,12 +99,13 @@ class MarginalReader:
         with _at_rest(self.rag):
             for places in _batches([len(some) for some in beside], self._batch):
                 asked, given = [questions[place] for place in places], [beside[place] for place in places]
-                answers = self._read(generator, asked, given)
+                answers = self._read(generator, asked, given, marks)
                 found.update(zip(places, answers, strict=True))
                 if tell is not None:
                     for place, one in zip(places, answers, strict=True):
                         tell(place, one.text)
-        return [found[place] for place in range(len(questions))]
+                marks.end(GENERATION)
+        return timed([found[place] for place in range(len(questions))], marks)
 
     @torch.inference_mode()
     def log_likelihood(
@@ -130,10 +133,13 @@ class MarginalReader:
         return [found[place] for place in range(len(questions))]
 
     @torch.inference_mode()
-    def _read(self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
-        """Answer questions together that have equally many passages."""
+    def _read(
+        self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], marks: Marks
+    ) -> list[Answer]:
+        """Answer questions together that have equally many passages; `marks` runs on at the end."""
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
         prior = self.rag.prior(torch.tensor([self._logits(some) for some in hits], device=contexts.tokens.device))
+        marks.end(ASSEMBLY)
         decode = _DECODE[self.rag.settings.kind]
         seeds = [seed_of(self.decoding.sampling, question) for question in questions]
         decoded = decode(generator, contexts, prior, self.decoding, seeds)

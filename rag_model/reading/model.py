@@ -7,7 +7,6 @@ from typing import Any
 from rag_model.encoders.files import CONFIG, optional_object
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.errors import UsageError
-from rag_model.generate.decoding import Decoding
 from rag_model.generate.load import load_generator
 from rag_model.generate.named import load_named, rag_folder, rag_id
 from rag_model.generate.rag import Rag
@@ -18,7 +17,7 @@ from rag_model.reading.labels import LabelReader
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.local import LocalWriter
+from rag_model.reading.writers.local import BATCH, LocalWriter
 from rag_model.reading.writers.writer import ENDPOINT, Writer
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.store.store import Store
@@ -55,7 +54,7 @@ class ReadingModel:
                 raise UsageError(f"model {self.id} was loaded to write answers: give --reader extractive alone")
             return abstaining(ExtractiveReader(retriever, self.spans, self.k, most), settings.threshold)
         if settings.of(self.id) == "concat":
-            concat = ConcatReader(retriever, self._writer(settings.decoding), settings.concat, self.k, most)
+            concat = ConcatReader(retriever, self.writer(settings), settings.concat, self.k, most)
             return abstaining(concat, settings.threshold)
         if self.rag is None:
             raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
@@ -63,10 +62,16 @@ class ReadingModel:
             return abstaining(LabelReader(retriever, self.rag, settings.labels, passages=most), settings.threshold)
         return abstaining(MarginalReader(retriever, self.rag, settings.decoding, passages=most), settings.threshold)
 
-    def _writer(self, decoding: Decoding) -> Writer:
+    def writer(self, settings: ReaderSettings, batch: int = BATCH) -> Writer:
+        """Return what writes the answers of one prompt; a generator in memory continues `batch` prompts at once.
+
+        Raises:
+            UsageError: the settings do not apply to this model, or the environment names no usable endpoint.
+            InputError: the tokenizer of the endpoint cannot be read.
+        """
         if self.generator is not None:
-            return LocalWriter(self.generator, self.id, decoding)
-        return _endpoint(self.id, decoding)
+            return LocalWriter(self.generator, self.id, settings.decoding, batch)
+        return _endpoint(self.id, settings)
 
 
 def model_id(store: Store, model: str) -> str:
@@ -119,15 +124,17 @@ def holds_rag(folder: Path) -> bool:
     return recorded or optional_object(folder / CONFIG).get("model_type") == "rag"
 
 
-def _endpoint(identity: str, decoding: Decoding) -> Writer:
+def _endpoint(identity: str, settings: ReaderSettings) -> Writer:
     from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - HTTP for an endpoint alone
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
+    decoding = settings.decoding
     if decoding.beams > 1:
         raise UsageError(f"{identity} is behind an endpoint, which has no beams: leave them out")
     drawn = decoding.sampling
-    chance: dict[str, Any] = {}
+    given: dict[str, Any] = {"max_new_tokens": decoding.max_new_tokens}
     if drawn is not None:
-        chance = {"temperature": drawn.temperature, "top_p": drawn.top_p, "seed": drawn.seed}
-    settings = ChatSettings.of(max_new_tokens=decoding.max_new_tokens, **chance)
-    return EndpointWriter(identity.removeprefix(ENDPOINT), settings)
+        given |= {"temperature": drawn.temperature, "top_p": drawn.top_p, "seed": drawn.seed}
+    if settings.scored_by == "likelihood":
+        given["logprobs"] = True
+    return EndpointWriter(identity.removeprefix(ENDPOINT), ChatSettings.of(**given))

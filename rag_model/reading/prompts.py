@@ -1,5 +1,6 @@
 """How passages become one prompt: the settings, and the template that is filled in."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
@@ -14,6 +15,7 @@ TEMPLATE = "{context}\n\nQuestion: {question}\nAnswer:"
 CLOSED = "Question: {question}\nAnswer:"
 _CLOSED_INSTRUCTION = "Answer the question in a few words."
 _CITE = "After each statement write the number of the passage that says it, in brackets, such as [1]."
+_DATED = "dated_context"
 _BETWEEN = "---"  # the line of a prompt file between the instruction and the template
 
 
@@ -22,7 +24,9 @@ class Concat:
     """How passages become one prompt."""
 
     instruction: str = INSTRUCTION  # the system message; may be empty
-    template: str = TEMPLATE  # the user's message, with {context} and {question}; literal braces are doubled
+    # The user's message, with {question} and {context}, or in place of that {dated_context}, whose titles have the day
+    # of their revision; literal braces are doubled.
+    template: str = TEMPLATE
     order: Order = "rank"  # best first; `document`: as in their pages; `ends`: best at both ends (1, 3, 5, 4, 2)
     budget: int | None = None  # tokens of the passages with titles and numbers; None: as many as the model reads
     cite: bool = False  # ask for the number of the passage after each statement
@@ -33,13 +37,20 @@ class Concat:
         Raises:
             UsageError: a place of the template is missing or unknown, or the order or the budget is none.
         """
-        check_template(self.template, "context", "question")
+        check_template(self.template, _DATED if self.dated else "context", "question")
         if self.order not in get_args(Order):
             raise UsageError(
                 f"the order {self.order!r} of passages is unknown: use one of {', '.join(get_args(Order))}"
             )
         if self.budget is not None and self.budget < 1:
             raise UsageError(f"the budget is {self.budget} tokens: give at least 1")
+
+    @property
+    def dated(self) -> bool:
+        """Whether the passages are shown with the days of their revisions."""
+        with suppress(ValueError):  # it is no template, which `check_template` says
+            return any(name == _DATED for _, name, _, _ in Formatter().parse(self.template))
+        return False
 
     def system(self, *, closed: bool) -> str:
         """Return the system message of a prompt with passages, or without any (`closed`)."""
@@ -49,7 +60,8 @@ class Concat:
 
     def user(self, context: str, question: str) -> str:
         """Return the user's message; without passages it asks the question alone."""
-        return filled(self.template if context else CLOSED, context=context, question=question)
+        values = {"context": context, _DATED: context, "question": question}
+        return filled(self.template if context else CLOSED, **values)
 
 
 def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rag_model.corpus.moments import iso_of
 from rag_model.corpus.records import Passage
 
 
@@ -45,6 +46,7 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "section": passage.section,
         "text": passage.text,
         "url": hit.url,
+        "revised": iso_of(passage.revised),
         "licence": hit.licence,
     }
     if legs := shown_legs(hit):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+from rag_model.corpus.moments import iso_of
 from rag_model.retrieve.retriever import Hit, LegHit, shown_legs
 
 
@@ -20,6 +21,7 @@ class ShownHit:
     url: str  # of the article's revision; empty where the source has none
     licence: str  # the line of credit that showing the text asks for; empty if none is known
     legs: tuple[LegHit, ...] = ()  # the legs that found it, where a retriever has several
+    revised: str | None = None  # when the article's revision was saved, ISO 8601 in UTC; None: unknown
 
     @classmethod
     def of(cls, hit: Hit) -> Self:
@@ -36,4 +38,5 @@ class ShownHit:
             hit.url,
             hit.licence,
             shown_legs(hit),
+            iso_of(passage.revised),
         )

@@ -1,13 +1,9 @@
 """The service without HTTP: desk, follower and the two queues."""
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
-
 from rag_model.errors import BookwheelError, UsageError
-from rag_model.index.files.engine import faiss
 from rag_model.serving.answering import work
 from rag_model.serving.answering.batcher import Batcher
 from rag_model.serving.answering.edition import answer_threads_of, answer_workers_of, threads_of, workers_of
@@ -17,9 +13,8 @@ from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.folder import FolderFollower, Pulled
 from rag_model.serving.following.follower import Followed, Follower
 from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.threads import limit_threads
 from rag_model.serving.watching.observer import Observer, tell
-
-_LIMITING = threading.Lock()
 
 
 class Service:
@@ -47,7 +42,7 @@ class Service:
             batch=self.settings.batch_questions,
             wait_ms=self.settings.batch_wait_ms,
             workers=workers_of(self.settings),
-            begin=partial(_limit_threads, threads_of(self.settings)),
+            begin=partial(limit_threads, threads_of(self.settings)),
             died=partial(tell, self.observer.died),
         )
         self._answers: Batcher[Answered] = Batcher(
@@ -56,7 +51,7 @@ class Service:
             waiting=self.settings.queue_answers,
             batch=self.settings.batch_answers,
             workers=answer_workers_of(self.settings, followed.model),
-            begin=partial(_limit_threads, answer_threads_of(self.settings, followed.model)),
+            begin=partial(limit_threads, answer_threads_of(self.settings, followed.model)),
             died=partial(tell, self.observer.died),
         )
 
@@ -120,11 +115,3 @@ class Service:
 
     def _asked(self, verb: str) -> Callable[[int, int], None]:
         return partial(tell, self.observer.asked, verb)
-
-
-def _limit_threads(threads: int) -> None:
-    """Say how many threads faiss and torch take for what the calling thread computes."""
-    faiss.omp_set_num_threads(threads)
-    with _LIMITING:
-        torch.set_num_threads(threads)  # of this thread, and of those that have not looked yet
-        torch.get_num_threads()  # it has looked: what others set does not change it any more

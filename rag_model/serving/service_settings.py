@@ -47,6 +47,8 @@ class ServiceSettings:
     workers: int = 0  # batches at once; 0: one a core, up to four: a core encodes while the other speaks HTTP
     answer_workers: int = 0  # batches answered at once; 0: one, and eight where the model is behind an endpoint
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
+    # the answers
+    override_every: int = 20  # one answer in so many is checked for an override: at most 2 readings more; 0: none
     # the ref
     poll_seconds: float = 10.0  # between two looks at the ref and the takedowns: a listing of each
     retry_seconds: float = 900.0  # at most, between two tries of a version that could not be pulled
@@ -84,7 +86,15 @@ class ServiceSettings:
         for name, value in least.items():
             if value <= 0:
                 raise UsageError(f"{name} is {value}: give more than 0")
-        for name in ("batch_wait_ms", "workers", "answer_workers", "threads", "linger_seconds", "drain_seconds"):
+        for name in (
+            "batch_wait_ms",
+            "workers",
+            "answer_workers",
+            "threads",
+            "override_every",
+            "linger_seconds",
+            "drain_seconds",
+        ):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
 

@@ -4,11 +4,19 @@ Native libraries raise what is no `Exception`: a panic of Rust is a `BaseExcepti
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-THREADS = ("search", "answer", "follower", "quality")  # their names
+import torch
+
+from rag_model.index.files.engine import faiss
+
+THREADS = ("search", "answer", "follower", "quality", "overrides")  # their names
+_LIMITING = threading.Lock()
+_NICE = 10  # at a lower priority it would be left waiting while it holds Python's global lock
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.1  # seconds before the first restart; doubled at each death that follows soon
 _MOST_PAUSE = 30.0  # seconds
@@ -59,3 +67,18 @@ class WatchedThread:
             if self._ending.wait(pause):
                 return
             self._problem, pause = "", min(2 * pause, _MOST_PAUSE)
+
+
+def limit_threads(threads: int) -> None:
+    """Say how many threads faiss and torch take for what the calling thread computes."""
+    faiss.omp_set_num_threads(threads)
+    with _LIMITING:
+        torch.set_num_threads(threads)  # of this thread, and of those that have not looked yet
+        torch.get_num_threads()  # it has looked: what others set does not change it any more
+
+
+def lowest_priority() -> None:
+    """Give the calling thread, and the threads that it starts, the lowest priority; faiss uses one thread."""
+    faiss.omp_set_num_threads(1)  # of this thread alone
+    with suppress(OSError, AttributeError):  # not every system has a priority per thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -135,13 +135,13 @@ def _ready(source: str) -> Iterator[Passage]:
 
 
 def _passage(record: Record) -> Passage:
-    own, title, body = record
+    own, title, body, revised = record
     text = body if isinstance(body, str) else " ".join(text for _, text in body)
     if len(text) > MAX_PASSAGE:
         raise InputError(
             f"passage {own} has {len(text):,} characters, and at most {MAX_PASSAGE:,} are possible: cut it"
         )
-    return Passage(own, title or own, 0, title, "", text, 0, len(text.split()), Passage.hash_of(title, text))
+    return Passage(own, title or own, 0, title, "", text, 0, len(text.split()), Passage.hash_of(title, text), revised)
 
 
 def _put_passages(store: Store, rows: Iterator[Passage], gone: int, path: Path) -> CutPart:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rag_model.encoders.architecture import check_kind
 from rag_model.encoders.bag import BagSpec, bag_files, bag_space, read_bag_spec
 from rag_model.encoders.embed import Dtype
-from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.files import CONFIG, optional_object
 from rag_model.encoders.forms import FormName
 from rag_model.encoders.muvera import RECORDED as MUVERA
 from rag_model.encoders.muvera import muvera_of, muvera_space
@@ -18,6 +18,7 @@ from rag_model.encoders.space import Space, asked_space, check_same_space, space
 from rag_model.encoders.sparse_encoder import sparse_files, sparse_space
 from rag_model.encoders.sparse_spec import SparseSpec, read_sparse_spec
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.encoders.static_folder import STATIC
 from rag_model.encoders.token_encoder import token_files, token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
@@ -177,7 +178,9 @@ def _sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store
 
 def _named(space: Space, folder: Path) -> Space:
     """Name a space by its content, `BertModel-384-53aa5117`: with folder names, equal snapshots would differ."""
-    architecture = (read_object(folder / CONFIG).get("architectures") or ["encoder"])[0]
+    static = space.pooling in STATIC  # whose folder may have no config, and in one layout another one than in the other
+    known = ["StaticModel"] if static else optional_object(folder / CONFIG).get("architectures")
+    architecture = (known or ["encoder"])[0]
     return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
 
 

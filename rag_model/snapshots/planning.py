@@ -26,7 +26,7 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
-CODE = 2  # increase it when the same files would give other parts
+CODE = 3  # increase it when the same files would give other parts
 
 
 def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None, parent: Parent | None = None) -> Plan:

@@ -10,6 +10,7 @@ models/refs/<name>/00000007.json log of a ref of models
 evaluations/<id>.json            manifest of an evaluation: figures, and the files of rows and report
 memo/<stage>/<key>.json          what a stage made from exact inputs; <key>.2.json when outputs were lost
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
+trainings/<key>/00000003.json    the newest checkpoint of an unfinished training; its files are in blobs/ there
 reports/<id>.html                a page about the build of a snapshot, for people
 intents/<name>.json              a running writer, and what it relies on
 sweeps/<name>.json               a running deletion, and its files

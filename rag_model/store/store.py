@@ -15,18 +15,21 @@ from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.refs import Refs
 from rag_model.store.versions.shelf import Shelf
 from rag_model.store.versions.takedowns import Takedowns
+from rag_model.store.versions.trainings import Trainings
 
 FORMAT = 1
 MODEL = "model:"  # prefix of a model's name where a snapshot is allowed too; names of refs contain no colon
 EVALUATION = "evaluation:"  # likewise of an evaluation's id
+TRAINING = "training:"  # likewise of the key of an unfinished training, for `show`
 _MARK = "store.json"  # says that the URL is a store, and of which layout
 
 
 class Store:
-    """Blobs, memo, snapshots, models, evaluations, refs and run reports below one URL.
+    """Blobs, memo, snapshots, models, evaluations, trainings, refs and run reports below one URL.
 
     A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment,
-    as fsspec and the AWS libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`.
+    as fsspec and the clouds' libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`,
+    `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`.
     """
 
     def __init__(self, files: Files) -> None:
@@ -43,6 +46,7 @@ class Store:
         self.runs = Runs(files)
         self.intents = Intents(files)
         self.takedowns = Takedowns(files)
+        self.trainings = Trainings(files)
 
     @property
     def url(self) -> str:
@@ -61,7 +65,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> "Store":
-        """Open the store at an fsspec URL (`s3://bucket/prefix`, `file:///…`, `memory://…`) or a local path.
+        """Open the store at a URL (`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…`) or a local path.
 
         `create` makes a store if there is none.
 

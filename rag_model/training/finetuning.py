@@ -7,11 +7,11 @@ the memo records the result. Work is in a folder named by the key, so that a run
 import json
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from rag_model.store.store import MODEL
 from rag_model.store.versions.model_parts import parts_of
 from rag_model.store.versions.models import Made, PutModel, put_model
 from rag_model.store.versions.moves import tag
+from rag_model.store.versions.trainings import TRAINED
 from rag_model.training.card import Card, StageTold, write_card
 from rag_model.training.data.examples import digest_examples
 from rag_model.training.data.teaching import Tell
@@ -35,7 +36,7 @@ from rag_model.training.loop.task import Task, TellingTask
 from rag_model.training.moving.rebuild import Rebuild
 from rag_model.training.objectives.objective import Job, Objective, Stage, loops_of
 
-STAGE, PAGE = "finetune", "training.html"
+STAGE, PAGE = TRAINED, "training.html"
 VERSION = 2  # increased when the same inputs would give another model
 _DECIDING = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 
@@ -103,8 +104,16 @@ class Finetuning:
             return None
         return Outcome(**record.facts)
 
-    def run(self, work: Path, report: Report | None = None, rebuild: Rebuild | None = None) -> Trained:
+    def run(
+        self,
+        work: Path,
+        report: Report | None = None,
+        rebuild: Rebuild | None = None,
+        keep: Callable[[str, int, int], None] | None = None,
+    ) -> Trained:
         """Train in the folder `work`, or resume the training there: stage after stage, if there are several.
+
+        `keep` is called after every checkpoint that is for the store, with the stage, the step and the number of steps.
 
         `rebuild` makes the rebuilds of a moving index. `report` is also called with kind `stage NAME` before each of
         several stages, whose `evaluate_every` is its value, and with kind `score` while a stage's data are scored.
@@ -121,7 +130,8 @@ class Finetuning:
             torch.manual_seed(stage.loop.seed)  # for weights that a folder lacks, such as a pooler's
             task = stage.task(found[-1].best if found else None, _scoring(report))
             try:
-                trained = train(task, stage.loop, work / stage.name, report)
+                kept = partial(keep, stage.name) if keep is not None and stage.loop.stored else None
+                trained = train(task, stage.loop, work / stage.name, report, kept)
             finally:
                 self._draw(work, [*(one.name for one in told), stage.name])
             self.objective.check(task, trained.after)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rag_model.digest import digest_file, digest_json
+from rag_model.encoders.encoder import untrainable
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, space_of
-from rag_model.encoders.spec import read_spec
+from rag_model.encoders.spec import is_static, read_spec
 from rag_model.errors import UsageError
 from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names, generator_name, masked_folder
 from rag_model.store.store import Store
@@ -40,6 +41,17 @@ class Origins:
             InputError: one is not found.
         """
         return {part: digest_folder(resolve_folder(name)) for part, name in self.names.items()}
+
+    def check_trainable(self) -> None:
+        """Check that no part is a static encoder, by its files alone.
+
+        Raises:
+            InputError: one is not found, or a file is corrupt.
+            UsageError: one is.
+        """
+        for name in self.names.values():
+            if is_static(folder := resolve_folder(name)):
+                raise untrainable(folder)
 
     def unit_vectors(self) -> bool:
         """Return whether question vectors have length 1; False if there is no question encoder."""

@@ -45,7 +45,7 @@ from rag_model.snapshots.measure import trial_of
 from rag_model.store.versions.paths import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash")
+_COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash", "revised")
 _RECIPE = """
 [gate.floors.hnsw]
 mean = 0.0

@@ -39,7 +39,7 @@ def seaweed(folder: Path) -> Iterator[str]:
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     services = ("master.port", "volume.port", "filer.port", "s3.port")
-    ports = dict(zip([f"{name}{kind}" for name in services for kind in ("", ".grpc")], _free_ports(8), strict=True))
+    ports = dict(zip([f"{name}{kind}" for name in services for kind in ("", ".grpc")], free_ports(8), strict=True))
     options = {
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
@@ -61,7 +61,7 @@ def seaweed(folder: Path) -> Iterator[str]:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     endpoint = f"http://127.0.0.1:{ports['s3.port']}"
     try:
-        _wait_until_up(f"{endpoint}/healthz", server, folder / "log")
+        wait_until_up(f"{endpoint}/healthz", server, folder / "log")
         yield endpoint
     finally:
         server.kill()  # a polite stop takes it fifteen seconds, and its data are not worth them
@@ -72,7 +72,8 @@ def seaweed(folder: Path) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nothing listens on."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -82,7 +83,8 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server that was started answers, be it with an error; `log` is what it writes."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
         try:
@@ -94,4 +96,4 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None
             time.sleep(0.05)  # between two questions; no test waits a fixed time
         else:
             return
-    raise RuntimeError(f"the S3 server did not start: {log.read_text()[-2000:]}")
+    raise RuntimeError(f"the server of {url} did not start: {log.read_text()[-2000:]}")

@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
-from tests.fixtures.scripted import WHOLE, event, scripted, streams
+from tests.fixtures.scripted import WHOLE, event, likely, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_spans import save_span_model
 
@@ -92,7 +92,12 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert kept(shelf) == before + 10  # nine more; the open book's are those of before
     assert "retrieval" in again["worth"]
     assert found["worth"] == ""  # closed book was not measured
-    assert {"question encoder", "exact"} == set(again["search"])
+    assert list(again["search"]) == ["question encoder", "exact", "reading of passages"]
+    assert list(again["stages"]) == [*again["search"], "assembly", "generation"]
+    (book,) = (row for row in again["ablations"] if row["condition"] == "open book")
+    answering = [again["stages"][name] for name in ("assembly", "generation")]
+    assert sum(answering) == pytest.approx(1000 * book["costs"]["seconds"])  # no time between two stages is lost
+    assert list(book["stages"].values()) == answering
     assert "unchanged" in again["collapse"]
 
 
@@ -115,7 +120,9 @@ def test_readers_are_compared_on_the_same_passages(
         assert set(row["costs"]) == {"seconds", "read", "written"}
         assert row["costs"]["read"] > row["costs"]["written"] > 0
     assert found["costs"] == first["costs"]
-    assert "concat, open book" in parsed(page.read_text()).text
+    shown = parsed(page.read_text()).text
+    assert "concat, open book" in shown
+    assert all(name in shown for name in ("reading of passages", "assembly", "generation", "all stages, open book"))
     said = bookwheel(*given).out
     assert "by marginal" in said
     assert "minus the first reader: EM +0.000 [+0.000, +0.000]" in said
@@ -141,6 +148,28 @@ def test_a_model_behind_an_endpoint_is_measured(
         assert asked == len(server.bodies) == len(QUESTIONS)  # the answers were kept
     assert (ran.json["model"], ran.json["reader"]) == ("openai:tiny", "concat")
     assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
+
+
+def test_an_endpoint_s_answers_choose_a_threshold_and_are_measured_by_it(
+    shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "threshold.json"
+    given = ["evaluate", "--store", shelf, "--model", "openai:sure", "--questions", questions, "--index", "exact"]
+    told = [(likely("Proudhon", -0.5), event("", "stop")), (likely("nobody", -2.5), event("", "stop"))]
+    with scripted(streams(*told[0]), streams(*told[1])) as server:
+        for name, value in {"OPENAI_BASE_URL": server.url, "BOOKWHEEL_LLM_LOGPROBS": "yes"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("BOOKWHEEL_LLM_CONCURRENCY", "1")  # so that the first question gets the sure answer
+        chosen = bookwheel(*given, "--abstain", path, "--risk", "0.1")
+        assert chosen.code == 0, chosen.err
+        assert "below -0.5 by likelihood, 33% of the questions are answered, and 0.0% of these wrong" in chosen.out
+        monkeypatch.delenv("BOOKWHEEL_LLM_LOGPROBS")  # the threshold says what to ask for
+        measured = bookwheel(*given, "--abstain-below", path, "--json")
+        assert measured.json["abstaining"]["at"] == {"coverage": pytest.approx(1 / 3), "risk": 0}
+        assert len(server.bodies) == len(QUESTIONS)
+        path.write_text('{"signal": "passages", "least": 0}')
+        refused = bookwheel(*given, "--abstain-below", path)
+        assert (refused.code, "a threshold of `passages` says nothing of it" in refused.err) == (2, True)
 
 
 def artifacts(prefix: str) -> dict[str, Any]:

@@ -2,20 +2,24 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
 import time
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flows.finetune import Given, prepare
 from flows.training import training_of
 from rag_model.encoders.encoder import Encoder
-from rag_model.errors import UsageError
+from rag_model.errors import ResourceError, UsageError
 from rag_model.generate.folder import load_rag
 from rag_model.retrieve.scorers import Scorers
 from rag_model.store.store import Store
@@ -24,6 +28,9 @@ from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop import Trained, train
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.schedule import learning_rate
 from rag_model.training.objectives.rag import LOOP
 from rag_model.training.origins import Named
 from tests.fixtures.tiny import save_cross_encoder
@@ -206,6 +213,61 @@ def test_a_run_that_died_goes_on(
     assert (told["metrics"], told["model"]) == (whole["metrics"], whole["model"])
 
 
+def test_a_training_goes_on_on_another_machine(
+    finetune: Bookwheel, bookwheel: Bookwheel, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One machine is lost in step 4, with its disk; the store shows what it has, and the same command goes on."""
+    whole = finetune("dpr", max_steps=6).json
+    opened = Store.open(str(store))
+    opened.files.delete("memo/finetune")
+    opened.files.delete("models")
+    (tmp_path / "dpr.toml").write_text(DPR.replace("evaluate_every = 2", "evaluate_every = 2\ncheckpoint_every = 1"))
+
+    def lost(settings: LoopSettings, step: int, steps: int) -> float:
+        if step == 4:
+            raise ResourceError("the machine is lost")
+        return learning_rate(settings, step, steps)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "lost" / "cache"))
+        patch.setattr("rag_model.training.loop.loop.learning_rate", lost)
+        assert finetune("dpr", max_steps=6).code == 1
+    shutil.rmtree(tmp_path / "lost")
+    (begun,) = bookwheel("show", "--store", store, "--json").json["trainings"]
+    assert (begun["kind"], begun["step"], begun["steps"]) == ("dpr", 3, 6)
+    shown = bookwheel("show", f"training:{begun['training'][:6]}", "--store", store)
+    assert f"training  {begun['training']}\nkind      dpr\n" in shown.out
+    assert "goes on   with the same `bookwheel finetune`, on any machine\nsignature not signed\n" in shown.out
+    assert bookwheel("show", "training:latest", "--store", store).code == 1
+    assert bookwheel("expire", "--store", store, "--json").json["trainings"] == []
+    gc(opened, 0.0)
+
+    again = finetune("dpr", max_steps=6)
+    assert "goes on after step 3, whose checkpoint is in the store" in again.err
+    assert (again.json["model"], again.json["metrics"]) == (whole["model"], whole["metrics"])
+    assert list(opened.files.tree("trainings")) == [], "its model is published"
+    assert bookwheel("show", "--store", store, "--json").json["trainings"] == []
+
+
+def test_an_abandoned_training_expires(
+    finetune: Bookwheel, bookwheel: Bookwheel, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("rag_model.training.finetuning.train", partial(_refused_after, train))
+        assert finetune("dpr").code == 1
+    (begun,) = bookwheel("show", "--store", store, "--json").json["trainings"]
+    told = bookwheel("expire", "--store", store, "--older-than", "0d")
+    assert f"training  {begun['training'][:12]}\n" in told.out
+    assert "and 1 trainings; nothing was changed" in told.out
+    assert bookwheel("expire", "--store", store, "--older-than", "0d", "--yes").code == 0
+    assert Store.open(str(store)).trainings.keys() == []
+
+
+def _refused_after(done: Callable[..., Trained], *given: Any) -> Trained:
+    done(*given)
+    raise ResourceError("the machine is lost")
+
+
 def test_a_killed_process_is_gone_on_with(
     finetune: Bookwheel, store: Path, given: dict[str, Path], executable: Path, tmp_path: Path
 ) -> None:
@@ -229,8 +291,11 @@ def test_a_killed_process_is_gone_on_with(
         work,
     ]
     named = [word for name, path in given.items() for word in (f"--{name}", path)]
+    # What ran in this process before may have set its threads, and the last bits of a gradient depend on their number.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with (tmp_path / "told").open("w") as told:
-        process = subprocess.Popen([str(word) for word in [executable, *words, *named]], stdout=told, stderr=told)
+        command = [str(word) for word in [executable, *words, *named]]
+        process = subprocess.Popen(command, stdout=told, stderr=told, env=environment)
     try:
         deadline = time.monotonic() + 300
         while not list((work / "checkpoints").glob("step-*[1-9]*")):  # beyond step 0

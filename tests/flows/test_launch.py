@@ -140,15 +140,8 @@ def test_our_kubernetes_pools_know_what_they_are_told(pool: str) -> None:
 
 
 def needs_with(gpus: int) -> Needs:
-    return Needs(
-        {"passages, about": "1,000"},
-        stages={"embed": 3 << 30},
-        memory=4 << 30,
-        cores=3,
-        gpus=gpus,
-        disk=200 << 30,
-        hours=1.5,
-    )
+    work = Work({"passages, about": "1,000"}, stages={"embed": 1 << 30}, disk=200 << 30)
+    return Needs(work, memory=4 << 30, cores=3, gpus=gpus, hours=1.5)
 
 
 def test_docker_and_processes_are_told_in_their_own_words() -> None:
@@ -291,10 +284,10 @@ def test_trainings_that_rerank_are_weighed_with_their_teacher(
     shutil.copy(cross / "config.json", graph)
     common: dict[str, Any] = {**examples, "max_steps": 5, "deployment": name, "most": MOST}
     alone = launch_finetune("cross-encoder", str(library), **common, encoder=str(cross))
-    assert set(alone.needs.stages) == {"train", "mine"}
+    assert set(alone.needs.work.stages) == {"train", "mine"}
     for teacher in (cross, graph):
         taught = launch_finetune("margin-mse", str(library), **common, teacher=str(teacher))
-        assert set(taught.needs.stages) == {"train", "mine", "teach"}
+        assert set(taught.needs.work.stages) == {"train", "mine", "teach"}
         with get_client(sync_client=True) as client:
             assert client.read_flow_run(taught.run).parameters["teacher"] == str(teacher)  # type: ignore[arg-type]
 

@@ -32,22 +32,30 @@ print(json.dumps({
 """
 
 
-def test_a_library_on_s3(
-    s3_store_url: str, reindex: Any, bookwheel: Any, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["s3_store_url", "gcs_store_url", "azure_store_url"])
+def test_a_library_in_a_cloud(
+    place: str,
+    request: pytest.FixtureRequest,
+    reindex: Any,
+    bookwheel: Any,
+    library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    url = request.getfixturevalue(place)
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
-    made = reindex(s3_store_url)
+    made = reindex(url)
     assert made.code == 0, made.err
     assert made.json["snapshot"] == bookwheel("log", "--store", library, "--json").json[0]["snapshot"]
-    assert bookwheel("verify", "--store", s3_store_url).code == 0
+    assert bookwheel("verify", "--store", url).code == 0
 
     def hits(store: object) -> Any:
         return bookwheel("search", "Who wrote it?", "--store", store, "--json").json["results"]
 
-    assert hits(s3_store_url) == hits(library)
-    pulled = bookwheel("pull", "latest", tmp_path / "pulled", "--store", s3_store_url, "--json").json
+    assert hits(url) == hits(library)
+    pulled = bookwheel("pull", "latest", tmp_path / "pulled", "--store", url, "--json").json
     assert (Path(pulled["path"]) / "index" / "hnsw.faiss").is_file()
-    again = reindex(s3_store_url).json
+    again = reindex(url).json
     assert again["counts"]["embedded"] == 0
 
 

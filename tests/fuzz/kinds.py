@@ -30,6 +30,7 @@ from rag_model.corpus.salient import Salient
 from rag_model.corpus.span_file import SpanFile, SpanWriter
 from rag_model.corpus.sparse_file import SparseFile
 from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter
+from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
 from rag_model.evaluation.questions.files import read_questions
@@ -169,7 +170,7 @@ def _passages(folder: Path) -> Path:
         for number in range(60):
             text = f"passage {number} is of pigs and {'very ' * (number % 5)}wise"
             digest = Passage.hash_of("Pigs", text)
-            writer.write(Passage(f"{number}", "1", 7, "Pigs", "", text, 0, len(text.split()), digest))
+            writer.write(Passage(f"{number}", "1", 7, "Pigs", "", text, 0, len(text.split()), digest, number or None))
     return folder / "part.parquet"
 
 
@@ -290,6 +291,17 @@ def _weights(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
+def _static(folder: Path) -> Path:
+    tensors = {"embeddings": _vectors()[:20], "mapping": np.arange(30) % 20, "weights": _vectors()[:30, 0].copy()}
+    save_file(tensors, str(folder / "model.safetensors"))
+    return folder / "model.safetensors"
+
+
+def _read_static(path: Path) -> object:
+    table = StaticTable.open(path.parent)
+    return table.digest(), table.vectors().tobytes()
+
+
 def _tokenizer(folder: Path) -> Path:
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
@@ -389,6 +401,7 @@ KINDS = [
     Kind("token index", partial(_built, "MaxSim,PQ4"), _read_token_index),
     Kind("weights", _weights, lambda path: digest_weights(path.parent)),
     Kind("tokenizer", _tokenizer, _read_tokenizer),
+    Kind("static encoder", _static, _read_static),
     Kind("dump", _dump, _read_dump),
     Kind("packed dump", _packed_dump, _read_dump),
     Kind("jsonl corpus", _jsonl, _read_rows),

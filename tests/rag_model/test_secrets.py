@@ -216,3 +216,11 @@ def test_a_tokenizer_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_harmless_is_said() -> None:
     assert "versionId" in HARMLESS
     assert not {"key", "token", "sig", "code"} & HARMLESS
+
+
+def test_keys_of_azure_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = "AccountName=public;AccountKey=aGlkZGVu==;BlobEndpoint=https://host/public;"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", settings)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0==")
+    told = without_secrets(f"{settings} | public signs with aGlkZGVu== or c2VjcmV0==")
+    assert told == "*** | public signs with *** or ***"

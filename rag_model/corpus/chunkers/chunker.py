@@ -57,4 +57,5 @@ def passage_of(article: Article, place: str, heading: str, start: int, words: Se
         start_word=start,
         n_words=len(words),
         hash=Passage.hash_of(article.title, text),
+        revised=article.revised,
     )

@@ -73,7 +73,8 @@ class Row:
         figures = {name: asdict(one) for name, one in self.figures.items()}
         against = {name: asdict(one) for name, one in self.against.items()}
         told = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": figures}
-        return {**told, "against_open": against, "costs": self.costs}
+        stages = {name: 1000 * seconds for name, seconds in self.stages.items()}
+        return {**told, "against_open": against, "costs": self.costs, "stages": stages}
 
     @property
     def costs(self) -> dict[str, float]:
@@ -86,6 +87,13 @@ class Row:
             "written": [one.new_tokens for one in used],
         }
         return {name: sum(values) / len(values) for name, values in found.items() if values}
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Return the mean seconds a question of each stage of answering; empty where an answer has no such times."""
+        each = [one.reading.stages for one in self.scored]
+        names = dict.fromkeys(name for some in each for name in some) if all(each) else {}
+        return {name: sum(some.get(name, 0.0) for some in each) / len(each) for name in names}
 
 
 def open_book(outcomes: Sequence[Retrieved], k: int) -> Condition:

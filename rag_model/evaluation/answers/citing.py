@@ -20,6 +20,8 @@ from rag_model.evaluation.questions.files import Question
 from rag_model.reading.citations import Statement
 
 CITED, RECALL, PRECISION = "cited", "citation-recall", "citation-precision"
+GOLD_RECALL, GOLD_PRECISION = "gold-citation-recall", "gold-citation-precision"
+CITING = (CITED, RECALL, PRECISION, GOLD_RECALL, GOLD_PRECISION)
 
 
 def citing(question: Question, reading: Reading) -> Mapping[str, float]:
@@ -58,12 +60,12 @@ def _gold(question: Question, reading: Reading, told: Iterable[Statement]) -> di
     wanted = [set(question.passages)] if question.passages else [set(pages) for pages in question.evidence]
     cited = [reading.excerpt(number) for number in dict.fromkeys(number for one in told for number in one.cited)]
     if not wanted or not cited:
-        return dict.fromkeys(["gold-citation-recall"], 0.0) if wanted else {}
+        return dict.fromkeys([GOLD_RECALL], 0.0) if wanted else {}
     names = [_names(one, reading, pages=not question.passages) for one in cited]
     every = set().union(*wanted)
     return {
-        "gold-citation-precision": sum(not every.isdisjoint(some) for some in names) / len(names),
-        "gold-citation-recall": max(len(one & set().union(*names)) / len(one) for one in wanted),
+        GOLD_PRECISION: sum(not every.isdisjoint(some) for some in names) / len(names),
+        GOLD_RECALL: max(len(one & set().union(*names)) / len(one) for one in wanted),
     }
 
 

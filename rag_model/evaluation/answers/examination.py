@@ -34,7 +34,7 @@ from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.questions.files import QuestionSet
 from rag_model.evaluation.retrieval.judging import Judge, ranks_of
 from rag_model.evaluation.retrieval.retrieved import Retrieved, ask
-from rag_model.evaluation.retrieval.staged import ENCODER
+from rag_model.evaluation.retrieval.staged import ENCODER, PASSAGES
 from rag_model.evaluation.retrieval.timing import Timing, time_stages
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.retriever import Hit, Retriever
@@ -104,7 +104,8 @@ class Examination:
         self._rival_hits = {name: one.search(texts, self.k) for name, one in self._rivals.items()}
         if isinstance(self._retriever, SnapshotRetriever):
             costs = time_stages([self._retriever], texts, self.k, _TIMING)[0]
-            self.search = {**({ENCODER: sum(costs.encoders.values())} if costs.encoders else {}), **costs.stages}
+            encoding = {ENCODER: sum(costs.encoders.values())} if costs.encoders else {}
+            self.search = {**encoding, **costs.stages, PASSAGES: costs.passages}
 
     def conditions(self) -> list[Condition]:
         """Return what to answer under, the open book first; call `retrieve` before."""
@@ -159,6 +160,11 @@ class Examination:
         """Return `ranks_of` the outcomes; for labels only the figures from evidence."""
         ranks = ranks_of(self.outcomes, self._measured)
         return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Return the milliseconds a question of each stage between the open book's questions and answers, in order."""
+        return {**self.search, **{name: 1000 * seconds for name, seconds in self.rows[0].stages.items()}}
 
     @property
     def worth(self) -> str:

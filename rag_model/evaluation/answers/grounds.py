@@ -9,7 +9,10 @@ A passage *holds* an answer by DPR's token match over its text, its title left o
 * `supported`: the share of answers that a passage read supports (`support`), over the answers that are not empty. It
   needs no gold answer, so a service can watch it.
 * `from-passages`: the share of answers that the passages make more likely than the question alone does, where the model
-  tells likelihoods: log p(y|x) > log p(y|question). The others come from the memory of the weights.
+  tells likelihoods: log p(y|x) > log p(y|question). The others come from the memory of the weights. It applies to
+  answers without citations: closed book there is nothing to cite, so passages make any citation likelier.
+* `override-live`: the share of answers that are neither supported nor from passages: the override rate of a service,
+  which has no gold answer (`serving.watching.grounding`). Beside `override` it says what that rate means here.
 
 Closed book nothing was read, and none of them applies.
 """
@@ -22,6 +25,8 @@ from rag_model.evaluation.questions.files import Question
 from rag_model.evaluation.retrieval.retrieved import matcher
 
 UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES = "EM-unheld", "override", "supported", "from-passages"
+OVERRIDE_LIVE = "override-live"
+GROUNDS = (UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES, OVERRIDE_LIVE)
 
 
 def grounds(question: Question, reading: Reading, right: float, *, patterns: bool = False) -> Mapping[str, float]:
@@ -40,6 +45,9 @@ def grounds(question: Question, reading: Reading, right: float, *, patterns: boo
         found[UNHELD] = right
     if reading.answer.strip():
         found[SUPPORTED] = float(any(supports([one.text], reading.answer, question.text) for one in reading.passages))
-    if reading.log_likelihood is not None and reading.closed_book is not None:
+    cites = any(one.cited or one.unknown for one in reading.statements)
+    if reading.log_likelihood is not None and reading.closed_book is not None and not cites:
         found[FROM_PASSAGES] = float(reading.log_likelihood > reading.closed_book)
+    if SUPPORTED in found and FROM_PASSAGES in found:
+        found[OVERRIDE_LIVE] = float(not found[SUPPORTED] and not found[FROM_PASSAGES])
     return found

@@ -60,6 +60,7 @@ class Reading:
     usage: Usage | None = None  # tokens; None: not counted
     closed_book: float | None = None  # log p(answer|question alone), nats; None: not known
     seconds: float | None = field(default=None, compare=False)  # to answer, a share of its batch's; None: not measured
+    stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds of each stage of answering
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -88,11 +89,15 @@ class Reading:
             None if value["usage"] is None else Usage(**value["usage"]),
             value["closed_book"],
             value["seconds"],
+            value.get("stages", {}),  # answers that were kept before stages were timed have none
         )
 
 
 def read(reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
-    """Let the reader answer each question from its hits; return the answers, in order."""
+    """Let the reader answer each question from its hits; return the answers, in order.
+
+    An answer's seconds are the sum of its stages, where the reader times them.
+    """
     began = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
     seconds = (time.perf_counter() - began) / max(1, len(questions))
@@ -123,7 +128,8 @@ def _reading(identity: str, answer: Answer, seconds: float) -> Reading:
         answer.statements if answer.context else (),
         answer.usage,
         _finite(answer.closed_book),
-        seconds,
+        sum(answer.seconds.values()) if answer.seconds else seconds,
+        dict(answer.seconds),
     )
 
 

@@ -14,9 +14,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.citing import citing
+from rag_model.evaluation.answers.citing import CITING, citing
 from rag_model.evaluation.answers.diversity import ORDER, distinct_ngrams
-from rag_model.evaluation.answers.grounds import grounds
+from rag_model.evaluation.answers.grounds import GROUNDS, grounds
 from rag_model.evaluation.answers.measures import (
     FEVER_2WAY,
     FEVER_3WAY,
@@ -97,6 +97,18 @@ def _provenance(question: Question, reading: Reading, measures: Mapping[str, flo
 def right_by(kind: AnswerKind) -> str:
     """Return the measure that decides whether an answer of that kind is correct."""
     return next(iter(_MEASURES[kind]))
+
+
+def names_of(kind: AnswerKind, *, evidence: bool) -> list[str]:
+    """Return the names of all measures that answers of a kind can have; `evidence`: some questions name theirs.
+
+    Those of citations, of passages and of diversity are measured where they apply.
+    """
+    own = list(_MEASURES[kind])
+    kilt = ["R-precision", f"recall@{_RECALL_AT}", *(f"KILT-{name}" for name in own)] if evidence else []
+    held = GROUNDS if kind in _HELD else ()
+    sets = [*(f"BLEU-{order}" for order in _BLEU_ORDERS), f"distinct-{ORDER}", f"gold-distinct-{ORDER}"]
+    return [*own, *kilt, *CITING, *held, *(sets if kind in _WRITTEN else [])]
 
 
 def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:

@@ -61,7 +61,11 @@ class Evaluation:
         Raises:
             UsageError: one does not go with the model of this name.
         """
-        given = [ReaderSettings(one, self.decoding, self.concat, self.labels) for one in self.readers or (None,)]
+        signal = None if self.threshold is None else self.threshold.signal
+        given = [
+            ReaderSettings(one, self.decoding, self.concat, self.labels, signal=signal)
+            for one in self.readers or (None,)
+        ]
         return {one.of(model): one for one in given}
 
     def deepest(self, k: int) -> int:

@@ -35,8 +35,8 @@ class Acceptance:
         if self.tolerance is not None and not 0 <= self.tolerance <= 1:
             raise UsageError(f"the tolerance is {self.tolerance}: give a share from 0 to 1, or none to compare nothing")
 
-    def check(self, found: Measured) -> None:
-        """Check that every measure that is named is among the figures of an evaluation.
+    def check(self, found: Mapping[str, object]) -> None:
+        """Check that every measure that is named is among those of an evaluation.
 
         Raises:
             UsageError: one was not measured.

@@ -17,6 +17,7 @@ from rag_model.evaluation.reports.markup import Child, Node, join, tag
 from rag_model.evaluation.reports.page import document, pair, section, table, tiles
 from rag_model.evaluation.reports.training import Curves, training_sections
 
+_WHOLE = f"all stages, {OPEN}"  # a question to its answer
 _SHOWN_TEXT = 400  # characters of a passage
 
 
@@ -148,9 +149,13 @@ def _prices(report: AnswerReport) -> Iterator[Node]:
         return
     title = "What it costs" if not report.worth else f"{report.worth[0].upper()}{report.worth[1:]}."
     titles = ("stage", "ms a question", "tokens read", "tokens written")
+    book = {name: 1000 * seconds for name, seconds in report.rows[0].stages.items()}
+    search += [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in book.items()]
+    if search and book:
+        search.append((_WHOLE, f"{sum(report.search.values()) + sum(book.values()):.1f}", "–", "–"))
     note = (
         "Search: the median of questions that were asked one by one. Reading: means over the questions, a question's "
-        "time a share of its batch's, as measured when it was answered."
+        "time a share of its batch's, as measured when it was answered: assembly and generation are its stages."
     )
     curve = [Point(row.k, ms, ms, ms) for row in _swept(report.rows) if (ms := _milliseconds(row.costs)) is not None]
     series = {"reading": curve}

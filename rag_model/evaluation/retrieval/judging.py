@@ -73,6 +73,13 @@ class Judge:
         """Return the names of the measures that are reported apart from these."""
         return [f"RR@{k}"] if self.by == "answers" else []
 
+    def can_measure(self, measure: str, k: int) -> bool:
+        """Return whether a search of depth `k`, or less in a small corpus, has a measure of this name."""
+        try:
+            return self.depth(measure) <= k
+        except UsageError:
+            return False
+
     def headline(self, k: int) -> str:
         """Return the measure that decides between retrievers at depth `k`."""
         return f"Success@{k}" if self.by == "answers" else "nDCG@10"
@@ -133,6 +140,11 @@ def ranks_of(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
     firsts = [outcome.first for outcome in outcomes]
     ranks = sum(1 / first for first in firsts if first and first <= k) / max(1, len(firsts))
     return {f"RR@{k}": ranks, **(_evidence(told, k) if told else {})}
+
+
+def evidence_names() -> list[str]:
+    """Return the names of the measures that only questions with evidence have."""
+    return ["R-precision", "recall@5", "nDCG@10", *(f"Article@{most}" for most in _ARTICLES)]
 
 
 def page_ranking(hits: Sequence[Hit]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from rag_model.retrieve.watch import Stage, Watch, labels
 
 Tell = Callable[[int, int], None]  # questions done, number of questions
 ENCODER = "question encoder"  # the stage's name where times and bytes are listed
+PASSAGES = "reading of passages"  # of the store, once it is known which: texts, and products that weigh them
 
 
 class Batches:

@@ -41,6 +41,7 @@ class Costs:
     questions: int  # that were asked
     encoders: Mapping[int, float]  # milliseconds a question, by an encoder's identity
     stages: Mapping[str, float]  # milliseconds a question, of each stage alone, by label
+    passages: float  # milliseconds a question of what follows: inner products that weigh passages, and their texts
 
     def encoding(self, stage: Stage) -> float:
         """Return the milliseconds a question of the encoders that a stage needs."""
@@ -56,15 +57,17 @@ def time_stages(
     """
     encoders: dict[int, list[float]] = {}
     stages: list[dict[str, list[float]]] = [{} for _ in retrievers]
+    passages: list[list[float]] = [[] for _ in retrievers]
     asked, end = 0, time.perf_counter() + timing.seconds * len(retrievers)
     for place in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
-        for retriever, own in zip(retrievers, stages, strict=True):
-            _ask(retriever, texts[place], k, encoders, own)
+        for retriever, own, rest in zip(retrievers, stages, passages, strict=True):
+            rest.append(_ask(retriever, texts[place], k, encoders, own))
         asked += 1
         if time.perf_counter() > end:
             break
     shared = _medians(encoders)
-    return [Costs(asked, shared, _medians(own)) for own in stages]
+    pairs = zip(stages, passages, strict=True)
+    return [Costs(asked, shared, _medians(own), 1000 * float(np.median(rest))) for own, rest in pairs]
 
 
 def _ask(
@@ -73,14 +76,17 @@ def _ask(
     k: int,
     encoders: dict[int, list[float]],
     stages: dict[str, list[float]],
-) -> None:
+) -> float:
+    """Note what encoders and stages take; return the seconds of all else up to the hits, so that nothing is lost."""
     watch = Watch()
-    questions = Questions([text], watch)
-    watch.ask(retriever, questions, k)
+    questions, began = Questions([text], watch), time.perf_counter()
+    retriever.hits(watch.ask(retriever, questions, k))
+    whole = time.perf_counter() - began
     for encoder in {id(one): one for one in questions.used}.values():
         encoders.setdefault(id(encoder), []).append(questions.spent(encoder))
     for label, stage in zip(labels(watch.stages), watch.stages, strict=True):
         stages.setdefault(label, []).append(stage.seconds)
+    return max(0.0, whole - questions.seconds - sum(stage.seconds for stage in watch.stages))
 
 
 def _medians(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:

@@ -1,12 +1,15 @@
-"""Estimate the cost of an index before any work starts: memory of each stage, memory to search, bytes on disk.
+"""Estimate the cost of an index before any work starts, and fit it into memory: memory of each stage, bytes on disk.
 
 The figures come from the plan alone. A build that will not fit is refused at once, with a factory string that would
-fit, instead of being killed after hours.
+fit, instead of being killed after hours. A recipe that names its structure keeps it, with more cells or a smaller
+training sample. A recipe that leaves it open gets the best that fits: a graph over float32, float16 or 8-bit vectors,
+then lists of codes.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from rag_model.errors import ResourceError
 from rag_model.index.factory import Lists, parse
 from rag_model.index.files.engine import FaissIndex, faiss, metric_code
 from rag_model.index.files.intake import PART_BYTES
@@ -14,14 +17,14 @@ from rag_model.index.files.vectors import BLOCK_BYTES
 from rag_model.index.graphs.cells import sample_size
 from rag_model.index.lists.ivf import BLOCK_BYTES as LIST_BLOCK
 from rag_model.index.lists.training import lists_of
-from rag_model.index.recipe import VectorPlan
+from rag_model.index.recipe import LINKS, PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in, resolve
+from rag_model.index.sizing.amounts import gigabytes
 
 PROCESS = 192 << 20  # Python, numpy and faiss, for any n
-_HEADER = 512  # bytes of a file's header
-_ID = 8  # bytes of an id in a list
 _LINK = 8  # bytes of a link with its similarity, in a shard
 _UNEVEN = 2.0  # assumed size of the largest cell, as a multiple of the mean: splitting keeps it below
-_MERGED = 12, 8  # bytes of a row in the merge: its level, the walk's parent and front; and its place in each cell
+_LESS = (2, 4, 8)  # times as many cells, or as few vectors to train on: both lose recall
+_LEAST_POINTS = 10  # training points per centroid: with fewer, some lists are random
 
 Sums = tuple[int, float, dict[str, float]]  # bytes of the index, of the pieces on disk, and memory by stage
 
@@ -45,6 +48,15 @@ class Estimate:
         return max(self.build_bytes, self.search_bytes if serving else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory for an index."""
+
+    memory: int  # bytes of one machine, for the largest stage of the build
+    part_rows: int | None = None  # rows of the largest part; None: the default size of a part
+    serving: bool = False  # whether the finished index must fit as well; not needed if it is searched elsewhere
+
+
 def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
     """Estimate the cost of a plan. Disk is exact to one or two percent; memory is an upper bound.
 
@@ -61,23 +73,23 @@ def _graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
     vector, links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
     copies = 1 + plan.border + plan.linked  # of a vector, in all cells
     built = 2 * vector + _node_bytes(links) + 2 * links * _LINK  # of a vector in a shard
-    row, place = _MERGED
     stages = {
         "train": 3 * vector * max(sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
         "scatter": part_rows * vector * (2 + copies),  # read, in the file's dtype, sorted
         "shard": copies * built * min(plan.n, _UNEVEN * plan.n / plan.cells),
-        "merge": plan.n * (row + place * copies) + plan.n / links * built + 2 * BLOCK_BYTES,
+        # of a row in the merge: its level, the walk's parent and front; its place in each cell
+        "merge": plan.n * (12 + 8 * copies) + plan.n / links * built + 2 * BLOCK_BYTES,
     }
-    size = _HEADER + round(plan.n * (int(empty.storage.sa_code_size()) + _node_bytes(links)))
+    size = round(plan.n * (int(empty.storage.sa_code_size()) + _node_bytes(links)))
     return size, plan.n * copies * (vector + 4 + 2 * links * _LINK), stages
 
 
 def _lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
     asked, vector = parse(plan.factory), 4 * plan.d
-    trained, code, row = float(_HEADER), 0, vector
+    trained, code, row = 0.0, 0, vector
     if isinstance(asked, Lists):
         lists: FaissIndex = lists_of(empty)
-        width, code = 4 * int(lists.d), int(lists.code_size) + _ID
+        width, code = 4 * int(lists.d), int(lists.code_size) + 8  # and its id
         row = code + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
         trained += int(lists.nlist) * (width + 8 + (_node_bytes(asked.coarse) if asked.coarse else 0))
         trained += (width << asked.codes.bits) * (asked.codes.name == "PQ") + width * plan.d * bool(asked.rotation)
@@ -92,3 +104,53 @@ def _lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
 def _node_bytes(links: int) -> float:
     """Return a graph node's bytes: 2M links at the bottom, M on 1/(M-1) further levels, its level, its offset."""
     return 4 * (2 * links + links / (links - 1)) + 4 + 8
+
+
+def fitted(recipe: IndexRecipe, n: int, d: int, room: Room, *, free: bool = False) -> VectorPlan:
+    """Return the recipe's plan; if it would not fit, with more cells, or trained on fewer vectors.
+
+    Args:
+        recipe: what to build.
+        n: vectors.
+        d: dimensions.
+        room: the memory, and what must fit in it.
+        free: whether the structure is free: the best that fits is chosen, and the recipe's own factory is not read.
+
+    Raises:
+        ResourceError: it does not fit; the message gives the memory needed, and a factory string that would fit unless
+            there is none.
+    """
+    plans = (plan for one in (_ladder(recipe, d) if free else [recipe]) for plan in _plans(one, resolve(one, n, d)))
+    tried = ((plan, estimate(plan, room.part_rows).needed_bytes(serving=room.serving)) for plan in plans)
+    plan, needed = min(tried, key=lambda one: max(room.memory, one[1]))  # the first that fits, or the smallest
+    if needed <= room.memory:
+        return plan
+    over, held = f"{n:,} vectors of {d} dimensions", gigabytes(room.memory)
+    if free:
+        raise ResourceError(f"no index of {over} fits {held} of memory: the smallest needs {gigabytes(needed)}")
+    work = "build and search" if room.serving else "build"
+    raise ResourceError(
+        f"{plan.factory} over {over} needs {gigabytes(needed)} of memory to {work}, and {held} are free: "
+        f"use {fitted(recipe, n, d, room, free=True).factory}"
+    )
+
+
+def _plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
+    """Yield the plan, then smaller ones, as far as the recipe leaves the number of cells and the sample open."""
+    yield plan
+    least = min(plan.train_sample, max(PQ_SAMPLE, _LEAST_POINTS * lists_in(plan)))
+    for times in _LESS:
+        sample = recipe.train_sample or max(least, plan.train_sample // times)
+        less = resolve(replace(recipe, cells=recipe.cells or times * plan.cells, train_sample=sample), plan.n, plan.d)
+        changed = f"{less.cells:,} cells" if less.shards else f"trained on {less.train_sample:,} vectors"
+        yield replace(less, notes=(*less.notes, f"{changed}, so that the build fits in memory"))
+
+
+def _ladder(recipe: IndexRecipe, d: int) -> Iterator[IndexRecipe]:
+    """Yield the recipe with each factory in turn, the best first; a graph keeps its links and cells."""
+    links = getattr(parse(recipe.factory), "links", None) or LINKS
+    for storage in ("", "_SQfp16", "_SQ8"):
+        yield replace(recipe, factory=f"HNSW{links}{storage}", train_sample=None, search={})
+    codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
+    for factory in ("IVF,PQ", *codes, "IVF,RaBitQ"):  # of d/4, d/8, d/16 bytes, and of a bit per dimension
+        yield replace(recipe, factory=factory, cells=None, train_sample=None, search={})

@@ -5,7 +5,6 @@ Nothing is installed or loaded here but an HTTP client. The base URL and the key
 """
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -119,8 +118,7 @@ class EndpointWriter:
         read, new = reply.usage or self.count([prompt.system + prompt.user, reply.text])
         prices = self.settings.prices
         usage = Usage(read, new, None if prices is None else prices.of(read, new), estimated=reply.usage is None)
-        weights = reply.log_likelihoods
-        return Written(reply.text, usage, reply.ended, None if weights is None else math.fsum(weights))
+        return Written(reply.text, usage, reply.ended, reply.log_likelihood)
 
 
 def decided_by(model: str, settings: ChatSettings, place: Place) -> dict[str, Any]:

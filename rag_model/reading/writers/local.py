@@ -28,6 +28,7 @@ from rag_model.reading.reader import Stop, Tell
 from rag_model.reading.writers.writer import Prompt, Written
 
 Local = CausalGenerator | Seq2SeqGenerator
+BATCH = 4  # prompts that are continued at once, unless a caller says otherwise
 _SPARE = 4  # tokens: what stands between two texts may have some more there than alone
 _FIRST = 2  # tokens of an answer that are not its text's: the one that begins it, and its end
 
@@ -35,7 +36,7 @@ _FIRST = 2  # tokens of an answer that are not its text's: the one that begins i
 class LocalWriter:
     """A `Writer` over a generator in memory."""
 
-    def __init__(self, generator: Local, identity: str, decoding: Decoding | None = None, batch: int = 4) -> None:
+    def __init__(self, generator: Local, identity: str, decoding: Decoding | None = None, batch: int = BATCH) -> None:
         """Write with `generator`.
 
         Args:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rag_model.corpus.moments import iso_of
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.retrieve.attribution import Source
 from rag_model.retrieve.lookup import locate
@@ -117,6 +118,7 @@ def _located(service: Service, identity: str) -> dict[str, Any]:
             "snapshot": edition.id,
             **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "text")},
             "url": source.url(passage),
+            "revised": iso_of(passage.revised),
             "licence": source.line(passage),
             "previous": found.previous,
             "next": found.next,
@@ -148,8 +150,8 @@ TOOLS = {
     for tool in (
         Tool(
             "search",
-            "Find passages for a question, best first, each with its id, title, section, text, address and the line of "
-            "credit to show with it. Ask again with other words where none answers it.",
+            "Find passages for a question, best first, each with its id, title, section, text, address, the day of "
+            "its revision and the line of credit to show with it. Ask again with other words where none answers it.",
             SearchArguments,
             _search,
         ),

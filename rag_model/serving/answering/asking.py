@@ -4,19 +4,19 @@ An encoder's space is read from its folder, which may be pruned while its weight
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
+from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.confidence import abstaining
+from rag_model.reading.confidence import Scores, abstaining
 from rag_model.reading.model import ReadingModel, load_model
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.local import LocalWriter
 from rag_model.reading.writers.writer import Writer
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.questions import QuestionEncoder
@@ -68,11 +68,12 @@ class ServedModel:
     ) -> Self:
         """Load the model that `model_id` found; for `asks` see `load_named`; a folder needs no store.
 
-        `batch` is how many questions are answered at once.
+        `batch` is how many questions are answered at once: a batch is written at once, so that no first word waits for
+        another text.
         """
         model = load_model(store, identity, settings.of(identity), asks)
         asker = None if model.question is None else Asker(model.question)
-        return cls(model, settings, asker, _writer(model, settings, batch))
+        return cls(model, settings, asker, model.writer(settings, batch) if settings.of(identity) == "concat" else None)
 
     @property
     def id(self) -> str:
@@ -96,19 +97,27 @@ class ServedModel:
         concat = ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
         return abstaining(concat, self.settings.threshold)
 
+    @property
+    def tells_likelihoods(self) -> bool:
+        """Whether it tells how likely a given answer is; one behind an endpoint, of spans or of labels does not."""
+        return self.model.generator is not None and not self.settings.labels
+
+    def scores(self) -> Scores:
+        """Return what tells how likely given answers are, by prompts that ask for no citations.
+
+        Raises:
+            UsageError: the model does not tell it.
+        """
+        if not self.tells_likelihoods:
+            raise UsageError(f"model {self.id} does not tell the likelihood of a given answer")
+        if self.writer is not None:
+            return ConcatReader(None, self.writer, replace(self.settings.concat, cite=False), self.model.k)
+        told: Any = self.model.reader(None, replace(self.settings, threshold=None))
+        scores: Scores = told
+        return scores
+
     def close(self) -> None:
         """Close the connections to an endpoint."""
         if not self.is_here and self.writer is not None:
             behind: Any = self.writer
             behind.close()
-
-
-def _writer(model: ReadingModel, settings: ReaderSettings, batch: int) -> Writer | None:
-    """Return what writes for all readers; a batch is written at once, so that no first word waits for another text."""
-    if settings.of(model.id) != "concat":
-        return None
-    if model.generator is not None:
-        return LocalWriter(model.generator, model.id, settings.decoding, batch)
-    reader: Any = model.reader(None, settings)
-    writer: Writer = reader.writer
-    return writer

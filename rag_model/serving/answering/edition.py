@@ -14,6 +14,7 @@ from typing import Self
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import Reader, Stop, Tell, found_by
+from rag_model.reading.stages import SEARCH, Marks, timed
 from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.retrieve.composer import Composer
 from rag_model.retrieve.dense import DenseRetriever
@@ -167,11 +168,13 @@ class Edition:
             UsageError: there is no model here, or the retriever is refused as by `search`.
             StoppedError: `stop`, which is called before each token, was true.
         """
+        marks = Marks()
         reader = self._reader_of(retriever)
         hits = found_by(reader.retriever, questions, reader.k if k is None else k)
         if found is not None:
             found(hits)
-        return reader.answer_from(questions, hits, stop, tell)
+        marks.end(SEARCH)
+        return timed(reader.answer_from(questions, hits, stop, tell), marks)
 
     def _reader_of(self, retriever: str | None) -> Reader:
         """Return what reads the hits of a retriever."""

@@ -99,6 +99,7 @@ class Hit(BaseModel):
     section: str
     text: str
     url: str = Field(description="Address of the article's revision.")
+    revised: str | None = Field(description="When that revision was saved, ISO 8601 in UTC; null: unknown.")
     licence: str = Field(description="The line of credit to show with the text.")
     legs: list[LegHit] | None = Field(
         None, description="Which legs found it; where a retriever has several.", exclude_if=lambda legs: legs is None
@@ -153,6 +154,7 @@ class Excerpt(BaseModel):
     places: list[int] = Field(description="Of the passages that it holds, from 0.")
     text: str = Field(description="As the model read it.")
     cut: bool = Field(description="Its end did not fit.")
+    revised: str | None = Field(description="When the revision was saved, ISO 8601 in UTC; null: unknown.")
 
 
 class Statement(BaseModel):

@@ -86,11 +86,15 @@ function credit(line) {
   return shown;
 }
 
+const day = (time) => (time ?? "").split("T")[0];
+const revision = (time) => make("time", { dateTime: time, title: `revised ${time}`, textContent: day(time) });
+
 // What was found ---------------------------------------------------------------------------------------------------
 
 function passage(hit, place, words) {
   const heading = make("h2", {}, link(hit.url ?? "", hit.title || "Untitled"));
   if (hit.section) heading.append(make("span", { className: "soft", textContent: ` § ${hit.section}` }));
+  if (hit.revised) heading.append(make("span", { className: "soft" }, ", ", revision(hit.revised)));
   const card = make("li", { className: "passage" });
   card.append(make("span", { className: "rank", textContent: String(place + 1), title: `score ${hit.score.toFixed(3)}` }), heading);
   card.append(make("p", { className: "text" }, marked(hit.text, words)));
@@ -143,7 +147,10 @@ function cited(answer) {
     if (place % 2 === 0 || !piece.match(/\d+/g)?.some((number) => known.has(Number(number)))) return piece ? [piece] : [];
     return piece.split(/(\d+)/).map((part) => {
       const entry = known.has(Number(part)) && part.trim() ? answer.context[Number(part) - 1] : undefined;
-      return entry ? link(entry.url, part) : part;
+      if (!entry) return part;
+      const shown = link(entry.url, part);
+      shown.title = [entry.title, entry.section && `§ ${entry.section}`, day(entry.revised)].filter(Boolean).join(", ");
+      return shown;
     });
   });
 }

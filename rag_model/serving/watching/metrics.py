@@ -25,8 +25,9 @@ from rag_model.reading.answer import Answer
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import THREADS, WatchedThread
-from rag_model.serving.watching.grounding import GIVEN, OUTCOMES, is_overriding, outcome_of
+from rag_model.serving.watching.grounding import GIVEN, OUTCOMES, is_unsupported, outcome_of, texts_read
 from rag_model.serving.watching.observer import Batch, Observer, Refusal
+from rag_model.serving.watching.overrides import Overrides
 from rag_model.serving.watching.quality import Quality
 from rag_model.serving.watching.state import Served, State
 
@@ -51,6 +52,8 @@ class Metrics(Observer):
         self._sizes = self._histogram("batch_questions", "Questions in a batch.", _SIZES)
         self._encoding = self._histogram("batch_encode_seconds", "Time to encode a batch.", _SECONDS)
         self._searching = self._histogram("batch_search_seconds", "Time to search a batch.", _SECONDS)
+        text = "Time of an answer by stage, its share of a batch's; stages add up to the answer."
+        self._stages = self._histogram("answer_stage_seconds", text, (*_SECONDS, 60.0), "stage")
         self._taking = self._histogram("swap_seconds", "Time to bring a snapshot that was taken.", _MINUTES)
         text = "Editions in memory: one, and those being drained."
         self._editions = Gauge("bookwheel_editions", text, registry=self._registry)
@@ -74,6 +77,11 @@ class Metrics(Observer):
                 counter.labels(outcome)  # 0 from the start, so that Prometheus sees the first increase
         self.quality, self._clock = quality or Quality(), clock
         self.quality.thread.died = self.died
+        self._every = settings.override_every
+        self.overrides = Overrides(settings.override_every, self._checked)
+        self.overrides.thread.died = self.died
+        self._sampled: Counter | None = None  # both are absent until a model serves that tells likelihoods
+        self._overriding: Counter | None = None
         self.served: Served | None = None
         self.refusal: Refusal | None = None  # of what the ref names now
         self.seen: float | None = None  # when the store last answered
@@ -108,12 +116,12 @@ class Metrics(Observer):
         """Note which passages answers were read from, and whether they agree with them."""
         self.quality.saw_answers(edition.id, answers)
         for one in answers:
+            for stage, seconds in one.seconds.items():
+                self._stages.labels(stage).observe(seconds)
             outcome = outcome_of(one)
             self._answers.labels(outcome).inc()
-            if outcome == GIVEN and is_overriding(one):
-                self._unsupported.inc()
-            if outcome == GIVEN and one.context:
-                self._cited.labels("yes" if one.citations else "no").inc()
+            if outcome == GIVEN:
+                self._given(edition, one)
 
     def serves(self, edition: Edition, seconds: float) -> None:
         """Note what is served from now on, and watch it."""
@@ -123,6 +131,12 @@ class Metrics(Observer):
         self._editions.inc()
         encode = None if edition.asker is None else edition.asker.encode_questions
         self.quality.follow(edition.snapshot, *(edition.watched or (None, {})), encode=encode)
+        self.overrides.forget()
+        tells = edition.model is not None and edition.model.tells_likelihoods
+        if tells and self._sampled is None and self._every:
+            self._sampled = self._counter("answers_sampled", "Answers given from passages that were checked.")
+            text = "Of these, unsupported ones that the model is as sure of without the passages."
+            self._overriding = self._counter("answers_override", text)
         if edition.model is not None:
             tokens("")  # what it prepares once takes half a second, which the first answer need not wait for
         self.renamed(edition, edition.named)
@@ -140,6 +154,7 @@ class Metrics(Observer):
         """Note that nothing is served."""
         self.served = None
         self.quality.leave()
+        self.overrides.forget()
 
     def refused(self, refusal: Refusal) -> None:
         """Note that the version that the ref names was refused."""
@@ -161,12 +176,30 @@ class Metrics(Observer):
 
     @property
     def threads(self) -> Sequence[WatchedThread]:
-        """The thread that measures quality."""
-        return (self.quality.thread,)
+        """The threads that measure quality, and which memory answers."""
+        return (self.quality.thread, self.overrides.thread)
 
     def close(self) -> None:
         """Stop watching."""
         self.quality.close()
+        self.overrides.close()
+
+    def _given(self, edition: Edition, answer: Answer) -> None:
+        """Note whether an answer agrees with its passages, and cites them."""
+        unsupported = is_unsupported(answer)
+        if unsupported:
+            self._unsupported.inc()
+        if answer.context:
+            self._cited.labels("yes" if answer.citations else "no").inc()
+        model = edition.model
+        if model is not None and model.tells_likelihoods and texts_read(answer):
+            self.overrides.saw(model.scores, answer, unsupported=unsupported)
+
+    def _checked(self, override: bool) -> None:
+        """Note whether a sampled answer overrides its passages."""
+        if self._sampled is not None and self._overriding is not None:
+            self._sampled.inc()
+            self._overriding.inc(override)
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
         return Histogram(f"bookwheel_{name}", text, labels, buckets=tuple(buckets), registry=self._registry)

@@ -8,20 +8,18 @@ Slow work is done by one thread of the lowest priority, which rests far longer t
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.index.files.engine import Vectors, faiss
+from rag_model.index.files.engine import Vectors
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.threads import WatchedThread
+from rag_model.serving.threads import WatchedThread, lowest_priority
 from rag_model.serving.watching.drift import LEAST, MOST, Reference
 from rag_model.serving.watching.spotcheck import Truth, truth_of
 from rag_model.serving.watching.windows import Figures, WatchSettings, Windows
@@ -30,7 +28,6 @@ from rag_model.store.versions.snapshot import Snapshot
 Encode = Callable[[Sequence[str]], Vectors]
 _LOG = logging.getLogger(__name__)
 _SLICE = 8  # questions of the evaluation that are encoded between two rests
-_NICE = 10  # at a lower priority it would be left waiting while it holds Python's global lock
 _RENEWALS = 10  # times that drift is measured while the window's questions change
 
 
@@ -154,7 +151,7 @@ class Quality:
         self.thread.join()
 
     def _work(self) -> None:
-        _lowest_priority()
+        lowest_priority()
         while watch := self._awaited():
             try:
                 self._tend(watch)
@@ -218,10 +215,3 @@ class Quality:
         rest = (time.thread_time() - began) * (1 / self._settings.share - 1)
         with self._changed:
             return not self._changed.wait_for(lambda: self._watch is not watch, rest)
-
-
-def _lowest_priority() -> None:
-    """Give this thread, and the threads that it starts, the lowest priority; faiss uses one thread."""
-    faiss.omp_set_num_threads(1)  # of this thread alone
-    with suppress(OSError, AttributeError):  # not every system has a priority per thread
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

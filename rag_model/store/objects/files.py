@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,9 +21,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.extras import require
 from rag_model.json_text import parse_json
 from rag_model.landing import landing
+from rag_model.store.objects.clouds import cloud_of
 from rag_model.store.objects.create import create_exclusive, excludes
 from rag_model.store.objects.ranges import AHEAD, RangeFile, read_ahead
 
@@ -44,7 +45,7 @@ class Found:
 
 
 class Files:
-    """Files below one fsspec URL: a local path, `file://`, `memory://`, `s3://`, or another protocol of fsspec."""
+    """Files below one URL: a local path, `file://`, `memory://`, a cloud's, or another protocol of fsspec."""
 
     def __init__(self, url: str) -> None:
         """Connect to `url`; nothing is read or written yet.
@@ -55,17 +56,15 @@ class Files:
             UsageError: the URL is empty, which fsspec would take for the current folder.
         """
         if not url.strip():
-            raise UsageError("the store's URL is empty: give a folder, file:///… or s3://…")
-        self._is_s3 = url.startswith(("s3://", "s3a://"))
-        self._errors: tuple[type[Exception], ...] = (OSError,)
-        if self._is_s3:
-            require("s3fs", extra="s3")
-            botocore, aiohttp = require("botocore.exceptions", "s3"), require("aiohttp", "s3")
-            self._errors = (OSError, botocore.BotoCoreError, aiohttp.ClientError)
+            raise UsageError("the store's URL is empty: give a folder, file:///…, s3://…, gs://… or az://…")
+        self._cloud = cloud_of(url)
         try:
             fs, root = self._connected(url)
         except (ValueError, ImportError) as unknown:
             raise StoreError(f"cannot open a store at {url}: {unknown}") from unknown
+        except OSError as error:
+            raise StoreError(_sentence(error, "open", url)) from error
+        self._errors: tuple[type[Exception], ...] = (OSError, *getattr(fs, "errors", ()))
         self._fs: Any = fs
         self._root: str = root.rstrip("/")
         self.url: str = fs.unstrip_protocol(self._root)
@@ -202,6 +201,14 @@ class Files:
             else:
                 self._put_remote(source, path)
 
+    def link(self, source: Path, path: str) -> None:
+        """Store a local file that never changes: as a further link to it on the store's own disk, elsewhere a copy."""
+        if self.is_local:
+            with suppress(OSError), landing(self.local_path(path)) as temporary:  # another disk, or one without links
+                os.link(source, temporary)
+                return
+        self.upload(source, path)
+
     def delete(self, folder: str) -> None:
         """Delete a folder with its contents; do nothing if there is none."""
         with self._explaining("delete", folder):
@@ -224,10 +231,10 @@ class Files:
             return all(excludes(self._fs, self._path(folder)) for folder in PROBED)
 
     def _connected(self, url: str) -> tuple[Any, str]:
-        if not self._is_s3:
+        if self._cloud is None:
             fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
             return fs, str(root)
-        fs = require("rag_model.store.objects.s3", "s3").S3(use_listings_cache=False)
+        fs = self._cloud.connected()
         return fs, str(fs._strip_protocol(url))
 
     def _put_remote(self, source: Path, path: str) -> None:
@@ -235,7 +242,7 @@ class Files:
         size = source.stat().st_size
         bounds = {"chunksize": max(_CHUNK, -(-size // _MOST_CHUNKS)), "max_concurrency": AHEAD}
         try:
-            self._fs.put_file(str(source), self._path(path), **(bounds if self._is_s3 else {}))
+            self._fs.put_file(str(source), self._path(path), **(bounds if self._cloud else {}))
         except FileNotFoundError:  # the upload had succeeded, its response was lost, and the request was repeated
             if self.size(path) != size:
                 raise

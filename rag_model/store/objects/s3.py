@@ -40,6 +40,7 @@ class S3(S3FileSystem):  # type: ignore[misc]
     """An `S3FileSystem` that tries each request, with the body of its response, up to seven times."""
 
     retries = 1  # s3fs's own
+    errors = (botocore.exceptions.BotoCoreError, aiohttp.ClientError)  # those that are no `OSError`
 
     def __init__(self, *args: Any, config_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         once = {**(config_kwargs or {}), "retries": {"total_max_attempts": 1}}

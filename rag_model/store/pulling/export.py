@@ -4,8 +4,9 @@
 | --- | --- | --- |
 | `dpr` | `psgs_w100.tsv`; `wikipedia_passages_0.npy`, row i for id i of `wikipedia_passages_0.ids.npy` | DPR |
 | `jsonl` | `corpus.jsonl` of `{"id", "contents"}`: title, line break, text | Pyserini, FlashRAG |
-| `datasets` | `data/train-00000-of-00008.parquet` of `id, text, title, embeddings` | `load_dataset(folder)` |
+| `datasets` | `data/train-00000-of-00008.parquet` of `id, text, title, revised, embeddings` | `load_dataset(folder)` |
 
+`revised` is when the article's revision was saved; a line of `corpus.jsonl` has it too where it is known.
 DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain arrays. Parts stream, so
 memory does not grow with the snapshot. A README names the corpus and its licence.
 """
@@ -24,6 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rag_model.corpus.moments import iso_of
+from rag_model.corpus.passages import DATE, PASSAGE_SCHEMA, in_seconds
 from rag_model.errors import StoreError, UsageError
 from rag_model.landing import TEMPORARY, sync
 from rag_model.store.objects.blobs import BlobRef
@@ -124,23 +127,26 @@ def _write_jsonl(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
     del vectors  # the layout has no place for them
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
         for part in snapshot.parts:
-            for batch in snapshot.batches(part.name, ["id", "title", "text"]):
-                for own, title, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    line = json.dumps({"id": own, "contents": f"{title}\n{text}"}, ensure_ascii=False)
+            for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
+                *texts, dates = batch.columns
+                columns = [*texts, in_seconds(dates)]
+                for own, title, text, revised in zip(*map(pa.Array.to_pylist, columns), strict=True):
+                    date = {} if revised is None else {DATE: iso_of(revised)}
+                    line = json.dumps({"id": own, "contents": f"{title}\n{text}", **date}, ensure_ascii=False)
                     file.write(line + "\n")
 
 
 def _write_datasets(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
     (folder / "data").mkdir()
-    fields = [pa.field(name, pa.string()) for name in ("id", "text", "title")]
+    fields = [*(pa.field(name, pa.string()) for name in ("id", "text", "title")), PASSAGE_SCHEMA.field(DATE)]
     schema = pa.schema([*fields, pa.field("embeddings", pa.list_(pa.float32()))] if vectors else fields)
     for number, part in enumerate(snapshot.parts):
         path = folder / "data" / f"train-{number:05d}-of-{len(snapshot.parts):05d}.parquet"
         found = snapshot.embeddings(part.name) if vectors else None
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             start = 0
-            for batch in snapshot.batches(part.name, ["id", "title", "text"]):
-                columns = [batch["id"], batch["text"], batch["title"]]
+            for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
+                columns = [batch[field.name] for field in fields]
                 if found is not None:
                     rows = found[start : start + batch.num_rows].astype(np.float32)
                     offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)

@@ -12,6 +12,9 @@ does not keep the snapshot that it was trained on.
 An evaluation lives as long as its snapshot, and as its model if that is one of the store: it is deleted with the first
 of them that goes, however young it is. A tag on the snapshot keeps both.
 
+A training that was not finished is abandoned when its newest checkpoint is `older_than` old and no build or training
+runs; until then its snapshot is kept. Its record is deleted, and its files stay until `gc`.
+
 Ages are by the store's clock (`rag_model.store.upkeep.sweep`). The bound is inclusive.
 """
 
@@ -25,7 +28,9 @@ from rag_model.errors import UsageError
 from rag_model.store.objects.files import Found
 from rag_model.store.store import MODEL, Store
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
+from rag_model.store.upkeep.unfinished import abandoned
 from rag_model.store.versions.evaluations import every, subjects
+from rag_model.store.versions.trainings import RECORD
 
 _MOVE = re.compile(r"(models/)?refs/([^/]+)/(\d{8})\.json")
 _MANIFEST = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
@@ -53,6 +58,7 @@ class Expired:
     snapshots: tuple[str, ...]  # full ids, sorted
     models: tuple[str, ...] = ()  # likewise
     evaluations: tuple[str, ...] = ()  # likewise
+    trainings: tuple[str, ...] = ()  # keys of abandoned ones, sorted
 
 
 def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False) -> Expired:
@@ -67,13 +73,13 @@ def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False)
     files = rehearse(store, plan) if dry_run else sweep(store, plan, threads=1)
     moves = [move for file in files if (move := _MOVE.fullmatch(file.path))]
     manifests = sorted(manifest.groups() for file in files if (manifest := _MANIFEST.fullmatch(file.path)))
-    return Expired(
-        tuple(f"{MODEL if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves),
-        *(
-            tuple(identity for folder, identity in manifests if folder == kind)
-            for kind in ("snapshots", "models", "evaluations")
-        ),
+    snapshots, models, evaluations = (
+        tuple(identity for folder, identity in manifests if folder == kind)
+        for kind in ("snapshots", "models", "evaluations")
     )
+    trainings = {found[1] for file in files if (found := RECORD.fullmatch(file.path))}
+    named = tuple(f"{MODEL if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves)
+    return Expired(named, snapshots, models, evaluations, tuple(sorted(trainings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,8 @@ class _Planner:
     def __call__(self, view: View) -> list[Found]:
         """Return the moves to delete, oldest first, then the manifests, so that nothing names a missing manifest."""
         bound = view.now - self.policy.older_than
-        forgotten, named = [], set(view.needs)
+        ended, kept_by_trainings = abandoned(self.store, view, bound)
+        forgotten, named = [], {*view.needs, *map(self.store.snapshots.path, kept_by_trainings)}
         for shelf, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
             for ref, moves in _logs(files).items():
                 keep = self.policy.keep if shelf.refs.at(ref, max(moves)).snapshot else 1
@@ -95,7 +102,7 @@ class _Planner:
         manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
         unnamed = [file for file in manifests if file.path not in named and file.written <= bound]
         left = {file.path for file in manifests} - {file.path for file in unnamed}
-        return [*forgotten, *self._orphans(view, left), *unnamed]
+        return [*forgotten, *self._orphans(view, left), *unnamed, *ended]
 
     def _orphans(self, view: View, kept: set[str]) -> list[Found]:
         """Return the manifests of evaluations whose snapshot or model is not kept."""

@@ -5,6 +5,7 @@ These files are needed:
   (`expire` decides which manifests are kept);
 * those that the current snapshots of the refs were made from (`store.upkeep.roots`), so that the next build can reuse
   them; of older snapshots only their own files are needed;
+* the newest checkpoint of every training whose model is not published (`store.upkeep.unfinished`);
 * those that valid intents rely on (`store.objects.intents`), and, while a build runs, those that any record of the
   memo names, since the build may be about to reuse them;
 * recent ones: written less than `grace` ago, or later than 24 hours before the oldest running writer started.
@@ -33,11 +34,13 @@ from rag_model.store.objects.intents import INTENT_COUNTS
 from rag_model.store.store import Store
 from rag_model.store.upkeep.roots import mark
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
+from rag_model.store.upkeep.unfinished import unneeded
 from rag_model.store.versions.signatures import SIGNED
 from rag_model.store.versions.takedowns import FOLDER
+from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
 MARGIN = 24 * 3600.0  # seconds; files that are younger at a running writer's start are kept; also the default grace
-KINDS = ("blobs", "memo", "runs", "reports", "leftovers")
+KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
 _FOLDERS = {
     "blobs",
     "evaluations",
@@ -50,6 +53,7 @@ _FOLDERS = {
     "runs",
     "snapshots",
     "sweeps",
+    TRAININGS,
 } | {FOLDER}
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
 _RUN = re.compile(r"runs/([^/]+)/.+")
@@ -108,7 +112,7 @@ class _Planner:
         old = min([view.now - self.grace, *(intent.started - MARGIN for intent in view.intents)])
         marked = mark(self.store, view, old)
         blobs = (file for digest, file in marked.blobs if digest not in marked.needed)
-        others = (*self._runs(old), *self._reports(view), *self._passing(), *_signatures(view))
+        others = (*self._runs(old), *self._reports(view), *unneeded(self.store), *self._passing(), *_signatures(view))
         dead = (file for folder in ("intents", "sweeps") for file in self.store.files.tree(folder))
         return [
             *marked.unneeded,

@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
+from rag_model.corpus.moments import checked
+from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 from rag_model.landing import landing
 
+_MILLISECONDS = 1000  # of a second
 _FORMATS: dict[pa.DataType, Literal["i", "q"]] = {pa.int32(): "i", pa.int64(): "q"}  # as `memoryview` names them
 
 
@@ -51,7 +53,7 @@ class MappedPassages:
             self._file = pa.ipc.open_file(self._source)
         except (pa.ArrowInvalid, OSError) as broken:
             raise InputError(f"{path} is not a readable copy of passages ({broken}): pull it again") from broken
-        if self._file.schema != PASSAGE_SCHEMA:
+        if self._file.schema not in (PASSAGE_SCHEMA, UNDATED_SCHEMA):
             raise InputError(f"{path} does not have the columns of passages: pull it again")
         self._batches: dict[int, list[Callable[[int], Any]]] = {}  # of each column, what reads a value
         self._starts = [0]
@@ -91,9 +93,24 @@ class MappedPassages:
 def _reader(column: pa.Array) -> Callable[[int], Any]:
     """Return what gives a column's value in a row; by Arrow's own objects a passage takes three times as long."""
     validity, values, *rest = column.buffers()
+    if pa.types.is_timestamp(column.type):
+        return _dates(column.offset, validity, values)
     if validity is not None or column.offset:
         return lambda row: column[row].as_py()
     if column.type in _FORMATS:
         return memoryview(values).cast("B").cast(_FORMATS[column.type]).__getitem__
     ends, texts = memoryview(values).cast("B").cast("i"), memoryview(rest[0] or b"").cast("B")
     return lambda row: str(texts[ends[row] : ends[row + 1]], "utf-8")
+
+
+def _dates(offset: int, validity: pa.Buffer | None, values: pa.Buffer) -> Callable[[int], int | None]:
+    """Return what gives a row's date in seconds, from milliseconds and the bits of the rows that have one."""
+    bits = None if validity is None else memoryview(validity).cast("B")
+    milliseconds = memoryview(values).cast("B").cast("q")
+
+    def date(row: int) -> int | None:
+        at = row + offset
+        known = bits is None or bits[at >> 3] >> (at & 7) & 1
+        return checked(milliseconds[at] // _MILLISECONDS) if known else None
+
+    return date

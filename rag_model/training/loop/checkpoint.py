@@ -86,7 +86,7 @@ def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Opti
     try:
         weights, moments = load_file(folder / _WEIGHTS), load_file(folder / _OPTIMIZER)
     except (OSError, SafetensorError) as broken:
-        raise InputError(f"checkpoint {folder} is corrupt ({broken}): delete it and start again") from broken
+        raise _corrupt(folder, str(broken)) from broken
     ours = _learned(module)
     if {name: tensor.shape for name, tensor in weights.items()} != {name: held.shape for name, held in ours.items()}:
         raise InputError(f"checkpoint {folder} belongs to another model: train in another folder")
@@ -103,15 +103,44 @@ def read_checkpoint(folder: Path) -> Standing:
     Raises:
         InputError: a file is missing or damaged.
     """
+    digests, standing = _state(folder)
+    try:
+        damaged = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
+    except (OSError, ValueError, TypeError) as broken:
+        raise _corrupt(folder, str(broken)) from broken
+    if damaged:
+        raise _corrupt(folder, f"{damaged[0]} is damaged")
+    return standing
+
+
+def standing_of(folder: Path) -> Standing:
+    """Return the state of a checkpoint without checking its other files, which may be large.
+
+    Raises:
+        InputError: the state is missing or damaged.
+    """
+    return _state(folder)[1]
+
+
+def digests_of(folder: Path) -> Mapping[str, str]:
+    """Return the digests of a checkpoint's weights and moments, by file name, as they were written.
+
+    Raises:
+        InputError: the state is missing or damaged.
+    """
+    return _state(folder)[0]
+
+
+def _state(folder: Path) -> tuple[Mapping[str, str], Standing]:
     try:
         state = parse_json((folder / _STATE).read_bytes(), finite=False)
-        damaged = [name for name, digest in state["files"].items() if digest_file(folder / name) != digest]
-        standing = Standing.from_json(state["standing"])
+        return dict(state["files"]), Standing.from_json(state["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
-        raise InputError(f"checkpoint {folder} is corrupt ({broken}): delete it and start again") from broken
-    if damaged:
-        raise InputError(f"checkpoint {folder} is corrupt ({damaged[0]} is damaged): delete it and start again")
-    return standing
+        raise _corrupt(folder, str(broken)) from broken
+
+
+def _corrupt(folder: Path, why: str) -> InputError:
+    return InputError(f"checkpoint {folder} is corrupt ({why}): delete it and start again")
 
 
 def checkpoints(root: Path) -> list[Path]:

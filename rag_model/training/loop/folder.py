@@ -18,7 +18,7 @@ from torch import nn
 from rag_model.errors import InputError, UsageError
 from rag_model.json_text import parse_json
 from rag_model.landing import TEMPORARY, landing
-from rag_model.training.loop.checkpoint import Standing, checkpoints, load_checkpoint, read_checkpoint, save_checkpoint
+from rag_model.training.loop.checkpoint import Standing, checkpoints, load_checkpoint, save_checkpoint, standing_of
 
 RECORD = "training.json"
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class TrainingFolder:
 
 def _best_of(checkpoint: Path) -> list[str]:
     try:
-        return [read_checkpoint(checkpoint).best.folder]
+        return [standing_of(checkpoint).best.folder]
     except InputError:  # `resume` reports it
         return []
 

@@ -26,7 +26,12 @@ class Journal:
         with landing(path) as temporary:
             temporary.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        board = folder / "tensorboard"
+        missed = [] if board.exists() else kept  # by another machine, whose curves go on here
+        self._board = SummaryWriter(str(board), purge_step=step + 1)
+        for row in missed:
+            values = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
+            self._draw(row["kind"], row["step"], values)
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
         """Append a row; `kind` (`train`, `dev`) groups the curves; `snapshot`: the id of the searched one."""
@@ -34,6 +39,9 @@ class Journal:
         asked = {"snapshot": snapshot} if snapshot else {}
         self._file.write(json.dumps({"kind": kind, "step": step, **asked, **finite}) + "\n")
         self._file.flush()  # a killed process loses nothing
+        self._draw(kind, step, values)
+
+    def _draw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", value, step)
 

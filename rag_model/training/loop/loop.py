@@ -44,8 +44,16 @@ class Trained:
     asked: tuple[Asked, ...] = ()  # searched snapshots, by step, if the task searches any
 
 
-def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Report | None = None) -> Trained:
+def train(
+    task: Task[Batch],
+    settings: LoopSettings,
+    workdir: Path,
+    report: Report | None = None,
+    kept: Callable[[int, int], None] | None = None,
+) -> Trained:
     """Train to the last step, or resume the training in `workdir`; `report` is called with every row.
+
+    `kept` is called after every checkpoint, by the first process, with its step and the number of steps.
 
     Kinds of reports: `train` after a step; `evaluate`, without values, before an evaluation; `dev` after it; `move`,
     without values, before a step at which a task that searches a snapshot may move to another one.
@@ -59,7 +67,7 @@ def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Repo
         UsageError: `workdir` holds another training, an epoch has no batch, or this machine does not support the
         precision.
     """
-    run = _Run(task, settings, TrainingFolder(workdir), _accelerator(settings))
+    run = _Run(task, settings, TrainingFolder(workdir), _accelerator(settings), kept or (lambda _, __: None))
     standing = run.resume()
     with run.journal(-1 if standing is None else standing.step) as journal:
 
@@ -115,6 +123,7 @@ class _Run(Generic[Batch]):
     settings: LoopSettings
     folder: TrainingFolder
     accelerator: Accelerator
+    kept: Callable[[int, int], None]  # called after every checkpoint
     steps: int = field(init=False)
     first: bool = field(init=False)  # whether this is the first process, which writes
     asked: tuple[Asked, ...] = ()  # snapshots, by step
@@ -223,6 +232,7 @@ class _Run(Generic[Batch]):
             scaler = self.accelerator.scaler
             state = {} if scaler is None else scaler.state_dict()
             self.folder.keep(self.task.module, self.optimizer, replace(standing, scaler=state), self.settings.keep)
+            self.kept(standing.step, self.steps)
         self.accelerator.wait_for_everyone()
         return standing
 

@@ -36,6 +36,7 @@ class LoopSettings:
     dev_examples: int = 0  # draw so many of the dev examples, by the seed; 0: all of them
     checkpoint_every: int = 500  # steps; there is also one after each evaluation
     keep: int = 2  # checkpoints; older ones are deleted
+    stored: bool = True  # the newest is in the store too, for another machine; on the same disk it takes no more space
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulation", "evaluate_every", "checkpoint_every", "keep"):
@@ -56,7 +57,7 @@ class LoopSettings:
 
         `dev_examples` is not one of them: which examples were drawn is in the examples' own digest.
         """
-        others = {"checkpoint_every", "keep", "dev_examples"}
+        others = {"checkpoint_every", "keep", "stored", "dev_examples"}
         return {name: value for name, value in self.to_json().items() if name not in others}
 
     def steps(self, batches: int, processes: int) -> int:

@@ -84,6 +84,7 @@ def test_an_answer_that_cites_is_read_with_its_context() -> None:
         (read,) = client.answer(["q"]).answers
     assert (read.citations, read.context[0].places, read.passages[0].score) == ((1,), (0,), 1.0)
     assert (read.passages[0].weight, read.log_likelihood) == (None, None)
+    assert (read.context[0].revision, read.context[0].revised, read.passages[0].revised) == (3, None, None)
 
 
 def test_the_snapshot_is_told(client: Client, made_library: Library) -> None:

@@ -12,7 +12,7 @@ from rag_model.corpus.siteinfo import read_siteinfo
 
 def judge(title: str = "Anarchism", text: str = "Some words.", language: str = "en", **fields: object) -> object:
     values = {"namespace": 0, "redirect": False, "model": "wikitext", **fields}
-    page = Page(page_id=1, rev_id=1, timestamp="", title=title, text=text, **values)
+    page = Page(page_id=1, rev_id=1, revised=None, title=title, text=text, **values)
     kept = article_or_drop(page, Siteinfo("", language, ""))
     return "article" if kept is page else kept
 

@@ -2,6 +2,7 @@ import csv
 import gzip
 import json
 import tracemalloc
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -164,6 +165,47 @@ def test_sections_in_parquet_are_taken(tmp_path, plan) -> None:
     sections = [{"heading": "Life", "text": "Born."}]
     pq.write_table(pa.table({"id": ["1"], "sections": [sections]}), tmp_path / "x.parquet")
     assert articles(plan(tmp_path / "x.parquet")) == [Article("1", 0, "", (Section("Life", "Born."),))]
+
+
+def test_a_document_may_say_when_it_was_changed(tmp_path, plan) -> None:
+    noon = 1_793_534_400
+    told = ["2026-11-01T12:00:00Z", "2026-11-01T13:00:00+01:00", noon, "2026-11-01", None, ""]
+    rows = [{"id": str(i), "text": "x", "revised": one} for i, one in enumerate(told)] + [{"id": "6", "text": "x"}]
+    found = articles(plan(write_jsonl(tmp_path / "x.jsonl", rows)))
+    midnight = noon - 12 * 3600
+    assert {one.page_id: one.revised for one in found} == dict(
+        zip("0123456", [noon, noon, noon, midnight, None, None, None], strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pa.timestamp(unit, tz) for unit in ("s", "ms", "us", "ns") for tz in (None, "UTC", "Europe/Berlin")),
+        *(pa.date32(), pa.date64(), pa.int64(), pa.string()),
+    ],
+    ids=str,
+)
+def test_dates_in_parquet_are_taken(tmp_path, plan, kind: pa.DataType) -> None:
+    day = 1_793_491_200  # 2026-11-01, in UTC
+    if pa.types.is_timestamp(kind):
+        dates = pa.array([day, None], pa.timestamp("s", kind.tz)).cast(kind)
+    elif kind == pa.int64():
+        dates = pa.array([day, None], kind)
+    else:
+        dates = pa.array([date(2026, 11, 1), None]).cast(kind)
+    pq.write_table(pa.table({"id": ["1", "2"], "text": ["x", "y"], "revised": dates}), tmp_path / "x.parquet")
+    assert {one.page_id: one.revised for one in articles(plan(tmp_path / "x.parquet"))} == {"1": day, "2": None}
+
+
+@pytest.mark.parametrize("revised", ["March 2021", "2026-02-30", 1e9, True, [], {}, 10**12, -(10**30), "x" * 10_000])
+def test_what_is_no_date_is_one_sentence(tmp_path, plan, revised: object) -> None:
+    """A number of milliseconds is none either: it would be in the year 33658."""
+    says = (
+        r"^line 1 of x\.jsonl has '.{1,40}' as its `revised`: give a date such as 2026-11-01 or 2026-11-01T12:00:00Z$"
+    )
+    with pytest.raises(InputError, match=says):
+        plan(write_jsonl(tmp_path / "x.jsonl", [{"id": "1", "text": "x", "revised": revised}]))
 
 
 def test_a_limit_takes_the_first_documents_over_files(tmp_path, plan) -> None:

@@ -88,7 +88,7 @@ TEXTS = ["a ", "a", "a. ", "。", "漢", "(", '"', "\n", "a\n\n", "a.b", "e\u030
 
 def read(text: str) -> object:
     """Do with a page what a build does before it is cut."""
-    page = Page(7, 7, "", 0, "T", False, "wikitext", text)
+    page = Page(7, 7, None, 0, "T", False, "wikitext", text)
     return article_or_drop(page, ENGLISH), clean(text, ENGLISH, "T")
 
 

@@ -10,6 +10,7 @@ import pytest
 from rag_model.corpus import chunk
 from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
 from rag_model.corpus.lineage import Inheritance, article_key, cutting_basis
+from rag_model.corpus.moments import seconds_of
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Part, Siteinfo
@@ -18,7 +19,7 @@ from rag_model.errors import InputError
 from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
 
 SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
-PAGE = Page(7, 70, "2026-01-01T00:00:00Z", 0, "Title", False, "wikitext", "Some text.")
+PAGE = Page(7, 70, 1_767_225_600, 0, "Title", False, "wikitext", "Some text.")
 DEFAULT = ChunkRecipe()
 SECTIONS = ChunkRecipe("sections")  # the default of before
 HOSTILE = "x" * (MAX_CHARS + 1)
@@ -48,6 +49,8 @@ def test_the_key_is_of_all_that_decides_the_passages() -> None:
         key(),
         key(replace(PAGE, page_id=8)),
         key(replace(PAGE, rev_id=71)),
+        key(replace(PAGE, revised=1_767_225_601)),
+        key(replace(PAGE, revised=None)),
         key(replace(PAGE, title="Other")),
         key(replace(PAGE, text="Some text!")),
         key(site=replace(SITE, language="de")),
@@ -58,7 +61,6 @@ def test_the_key_is_of_all_that_decides_the_passages() -> None:
         key(version=2),
     ]
     assert len(set(keys)) == len(keys)
-    assert key(replace(PAGE, timestamp="2027-01-01T00:00:00Z")) == key(), "a timestamp is in no passage"
 
 
 @pytest.fixture
@@ -131,6 +133,20 @@ def test_passages_of_another_version_are_not_mixed_in(
         before.setattr(chunk, "VERSION", chunk.VERSION - 1)
         _, *files = cut(part, tmp_path / "before")
     assert cut(part, tmp_path / "again", (files[0], files[1]))[0].inherited == 0
+
+
+def test_passages_without_dates_are_not_mixed_in(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    """An earlier bookwheel that removes a page writes the other passages again as it knows them."""
+    fresh, out, log = cut(part, tmp_path / "fresh")
+    earlier = tmp_path / "earlier.parquet"
+    with PassageFile(out) as file, PassageWriter(earlier, dated=False) as writer:
+        for passage in file.passages():
+            writer.write(passage)
+    again, made, _ = cut(part, tmp_path / "again", (earlier, log))
+    assert again == fresh
+    assert made.read_bytes() == out.read_bytes()
+    with PassageFile(made) as file:
+        assert {passage.revised for passage in file.passages()} == {seconds_of("2026-11-01T12:00:00Z")}
 
 
 def test_a_log_that_does_not_fit_the_passages_is_left_aside(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:

@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rag_model.corpus.moments import seconds_of
 from rag_model.corpus.pages import MAX_DEPTH, PageParser, parse_pages
 from rag_model.corpus.records import Page
 from rag_model.errors import InputError
+
+NOON = seconds_of("2026-11-01T12:00:00Z")
+STAMP = "<timestamp>2026-11-01T12:00:00Z</timestamp>"
 
 
 def pages_of(xml: bytes, step: int = 1000) -> list[Page]:
@@ -20,7 +24,7 @@ def pages_of(xml: bytes, step: int = 1000) -> list[Page]:
 @pytest.mark.parametrize("schema", ["0.10", "0.11"])
 def test_a_page_is_read_whole(page_xml, export_xml, schema: str) -> None:
     xml = export_xml(page_xml(12, "a < b & 'c' é", rev_id=34, title="A &amp; B"), schema=schema)
-    assert pages_of(xml) == [Page(12, 34, "2026-11-01T12:00:00Z", 0, "A & B", False, "wikitext", "a < b & 'c' é")]
+    assert pages_of(xml) == [Page(12, 34, NOON, 0, "A & B", False, "wikitext", "a < b & 'c' é")]
 
 
 def test_redirects_namespaces_and_content_models_are_kept_apart(page_xml, export_xml) -> None:
@@ -47,8 +51,43 @@ def test_other_slots_of_a_revision_are_no_text(page_xml) -> None:
 def test_of_several_revisions_the_highest_is_taken(page_xml) -> None:
     page = page_xml(1, "new", rev_id=9)
     old = page_xml(1, "old", rev_id=5).partition("<revision>")[2].partition("</revision>")[0]
+    old = old.replace("2026-11", "2027-01")  # a clock that was wrong
     both = page.replace("</revision>", f"</revision><revision>{old}</revision>")
-    assert [(page.rev_id, page.text) for page in pages_of(both.encode())] == [(9, "new")]
+    assert [(page.rev_id, page.text, page.revised) for page in pages_of(both.encode())] == [(9, "new", NOON)]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "revised"),
+    [
+        ("", None),
+        ("<timestamp/>", None),
+        ("<timestamp> \n</timestamp>", None),
+        ("<timestamp>\n2026-11-01T12:00:00Z </timestamp>", NOON),
+        ("<timestamp>2026-11-01 12:00</timestamp>", NOON),
+        ("<timestamp>2199-12-31T23:59:59Z</timestamp>", seconds_of("2199-12-31T23:59:59Z")),
+    ],
+)
+def test_a_revision_may_have_no_time(page_xml, stamp: str, revised: int | None) -> None:
+    (page,) = pages_of(page_xml(1).replace(STAMP, stamp).encode())
+    assert page.revised == revised
+
+
+@pytest.mark.parametrize(
+    ("stamp", "says"),
+    [
+        ("yesterday", "x.xml has 'yesterday' in place of a revision's time: give a MediaWiki export"),
+        ("20261101120000000", "in place of a revision's time"),
+        ("x" * 100_000, f"has '{'x' * 40}' in place of"),
+        ("9999-12-31T23:59:59Z", "x.xml has the time 9999-12-31T23:59:59Z, which no revision has: give"),
+        ("2200-01-01T00:00:00Z", "which no revision has"),
+        ("12026-11-01T12:00:00Z", "in place of a revision's time"),
+    ],
+)
+def test_an_impossible_time_is_one_sentence(page_xml, stamp: str, says: str) -> None:
+    """It would date the dump, so that no later one could take its place."""
+    with pytest.raises(InputError, match=says) as refused:
+        pages_of(page_xml(1).replace(STAMP, f"<timestamp>{stamp}</timestamp>").encode())
+    assert len(str(refused.value)) < 200
 
 
 def test_siteinfo_names_the_wiki_and_its_namespaces(page_xml, export_xml) -> None:

@@ -10,16 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, PassageFile, PassageWriter
+from rag_model.corpus.moments import EARLIEST, LATEST
+from rag_model.corpus.passages import (
+    PASSAGE_SCHEMA,
+    ROW_GROUP,
+    UNDATED_SCHEMA,
+    PassageFile,
+    PassageWriter,
+)
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, _placed, _structure, _usual, check_footer
 from rag_model.store.versions.mapped import write_mapped
 
+DATES = (1_793_534_400, None, -1, EARLIEST, LATEST)  # None: the source has none
+
 
 def passage(i: int) -> Passage:
     text = f"word {i} é"
-    return Passage(f"1:{i}", "1", 5, "Title", "Héading", text, i, 3, Passage.hash_of("Title", text))
+    revised = DATES[i % len(DATES)]
+    return Passage(f"1:{i}", "1", 5, "Title", "Héading", text, i, 3, Passage.hash_of("Title", text), revised)
 
 
 def write(path: Path, rows: int) -> str:
@@ -83,6 +93,50 @@ def test_the_file_is_plain_parquet_in_small_row_groups(path: Path) -> None:
     assert [file.metadata.row_group(i).num_rows for i in range(3)] == [ROW_GROUP, ROW_GROUP, 100]
 
 
+def undated(path: Path, rows: int) -> list[Passage]:
+    """Write a file as before passages had dates; return its passages."""
+    written = [replace(passage(i), revised=None) for i in range(rows)]
+    with PassageWriter(path, dated=False) as writer:
+        for one in written:
+            writer.write(one)
+    return written
+
+
+def test_a_file_of_before_dates_is_read_without_them(tmp_path: Path) -> None:
+    expected = undated(tmp_path / "old", ROW_GROUP + 3)
+    assert pq.ParquetFile(tmp_path / "old").schema_arrow.equals(UNDATED_SCHEMA)
+    with PassageFile(tmp_path / "old") as file:
+        assert not file.dated
+        assert list(file.passages()) == expected
+        assert file.rows([3, 1]) == [expected[3], expected[1]]
+        for names in (None, ["title", "revised"]):
+            (first, second) = file.iter_batches(names)
+            assert first.schema == PASSAGE_SCHEMA if names is None else first.schema.names == names
+            assert (first["revised"].null_count, second["revised"].null_count) == (ROW_GROUP, 3)
+        (chosen,) = file.iter_chosen([2], ["hash", "revised"])
+        assert chosen.to_pylist() == [{"hash": expected[2].hash, "revised": None}]
+
+
+@pytest.mark.parametrize(
+    ("dates", "says"),
+    [
+        (pa.array([LATEST + 1], pa.timestamp("s", tz="UTC")), "a time outside of the years 1 to 9999"),
+        (pa.array([-(1 << 63)], pa.int64()), "a time outside of the years 1 to 9999"),
+        (pa.array([1_001], pa.timestamp("ms", tz="UTC")), "would lose data"),
+        (pa.array(["yesterday"]), "yesterday"),
+        (pa.array([[1]], pa.list_(pa.int64())), "cast"),
+    ],
+)
+def test_an_impossible_date_in_a_file_is_one_sentence(tmp_path: Path, dates: pa.Array, says: str) -> None:
+    undated(tmp_path / "old", 1)
+    table = pq.read_table(tmp_path / "old")
+    pq.write_table(table.append_column("revised", dates), tmp_path / "new")
+    with PassageFile(tmp_path / "new") as file:
+        for read in (lambda: file.rows([0]), lambda: list(file.passages())):
+            with pytest.raises(InputError, match=rf"not a readable passage file \(.*{says}.*\): build"):
+                read()
+
+
 def test_equal_rows_give_equal_bytes_and_digests(tmp_path: Path) -> None:
     assert write(tmp_path / "a", 1500) == write(tmp_path / "b", 1500)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -126,11 +180,15 @@ def test_what_is_no_passage_file_is_refused(tmp_path: Path) -> None:
         PassageFile(tmp_path / "other")
 
 
+ONE_OF_EACH = {pa.string(): "", pa.int64(): 1, pa.int32(): 1, pa.timestamp("ms", tz="UTC"): None}
+
+
 def _bomb(path: Path, rows: int, length: int) -> Path:
     """Write a file that names one long text in every row: two kilobytes for gigabytes."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * length]))
-    one = {pa.string(): "", pa.int64(): 1, pa.int32(): 1}
-    columns = {field.name: pa.array([one[field.type]] * rows, field.type) for field in PASSAGE_SCHEMA} | {"text": texts}
+    columns = {field.name: pa.array([ONE_OF_EACH[field.type]] * rows, field.type) for field in PASSAGE_SCHEMA} | {
+        "text": texts
+    }
     pq.write_table(pa.table(columns), path, row_group_size=ROW_GROUP, compression="zstd")
     return path
 
@@ -153,8 +211,7 @@ def test_a_text_that_is_named_thousands_of_times_is_refused_before_it_is_copied(
 
 def test_pages_that_the_footer_says_are_huge_are_refused_before_any_is_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "pages.parquet"
-    one = {pa.string(): "", pa.int64(): 1, pa.int32(): 1}
-    columns = {field.name: pa.array([one[field.type]] * 3, field.type) for field in PASSAGE_SCHEMA}
+    columns = {field.name: pa.array([ONE_OF_EACH[field.type]] * 3, field.type) for field in PASSAGE_SCHEMA}
     columns["text"] = pa.array(["x" * (90 << 20)] * 3)
     pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False)
     assert path.stat().st_size < 100_000
@@ -173,8 +230,7 @@ def _varint(value: int) -> bytes:
 
 def test_pages_of_which_the_footer_lies_are_refused_before_any_is_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "lying.parquet"
-    one = {pa.string(): "", pa.int64(): 1, pa.int32(): 1}
-    columns = {field.name: pa.array([one[field.type]] * 3, field.type) for field in PASSAGE_SCHEMA}
+    columns = {field.name: pa.array([ONE_OF_EACH[field.type]] * 3, field.type) for field in PASSAGE_SCHEMA}
     columns["text"] = pa.array(["x" * (90 << 20)] * 3)
     pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False, write_statistics=False)
     group = pq.read_metadata(path).row_group(0)

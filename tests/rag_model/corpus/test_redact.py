@@ -8,7 +8,7 @@ import pytest
 
 from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
 from rag_model.corpus.documents import place_of
-from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Part, Siteinfo
 from rag_model.corpus.redact import PartFiles, may_hold, pages_within, redact_part
@@ -47,6 +47,23 @@ def test_what_is_left_is_what_is_cut_without_the_pages(
         assert ours is not None
         assert theirs is not None
         assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("dated", [True, False])
+def test_a_part_keeps_its_columns(part: tuple[Part, Siteinfo], tmp_path: Path, *, dated: bool) -> None:
+    """The other parts of its snapshot have the same, and passages of before dates get none."""
+    _, files = cut(*part, tmp_path / "whole")
+    _, wanted = cut(*part, tmp_path / "without", "7")
+    for one in (files.passages, wanted.passages):
+        with PassageFile(one) as file, PassageWriter(tmp_path / "own", dated=dated) as writer:
+            for passage in list(file.passages()):
+                writer.write(passage)
+        (tmp_path / "own").replace(one)
+    made, _ = redact_part(files, {"7"}, tmp_path)
+    assert made.passages.read_bytes() == wanted.passages.read_bytes()
+    with PassageFile(made.passages) as file:
+        assert file.dated is dated
+        assert {passage.revised is not None for passage in file.passages()} == {dated}
 
 
 def test_vectors_stay_beside_their_passages(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:

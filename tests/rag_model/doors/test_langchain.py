@@ -36,7 +36,7 @@ def test_a_chain_answers_from_the_passages(
     first = told["context"][0]
     assert (first.id, first.metadata["snapshot"]) == (expected[0].id, made_library.red)
     assert set(first.metadata) == {
-        *("rank", "score", "id", "page_id", "title", "section", "url", "licence", "legs", "snapshot")
+        *("rank", "score", "id", "page_id", "title", "section", "url", "licence", "legs", "revised", "snapshot")
     }
     assert first.metadata["score"] == pytest.approx(expected[0].score, abs=1e-4)
     retriever.source.close()

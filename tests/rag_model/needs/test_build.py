@@ -79,7 +79,7 @@ def test_a_small_build_gets_a_small_machine_and_a_large_one_a_gpu(tiny: Path, ba
     large = needs_of(WIKIPEDIA, base, CODES, Most("256GB", 32, 8), hours=6)
     assert 1 <= large.gpus <= 8
     assert large.memory > small.memory
-    assert large.disk > small.disk
+    assert large.work.disk > small.work.disk
     assert large.hours < 24
     assert needs_of(WIKIPEDIA, base, CODES, Most("256GB", 32), hours=6).hours > 24  # without a GPU
 
@@ -123,7 +123,7 @@ def test_what_is_given_is_within_the_limits(
     assert needs.memory <= memory
     assert 1 <= needs.cores <= cores
     assert 0 <= needs.gpus <= gpus
-    assert max(needs.stages.values()) <= needs.memory
+    assert max(needs.work.held(needs.cores).values()) <= needs.memory
 
 
 def seconds(factory: str, n: int, cells: int | None = None) -> dict[str, float]:

@@ -27,10 +27,12 @@ def hit(place: int, passage: Passage, row: int | None = None) -> Hit:
     return Hit(place + 1, 1.0 / (place + 1), place if row is None else row, passage, "https://wiki/1", "by its authors")
 
 
-def passage(identity: str, text: str, start: int = 0, title: str = "Title", section: str = "") -> Passage:
+def passage(
+    identity: str, text: str, start: int = 0, title: str = "Title", section: str = "", revised: int | None = None
+) -> Passage:
     page = identity.partition(":")[0]
     digest = Passage.hash_of(title, text)
-    return Passage(identity, page, 7, title, section, text, start, len(text.split()), digest)
+    return Passage(identity, page, 7, title, section, text, start, len(text.split()), digest, revised)
 
 
 def hits_of(*passages: Passage) -> list[Hit]:
@@ -178,6 +180,24 @@ def test_a_context_is_numbered_titled_and_credited() -> None:
     second = context.excerpts[1]
     assert (second.number, second.title, second.section) == (2, "Animal\nFarm", "Reception")
     assert (second.url, second.revision, second.places, second.cut) == ("https://wiki/1", 7, (1,), False)
+
+
+def test_titles_have_the_day_of_the_revision_where_a_prompt_asks() -> None:
+    found = hits_of(
+        passage("1:0", "It is a fable.", 0, "Animal Farm", revised=1_793_534_400),
+        passage("1:Reception.0", "Many liked it.", 9, "Animal Farm", "Reception", revised=1_793_534_400),
+        passage("2:0", "Nobody knows when.", 0, "Orwell"),
+    )
+    plain, dated = (assemble(found, count, PLENTY, dated=dated) for dated in (False, True))
+    assert dated.text == (
+        "Title: Animal Farm (2026-11-01)\n[1] It is a fable.\n[2] Reception: Many liked it.\n\n"
+        "Title: Orwell\n[3] Nobody knows when."
+    )
+    assert plain.text == dated.text.replace(" (2026-11-01)", "")
+    assert plain.excerpts == dated.excerpts
+    assert [one.revised for one in dated.excerpts] == ["2026-11-01T12:00:00Z", "2026-11-01T12:00:00Z", None]
+    assert assemble(found, count, 8, dated=True).excerpts[0].cut, "the day is counted: it takes the room of a word"
+    assert not assemble(found, count, 8).excerpts[0].cut
 
 
 def test_nothing_in_a_passage_looks_like_another_entry() -> None:

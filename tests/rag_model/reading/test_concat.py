@@ -19,6 +19,7 @@ from rag_model.reading.writers.writer import Prompt, Written
 from rag_model.retrieve.retriever import Hit
 from tests.fixtures.tiny_generators import save_llama
 
+NOON = 1_793_534_400  # 2026-11-01T12:00:00Z
 QUESTIONS = ["Who wrote {it}?", "Où est 東京?"]
 
 
@@ -49,7 +50,7 @@ class Shelf:
 def hits(count: int = 3, words: int = 2) -> list[Hit]:
     texts = [" ".join(f"{{t{at}}}x{n}" for n in range(words)) for at in range(count)]
     return [
-        Hit(at + 1, 1.0, at, Passage(f"{at}:0", str(at), 7, f"T{at}", "", text, 0, words, text), "u", "")
+        Hit(at + 1, 1.0, at, Passage(f"{at}:0", str(at), 7, f"T{at}", "", text, 0, words, text, NOON), "u", "")
         for at, text in enumerate(texts)
     ]
 
@@ -66,6 +67,20 @@ def test_a_prompt_has_instruction_passages_and_question() -> None:
         assert told[place] == (place, answer.text)
         assert answer.usage is not None
         assert answer_json(answer)["context"][1]["places"] == [1]
+
+
+def test_a_citation_has_all_that_a_footnote_needs() -> None:
+    (answer,) = ConcatReader(Shelf(), Echo(), k=2).answer(QUESTIONS[:1])
+    _, cited = answer.citations
+    assert (cited.number, cited.title, cited.section, cited.url, cited.revision) == (2, "T1", "", "u", 7)
+    assert cited.revised == "2026-11-01T12:00:00Z"
+    assert [one["revised"] for one in answer_json(answer)["context"]] == [cited.revised] * 2
+
+
+def test_a_prompt_may_tell_the_days_of_the_revisions() -> None:
+    dated = Concat(instruction="", template="{dated_context} {question}")
+    (answer,) = ConcatReader(Shelf(), Echo(), dated, k=1).answer(QUESTIONS[:1])
+    assert answer.text == "|Title: T0 (2026-11-01)\n[1] {t0}x0 {t0}x1 Who wrote {it}?"
 
 
 def test_nothing_found_is_closed_book() -> None:
@@ -129,6 +144,9 @@ def test_what_does_not_go_together_is_refused() -> None:
         ("{context:>9} {question}", "has the place {context:>9}"),
         ("{context} {question} {}", "has the place {}"),
         ("{context} {question} {", "is invalid"),
+        ("{dated_context}", "has no {question}: it needs {dated_context} and {question}"),
+        ("{dated_context} {context} {question}", "has the place {context}: it may have {dated_context} and {question}"),
+        ("{{dated_context}} {question}", "has no {context}"),
     ],
 )
 def test_a_template_with_other_places_is_refused(template: str, says: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rag_model.generate.causal import CausalGenerator
 from rag_model.reading.answer import answer_json
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.opening import open_reader
 from rag_model.reading.prompts import Concat
 from rag_model.reading.settings import ReaderSettings
@@ -18,7 +19,7 @@ from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.event_stream import streamed
 from tests.fixtures.held import Held
-from tests.fixtures.scripted import STREAM, WHOLE, Scripted, event, hangs, replies, scripted, streams
+from tests.fixtures.scripted import STREAM, WHOLE, Scripted, event, hangs, likely, replies, scripted, streams
 from tests.fixtures.serving import Library, Serving, rounded, serving, with_limits
 from tests.fixtures.tiny_generators import save_llama
 
@@ -99,6 +100,21 @@ def test_an_endpoint_is_asked_only_for_questions(shared_library: Library, dest: 
     assert names[0][0] == "passages"
     assert (answer["answer"], answer["citations"], answer["log_likelihood"]) == ("two words [1].", [1], None)
     assert all(one["text"] in server.bodies[0]["messages"][-1]["content"] for one in answer["passages"])
+
+
+def test_an_endpoint_s_answers_are_withheld_where_they_are_not_sure(
+    shared_library: Library, dest: Path, endpoint: Any
+) -> None:
+    reading = ReaderSettings(threshold=Threshold("likelihood", -1.0))
+    sure, unsure = (streams(likely("two", one), event("", "stop")) for one in (-0.5, -1.5))
+    with (
+        scripted(sure, unsure) as server,
+        serving(shared_library.url, dest, reading=reading, **endpoint(server)) as found,
+    ):
+        replies = [found.client.post("/answer", json={"questions": [one]}).json() for one in ASKED]
+    given = [reply["answers"][0] for reply in replies]
+    assert [(one["answer"], one["abstained"]) for one in given] == [("two", False), ("", True)]
+    assert [body["logprobs"] for body in server.bodies] == [True, True]
 
 
 def test_questions_do_not_wait_for_one_that_an_endpoint_is_slow_with(

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rag_model.index.files.engine import faiss
-from rag_model.serving.service import _limit_threads
-from rag_model.serving.threads import WatchedThread
+from rag_model.serving.threads import WatchedThread, limit_threads
 from rag_model.serving.watching.metrics import Metrics
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
@@ -122,7 +121,7 @@ def test_each_thread_keeps_its_own_share_of_the_cores() -> None:
     set_all = threading.Barrier(2, timeout=PATIENCE)
 
     def compute(threads: int) -> None:
-        _limit_threads(threads)
+        limit_threads(threads)
         set_all.wait()
         known[threads] += [torch.get_num_threads(), faiss.omp_get_max_threads()]
 

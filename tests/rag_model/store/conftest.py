@@ -134,7 +134,8 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with PassageWriter(folder / f"part-{place:05d}.parquet") as writer:
             for i in range(row, row + rows):
                 digest = Passage.hash_of("Title", f"text {i}")
-                writer.write(Passage(f"{place}:{i}", str(place), 1, "Title", "", f"text {i}", 0, 2, digest))
+                date = None if place else 1_793_534_400 + i  # a part without dates
+                writer.write(Passage(f"{place}:{i}", str(place), 1, "Title", "", f"text {i}", 0, 2, digest, date))
         values = np.repeat(np.arange(row, row + rows, dtype=np.float32)[:, None], DIM, axis=1)
         np.save(folder / f"part-{place:05d}.npy", values)
         row += rows

@@ -1,4 +1,4 @@
-"""What every store promises, on memory, on disk, and on two S3 servers."""
+"""What every store promises, on memory, on disk, on two S3 servers, and on a server of Google's and of Azure's kind."""
 
 import pickle
 import secrets
@@ -289,3 +289,15 @@ class TestMoto(StoreContract):
     @pytest.fixture
     def store(self, moto_store_url: str) -> Store:
         return Store.open(f"{moto_store_url}/{secrets.token_hex(4)}", create=True)
+
+
+class TestGcs(StoreContract):
+    @pytest.fixture
+    def store(self, gcs_store_url: str) -> Store:
+        return Store.open(f"{gcs_store_url}/{secrets.token_hex(4)}", create=True)
+
+
+class TestAzure(StoreContract):
+    @pytest.fixture
+    def store(self, azure_store_url: str) -> Store:
+        return Store.open(f"{azure_store_url}/{secrets.token_hex(4)}", create=True)

@@ -1,16 +1,27 @@
 """Stores written by earlier versions are read as they were; what later versions write is refused in one sentence."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from beam_jobs.chunk import chunk, tasks_of
+from beam_jobs.redact import RedactTask, redact
+from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.corpus.moments import iso_of
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
 from rag_model.errors import StoreError
 from rag_model.index.registry import kind_of
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store import Snapshot, Store
+from rag_model.retrieve.retriever import hit_json
+from rag_model.snapshots.chunking import StoredChunker
+from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.takedown import Holder, RedactedPart, carry_out, part_blobs, parts_to_redact, redacted
+from rag_model.store import Manifest, Snapshot, Store
 from rag_model.store.comparing.diff import diff
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import gc
@@ -70,6 +81,7 @@ def test_its_passages_are_read(latest: Snapshot) -> None:
     texts = {passage.title: passage.text for passage in latest.passages(range(latest.n))}
     assert latest.n == 5
     assert texts["Page 2"] == "A theory of war is a theory of the city. The war was in the north."
+    assert {passage.revised for passage in latest.passages(range(latest.n))} == {None}, "they were cut without dates"
 
 
 @pytest.mark.parametrize("index", ["hnsw", "lists", "exact"])
@@ -79,6 +91,7 @@ def test_it_is_searched_by_vector(latest: Snapshot, index: str) -> None:
     hits = DenseRetriever(latest, index=index).search_vectors(vectors[[rows[RIVER]]], k=2)[0]
     assert hits[0].passage.text == RIVER
     assert hits[0].score == pytest.approx(1.0, abs=2e-3)
+    assert hit_json(hits[0])["revised"] is None
 
 
 def test_it_is_compared_rolled_back_and_swept(store: Store, written: int) -> None:
@@ -91,9 +104,50 @@ def test_it_is_compared_rolled_back_and_swept(store: Store, written: int) -> Non
 
 
 def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
-    pull(store, "latest", tmp_path / "dest")
-    with Snapshot.from_folder(tmp_path / "dest") as pulled:
-        assert RIVER in {passage.text for passage in pulled.passages(range(pulled.n))}
+    for mapped in (False, True):
+        pull(store, "latest", tmp_path / f"{mapped}", mapped=mapped)
+        with Snapshot.from_folder(tmp_path / f"{mapped}") as pulled:
+            found = pulled.passages(range(pulled.n))
+            assert RIVER in {passage.text for passage in found}
+            assert {passage.revised for passage in found} == {None}
+
+
+def test_a_page_is_taken_down_and_no_part_gets_dates(store: Store) -> None:
+    """So parts with dates and parts without never stand side by side."""
+    store.takedowns.add("enwiki", {"2"}, "a request", "me")
+    assert len(carry_out(store, lambda holder: without_pages(store, holder)).places) == 2
+    with Snapshot.from_store(store) as left:
+        assert {passage.page_id for passage in left.passages(range(left.n))} == {"1", "3", "4"}
+        for part in left.parts:
+            with left.passage_file(part.name) as file:
+                assert not file.dated
+
+
+def test_a_build_inherits_no_passages_of_it(
+    store: Store, latest: Snapshot, tmp_path: Path, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
+) -> None:
+    """They have no dates: all are cut again, once."""
+    texts = {passage.page_id: passage.text for passage in latest.passages(range(latest.n))}
+    pages = (page_xml(page, text, rev_id=page, title=f"Page {page}") for page, text in texts.items())
+    (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
+    plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
+    tasks = tasks_of(store, plan, StoredChunker(ChunkRecipe()), Parent.of(store, "latest"))
+    assert all(task.earlier for task in tasks), "there is a parent to inherit from"
+    cuts = [CutPart.from_json(chunk(task, store)) for task in tasks]
+    assert {cut.facts.inherited for cut in cuts} == {0}
+    for cut in cuts:
+        with PassageFile(store.blobs.local(cut.passages)) as file:
+            assert {iso_of(passage.revised) for passage in file.passages()} == {"2026-11-01T12:00:00Z"}
+
+
+def without_pages(store: Store, holder: Holder) -> Manifest:
+    """Make a snapshot without the pages as the flow does, but for the indexes."""
+    old = holder.manifest.content
+    made = {
+        part.name: RedactedPart.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
+        for part in parts_to_redact(holder)
+    }
+    return Manifest(redacted(old, made))
 
 
 def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: Store, written: int) -> None:

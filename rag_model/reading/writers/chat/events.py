@@ -4,6 +4,7 @@ The protocol: `data: {JSON}` a line, an empty line behind each event, `data: [DO
 sends. Lines that begin with a colon keep the connection alive.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,18 @@ class Reply:
     def ended(self) -> bool:
         """Whether the model ended it, and not a bound or a filter."""
         return self.reason not in {"length", "content_filter"}
+
+    @property
+    def log_likelihood(self) -> float | None:
+        """The likelihood of what was written, nats, with its end where that is told; None: of some token it is not.
+
+        llama.cpp streams no likelihood of a token that ends inside a character.
+        """
+        known = self.log_likelihoods
+        if known is None:
+            return None
+        untold = 0 if self.usage is None else self.usage[1] - len(known)
+        return math.fsum(known) if untold <= (self.reason == "stop") else None
 
     def take(self, data: str) -> str:
         """Take one event, or a whole reply, and return the text that it adds; an end that may be the key's waits.

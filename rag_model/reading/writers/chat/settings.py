@@ -12,7 +12,9 @@ from rag_model.errors import UsageError
 AROUND = 32  # tokens that a chat's format puts around two messages, at most
 _PREFIX = "BOOKWHEEL_LLM_"
 _NUMBERS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
+_FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _WANTED = {
+    "logprobs": "yes or no",
     "temperature": "a number, or `default`",
     "prices": "two prices such as 0.15,0.60",
     "length_field": "max_tokens or max_completion_tokens",
@@ -50,7 +52,7 @@ class ChatSettings:
     top_p: float = 1.0  # probability mass to draw from
     seed: int | None = None  # sent where given; most endpoints promise nothing
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # OpenAI's reasoning models: the other
-    logprobs: bool = False  # ask for the likelihood of what was written; not every endpoint gives it
+    logprobs: bool = False  # ask for the likelihood of what was written; not every endpoint gives it, some refuse
     # the model
     context: int = 32_768  # tokens of prompt and answer together: not every endpoint tells it
     tokenizer: Path | None = None  # its tokenizer.json: exact counts; without it a token a byte is assumed
@@ -88,15 +90,15 @@ class ChatSettings:
         """Return the settings that the environment makes, but for those that are `given`.
 
         BOOKWHEEL_LLM_CONTEXT, _CONCURRENCY, _TRIES, _WHOLE_SECONDS, _FIRST_SECONDS, _CONNECT_SECONDS, _LENGTH_FIELD,
-        _TEMPERATURE (`default`: it is not sent), _TOKENIZER (a file) and _PRICES (of a million tokens read, and
-        written: 0.15,0.60).
+        _LOGPROBS (yes or no), _TEMPERATURE (`default`: it is not sent), _TOKENIZER (a file) and _PRICES (of a million
+        tokens read, and written: 0.15,0.60).
 
         Raises:
             UsageError: one cannot be used.
         """
         kinds = {one.name: one.type for one in fields(cls)}
         found: dict[str, Any] = {}
-        for name in (*_NUMBERS, "length_field", "temperature", "tokenizer", "prices"):
+        for name in (*_NUMBERS, "length_field", "logprobs", "temperature", "tokenizer", "prices"):
             variable = f"{_PREFIX}{name.upper()}"
             if text := environment.get(variable, "").strip():
                 found[name] = _value(variable, name, kinds[name], text)
@@ -122,6 +124,8 @@ def _value(variable: str, name: str, kind: Any, text: str) -> Any:
             return None
         if name == "tokenizer":
             return Path(text)
+        if name == "logprobs":
+            return _FLAGS[text.lower()]
         if name == "length_field":
             return {one: one for one in ("max_tokens", "max_completion_tokens")}[text]
         return int(text) if kind is int else float(text)

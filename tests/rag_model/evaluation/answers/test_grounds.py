@@ -1,11 +1,14 @@
 """Whether answers agree with the passages that they were read from."""
 
+from dataclasses import replace
+
 import pytest
 
 from rag_model.evaluation.answers.grounds import grounds
 from rag_model.evaluation.answers.readings import Reading, Shown
 from rag_model.evaluation.answers.scores import estimate, score
 from rag_model.evaluation.questions.files import Question
+from rag_model.reading.citations import Statement
 
 ASKED = Question("q", "When was it published?", ("1945", "August 1945"))
 
@@ -33,6 +36,27 @@ def test_an_answer_is_looked_for_in_what_was_read(answer: str, texts: list[str],
     assert grounds(ASKED, said, float(answer == "1945")) == expected
     found = score(ASKED, said).measures
     assert {name: found[name] for name in found if name not in {"EM", "F1"}} == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "beside", "alone", "expected"),
+    [
+        ("1946", -2.0, -1.0, {"from-passages": 0, "override-live": 1}),  # from memory, over the passages
+        ("1946", -1.0, -1.0, {"from-passages": 0, "override-live": 1}),
+        ("1946", -1.0, -2.0, {"from-passages": 1, "override-live": 0}),  # read wrongly
+        ("1945", -2.0, -1.0, {"from-passages": 0, "override-live": 0}),  # known, and held
+        ("", -2.0, -1.0, {"from-passages": 0}),
+        ("1946", -1.0, None, {}),
+    ],
+)
+def test_the_memory_that_answered_is_told(
+    answer: str, beside: float, alone: float | None, expected: dict[str, float]
+) -> None:
+    said = replace(reading(answer, "in 1945"), log_likelihood=beside, closed_book=alone)
+    found = grounds(ASKED, said, 0.0)
+    assert {name: found[name] for name in found if name in {"from-passages", "override-live"}} == expected
+    cites = replace(said, statements=(Statement(answer, (1,)),))
+    assert not {"from-passages", "override-live"} & set(grounds(ASKED, cites, 0.0))
 
 
 def test_patterns_are_searched() -> None:

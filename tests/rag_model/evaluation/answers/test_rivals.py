@@ -78,6 +78,6 @@ def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot
     assert rows[WHOLE].figures["citation-precision"].value == pytest.approx(1)  # it says what the entry says
     cited = rows[OPEN].figures["cited"]
     assert (cited.value, cited.n) == (1, 2)  # of the third question nothing was found, and it alone is closed book
-    assert list(seen.search) == ["bm25(k1=1.2)"]
+    assert list(seen.search) == ["bm25(k1=1.2)", "reading of passages"]
     assert "EM is 0.000 higher than closed book" in seen.worth
     assert seen.worth.endswith("tokens more a question")

@@ -1,5 +1,6 @@
 """A retriever measured stage by stage over a small real snapshot, beside what each stage gives alone."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,21 @@ def test_questions_are_encoded_once_for_all_retrievers(snapshot: Snapshot, encod
         known = questions.known(encoder)
         assert known is questions.vectors(encoder)
     assert len(questions.used) == 4
+
+
+def test_no_time_between_two_stages_is_lost(
+    snapshot: Snapshot, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which each look takes a second, and 1,000 ms are one."""
+    looks: list[float] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: looks.append(float(len(looks))) or looks[-1])  # type: ignore[func-returns-value]
+    retriever = open_retriever(snapshot, "rrf(hnsw, ivfpq)", encoder=encoder, products=True)
+    looks.clear()
+    (costs,) = time_stages([retriever], ["who?"], 3)
+    _, began, *_, ended, _ = looks  # the first and the last look are at the time that is left
+    parts = [*costs.encoders.values(), *costs.stages.values(), costs.passages]
+    assert sum(parts) == pytest.approx(1000 * (ended - began))
+    assert costs.passages > 0
 
 
 def test_one_question_is_timed_however_little_time_there_is(snapshot: Snapshot, encoder: Encoder) -> None:

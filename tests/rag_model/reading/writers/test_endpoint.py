@@ -18,7 +18,7 @@ from rag_model.reading.writers.chat.settings import ChatSettings, Prices
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Prompt
 from tests.fixtures.chat_server import chat_server
-from tests.fixtures.scripted import STREAM, WHOLE, Scripted, Step, event, hangs, replies, scripted, streams
+from tests.fixtures.scripted import STREAM, WHOLE, Scripted, Step, event, hangs, likely, replies, scripted, streams
 from tests.fixtures.tiny_generators import save_llama
 
 KEY = "sk-not-to-be-told-0123456789"
@@ -73,9 +73,8 @@ def test_a_real_server_writes_what_its_model_does(served: str, model: Path) -> N
 
 def test_what_is_sent_and_read() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 2}
-    weights = {"content": [{"logprob": -0.5}, {"logprob": -0.25}]}
-    data = event("two").replace(b'"delta"', f'"logprobs": {str(weights).replace(chr(39), chr(34))}, "delta"'.encode())
-    with scripted(streams(b": hello\r\n\r\n", data, event(" words", "length", usage=usage))) as server:
+    weighed = likely("two", -0.5), likely(" words", -0.25)
+    with scripted(streams(b": hello\r\n\r\n", *weighed, event("", "length", usage=usage))) as server:
         found = written(server, replace(QUICK, logprobs=True, seed=3))
     assert (found.text, found.ended, found.log_likelihood) == ("two words", False, -0.75)
     assert (found.usage.prompt_tokens, found.usage.new_tokens, found.usage.cost) == (7, 2, None)
@@ -87,6 +86,17 @@ def test_what_is_sent_and_read() -> None:
     assert (sent["model"], sent["temperature"], sent["seed"], sent["max_tokens"]) == ("tiny", 0.0, 3, 50)
     assert server.heads[0].startswith("POST /v1/chat/completions ")
     assert f"Bearer {KEY}" in server.heads[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "written_tokens", "told"), [("stop", 3, -0.75), ("stop", 4, None), ("length", 3, None)]
+)
+def test_a_likelihood_is_that_of_every_token_but_the_end_or_none(
+    reason: str, written_tokens: int, told: float | None
+) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": written_tokens}
+    with scripted(streams(likely("two", -0.5), likely(" words", -0.25), event("", reason, usage=usage))) as server:
+        assert written(server, replace(QUICK, logprobs=True)).log_likelihood == told
 
 
 @pytest.mark.parametrize("sizes", [[1] * 60, [7, 9, 30], [60]])

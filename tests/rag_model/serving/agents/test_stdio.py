@@ -95,9 +95,10 @@ def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
         found = await given(session, "search", question=ASKED, k=3)
         assert found == rounded({"snapshot": library.red, "hits": expected})
         read = await given(session, "passage", id=expected[0]["id"])
-        assert {key: read[key] for key in ("text", "title", "url")} == {
-            key: expected[0][key] for key in ("text", "title", "url")
+        assert {key: read[key] for key in ("text", "title", "url", "revised")} == {
+            key: expected[0][key] for key in ("text", "title", "url", "revised")
         }
+        assert read["revised"] == "2026-11-01T12:00:00Z"
         told = await given(session, "snapshot")
         assert (told["snapshot"], told["ref"], told["indexes"]) == (library.red, "latest", ["hnsw"])
         for tool, arguments, words in WRONG:

@@ -101,6 +101,8 @@ def test_a_question_finds_passages_with_its_words_marked_and_where_they_are_from
     revision = denali.get_by_role("link", name="Denali", exact=True)
     assert revision.get_attribute("href") == "https://en.wikipedia.org/w/index.php?oldid=1"
     assert revision.get_attribute("rel") == "noopener noreferrer"
+    expect(denali.locator("time")).to_have_text("2026-11-01")
+    expect(denali.locator("time")).to_have_attribute("datetime", "2026-11-01T12:00:00Z")
     credit = denali.locator(".credit")
     expect(credit).to_have_text("“Denali” by its authors, CC BY-SA 4.0; excerpt, markup removed")
     assert [link.get_attribute("href") for link in credit.get_by_role("link").all()] == [
@@ -131,7 +133,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Page, service: Serving) ->
     expect(hostile.locator(".text")).to_have_text(
         "Said <img src='x' onerror='window.hacked=2'> & <b>b</b> of the mountain."
     )
-    expect(hostile.locator("h2")).to_have_text("The <script>window.hacked=1</script>")
+    expect(hostile.locator("h2")).to_have_text("The <script>window.hacked=1</script>, 2026-11-01")
     assert page.locator("main img, main b b, main script, .text b").count() == 0
     page.goto(f"{service.url}/#q={question}")
     expect(page.locator(".passage")).to_have_count(3)
@@ -241,6 +243,7 @@ def test_a_citation_leads_to_the_revision_that_it_names(page: Page, service: Ser
         "title": "Denali",
         "section": "",
         "revision": 7,
+        "revised": "2026-11-01T12:00:00Z",
         "places": [0],
         "text": "of Alaska",
         "cut": False,
@@ -260,6 +263,7 @@ def test_a_citation_leads_to_the_revision_that_it_names(page: Page, service: Ser
     links = page.locator(".said a")
     expect(links).to_have_count(1)
     expect(links).to_have_attribute("href", "https://en.wikipedia.org/?oldid=7")
+    expect(links).to_have_attribute("title", "Denali, 2026-11-01")
     answer |= {"answer": "", "citations": [], "abstained": True}
     page.get_by_label("Your question").fill("Who?")
     page.keyboard.press("Enter")

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from rag_model.corpus.passages import in_seconds
 from rag_model.corpus.records import Passage
-from rag_model.corpus.rows import read_tsv
+from rag_model.corpus.rows import read_jsonl, read_tsv
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.export import Layout, export
@@ -37,7 +38,7 @@ def test_dpr_passages_are_read_by_our_own_reader_of_them(nasty: Snapshot, tmp_pa
     export(nasty, tmp_path / "out", "dpr")
     file = tmp_path / "out" / "psgs_w100.tsv"
     assert file.read_text().startswith("id\ttext\ttitle\n1:0\tplain\tTitle 1\n")
-    assert list(read_tsv(str(file))) == [(one.id, one.title, one.text) for one in passages(nasty)]
+    assert list(read_tsv(str(file))) == [(one.id, one.title, one.text, None) for one in passages(nasty)]
 
 
 def test_dpr_vectors_lie_beside_their_ids(snapshot: Snapshot, tmp_path: Path) -> None:
@@ -60,10 +61,18 @@ def test_jsonl_has_ids_and_contents(nasty: Snapshot, tmp_path: Path) -> None:
     ]
 
 
+def test_jsonl_has_dates_that_our_own_reader_reads(snapshot: Snapshot, tmp_path: Path) -> None:
+    export(snapshot, tmp_path / "out", "jsonl")
+    known = {one.id: one.revised for one in passages(snapshot)}
+    assert {own: date for own, _, _, date in read_jsonl(str(tmp_path / "out" / "corpus.jsonl"))} == known
+    assert {date is None for date in known.values()} == {True, False}
+
+
 def test_datasets_have_typed_columns(snapshot: Snapshot, tmp_path: Path) -> None:
     export(snapshot, tmp_path / "out", "datasets")
     table = ds.dataset(tmp_path / "out" / "data", format="parquet").to_table()
-    assert table.schema.names == ["id", "text", "title", "embeddings"]
+    assert table.schema.names == ["id", "text", "title", "revised", "embeddings"]
+    assert in_seconds(table["revised"]).to_pylist() == [one.revised for one in passages(snapshot)]
     assert table.schema.field("embeddings").type == pa.list_(pa.float32())
     assert table["text"].to_pylist() == [one.text for one in passages(snapshot)]
     assert table["embeddings"].to_pylist() == [[float(row)] * 4 for row in range(snapshot.n)]
@@ -76,7 +85,7 @@ def test_vectors_can_stay_behind(snapshot: Snapshot, tmp_path: Path, layout: Lay
     export(snapshot, tmp_path / "out", layout, embeddings=False)
     assert not [*(tmp_path / "out").glob("*.npy")]
     if layout == "datasets":
-        assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title"]
+        assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title", "revised"]
 
 
 def test_the_licence_goes_along(local_store: Store, tmp_path: Path) -> None:

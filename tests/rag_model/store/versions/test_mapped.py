@@ -1,15 +1,20 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageWriter
+from rag_model.corpus.moments import LATEST
+from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 from rag_model.store.versions.mapped import MappedPassages, write_mapped
 
+DATES = (1_793_534_400, None, -1)
 PASSAGES = [
-    Passage(f"{n}-0", str(n), 2**40 + n, title, "", text, n, len(text.split()), Passage.hash_of(title, text))
+    Passage(
+        f"{n}-0", str(n), 2**40 + n, title, "", text, n, len(text.split()), Passage.hash_of(title, text), DATES[n - 1]
+    )
     for n, (title, text) in enumerate([("Zürich", "漢字 𝛑"), ("", ""), ("a\0b", "x" * 70_000)], start=1)
 ]
 
@@ -35,10 +40,36 @@ def test_passages_come_back_as_they_were_written_in_any_order(copy: Path) -> Non
 def test_a_slice_and_missing_values_are_read_as_arrow_says(tmp_path: Path) -> None:
     """Another writer's file may keep a mask of missing values beside columns that have none."""
     columns = [pa.array([None, *(getattr(one, name) for one in PASSAGES)]) for name in PASSAGE_SCHEMA.names]
+    columns[-1] = columns[-1].cast(pa.timestamp("s", tz="UTC"))
     kept = [column.cast(field.type)[1:] for column, field in zip(columns, PASSAGE_SCHEMA, strict=True)]
     with pa.OSFile(str(tmp_path / "other.arrow"), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(kept, schema=PASSAGE_SCHEMA))
     assert MappedPassages(tmp_path / "other.arrow").rows([0, 1, 2]) == PASSAGES
+
+
+@pytest.mark.parametrize("older", ["part", "copy"])
+def test_passages_of_before_dates_are_read_without_them(tmp_path: Path, older: str) -> None:
+    """A part that an earlier bookwheel wrote, copied today; or a copy that it made in this folder."""
+    with PassageWriter(tmp_path / "part", dated=False) as writer:
+        for passage in PASSAGES:
+            writer.write(passage)
+    write_mapped(tmp_path / "part", tmp_path / "copy")
+    if older == "copy":
+        with pa.memory_map(str(tmp_path / "copy")) as source:
+            table = pa.ipc.open_file(source).read_all().select(UNDATED_SCHEMA.names)
+            with pa.OSFile(str(tmp_path / "old"), "wb") as sink, pa.ipc.new_file(sink, UNDATED_SCHEMA) as file:
+                file.write_table(table)
+        (tmp_path / "old").replace(tmp_path / "copy")
+    assert MappedPassages(tmp_path / "copy").rows([2, 0]) == [replace(PASSAGES[n], revised=None) for n in (2, 0)]
+
+
+def test_an_impossible_date_is_one_sentence(tmp_path: Path) -> None:
+    column = pa.array([(LATEST + 1) * 1000], pa.int64()).cast(PASSAGE_SCHEMA.field("revised").type)
+    one = [pa.array([getattr(PASSAGES[0], field.name)], field.type) for field in UNDATED_SCHEMA]
+    with pa.OSFile(str(tmp_path / "copy"), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([*one, column], schema=PASSAGE_SCHEMA))
+    with pytest.raises(InputError, match=r"row 0 of .* is damaged \(a time outside .*\): pull it again"):
+        MappedPassages(tmp_path / "copy").rows([0])
 
 
 def test_a_text_that_is_none_is_one_sentence(copy: Path) -> None:

@@ -17,12 +17,14 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
             "BOOKWHEEL_LLM_LENGTH_FIELD": "max_completion_tokens",
             "BOOKWHEEL_LLM_WHOLE_SECONDS": "7.5",
             "BOOKWHEEL_LLM_TEMPERATURE": "default",
+            "BOOKWHEEL_LLM_LOGPROBS": "Yes",
         },
         max_new_tokens=20,
     )
     assert (found.context, found.prices, found.length_field) == (2048, Prices(0.15, 0.6), "max_completion_tokens")
     assert (found.tokenizer, found.whole_seconds, found.max_new_tokens) == (Path("t.json"), 7.5, 20)
-    assert found.temperature is None
+    assert (found.temperature, found.logprobs) == (None, True)
+    assert not ChatSettings.of({"BOOKWHEEL_LLM_LOGPROBS": "0"}).logprobs
     assert ChatSettings.of({"BOOKWHEEL_LLM_TEMPERATURE": "0.5"}).temperature == 0.5
     assert ChatSettings.of({}) == ChatSettings()
 
@@ -37,6 +39,7 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
         ("PRICES", "3", "two prices such as"),
         ("PRICES", "3,-1", "give two of 0 or more"),
         ("WHOLE_SECONDS", "nan", "whole_seconds is nan"),
+        ("LOGPROBS", "5", "BOOKWHEEL_LLM_LOGPROBS is '5': set it to yes or no"),
         ("LENGTH_FIELD", "max", "max_tokens or max_completion_tokens"),
     ],
 )

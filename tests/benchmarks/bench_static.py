@@ -1,0 +1,245 @@
+"""A static encoder beside the packages that write such folders, and beside MiniLM: how fast it is, and what it loses.
+
+Passages per CPU second of one core, each in a process of its own, from text to vectors: ours from a cold start (no word
+is known yet), sentence-transformers' `encode` of the same folder, model2vec's where it is installed, and MiniLM by
+bookwheel; `ratio` is ours by the faster of the two packages. Then Success@20 and nDCG@10 (of the gold paragraph) of
+exact search by either encoder, alone, fused with BM25, and with `--reranker FOLDER` both lists reranked, as paired
+differences with intervals.
+
+`--model FOLDER` is a trained static encoder; by default one is distilled from MiniLM, which finds less. `--passages`
+and `--questions` are JSON lines, plain or .xz (`title`, `text`; `question`, `answers`, and `paragraph`, the id of the
+gold one); `--paragraphs` holds the gold ones (`id` too); by default all are the demo's, which names no gold ones.
+`python tests/benchmarks/bench_static.py`, about a minute. Prints one JSON line.
+"""
+
+import argparse
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from alone import alone
+from distilled import distilled
+from passages import demo_passages, lines
+
+from flows.demo import QUESTIONS, demo_encoder
+from rag_model.corpus.passages import PassageWriter
+from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.encoder import Encoder
+from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
+from rag_model.evaluation.questions.match import Answers
+from rag_model.index.kind import IndexFiles
+from rag_model.index.postings.kind import KIND as BM25
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.stages import build
+from rag_model.retrieve.fusion import fuse
+from rag_model.training.data.examples import passage_of
+
+DEPTH = 100  # passages of each list that are fused
+K = 60  # of the fusion
+WARM_UP = 8  # texts, before the clock starts
+Encode = Callable[[list[str], list[str]], Any]
+Rows = Any  # (q, k) rows, the best first
+
+
+def ours(folder: str) -> Encode:
+    return Encoder.load(folder, device="cpu", threads=1).encode_passages
+
+
+def sentence_transformers(folder: str) -> Encode:
+    loaded = import_module("sentence_transformers").SentenceTransformer(folder, device="cpu")
+    return lambda titles, texts: loaded.encode(joined(titles, texts), batch_size=1024)
+
+
+def model2vec(folder: str) -> Encode:
+    loaded = import_module("model2vec").StaticModel.from_pretrained(folder)
+    return lambda titles, texts: loaded.encode(joined(titles, texts), use_multiprocessing=False)
+
+
+def joined(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+    return [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
+
+
+def timed(load: Callable[[str], Encode], folder: str, titles: list[str], texts: list[str]) -> tuple[float, Any]:
+    """Encode in this process; return CPU seconds, and some of the vectors."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)
+    encode = load(folder)
+    encode(titles[-WARM_UP:], texts[-WARM_UP:])
+    began = time.process_time()
+    vectors = encode(titles, texts)
+    return time.process_time() - began, np.asarray(vectors)[:: max(1, len(texts) // 500)]
+
+
+def speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, rounds: int) -> dict[str, Any]:
+    titles, texts = [row["title"] or "" for row in rows], [row["text"] for row in rows]
+    n = len(rows)
+    contenders = {"ours": (ours, static, n), "sentence_transformers": (sentence_transformers, static, n)}
+    if find_spec("model2vec"):
+        contenders["model2vec"] = (model2vec, static, n)
+    contenders["minilm"] = (ours, minilm, slow)
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    vectors, peaks = dict[str, Any](), dict[str, int]()
+    for _ in range(rounds):
+        for name, (load, folder, some) in contenders.items():
+            spent = alone(timed, load, folder, titles[:some], texts[:some])
+            rates[name].append(min(n, some) / spent.value[0])
+            vectors[name], peaks[name] = spent.value[1], round(spent.anonymous_mb)
+    best = {name: max(some) for name, some in rates.items()}
+    peers = [name for name in ("sentence_transformers", "model2vec") if name in best]
+    return {
+        "passages": len(rows),
+        "mean_words": round(float(np.mean([len(text.split()) for text in texts])), 1),
+        "ratio": round(best["ours"] / max(best[name] for name in peers), 2),
+        "passages_a_core_second": {name: round(rate, 1) for name, rate in best.items()},
+        "every_round": {name: [round(rate) for rate in some] for name, some in rates.items()},
+        "peak_mb": peaks,
+        "least_cosine": {name: round(float(cosines(vectors["ours"], vectors[name]).min()), 6) for name in peers},
+        "hours_of_wikipedia": {
+            name: round(21_015_324 / rate / 3600, 2) for name, rate in best.items() if name in ("ours", "minilm")
+        },
+    }
+
+
+def cosines(left: Any, right: Any) -> Any:
+    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    return ((left * right).sum(axis=1) + (lengths == 0)) / np.where(lengths == 0, 1, lengths)
+
+
+def bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
+    with tempfile.TemporaryDirectory() as base:
+        rows, out = Path(base, "rows.parquet"), Path(base, "bm25.postings")
+        with PassageWriter(rows) as writer:
+            for one in corpus:
+                writer.write(passage_of(one["title"] or "", one["text"]))
+        plan = BM25.plan(IndexRecipe("BM25", over="text"), len(corpus), 0)
+        build(plan, [rows], out, Path(base))
+        return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, k)[1]
+
+
+def exact(folder: str, corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
+    encoder = Encoder.load(folder, device="cpu")
+    read = encoder.encode_passages([one["title"] or "" for one in corpus], [one["text"] for one in corpus])
+    return np.argsort(-(encoder.encode_questions(questions) @ read.T), axis=1, kind="stable")[:, :k]
+
+
+class Reranker:
+    """A cross-encoder, and the scores of the pairs that it has read."""
+
+    def __init__(self, folder: Path, corpus: Sequence[dict[str, Any]], questions: list[str]) -> None:
+        self._model, self._corpus, self._questions = CrossEncoder.load(folder, device="cpu"), corpus, questions
+        self._known: dict[tuple[int, int], float] = {}
+
+    def __call__(self, found: Rows, asked: int, depth: int) -> Rows:
+        """Return the first `depth` of the first `asked` questions in the order of their scores."""
+        pairs = [(q, int(row)) for q in range(asked) for row in found[q][:depth] if row >= 0]
+        new = [pair for pair in pairs if pair not in self._known]
+        passages = [self._corpus[row] for _, row in new]
+        titles, texts = [one["title"] or "" for one in passages], [one["text"] for one in passages]
+        told = self._model.scores([self._questions[q] for q, _ in new], titles, texts)
+        self._known.update(zip(new, told.tolist(), strict=True))
+        return [
+            sorted((int(row) for row in found[q][:depth] if row >= 0), key=lambda row, q=q: -self._known[q, row])
+            for q in range(asked)
+        ]
+
+
+class Judge:
+    """What each question is worth in a list: an answer among the first 20, and where the gold paragraph stands."""
+
+    def __init__(self, corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]]) -> None:
+        self._texts = [one["text"] for one in corpus]
+        self._answers = [Answers(own["answers"]) for own in asked]
+        place = {one["id"]: row for row, one in enumerate(corpus) if "id" in one}
+        self._gold = [place.get(own.get("paragraph")) for own in asked]
+
+    def measures(self, found: Rows) -> dict[str, list[float]]:
+        told = {
+            "Success@20": [
+                float(any(gold.are_in(self._texts[row]) for row in own[:20] if row >= 0))
+                for gold, own in zip(self._answers, found, strict=False)
+            ]
+        }
+        if all(gold is not None for gold in self._gold):
+            told["nDCG@10"] = [
+                sum(1 / math.log2(2 + place) for place, row in enumerate(own[:10]) if row == gold)
+                for gold, own in zip(self._gold, found, strict=False)
+            ]
+        return told
+
+
+def quality(
+    static: str, minilm: str, corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], options: Any
+) -> dict[str, Any]:
+    questions = [own["question"] for own in asked]
+    lexical = bm25(corpus, questions, DEPTH)
+    lists: dict[str, dict[str, Rows]] = {"bm25": {"bm25": lexical}}
+    for name, folder in (("static", static), ("minilm", minilm)):
+        alone_ = exact(folder, corpus, questions, DEPTH)
+        lists[name] = {"alone": alone_, "rrf_bm25": fuse([alone_, lexical], K, [1.0, 1.0])[0]}
+    if options.reranker:
+        reranker = Reranker(options.reranker, corpus, questions)
+        for name in ("static", "minilm"):
+            for way in ("alone", "rrf_bm25"):
+                lists[name][f"rerank({way})"] = reranker(lists[name][way], options.reranked, options.depth)
+    judge = Judge(corpus, asked)
+    told = {name: {way: judge.measures(found) for way, found in ways.items()} for name, ways in lists.items()}
+    shown = {
+        name: {way: {m: shown_of(mean_interval(own)) for m, own in values.items()} for way, values in ways.items()}
+        for name, ways in told.items()
+    }
+    lost = {
+        way: {m: shown_of(difference_interval(own, told["minilm"][way][m])) for m, own in values.items()}
+        for way, values in told["static"].items()
+    }
+    return {
+        "library": len(corpus),
+        "questions": len(asked),
+        "reranked": options.reranked if options.reranker else 0,
+        **shown,
+        "static_less_minilm": lost,
+    }
+
+
+def shown_of(one: Estimate) -> list[float]:
+    return [round(100 * value, 1) for value in (one.value, one.low, one.high)]
+
+
+def chosen(rows: list[Any], count: int) -> list[Any]:
+    order = np.random.default_rng(0).permutation(len(rows))[:count]
+    return [rows[row] for row in np.sort(order)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("model", "minilm", "passages", "paragraphs", "questions", "reranker"):
+        parser.add_argument(f"--{name}", type=Path)
+    for name, default in {"count": 2000, "library": 1000, "asked": 300, "slow": 200, "reranked": 50}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--depth", type=int, default=50, help="passages of a question that are reranked")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    minilm = str(options.minilm or demo_encoder())
+    rows = lines(options.passages) if options.passages else demo_passages()
+    asked = chosen(lines(options.questions or Path(QUESTIONS)), options.asked)
+    corpus = [*(lines(options.paragraphs) if options.paragraphs else []), *chosen(rows, options.library)]
+    with tempfile.TemporaryDirectory() as work:
+        static = str(options.model or distilled(Encoder.load(minilm, device="cpu"), Path(work, "static")))
+        told = {"benchmark": "static", "model": options.model.name if options.model else "distilled from MiniLM"}
+        told["dim"] = Encoder.load(static).dim
+        told |= {"speed": speed(static, minilm, chosen(rows, options.count), options.slow, options.rounds)}
+        told |= {"quality": quality(static, minilm, corpus, asked, options)}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""A static encoder made from a transformer in a minute, where no trained one is at hand: model2vec's distillation.
+
+Each token of the vocabulary is encoded alone; the vectors are reduced by PCA and weighted by their rank, which is about
+that of their frequency (Tulkens and van Dongen 2024, "Model2Vec"). A published one is trained further, and better.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from rag_model.encoders.encoder import Encoder
+
+_UNUSED = re.compile(r"\[unused\d+\]")
+_FREQUENCY = 1e-4  # a of a / (a + p): smooth inverse frequency (Arora et al. 2017)
+
+
+def distilled(encoder: Encoder, folder: Path, dim: int = 256) -> Path:
+    """Write a static encoder's folder from the vectors of a transformer's tokens."""
+    vocabulary = encoder.tokenizer.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    words = [token.removeprefix("##") for token in tokens]
+    table = np.zeros((len(tokens), encoder.dim), np.float32)
+    used = [row for row, token in enumerate(tokens) if not _UNUSED.fullmatch(token)]
+    table[used] = encoder.encode_questions([words[row] for row in used])
+    rows = reduced(table[used], dim)
+    ranks = np.arange(2, len(rows) + 2)  # Zipf's law: the probability falls with the rank
+    shares = 1 / ranks / (1 / ranks).sum()
+    out = np.zeros((len(tokens), rows.shape[1]), np.float32)
+    out[used] = rows * (_FREQUENCY / (_FREQUENCY + shares))[:, None]
+    folder.mkdir(parents=True)
+    save_file({"embeddings": out}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "normalize": True}))
+    shutil.copyfile(encoder.folder / "tokenizer.json", folder / "tokenizer.json")
+    return folder
+
+
+def reduced(vectors: npt.NDArray[np.float32], dim: int) -> npt.NDArray[np.float32]:
+    """Return (n, dim) of (n, d) vectors, by the directions in which they differ the most."""
+    centred = vectors - vectors.mean(axis=0)
+    directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :dim]
+    found: npt.NDArray[np.float32] = (centred @ directions).astype(np.float32)
+    return found

@@ -1,0 +1,112 @@
+"""A static encoder the whole way: beside a transformer, gated, rebuilt, searched, fused, served, and never trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.needs.build import work_of
+from rag_model.retrieve.factory import open_retriever
+from rag_model.snapshots.recipe import Recipe
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.serving import serving, with_limits
+from tests.fixtures.tiny_static import save_model2vec, save_static_embedding
+
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
+
+RECIPE = """
+part_bytes = 50_000
+
+[represent.quick]
+encoder = "{encoder}"
+
+[index.hnsw]
+factory = "HNSW8"
+
+[index.quick]
+factory = "Flat"
+over = "quick"
+
+[index.bm25]
+factory = "BM25"
+"""
+QUESTION = "who was the king of the river city?"
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A static encoder, as model2vec saves it."""
+    return save_model2vec(tmp_path_factory.mktemp("static"))
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another one, as sentence-transformers saves it: without a config."""
+    return save_static_embedding(tmp_path_factory.mktemp("nested"), seed=2, inside="0_StaticEmbedding", normalize=True)
+
+
+def test_it_is_an_encoder_in_every_verb(
+    static: Path, nested: Path, tiny: Path, reindex: Any, bookwheel: Any, tmp_path: Path
+) -> None:
+    store, recipe = tmp_path / "store", tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE.format(encoder=nested))
+    first = reindex(store, encoder=static, recipe=recipe)
+    assert first.code == 0, first.err
+    assert first.json["metrics"]["quick"]["recall@20"] == 1.0
+    again = reindex(store, encoder=static, recipe=recipe)
+    assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
+
+    with Snapshot.open(str(store)) as snapshot:
+        content, last = snapshot.manifest.content, snapshot.n - 1
+        spaces = {name: content.space_of(name) or {} for name in ("embeddings", "quick")}
+        assert [own["name"].rpartition("-")[0] for own in spaces.values()] == ["StaticModel-16", "StaticModel-16"]
+        assert spaces["quick"]["digest"] == Encoder.load(nested).space().digest
+        some = snapshot.passages([last])
+        own = Encoder.load(static).encode_passages([one.title for one in some], [one.text for one in some])
+        stored = np.asarray(snapshot.embeddings(snapshot.parts[-1].name))[-1]
+        assert np.array_equal(stored, own[0].astype(np.float16))
+        hits = open_retriever(snapshot, "rrf(hnsw, quick, bm25)").search([some[0].title], 3)[0]
+
+    fused = ("--retriever", "rrf(hnsw, quick, bm25)")
+    ran = bookwheel("search", some[0].title, "--store", store, "-k", 3, *fused, "--json")
+    assert ran.code == 0, ran.err
+    assert [hit["id"] for hit in ran.json["results"][0]["hits"]] == [hit.passage.id for hit in hits]
+
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"id": "p", "question": QUESTION, "answers": ["king"]}) + "\n")
+    both = ("--retriever", "quick", "--retriever", "rrf(quick, bm25)")
+    assert bookwheel("evaluate", "--store", store, "--questions", questions, "--json", *both).code == 0
+
+    with serving(str(store), tmp_path / "dest", with_limits(retrievers=("hnsw", "quick"))) as served:
+        for retriever in ("hnsw", "quick"):
+            reply = served.client.post("/search", json={"questions": [QUESTION], "k": 2, "retriever": retriever})
+            assert reply.status_code == 200, reply.text
+
+    examples = tmp_path / "examples.jsonl"
+    examples.write_text(json.dumps({"question": QUESTION, "answers": ["king"], "context": "the king"}) + "\n")
+    for kind, given in (("dpr", ()), ("cross-encoder", ()), ("dpr", ("--encoder", nested))):
+        ran = bookwheel("finetune", kind, "--train", examples, "--dev", examples, "--store", store, *given)
+        assert (ran.code, "is static, and cannot be trained here" in ran.complaint) == (2, True), ran.complaint
+
+    other = reindex(store, encoder=tiny, recipe=recipe)  # the gate holds the space
+    assert other.code == 3, other.err
+    ran = bookwheel("search", "x", "--store", store, "--question-encoder", nested)
+    assert "cannot search a snapshot of encoder StaticModel-16-" in ran.complaint
+
+
+def test_a_damaged_one_publishes_nothing(static: Path, reindex: Any, tmp_path: Path) -> None:
+    broken = save_model2vec(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes((static / "model.safetensors").read_bytes()[:-9])
+    ran = reindex(tmp_path / "store", encoder=broken)
+    assert ran.code
+    assert "is truncated (9 bytes are missing): fetch it again" in ran.complaint
+
+
+def test_its_work_is_estimated_by_its_own_rate(static: Path, tiny: Path) -> None:
+    quick, slow = (work_of(1_000_000, folder, Recipe().index, None) for folder in (static, tiny))
+    assert quick.operations == 0 < slow.operations
+    assert quick.sizes["dimensions"] == "16"
+    assert quick.seconds > 1_000_000 * 5e-5

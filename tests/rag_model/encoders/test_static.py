@@ -1,0 +1,245 @@
+"""Static encoders beside model2vec and sentence-transformers, their spaces, and folders that are damaged."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from sentence_transformers import SentenceTransformer
+
+from rag_model.encoders.architecture import architecture_of, check_kind
+from rag_model.encoders.carried import load_carried
+from rag_model.encoders.encoder import Encoder, passage_space
+from rag_model.encoders.resolve import question_files
+from rag_model.encoders.semantic import Semantic
+from rag_model.encoders.space import space_of
+from rag_model.encoders.spec import is_static, read_spec
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import InputError, UsageError
+from tests.fixtures.tiny import VOCABULARY, write_json
+from tests.fixtures.tiny_static import DIM, encoded_by_model2vec, save_model2vec, save_static_embedding
+
+TEXTS = [
+    "the king was born in the city",
+    "music",
+    "",
+    "   ",
+    "a war  of theory,\nof rivers — and who 'wrote' [SEP] the music of the king?",
+    "漢字 the 漢 river\x00city Ünïcodé 🙂",
+    "☃ ☃",
+    "who wrote " * 400,
+]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"normalize": False},
+        {"weights": True},
+        {"rows": 20},
+        {"rows": 20, "weights": True},
+        {"dtype": "int8"},
+        {"dtype": "float64"},
+    ],
+)
+def test_vectors_are_those_of_model2vec(shape: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static", **shape)
+    found = Encoder.load(folder).encode_passages([""] * len(TEXTS), TEXTS)
+    assert found.dtype == np.float32
+    wanted = encoded_by_model2vec(folder, TEXTS)
+    assert np.abs(found - wanted).max() < 1e-6 * max(1, np.abs(wanted).max())
+    assert np.abs(wanted).max(axis=1).astype(bool).tolist() == [True, True, False, False, True, True, False, True]
+
+
+def test_half_precision_is_computed_in_single(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static", dtype="float16")
+    wanted = encoded_by_model2vec(folder, TEXTS)
+    assert np.abs(Encoder.load(folder).encode_questions(TEXTS) - wanted).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"normalize": True}, {"inside": "0_StaticEmbedding"}, {"truncate": 9}, {"truncate": 700}]
+)
+def test_vectors_are_those_of_sentence_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_static_embedding(tmp_path / "static", **shape)
+    peer, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder)
+    assert np.abs(ours.encode_passages([""] * len(TEXTS), TEXTS) - peer.encode(TEXTS)).max() < 1e-6
+    assert np.abs(ours.encode_questions(TEXTS) - peer.encode_query(TEXTS)).max() < 1e-6
+    peer.save_pretrained(str(tmp_path / "saved"))  # in the layout of its own version
+    assert Encoder.load(tmp_path / "saved").space().digest == ours.space().digest
+    assert passage_space(folder).digest == ours.space().digest
+
+
+def test_unknown_tokens_count_as_the_folder_or_the_recipe_says(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static", normalize=False)
+    both = {own: Encoder.load(folder, overrides={"pooling": own}) for own in ("static", "static-known")}
+    assert both["static-known"].spec == Encoder.load(folder).spec
+    vectors = {own: encoder.encode_questions(["king ☃", "king"]) for own, encoder in both.items()}
+    assert np.array_equal(*vectors["static-known"])
+    assert np.abs(vectors["static"][0] - vectors["static"][1]).max() > 0.1
+    assert both["static"].space().digest != both["static-known"].space().digest
+
+
+def test_a_vector_does_not_depend_on_what_was_encoded_before(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static")
+    once = Encoder.load(folder)
+    together = once.encode_passages(TEXTS[::-1], TEXTS)
+    for row, (title, text) in enumerate(zip(TEXTS[::-1], TEXTS, strict=True)):
+        alone = Encoder.load(folder).encode_passages([title], [text])
+        assert np.array_equal(alone[0], together[row])
+        assert np.array_equal(once.encode_passages([title], [text])[0], together[row])
+    assert once.encode_passages([], []).shape == (0, DIM)
+
+
+def test_the_space_is_of_the_numbers_and_not_of_the_layout(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "one", normalize=False)
+    space = Encoder.load(folder).space()
+    assert (space.dim, space.pooling, space.normalize, space.max_length) == (DIM, "static-known", False, 512)
+    other = save_static_embedding(tmp_path / "other")
+    assert Encoder.load(other).space().weights == space.weights
+    half = shutil.copytree(folder, tmp_path / "half")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["embeddings"] = tensors["embeddings"].astype(np.float16)
+    save_file(tensors, half / "model.safetensors")
+    rounded = shutil.copytree(folder, tmp_path / "rounded")
+    save_file({"embeddings": tensors["embeddings"].astype(np.float32)}, rounded / "model.safetensors")
+    assert Encoder.load(half).space().digest == Encoder.load(rounded).space().digest != space.digest
+    for change in ({"normalize": True}, {"max_length": 9}, {"passage_prompt": "p"}, {"layout": "text"}):
+        assert space_of(folder, read_spec(folder, change)).digest != space.digest
+    weighted = save_model2vec(tmp_path / "weighted", normalize=False, weights=True)
+    assert Encoder.load(weighted).space().weights != space.weights
+
+
+@pytest.mark.parametrize("inside", ["", "0_StaticEmbedding"])
+def test_what_a_snapshot_carries_is_the_same_encoder(inside: str, tmp_path: Path) -> None:
+    folder = save_static_embedding(tmp_path / "static", inside=inside, normalize=True)
+    spec = read_spec(folder, {"question_prompt": "query "})
+    (tmp_path / "work").mkdir()
+    carried = tmp_path / "carried"
+    carried.mkdir()
+    for name, path in question_files(folder, spec, space_of(folder, spec), tmp_path / "work").items():
+        shutil.copyfile(path, carried / name)
+    found = load_carried(carried)
+    assert isinstance(found, Encoder)
+    assert found.space().digest == Encoder.load(folder).space().digest
+    wanted = Encoder.load(folder, overrides={"question_prompt": "query "}).encode_questions(TEXTS)
+    assert np.array_equal(found.encode_questions(TEXTS), wanted)
+    assert is_static(carried)
+
+
+def test_its_sizes_are_known_and_it_is_an_encoder(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static", rows=20)
+    check_kind(folder)
+    sizes = architecture_of(folder)
+    assert (sizes.parameters, sizes.layers, sizes.hidden, sizes.operations) == (20 * DIM, 0, DIM, 0)
+
+
+def test_the_semantic_chunker_takes_it(tmp_path: Path) -> None:
+    assert Semantic(save_model2vec(tmp_path / "static")).open() is not None
+
+
+def test_it_is_not_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is static, and cannot be trained here"):
+        TrainableEncoder.load(save_model2vec(tmp_path / "static"))
+
+
+def test_a_pooling_of_another_kind_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pooling 'mean' does not apply to encoder"):
+        read_spec(save_model2vec(tmp_path / "static"), {"pooling": "mean"})
+    with pytest.raises(UsageError, match="pooling 'static' does not apply to encoder"):
+        read_spec(tiny_bert, {"pooling": "static"})
+
+
+ROWS = len(VOCABULARY)
+EMBEDDINGS = np.ones((ROWS, DIM), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"vectors": EMBEDDINGS}, "has no tensor embeddings or embedding.weight"),
+        ({"embeddings": EMBEDDINGS[0]}, "have the shape"),
+        ({"embeddings": EMBEDDINGS[:, :0]}, "have the shape"),
+        ({"embeddings": EMBEDDINGS[:-3]}, "has 110 tokens, and 107 have a vector"),
+        ({"embeddings": EMBEDDINGS > 0}, "holds BOOL tensors"),
+        ({"embeddings": EMBEDDINGS, "weights": np.ones(3, np.float32)}, "has 3 weights for"),
+        ({"embeddings": EMBEDDINGS, "weights": np.full(ROWS, np.inf, np.float32)}, "are not finite"),
+        ({"embeddings": EMBEDDINGS, "weights": np.ones(ROWS, np.int64)}, "holds I64 tensors"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.full(ROWS, ROWS)}, "names rows that its"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.full(ROWS, -1)}, "names rows that its"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.zeros(0, np.int64)}, "names rows that its"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.zeros(ROWS, np.float32)}, "where whole numbers must be"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.zeros(5, np.int64)}, "tokens, and 5 have a vector"),
+    ],
+)
+def test_damaged_tensors_are_named(tensors: dict[str, Any], says: str, tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static")
+    write_json(folder / "modules.json", [{"type": "StaticEmbedding", "path": ""}])
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match=says):
+        Encoder.load(folder)
+
+
+def test_numbers_that_are_not_finite_are_refused_before_a_build_and_by_row(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["embeddings"][VOCABULARY.index("king")] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match="embeddings that are not finite"):
+        passage_space(folder)
+    with pytest.raises(InputError, match="not finite, of row 1"):
+        Encoder.load(folder).encode_questions(["music", "king"])
+
+
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [
+        ([{"type": "StaticEmbedding", "path": "../other"}], "names a folder outside of the encoder"),
+        ([{"type": "StaticEmbedding", "path": "/other"}], "names a folder outside of the encoder"),
+        ([{"type": "StaticEmbedding", "path": ""}, {"type": "Dense", "path": "1"}], "has a Dense module"),
+        ([{"type": "StaticEmbedding"}], "is corrupt"),
+        ([{"type": "StaticEmbedding", "path": "absent"}], "has no model.safetensors"),
+    ],
+)
+def test_modules_that_cannot_be_read_are_named(modules: Any, says: str, tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static")
+    write_json(folder / "modules.json", modules)
+    with pytest.raises(InputError, match=says):
+        Encoder.load(folder)
+
+
+def test_pickled_weights_and_missing_tokenizers_are_refused(tmp_path: Path) -> None:
+    pickled = save_static_embedding(tmp_path / "pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save({}, pickled / "pytorch_model.bin")
+    with pytest.raises(InputError, match="only pickled weights"):
+        Encoder.load(pickled)
+    bare = save_model2vec(tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+        Encoder.load(bare)
+    cut = save_model2vec(tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-40])
+    with pytest.raises(InputError, match="is truncated"):
+        Encoder.load(cut)
+
+
+def test_its_only_tensor_tells_it_without_modules(tmp_path: Path) -> None:
+    folder = save_static_embedding(tmp_path / "static")
+    space = Encoder.load(folder).space()
+    (folder / "modules.json").unlink()
+    assert Encoder.load(folder).space().digest == space.digest
+
+
+def test_a_config_is_not_needed(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static", normalize=False)
+    wanted = Encoder.load(folder).encode_questions(TEXTS)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["normalize"] is False
+    (folder / "config.json").unlink()
+    assert np.array_equal(Encoder.load(folder).encode_questions(TEXTS), wanted)

@@ -1,0 +1,167 @@
+"""Which memory answered, live: a made world in which it is known of each answer; and the sample that is checked."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import UsageError
+from rag_model.reading.answer import Answer
+from rag_model.reading.concat import ConcatReader
+from rag_model.reading.prompts import Concat
+from rag_model.reading.settings import ReaderSettings
+from rag_model.retrieve.retriever import Hit
+from rag_model.serving.answering.asking import ServedModel
+from rag_model.serving.watching.grounding import is_remembered, is_unsupported
+from rag_model.serving.watching.metrics import Metrics
+from rag_model.serving.watching.overrides import Overrides
+from tests.fixtures.quoting import Quoting
+from tests.fixtures.remembering import INVENTS, ONE_PROMPT, QUESTIONS, READS, REMEMBERS, World, make_world, said
+from tests.fixtures.scripted import event, scripted, streams
+from tests.fixtures.serving import PATIENCE, serving, until, with_limits
+from tests.rag_model.serving.watching.test_metrics import scraped
+
+APART, TOGETHER = ReaderSettings("marginal"), ReaderSettings("concat", concat=ONE_PROMPT)
+UNHELD = len(REMEMBERS) + len(INVENTS)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize("reading", [APART, TOGETHER], ids=["marginal", "concat"])
+def test_a_service_counts_the_answers_that_memory_gives_over_the_passages(
+    world: World, dest: Path, reading: ReaderSettings
+) -> None:
+    settings = with_limits(override_every=1)
+    metrics = Metrics(settings)
+    with serving(world.url, dest, settings, metrics, model=str(world.model), reading=reading) as service:
+        reply = service.client.post("/answer", json={"questions": QUESTIONS, "k": 2}).json()
+        until(lambda: scraped(metrics)["bookwheel_answers_sampled_total"] == len(QUESTIONS))
+        seen = scraped(metrics)
+    likeliest = [max(some, key=lambda one: some[one]) for some in (said(one, world.hits[one]) for one in QUESTIONS)]
+    assert [one["answer"] for one in reply["answers"]] == likeliest
+    assert seen["bookwheel_answers_total given"] == len(READS) + UNHELD
+    assert seen["bookwheel_answers_unsupported_total"] == UNHELD
+    assert seen["bookwheel_answers_override_total"] == len(REMEMBERS)
+    for stage in ("search", "assembly", "generation"):
+        assert seen[f"bookwheel_answer_stage_seconds_count {stage}"] == len(QUESTIONS)
+
+
+def test_what_only_the_passages_make_likely_is_no_override(world: World) -> None:
+    """In this world the probabilities are known, too."""
+    model = ServedModel.load(None, str(world.model), APART)
+    assert model.tells_likelihoods
+    reader = model.model.reader(None, APART)
+    answers = reader.answer_from(QUESTIONS, [world.hits[one] for one in QUESTIONS])
+    unheld = [one for one in answers if is_unsupported(one)]
+    assert [one.question[0] for one in unheld] == [*REMEMBERS, *INVENTS]
+    assert [is_remembered(model.scores(), one) for one in unheld] == [True] * len(REMEMBERS) + [False] * len(INVENTS)
+
+
+def test_an_endpoint_is_measured_by_what_its_passages_support_alone(
+    world: World, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = with_limits(override_every=1)
+    metrics = Metrics(settings)
+    with scripted(streams(event("mow"), event("", "stop"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        with serving(world.url, dest, settings, metrics, model="openai:tiny") as service:
+            assert service.client.post("/answer", json={"questions": ["m?"], "k": 2}).status_code == 200
+            seen = scraped(metrics)
+    assert seen["bookwheel_answers_unsupported_total"] == 1
+    assert not any(name.startswith(("bookwheel_answers_override", "bookwheel_answers_sampled")) for name in seen)
+
+
+def test_what_tells_no_likelihoods_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    behind = ServedModel.load(None, "openai:tiny", ReaderSettings())
+    assert not behind.tells_likelihoods
+    with pytest.raises(UsageError, match="does not tell the likelihood"):
+        behind.scores()
+    behind.close()
+
+
+def test_citations_are_no_part_of_what_is_remembered() -> None:
+    hit = Hit(1, 0.5, 0, Passage("1-0", "1", 1, "T", "", "by Orwell", 0, 2, Passage.hash_of("T", "by Orwell")), "", "")
+    writer = Quoting()
+    (cited,) = ConcatReader(None, writer, Concat(cite=True)).answer_from(["who?"], [[hit]])
+    assert (cited.text, cited.plain) == ("Orwell [1].", "Orwell.")
+    assert not is_remembered(ConcatReader(None, writer), cited)
+
+
+class Told:
+    """Tells that all answers are remembered, once it may."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), threading.Event()
+
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        self.asked.set()
+        assert self.go.wait(PATIENCE)
+        if texts[0] == "fails":
+            raise UsageError("no such text")
+        return [0.0] * len(texts)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def answer(text: str = "x") -> Answer:
+    return Answer("?", text, None, ())
+
+
+def test_one_answer_in_three_is_checked(told: Told) -> None:
+    found: list[bool] = []
+    told.go.set()
+    overrides = Overrides(3, found.append)
+    for unsupported in (True, True, False, True, True, True, True, True):
+        overrides.saw(lambda: told, answer(), unsupported=unsupported)
+    until(lambda: len(found) == 2)
+    overrides.close()
+    assert found == [False, True]  # the third, which is supported, and the sixth
+
+
+def test_none_is_checked_and_no_thread_begins_where_none_is_wanted(told: Told) -> None:
+    overrides = Overrides(0, lambda found: None)
+    overrides.saw(lambda: told, answer(), unsupported=True)
+    overrides.close()
+    assert not told.asked.is_set()
+    assert overrides.thread.problem == ""
+
+
+def test_few_wait_and_none_of_a_version_that_is_gone(told: Told) -> None:
+    found: list[bool] = []
+    overrides = Overrides(1, found.append)
+    overrides.saw(lambda: told, answer(), unsupported=True)
+    assert told.asked.wait(PATIENCE)
+    for _ in range(5):
+        overrides.saw(lambda: told, answer(), unsupported=True)
+    overrides.forget()
+    for _ in range(40):
+        overrides.saw(lambda: told, answer(), unsupported=False)
+    told.go.set()
+    until(lambda: len(found) == 33)
+    overrides.saw(lambda: told, answer(), unsupported=True)
+    until(lambda: len(found) == 34)
+    overrides.close()
+    assert found == [True, *[False] * 32, True]
+
+
+def test_an_answer_that_cannot_be_checked_costs_no_other(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    found: list[bool] = []
+    told.go.set()
+    overrides = Overrides(1, found.append)
+    overrides.saw(lambda: told, answer("fails"), unsupported=True)
+    overrides.saw(lambda: told, answer(), unsupported=True)
+    until(lambda: found == [True])
+    assert "was not checked" in caplog.text
+    assert overrides.thread.problem == ""
+    overrides.close()
