@@ -2,7 +2,8 @@
 
 One JSON line. Each of so many clients asks one question at a time; the bare loop encodes and searches as many at once,
 in one process with the cores to itself (the service waits meanwhile), by the same library and the same pulled snapshot.
-The clients run in a process of their own on the same cores. The two take turns, with one number of clients after the
+The clients run in a process of their own on the same cores, and read replies as bytes: no JSON is parsed, as the loop
+writes none. The two take turns, with one number of clients after the
 other. `ratio` is of questions a second at the most clients, `cpu_ratio` of the CPU seconds of a question, clients left
 out: the one to go by where other programs run. Both are medians of the rounds. By default the passages and questions
 are the demo's; in earnest

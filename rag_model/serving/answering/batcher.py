@@ -7,8 +7,8 @@ A batch gathers while earlier batches are worked on. A thread that has just answ
 for its share of those and of the ones being worked on: callers that were answered together tend to ask again together,
 and batches of equal size waste the least. A single caller never waits.
 
-Who asks alone, and was answered within milliseconds lately, is answered on the event loop's own thread: a question
-needs not be handed to another thread then, nor its reply back, and for each an idle core would have to be woken.
+Who asks alone, and was answered within milliseconds lately, is answered on the event loop's own thread: so
+neither the question nor its reply is handed to another thread, and no idle core has to be woken for it.
 """
 
 import asyncio
@@ -115,8 +115,8 @@ class Batcher(Generic[_Reply]):
         """Return the reply of one request, `seconds` from now at the latest.
 
         `entered` is told how many questions it brought into the queue, and how many wait there now. `client` says who
-        asks: clients take turns. `growing` is for `work` to tell what it has before the reply. `alone`: no one else is
-        likely to ask meanwhile, so the calling thread may do the work itself, for some milliseconds.
+        asks: clients take turns. `growing` is for `work` to tell what it has before the reply. `alone`: no other
+        caller is likely to ask meanwhile, so the calling thread may do the work itself, for some milliseconds.
 
         Raises:
             BusyError: the queue is full, or became full of questions of other clients that have fewer there.

@@ -118,6 +118,11 @@ class _Company:
             self.last, self.until = connection, now + _COMPANY
         return now < self.until
 
+    def lose(self, connection: object) -> None:
+        """Forget a connection that has ended."""
+        if connection is self.last:
+            self.last = None
+
 
 class _Connection(_Base):  # type: ignore[misc]
     """HTTP with limits; `_body` has those of a request's body."""
@@ -185,6 +190,7 @@ class _Connection(_Base):  # type: ignore[misc]
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         self.transport.forget()
+        self.company.lose(self)
         self.clients[self._of] -= 1
         if not self.clients[self._of]:
             del self.clients[self._of]
