@@ -7,6 +7,7 @@ from typing import Any, Self
 from rag_model.corpus.records import Plan
 from rag_model.errors import RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
+from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.snapshots.publish import Published
 
 
@@ -109,7 +110,9 @@ class Evaluated:
 
     @property
     def named(self) -> str:
-        """The model as people read it: twelve digits of an id, the name of a folder."""
+        """The model as people read it: twelve digits of an id, the name of a folder, all of an endpoint's."""
+        if self.model.startswith(ENDPOINT):
+            return self.model
         return Path(self.model).name if Path(self.model).is_absolute() else self.model[:12]
 
     def to_json(self) -> dict[str, Any]:

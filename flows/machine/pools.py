@@ -26,6 +26,8 @@ THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they se
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # least GiB, for downloads, the cache, and Beam's temporary files
 
+Weigh = Callable[..., Work]  # from the bytes that a run may use, and its parameters by name
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -37,7 +39,7 @@ class Launched:
     needs: Needs
 
 
-def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *left_out: str) -> Flow[..., Launched]:
+def launching(name: str, target: Flow[..., Any], weigh: Weigh, *left_out: str) -> Flow[..., Launched]:
     """Return a flow that estimates the needs of a run of `target`, and starts a deployment of it with them.
 
     Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
@@ -67,11 +69,7 @@ def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *le
 
 
 def start(
-    parameters: Mapping[str, Any],
-    weigh: Callable[..., Work],
-    deployment: str,
-    most: Most | None = None,
-    hours: float | None = None,
+    parameters: Mapping[str, Any], weigh: Weigh, deployment: str, most: Most | None = None, hours: float | None = None
 ) -> Launched:
     """Start a run of a deployment with the resources that its work needs, and do not wait for it.
 

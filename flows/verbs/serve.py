@@ -110,7 +110,7 @@ def serve(
         int,
         Parameter(
             help="Check one answer in so many for an override: the model gives its own memory over the passages. Costs "
-            "at most two more readings of it, beside the service, and none where a passage supports it; 0: none."
+            "about as much as a short answer, beside the service, and nothing where a passage supports it; 0: none."
         ),
     ] = 20,
     common: Common | None = None,

@@ -2,15 +2,15 @@
 
 Two parts. With `--data FOLDER --generator DIR` real models on real passages, nothing trained: questions, texts, clues
 and claims, each by RAG-Sequence, RAG-Token and closed book (`paper_questions` says how they are drawn, and that the
-claims are made). Always: a made world, where retriever and generator learn: learned, frozen and BM25 retrieval
-(table 6), more passages (figure 3), and two indexes whose facts differ (section 4.5).
+claims are made). Without them, or with `--subjects N` beside them, a made world, where retriever and generator learn:
+learned, frozen and BM25 retrieval (table 6), more passages (figure 3), two indexes whose facts differ (section 4.5).
 
 Prints a table, their figures beside ours, with the paired difference, its 95 % interval over the questions, and a
 verdict: reproduced (above 0), not reproduced (below), undecidable at this size (`paper_verdicts`). Figures of ours are
 no measure of the paper's models: only the direction is compared. Then one JSON line. `--spans DIR` adds an extractive
 reader.
 
-The default takes two minutes, three with real models, and most of its verdicts are undecidable. For more:
+Either part takes less than two minutes by default, and most of its verdicts are undecidable. For more:
 
     python tests/benchmarks/bench_paper.py --data FOLDER --generator DIR --questions 40 --subjects 60 --steps 100
         --made-questions 240 --seeds 2
@@ -31,6 +31,8 @@ from paper_verdicts import NOT, REPRODUCED, UNDECIDABLE, judge, table
 
 from flows.demo import demo_encoder
 from rag_model.evaluation.answers.scores import Scored
+
+_SUBJECTS = 10
 
 
 def collect(options: argparse.Namespace) -> dict[str, list[Scored]]:
@@ -65,7 +67,9 @@ def main() -> None:
     parser.add_argument("-k", type=int, default=3, help="passages of an answer")
     parser.add_argument("--most", type=int, default=10, help="passages of figure 3")
     parser.add_argument(
-        "--subjects", type=int, default=10, help="of the made world, 16 passages each; 0: no made world"
+        "--subjects",
+        type=int,
+        help="of the made world, 16 passages each; 0: no made world; by default 10, and 0 with a generator",
     )
     parser.add_argument("--made-questions", type=int, default=40, help="asked of the made world, at most")
     parser.add_argument("--steps", type=int, default=20, help="of a retriever's training")
@@ -75,6 +79,8 @@ def main() -> None:
     options = parser.parse_args()
     if (options.data is None) != (options.generator is None):
         parser.error("--data and --generator belong together: give both, or neither for the made world alone")
+    if options.subjects is None:
+        options.subjects = 0 if options.generator else _SUBJECTS
     torch.set_num_threads(1)
     began, spent = time.perf_counter(), time.process_time()
     arms = collect(options)
@@ -85,7 +91,7 @@ def main() -> None:
         "benchmark": "paper",
         "generator": options.generator.name if options.generator else None,
         "questions": options.questions if options.data else 0,
-        "made_questions": options.made_questions,
+        "made_questions": options.made_questions if options.subjects else 0,
         "k": options.k,
         "seeds": options.seeds,
         "verdicts": {name: verdicts.count(name) for name in (REPRODUCED, NOT, UNDECIDABLE)},

@@ -3,9 +3,11 @@
 * *Questions*: Natural Questions of `train_triples`, short answers.
 * *Texts*: questions of `qa_questions` of 7 words or more whose longest answer has 8 or more.
 * *Clues*: from an answer that is a name the question that people asked for it, as Jeopardy's clues are from the answer.
-* *Claims*: the data has VitaminC's passages, not its claims. So a claim is a sentence of such a passage that has a
+* *Claims*: the rows of the source `vitaminc` are VitaminC's evidence, sentences of several revisions of a page strung
+  together and cut after about 100 words, without its claims and labels. So a claim is one such sentence that has a
   number: as it stands (supported), or with another passage's number of as many characters in its place (refuted), in
-  turns. Of a page one revision is in the library. A claim repeats its passage's words: that favours BM25.
+  turns. Of a page one passage is in the library; it may hold the sentence twice, with the numbers of two revisions. A
+  claim repeats its passage's words: that favours BM25.
 
 The library is the passages that these were made from, and others drawn by the seed.
 """

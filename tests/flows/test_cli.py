@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -91,6 +92,7 @@ def test_search_gives(library: Path, bookwheel: Any) -> None:
         for hit in result["hits"]:
             assert {"rank", "score", "id", "page_id", "title", "text", "url", "licence"} <= hit.keys()
             assert "oldid=" in hit["url"]
+            assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", hit["revised"])
             assert "CC BY-SA" in hit["licence"]
 
 

@@ -154,7 +154,7 @@ def test_an_endpoint_s_answers_choose_a_threshold_and_are_measured_by_it(
     shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "threshold.json"
-    given = ["evaluate", "--store", shelf, "--model", "openai:sure", "--questions", questions, "--index", "exact"]
+    given = ["evaluate", "--store", shelf, "--model", "openai:sure-of-it", "--questions", questions, "--index", "exact"]
     told = [(likely("Proudhon", -0.5), event("", "stop")), (likely("nobody", -2.5), event("", "stop"))]
     with scripted(streams(*told[0]), streams(*told[1])) as server:
         for name, value in {"OPENAI_BASE_URL": server.url, "BOOKWHEEL_LLM_LOGPROBS": "yes"}.items():
@@ -162,6 +162,7 @@ def test_an_endpoint_s_answers_choose_a_threshold_and_are_measured_by_it(
         monkeypatch.setenv("BOOKWHEEL_LLM_CONCURRENCY", "1")  # so that the first question gets the sure answer
         chosen = bookwheel(*given, "--abstain", path, "--risk", "0.1")
         assert chosen.code == 0, chosen.err
+        assert "model openai:sure-of-it, " in chosen.out
         assert "below -0.5 by likelihood, 33% of the questions are answered, and 0.0% of these wrong" in chosen.out
         monkeypatch.delenv("BOOKWHEEL_LLM_LOGPROBS")  # the threshold says what to ask for
         measured = bookwheel(*given, "--abstain-below", path, "--json")

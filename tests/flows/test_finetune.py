@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flows.finetune import Given, prepare
 from flows.training import training_of
@@ -289,8 +291,11 @@ def test_a_killed_process_is_gone_on_with(
         work,
     ]
     named = [word for name, path in given.items() for word in (f"--{name}", path)]
+    # What ran in this process before may have set its threads, and the last bits of a gradient depend on their number.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with (tmp_path / "told").open("w") as told:
-        process = subprocess.Popen([str(word) for word in [executable, *words, *named]], stdout=told, stderr=told)
+        command = [str(word) for word in [executable, *words, *named]]
+        process = subprocess.Popen(command, stdout=told, stderr=told, env=environment)
     try:
         deadline = time.monotonic() + 300
         while not list((work / "checkpoints").glob("step-*[1-9]*")):  # beyond step 0

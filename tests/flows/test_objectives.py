@@ -48,7 +48,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[bookwheel.objectives]\ntoy = toy_objective:TOY\n")
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
 @pytest.fixture(scope="module")

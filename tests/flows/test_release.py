@@ -288,6 +288,9 @@ def test_a_release_that_was_killed_goes_on(
         (["--floor", "Sucess@20=0.6"], 2, "'Sucess@20' was not measured: choose from Success@1"),
         (["--ref", f"{'r' * 95}"], 2, "is not a ref name"),
         (["--judge", "pages"], 2, "names no pages"),
+        (["--floor", "EM=0.5"], 2, "'EM' was not measured: choose from Success@1"),
+        (["--reader", "concat"], 2, "--reader says how a model reads: give one with --model or --training"),
+        (["--order", "ends", "--model", "reader"], 2, "--order says how passages become one prompt: give --reader co"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
@@ -306,6 +309,18 @@ def test_a_misspelt_measure_is_told_before_anything_is_built(
     ran = release("--floor", "Sucess@20=0.6", dump=grown_dump)
     assert (ran.code, "'Sucess@20' was not measured" in ran.complaint) == (2, True), ran.err
     assert sorted(path.name for path in (store / "snapshots").iterdir()) == before
+    fresh = store.with_name("fresh")
+    first = release("--floor", "nDGC@10=0.6", "--floor", "Success@7=0.1", dump=grown_dump, into=fresh)
+    assert (first.code, "'nDGC@10' was not measured" in first.complaint) == (2, True), first.err
+    assert not (fresh / "snapshots").exists(), "nothing is known yet to compare with, and nothing is built"
+
+
+def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: Path, tmp_path: Path) -> None:
+    model = save_bart(tmp_path / "bart")
+    ran = release("--model", model, "--reader", "concat", "--cite", "-k", 2, "--tolerance", -1, "--floor", "EM=0")
+    assert ran.code in {0, 3}, ran.err
+    subject = Store.open(str(store)).evaluations.get(ran.json["evaluation"]).content.subject
+    assert (subject.settings["readers"], subject.settings["concat"]["cite"]) == (["concat"], True)
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,9 @@ def _read_tokenizer(path: Path) -> object:
 
 
 def _dump(folder: Path) -> Path:
-    revision = "<revision><id>{0}</id><text>'''T''' is [[a]].</text></revision>"
+    revision = (
+        "<revision><id>{0}</id><timestamp>2026-11-01T12:00:00Z</timestamp><text>'''T''' is [[a]].</text></revision>"
+    )
     page = "<page><title>T{0}</title><ns>0</ns><id>{0}</id>" + revision + "</page>"
     head = '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname><base>https://x/y</base></siteinfo>'
     return _written(folder, "dump.xml", (head + "".join(map(page.format, range(1, 30))) + "</mediawiki>").encode())
@@ -334,7 +336,9 @@ def _read_dump(path: Path) -> object:
 
 
 def _jsonl(folder: Path) -> Path:
-    rows = [{"id": i, "title": "t", "sections": [{"heading": "h", "text": "x"}]} for i in range(20)]
+    rows = [
+        {"id": i, "title": "t", "sections": [{"heading": "h", "text": "x"}], "revised": "2026-11-01"} for i in range(20)
+    ]
     return _written(folder, "corpus.jsonl", "\n".join(map(json.dumps, rows)).encode())
 
 
@@ -343,9 +347,9 @@ def _tsv(folder: Path) -> Path:
 
 
 def _documents(folder: Path) -> Path:
-    pq.write_table(
-        pa.table({"id": ["1", "2"], "title": ["a", "b"], "text": ["x" * 99, "y"]}), folder / "corpus.parquet"
-    )
+    dates = pa.array([1_793_534_400_000, None], pa.timestamp("ms", tz="UTC"))
+    texts = {"id": ["1", "2"], "title": ["a", "b"], "text": ["x" * 99, "y"]}
+    pq.write_table(pa.table({**texts, "revised": dates}), folder / "corpus.parquet")
     return folder / "corpus.parquet"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rag_model.errors import ResourceError
-from rag_model.index.factory import Graph, Lists, parse
+from rag_model.index.factory import Lists, parse
 from rag_model.index.files.engine import FaissIndex, faiss, metric_code
 from rag_model.index.files.intake import PART_BYTES
 from rag_model.index.files.vectors import BLOCK_BYTES
@@ -148,8 +148,7 @@ def _plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
 
 def _ladder(recipe: IndexRecipe, d: int) -> Iterator[IndexRecipe]:
     """Yield the recipe with each factory in turn, the best first; a graph keeps its links and cells."""
-    asked = parse(recipe.factory)
-    links = asked.links if isinstance(asked, Graph) and asked.links else LINKS
+    links = getattr(parse(recipe.factory), "links", None) or LINKS
     for storage in ("", "_SQfp16", "_SQ8"):
         yield replace(recipe, factory=f"HNSW{links}{storage}", train_sample=None, search={})
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]

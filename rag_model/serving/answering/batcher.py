@@ -115,7 +115,7 @@ class Batcher(Generic[_Reply]):
         """Return the reply of one request, `seconds` from now at the latest.
 
         `entered` is told how many questions it brought into the queue, and how many wait there now. `client` says who
-        asks: clients take turns. `growing` is for `work` to tell what it has before the reply. `alone`: nobody else is
+        asks: clients take turns. `growing` is for `work` to tell what it has before the reply. `alone`: no one else is
         likely to ask meanwhile, so the calling thread may do the work itself, for some milliseconds.
 
         Raises:

@@ -25,15 +25,25 @@ class Azure(Bucket):
 
     protocol = ("az", "abfs", "abfss")
 
-    def __init__(self, **kwargs: Any) -> None:
-        """Connect; nothing is sent yet.
+    def connect(self) -> BlobServiceClient:
+        """Use the environment's account and its key, or the login of this machine.
 
         Raises:
             UsageError: the environment names no account, or its settings cannot be read.
         """
-        super().__init__(**kwargs)
-        self._client = _client()
-        self.closes(self._client.close)
+        sizes = {"max_block_size": _BLOCK, "max_single_put_size": _WHOLE}
+        reads = {"max_single_get_size": _RANGE, "max_chunk_get_size": _RANGE}
+        options: dict[str, Any] = {**sizes, **reads, "retry_policy": _Patience()}
+        try:
+            if whole := _setting("CONNECTION_STRING"):
+                return BlobServiceClient.from_connection_string(whole, **options)
+            address = f"https://{_account()}.blob.core.windows.net"
+            return BlobServiceClient(address, _setting("ACCOUNT_KEY") or _setting("SAS_TOKEN") or _login(), **options)
+        except ValueError as wrong:
+            raise UsageError(
+                f"Azure's settings cannot be read ({wrong}): check AZURE_STORAGE_CONNECTION_STRING, or "
+                "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+            ) from wrong
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
         """Get the blob's properties."""
@@ -45,7 +55,7 @@ class Azure(Bucket):
 
     def listed(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """List in pages of 5,000."""
-        container = self._client.get_container_client(bucket)
+        container = self.client.get_container_client(bucket)
         with _explained():
             for found in container.list_blobs(prefix) if deep else container.walk_blobs(prefix):
                 yield folder(bucket, found.name) if isinstance(found, BlobPrefix) else _described(bucket, found)
@@ -78,7 +88,7 @@ class Azure(Bucket):
             self._blob(bucket, key).delete_blob()
 
     def _blob(self, bucket: str, key: str) -> BlobClient:
-        return self._client.get_blob_client(bucket, key)
+        return self.client.get_blob_client(bucket, key)
 
 
 class _Patience(ExponentialRetry):  # type: ignore[misc]
@@ -91,22 +101,6 @@ class _Patience(ExponentialRetry):  # type: ignore[misc]
     def get_backoff_time(self, settings: dict[str, Any]) -> float:
         """Return the seconds before try `count + 2`; clients spread out."""
         return float(_PAUSE * 2 ** settings["count"] * random.uniform(0.5, 1))
-
-
-def _client() -> BlobServiceClient:
-    sizes = {"max_block_size": _BLOCK, "max_single_put_size": _WHOLE}
-    reads = {"max_single_get_size": _RANGE, "max_chunk_get_size": _RANGE}
-    options: dict[str, Any] = {**sizes, **reads, "retry_policy": _Patience()}
-    try:
-        if whole := _setting("CONNECTION_STRING"):
-            return BlobServiceClient.from_connection_string(whole, **options)
-        address = f"https://{_account()}.blob.core.windows.net"
-        return BlobServiceClient(address, _setting("ACCOUNT_KEY") or _setting("SAS_TOKEN") or _login(), **options)
-    except ValueError as wrong:
-        raise UsageError(
-            f"Azure's settings cannot be read ({wrong}): check AZURE_STORAGE_CONNECTION_STRING, or "
-            "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
-        ) from wrong
 
 
 def _account() -> str:

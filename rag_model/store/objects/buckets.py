@@ -5,9 +5,10 @@ is what names have in common before a slash.
 """
 
 import errno
+import os
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -27,9 +28,22 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
     root_marker = ""
 
-    def closes(self, close: Callable[[], None]) -> None:
-        """Let `close` end the connections when this object goes; not at exit, where a fork would end its parent's."""
-        finalize(self, close).atexit = False
+    def __init__(self, **kwargs: Any) -> None:
+        """Connect; nothing is sent yet."""
+        super().__init__(**kwargs)
+        self._owner, self._connected = os.getpid(), self.connect()
+        finalize(self, self._connected.close).atexit = False  # at exit a forked child would end its parent's
+
+    @property
+    def client(self) -> Any:
+        """The vendor's client, this process's own: what was forked makes another, for a connection has one user."""
+        if self._owner != os.getpid():
+            self._owner, self._connected = os.getpid(), self.connect()
+        return self._connected
+
+    @abstractmethod
+    def connect(self) -> Any:
+        """Return a client of what the environment names."""
 
     @abstractmethod
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:

@@ -27,25 +27,30 @@ class GCS(Bucket):
 
     protocol = ("gs", "gcs")
 
-    def __init__(self, **kwargs: Any) -> None:
-        """Connect; nothing is sent yet.
+    def connect(self) -> Client:
+        """Use the environment's credentials, or none.
 
         Raises:
             PermissionError: the named credentials cannot be read.
         """
-        super().__init__(**kwargs)
-        self._client = _client()
-        self.closes(self._client.close)
+        try:
+            client = Client(project=None)
+        except DefaultCredentialsError as missing:
+            if os.environ.get(_CREDENTIALS):
+                raise refusal(401, str(missing)) from missing
+            client = Client.create_anonymous_client()
+        client._bucket_metadata_cache = None  # it would look up the bucket's region in a thread, for traces
+        return client
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
         """Get the object's metadata."""
         with _explained():
-            found = self._client.bucket(bucket).get_blob(key, retry=_RETRY)
+            found = self.client.bucket(bucket).get_blob(key, retry=_RETRY)
         return None if found is None else _described(bucket, found)
 
     def listed(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """List in pages of a thousand."""
-        found = self._client.list_blobs(
+        found = self.client.list_blobs(
             bucket, prefix=prefix, delimiter=None if deep else "/", fields=_FIELDS, retry=_RETRY
         )
         with _explained():
@@ -72,7 +77,7 @@ class GCS(Bucket):
     def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
         """Upload in one session, chunk after chunk: the service takes them in order, so `ahead` does not count."""
         del ahead
-        blob = self._client.bucket(bucket).blob(key, chunk_size=-(-chunk // _STEP) * _STEP)
+        blob = self.client.bucket(bucket).blob(key, chunk_size=-(-chunk // _STEP) * _STEP)
         with _explained():
             blob.upload_from_filename(str(source), _BINARY, retry=_RETRY)
 
@@ -82,18 +87,7 @@ class GCS(Bucket):
             self._blob(bucket, key).delete(retry=_RETRY)
 
     def _blob(self, bucket: str, key: str) -> Blob:
-        return self._client.bucket(bucket).blob(key)
-
-
-def _client() -> Client:
-    try:
-        client = Client(project=None)
-    except DefaultCredentialsError as missing:
-        if os.environ.get(_CREDENTIALS):
-            raise refusal(401, str(missing)) from missing
-        client = Client.create_anonymous_client()
-    client._bucket_metadata_cache = None  # it would look up the bucket's region in a thread, for traces
-    return client
+        return self.client.bucket(bucket).blob(key)
 
 
 def _described(bucket: str, blob: Blob) -> dict[str, Any]:

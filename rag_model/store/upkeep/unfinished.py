@@ -13,7 +13,7 @@ from rag_model.store.versions.trainings import FOLDER, RECORD, TRAINED, StoredCh
 
 
 def unneeded(store: Store) -> Iterator[Found]:
-    """Yield the files of trainings that nobody goes on from: all of a training whose model is published.
+    """Yield the files of trainings that are not needed to go on: all of a training whose model is published.
 
     Of others all but the newest record, its signatures, and the files that it names. Where it cannot be read, every
     file is kept.

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rag_model.corpus.moments import iso_of
+from rag_model.corpus.passages import PassageFile
 from rag_model.errors import InputError
 from rag_model.index.files.intake import look
 from rag_model.snapshots.adopt import adopt
@@ -21,3 +23,13 @@ def test_a_passage_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
             str(tmp_path / "rows.jsonl"),
             look([tmp_path / "vectors.npy"]),
         )
+
+
+def test_imported_passages_keep_their_dates(tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", np.ones((2, 4), np.float32))
+    rows = [{"id": "a", "text": "x", "revised": "2026-11-01T12:00:00Z"}, {"id": "b", "text": "y"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    store = Store.open(str(tmp_path / "store"), create=True)
+    (cut,) = adopt(store, str(tmp_path / "rows.jsonl"), look([tmp_path / "vectors.npy"])).passages
+    with PassageFile(store.blobs.local(cut.passages)) as file:
+        assert [iso_of(passage.revised) for passage in file.passages()] == ["2026-11-01T12:00:00Z", None]

@@ -7,7 +7,17 @@ from sacrebleu.metrics import BLEU
 
 from rag_model.errors import InputError, UsageError
 from rag_model.evaluation.answers.readings import Reading, Shown
-from rag_model.evaluation.answers.scores import KINDS, Scored, check_golds, compare, estimate, right_by, score
+from rag_model.evaluation.answers.scores import (
+    KINDS,
+    AnswerKind,
+    Scored,
+    check_golds,
+    compare,
+    estimate,
+    names_of,
+    right_by,
+    score,
+)
 from rag_model.evaluation.questions.files import Question
 
 
@@ -48,6 +58,16 @@ def test_texts_have_the_bleu_of_the_set() -> None:
         expected = BLEU(max_ngram_order=order).corpus_score(list(said.values()), streams).score / 100
         assert figures[f"BLEU-{order}"].value == pytest.approx(expected)
     assert set(figures) == {"ROUGE-L", "F1", "BLEU-1", "BLEU-4", "distinct-3", "gold-distinct-3"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_names_of_a_kinds_measures_are_known_before_any_answer(kind: AnswerKind) -> None:
+    gold = "SUPPORTS" if kind == "labels" else "the cat sat there"
+    told = Question("a", "the cat", (gold,), (frozenset({"1"}),))
+    figures = estimate([score(told, reading("a", gold, "1"), kind)], kind)
+    assert right_by(kind) in figures
+    assert set(figures) <= set(names_of(kind, evidence=True))
+    assert not [name for name in names_of(kind, evidence=False) if name.startswith(("KILT", "R-"))]
 
 
 def test_an_answer_from_the_wrong_pages_earns_nothing_of_kilts() -> None:

@@ -18,8 +18,10 @@ from rag_model.corpus.source import expand, read_bytes, size_of, stamp_of
 from rag_model.errors import MissingExtraError, StoreError
 from rag_model.store import RefMove, Store
 from rag_model.store.objects.clouds import cloud_of
+from rag_model.store.objects.probe import probe
 from tests.fixtures.clouds import CONTAINER, Service
 from tests.fixtures.faulty import FaultyServer, Request, faulty
+from tests.rag_model.store.test_races import race
 
 # Google's client leaves a connection open whose answer it did not read to the end, until Python finds it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -153,6 +155,13 @@ def test_what_never_recovers_is_given_up(cloud: Proxied, monkeypatch: pytest.Mon
     assert 1 < len(cloud.server.requests) <= 20
 
 
+def test_the_probe_finds_nothing_amiss(cloud: Proxied) -> None:
+    probed = probe(cloud.store)
+    assert probed.excludes
+    assert abs(probed.skew) <= 2  # Azure's times are whole seconds
+    assert cloud.store.files.names("probe") == []
+
+
 def test_what_is_not_there_is_asked_for_once(cloud: Proxied) -> None:
     cloud.server.requests.clear()
     assert cloud.store.files.read("nothing") is None
@@ -178,35 +187,17 @@ def test_a_listing_has_folders_and_more_than_one_page(service: Service, monkeypa
         assert sorted(file.path[7:] for file in store.files.tree("folder")) == ["a", "bc"]
 
 
-_RACE = """
-import sys
-from rag_model.store import Store
-store = Store.open(sys.argv[1])
-store.files.read("warm")
-print("ready", flush=True)
-sys.stdin.readline()
-won = [store.files.create(f"race/{number}", f"{sys.argv[2]} {number}".encode()) for number in range(12)]
-print("".join(map(str, map(int, won))))
-"""
-
-
 def test_one_of_many_processes_creates(service: Service) -> None:
+    """They are forked off one that is connected, and each makes connections of its own."""
     with service.reached() as url:
         store = Store.open(url, create=True)
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", _RACE, url, str(i)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for i in range(3)
-        ]
-        for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-        won = [child.stdin.write("\n") or child.stdin.flush() for child in children if child.stdin]
-        won = [child.communicate()[0].strip() for child in children]
-        for number, column in enumerate(zip(*won, strict=True)):
-            assert column.count("1") == 1
-            assert store.files.read(f"race/{number}") == f"{column.index('1')} {number}".encode()
+
+        def attempt(i: int) -> list[bool]:
+            return [store.files.create(f"race/{number}", f"{i} {number}".encode()) for number in range(12)]
+
+        for number, won in enumerate(zip(*race(4, attempt), strict=True)):
+            assert won.count(True) == 1
+            assert store.files.read(f"race/{number}") == f"{won.index(True)} {number}".encode()
 
 
 _PUT = """

@@ -1,0 +1,217 @@
+"""Cited answers by a real small model as it comes: all passages in one prompt, beside closed book and RAG-Sequence.
+
+Natural Questions with short answers (`train_triples`), over a library of their contexts and other passages
+(`cited_questions`: of every fourth question the context is left out, so that some cannot be answered). The same k
+passages, found by MiniLM, are read in one prompt with citations, and each apart by RAG-Sequence; closed book reads
+none. On test questions all is measured: EM, F1, answers that hold a gold answer, citation recall and precision,
+override, answers that a passage supports, seconds and tokens, each with its 95 % interval over the questions. Signal
+and threshold of abstaining are chosen on dev questions and measured on the test's; an answer counts as right there if
+it holds a gold answer, since a chat model answers in sentences. A table, then one JSON line.
+
+`--model DIR` is a decoder-only generator, a folder or one with a GGUF file; `--model openai:NAME` one behind the
+endpoint that the environment names, which tells no likelihood of given texts: then there is no RAG-Sequence, and no
+likelihood closed book. Answers are kept in the store in `--work`: a run that was stopped goes on there.
+
+The default is small, and shows that it runs. `python tests/benchmarks/bench_cited.py --data FOLDER --model DIR [--dev
+60 --test 120]`
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from cited_questions import Asked, draw
+from paper_answers import TEMPERATURE, publish
+
+from flows.demo import demo_encoder
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.evaluation.answers.ablation import CLOSED, OPEN, Ablations, Row
+from rag_model.evaluation.answers.abstaining import abstention_words, choose, measure
+from rag_model.evaluation.answers.answering import Answering
+from rag_model.evaluation.answers.examination import Examination
+from rag_model.evaluation.answers.scores import Scored
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.bootstrap import Estimate, mean_interval
+from rag_model.evaluation.questions.files import Question, QuestionSet
+from rag_model.evaluation.records.subject import digest_folder
+from rag_model.evaluation.retrieval.retrieved import matcher
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Rag, RagSettings
+from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.model import ReadingModel, load_model
+from rag_model.reading.prompts import Concat, read_prompt
+from rag_model.reading.reader import Reader
+from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.writer import ENDPOINT
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.store.store import Store
+from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
+
+MARGINAL = "marginal"
+HOLDS = "holds a gold answer"
+MEASURES = (
+    *("EM", "F1", HOLDS, "cited", "citation-recall", "citation-precision"),
+    *("override", "supported", "EM-unheld", "from-passages"),
+)
+
+
+def loaded(options: argparse.Namespace) -> ReadingModel:
+    """Load the generator in its folder, or name the endpoint's model."""
+    if options.model.startswith(ENDPOINT):
+        return load_model(None, options.model, "concat")
+    return ReadingModel(options.model, generator=load_generator(options.model, device="cpu", dtype=options.dtype))
+
+
+def readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> dict[str, Reader]:
+    """Return the readers, by the name of their condition; the first reads one prompt."""
+    cited = {"cite": True}
+    concat = Concat(**(read_prompt(options.prompt, **cited) if options.prompt else cited))
+    settings = ReaderSettings("concat", Decoding(max_new_tokens=options.longest), concat)
+    found = {"": model.reader(None, settings)}
+    if model.generator is not None and not options.no_marginal:
+        rag = Rag(question, model.generator, RagSettings("sequence", options.k, TEMPERATURE))
+        found[MARGINAL] = MarginalReader(None, rag, settings.decoding, batch=4)
+    return found
+
+
+def examined(
+    options: argparse.Namespace,
+    questions: list[Question],
+    retriever: SnapshotRetriever,
+    answering: Mapping[str, Answering],
+    settings: Evaluation,
+) -> Examination:
+    """Answer the questions under each condition of the settings, and measure the answers."""
+    first, *others = answering.items()
+    asked = QuestionSet(tuple(questions))
+    examination = Examination(
+        retriever,
+        first[1],
+        asked,
+        options.k,
+        retriever.snapshot.n,
+        settings,
+        dict(others if settings.ablations else ()),
+    )
+    examination.retrieve()
+    known = {one.name: one for one in examination.conditions()}
+    for condition in (known[name] for name in (OPEN, CLOSED, f"{MARGINAL}, {OPEN}") if name in known):
+        examination.answer(condition)
+    return examination
+
+
+def measured(options: argparse.Namespace, asked: Asked, folder: Path) -> dict[str, Any]:
+    """Build the library, choose a threshold on the dev questions, and measure everything on the others."""
+    store, model = str(folder / "store"), loaded(options)
+    with Snapshot.open(store, publish(asked.library, folder, "cited", options.encoder)) as snapshot:
+        question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")
+        retriever = open_retriever(snapshot, "hnsw", encoder=question, products=True)
+        dtype = {} if model.generator is None else {"dtype": options.dtype}
+        inputs = {"snapshot": snapshot.id, "model": named(options.model), "k": options.k, **dtype}
+        answering = {
+            name: Answering(Store.open(store), lambda one=one: one, {**inputs, "reader": name, **one.decides})
+            for name, one in readers(options, model, question).items()
+        }
+        settings = Evaluation(k=options.k, depth=options.k)
+        dev = examined(options, asked.dev, retriever, answering, settings)
+        tested = replace(settings, ablations=Ablations(sweep=(), gold_depth=1))
+        found = examined(options, asked.test, retriever, answering, tested)
+    chosen = choose(with_holds(dev.rows[0]), HOLDS, options.risk)
+    scored = with_holds(found.rows[0])
+    given = None if chosen.threshold is None else measure(scored, HOLDS, chosen.threshold)
+    return {
+        "passages": len(asked.library),
+        "dev": {"n": len(asked.dev), **chosen.to_json(), "said": abstention_words(chosen)},
+        "test": {} if given is None else {**given.to_json(), "said": abstention_words(given)},
+        "answer_all_risk": 1 - fmean(one.measures[HOLDS] for one in scored),
+        "Success@k": found.retrieval,
+        "worth": found.worth,
+        "rows": [row.to_json() for row in found.rows],
+        "table": table(found.rows),
+    }
+
+
+def with_holds(row: Row) -> list[Scored]:
+    """Return a condition's answers, each with whether it holds a gold answer by DPR's token match."""
+    return [
+        replace(one, measures={**one.measures, HOLDS: float(matcher(one.question)(one.reading.answer))})
+        for one in row.scored
+    ]
+
+
+def named(model: str) -> Any:
+    """Return what tells a model from others: of a folder the digest of every file."""
+    return model if model.startswith(ENDPOINT) else digest_folder(Path(model))
+
+
+def table(rows: list[Row]) -> str:
+    """Return the figures of each condition as a table, in percent."""
+    head = ["", *(row.name for row in rows)]
+    every = [{**row.figures, HOLDS: mean_interval([one.measures[HOLDS] for one in with_holds(row)])} for row in rows]
+    body = [[name, *(_percent(figures.get(name)) for figures in every)] for name in MEASURES]
+    body += [[name, *(f"{row.costs[name]:.2f}" if name in row.costs else "-" for row in rows)] for name in COSTS]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+
+
+COSTS = ("seconds", "read", "written")
+
+
+def _percent(one: Estimate | None) -> str:
+    if one is None:
+        return "-"
+    return f"{100 * one.value:.1f} [{100 * one.low:.1f}, {100 * one.high:.1f}], {one.n}"
+
+
+def main() -> None:
+    """Run, print the table, and one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of train_triples and passages, as .jsonl.xz")
+    parser.add_argument("--model", required=True, help="a folder of a decoder-only generator, or openai:NAME")
+    parser.add_argument("--encoder", default=demo_encoder())
+    parser.add_argument("--dev", type=int, default=8, help="questions that choose the threshold")
+    parser.add_argument("--test", type=int, default=12, help="questions that are measured")
+    parser.add_argument("--library", type=int, default=200, help="passages beside those of the questions")
+    parser.add_argument("--risk", type=float, default=0.5, help="wrong answers among those given, at most")
+    parser.add_argument("--no-marginal", action="store_true", help="leave RAG-Sequence out")
+    parser.add_argument("--prompt", type=Path, help="a file, as `bookwheel answer --prompt` takes it")
+    parser.add_argument("--longest", type=int, default=40, help="tokens of an answer, at most")
+    parser.add_argument("-k", type=int, default=3, help="passages of an answer")
+    parser.add_argument("--dtype", default="bfloat16", help="of a generator in memory")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--work", type=Path, help="a folder that keeps the library and the answers")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    began, spent = time.perf_counter(), time.process_time()
+    asked = draw(options.data, options.dev, options.test, options.library, options.seed)
+    with tempfile.TemporaryDirectory(prefix="bench-cited-") as name:
+        folder = options.work or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = measured(options, asked, folder)
+    print(found.pop("table"), flush=True)
+    for part in ("dev", "test"):
+        print(f"{part}: {found[part].get('said', 'not measured')}", flush=True)
+    told = {
+        "benchmark": "cited",
+        "model": options.model if options.model.startswith(ENDPOINT) else Path(options.model).name,
+        "k": options.k,
+        **found,
+        "seconds": round(time.perf_counter() - began),
+        "cpu_seconds": round(time.process_time() - spent),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Questions of people and a library for `bench_cited.py`, from public files: some answers are in it, some are not.
+
+Natural Questions with answers of at most five words (`train_triples`), of different contexts. The library is their
+contexts without titles, but those of every fourth question, and passages of other sources drawn by the seed.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from passages import lines
+
+from rag_model.evaluation.questions.files import Question
+
+_ABSENT = 4  # of so many questions the context of one is left out
+_WORDS = 5  # of an answer, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Questions to choose a threshold on, questions to measure, and the library."""
+
+    dev: list[Question]
+    test: list[Question]
+    library: list[tuple[str, str]]  # title and text
+
+
+def draw(folder: Path, dev: int, test: int, others: int, seed: int) -> Asked:
+    """Draw the questions and the passages of `others` more from the files in `folder`."""
+    dice = random.Random(f"cited {seed}")
+    triples = lines(folder / "train_triples.jsonl.xz")
+    dice.shuffle(triples)
+    short = [row for row in triples if all(len(answer.split()) <= _WORDS for answer in row["answers"])]
+    chosen = list({row["context"]: row for row in short}.values())[: dev + test]
+    questions = [Question(f"{seed}-{at}", row["question"], tuple(row["answers"])) for at, row in enumerate(chosen)]
+    held = [("", row["context"]) for at, row in enumerate(chosen) if at % _ABSENT]
+    pages = lines(folder / "passages.jsonl.xz")
+    drawn = [(row["title"], row["text"]) for row in dice.sample(pages, min(others, len(pages)))]
+    library = list(dict.fromkeys(one for one in (*held, *drawn) if one[1].strip()))
+    return Asked(questions[:dev], questions[dev:], library)
