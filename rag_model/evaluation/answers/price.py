@@ -34,7 +34,7 @@ def _gain(against: Estimate) -> Estimate:
 def _verdict(gain: Estimate) -> str:
     if gain.low > 0:
         return "retrieval earns its price here"
-    if gain.high <= 0:
+    if gain.high < 0:
         return "retrieval does not earn its price here"
     return f"{gain.n:,} questions do not show that retrieval earns its price here"
 
