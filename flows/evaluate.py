@@ -39,7 +39,7 @@ from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.model import ReadingModel, model_folder_of, model_id
 from rag_model.reading.opening import open_model
-from rag_model.reading.reader import Reader
+from rag_model.reading.reader import Reader, ReaderName
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import Subject
@@ -196,7 +196,7 @@ def _ablated(
     store: Store,
     loaded: ReadingModel,
     found: SnapshotRetriever,
-    readers: Mapping[str, Reader],
+    readers: Mapping[ReaderName, Reader],
     settings: Evaluation,
     texts: Sequence[str],
 ) -> tuple[dict[str, SnapshotRetriever], Whole]:

@@ -14,7 +14,7 @@ import numpy as np
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.ablation import BM25, FROZEN
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.reader import Reader
+from rag_model.reading.reader import Reader, ReaderName
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.indexes import kind_name, known_indexes
@@ -59,7 +59,7 @@ def open_rivals(
     return found
 
 
-def whole_of(readers: Mapping[str, Reader], retriever: SnapshotRetriever, questions: Sequence[str]) -> Whole:
+def whole_of(readers: Mapping[ReaderName, Reader], retriever: SnapshotRetriever, questions: Sequence[str]) -> Whole:
     """Return the whole corpus for the one of `readers`, by name, that reads one prompt, or why there is none."""
     n = retriever.snapshot.n
     name = next((name for name, one in readers.items() if isinstance(one, ConcatReader)), None)
