@@ -109,9 +109,9 @@ class Service:
         self._answers.close()
         serving = self.desk.current
         self.desk.close()
+        tell(self.observer.close)  # it may ask the model
         if serving is not None and serving.model is not None:
             serving.model.close()
-        tell(self.observer.close)
 
     def _asked(self, verb: str) -> Callable[[int, int], None]:
         return partial(tell, self.observer.asked, verb)
