@@ -35,7 +35,7 @@ def row(name: str, right: int, seconds: float = 0.25, tokens: int = 100, book: R
         (30, "retrieval does not earn its price here: EM is 0.250 lower than closed book [-"),
         (
             20,
-            "40 questions do not show that retrieval earns its price here: EM is 0.000 higher than closed book [+0.000, +0.000]",
+            "40 questions do not show that retrieval earns its price here: EM is 0.000 higher than closed book [+0.000",
         ),
     ],
 )
