@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from flows.reencode import reencode
+from flows.stage import run_flow
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.journal import read_metrics
+from tests.fixtures.moving import ARTICLES, CORPUS
 from tests.fixtures.tiny_generators import save_bart
+from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.flows.conftest import Bookwheel
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
@@ -82,3 +86,27 @@ def test_a_model_is_trained_beside_its_index_and_answers_with_its_own(
     other = bookwheel("answer", "who was king?", "--store", store, "--model", "moved")
     assert (other.code, "weights differ" in other.complaint) == (3, True)
     assert opened.refs.names() == ["latest", "moved"], "the rebuilds of the training are not named any more"
+
+
+def test_an_index_that_the_gate_refuses_leaves_the_model_and_the_same_command_builds_it_alone(
+    bookwheel: Bookwheel, words: list[object], store: Path, tiny: Path, other_tiny: Path, tmp_path: Path
+) -> None:
+    run_flow(reencode, "latest", str(store), str(other_tiny), "moved")  # as of a training on a larger snapshot
+    opened, small = Store.open(str(store)), tmp_path / "small"
+    small.mkdir()
+    publish_tiny(opened, tiny, ARTICLES, small, corpus=CORPUS)
+    short = SETTINGS.replace("max_steps = 3", "max_steps = 1").replace("[moving]\nevery = 2", "[moving]\nevery = 0")
+    (tmp_path / "settings.toml").write_text(short)
+    refused = bookwheel(*words)
+    assert (refused.code, "moved did not move: passages lost since the parent" in refused.complaint) == (3, True)
+    before, published = opened.refs.current("moved"), opened.models.refs.current("moved")
+    assert before is not None
+    assert published is not None, "the model is there, without its index"
+
+    opened.refs.delete("moved", before.number, "the larger one is not asked any more")
+    shutil.rmtree(tmp_path / "work")
+    again = bookwheel(*words, "--json")
+    assert again.code == 0, again.err
+    assert (again.json["model"], opened.models.refs.current("moved")) == (published.snapshot, published)
+    assert Snapshot.open(str(store), "moved").id == again.json["index"] != before.snapshot
+    assert not (tmp_path / "work").exists(), "nothing is trained again"

@@ -1,10 +1,12 @@
 """Rebuilds of a moving index: compared with encoding by hand, and in children that are killed and that fail."""
 
+import logging
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,13 @@ import pytest
 import torch
 
 from flows.rebuild import Task, rebuilt
-from flows.rebuilds import forget, rebuilds
+from flows.rebuilds import Child, Rebuilds, forget, rebuilds
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Vectors
 from rag_model.errors import InputError, UsageError
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
+from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.memory import Memory, Recalled
@@ -33,6 +36,7 @@ pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
 EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
 REF = "refresh"
+LISTS = "IVF5,Flat"
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +106,44 @@ def test_losses_are_those_of_encoding_all_passages_again_by_hand(given: Path, tm
     assert store.models.get(store.models.resolve(REF)).content.lineage["step"] == 4
     forget(store, REF)
     assert (store.refs.current(REF), store.models.refs.current(REF)) == (None, None)
+
+
+@dataclass
+class FullAt:
+    """Rebuilds in child processes; that of a step may write no file of more than 10,000 bytes, as on a full disk."""
+
+    rebuilds: Rebuilds
+    step: int
+
+    def start(self, order: Order) -> Child:
+        child = self.rebuilds.start(order)
+        if order.step == self.step:
+            resource.prlimit(child._process.pid, resource.RLIMIT_FSIZE, (10_000, 10_000))
+        return child
+
+
+def test_a_refresh_that_the_gate_refuses_or_that_finds_the_store_full_leaves_the_snapshot_and_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = {f"City {number}": f"the king of city {number} was {number * 3}." for number in range(200)}
+    one_list = {"index": {"lists": {"factory": LISTS, "search": {"nprobe": 1}}}}  # misses neighbours in the other lists
+    given = prepare(tmp_path, many, more={"lists": LISTS}, recipe=one_list)
+    store, settings = Store.open(str(given / "store")), replace(SETTINGS, moving=MovingSettings(2))
+    tag(store, "latest", "first")
+    with rebuilds(store, REF, ()) as made, caplog.at_level(logging.WARNING):
+        task = task_of(given, tmp_path / "run", settings, lambda _: FullAt(made, 4))
+        done = train(task, replace(settings.loop, max_steps=5), tmp_path / "run")
+    rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
+    first = store.snapshots.resolve("first")
+    assert [(row["snapshot"], row["refreshes_failed"]) for row in rows] == [(first, n) for n in (0, 0, 1, 1, 2)]
+    assert (done.steps, task.asked, store.refs.current(REF)) == (5, first, None)
+    refused, full = (record.message for record in caplog.records if "is asked on" in record.message)
+    (other,) = {*store.snapshots.list()} - {first}
+    assert f"rebuild of step 2 failed, and snapshot {first[:12]} is asked on: snapshot {other[:12]} is pub" in refused
+    assert "published but refresh did not move: lists recall@20, mean is" in refused
+    assert "rebuild of step 4 failed" in full
+    assert "File too large" in full
+    assert [problem for known in store.snapshots.list() for problem in verify(store, known)] == []
 
 
 def test_vectors_that_are_not_finite_are_never_published(given: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rag_model.training.objectives.end2end.settings import End2EndRecipe
 from rag_model.training.objectives.end2end.task import End2EndTask, Stated
 from rag_model.training.objectives.rag_task import Pair, RagBatch
 from tests.fixtures import moving
-from tests.fixtures.moving import ARTICLES, EVERY, SETTINGS, prepare, task_of, trained
+from tests.fixtures.moving import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, trained
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ROOT = Path(__file__).parents[5]
@@ -76,19 +76,46 @@ def test_the_snapshot_that_is_asked_stands_beside_every_step(
     assert read_checkpoint(checkpoints(folder / "checkpoints")[0]).asked == done.asked
 
 
+def kill(given: Path, folder: Path, mode: str, at: int) -> None:
+    """Train in a process that is killed after a step."""
+    words = [sys.executable, moving.__file__, str(given), str(folder), mode, str(at)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run(words, env=environment, check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
 @pytest.mark.parametrize("kill_at", [EVERY + 1, 5])  # the last checkpoint asks the first snapshot, and the second
 def test_a_killed_run_goes_on_with_the_snapshot_that_it_asked(
     given: Path, whole: tuple[End2EndTask, Trained, Path], tmp_path: Path, kill_at: int
 ) -> None:
-    words = [sys.executable, moving.__file__, str(given), str(tmp_path / "killed"), str(kill_at)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run(words, env=environment, check=False, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kill(given, tmp_path / "killed", "synchronous", kill_at)
     assert len(read_checkpoint(checkpoints(tmp_path / "killed" / "checkpoints")[0]).asked) == (2 if kill_at == 5 else 1)
     task, done = trained(given, tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(whole[2])
     assert (done.asked, done.after) == (whole[1].asked, whole[1].after)
     assert task.asked == whole[0].asked
+
+
+def test_an_asynchronous_run_that_is_killed_asks_its_snapshot_until_the_rebuild_that_was_begun_is_there(
+    given: Path, tmp_path: Path
+) -> None:
+    folder, made = tmp_path / "killed", Under(given)
+    kill(given, folder, "asynchronous", 5)  # the checkpoint is of step 4, where the rebuild of step 3 began
+    begun = {path: path.read_bytes() for path in (folder / "refreshes").rglob("*.safetensors")}
+    assert {path.relative_to(folder / "refreshes").parts[0] for path in begun} == {"step-00000003"}
+
+    def after(step: int) -> None:
+        if step == 5:
+            assert {path: path.read_bytes() for path in begun} == begun, "it is made with the weights of its own step"
+            made.finish(made.orders[0])
+
+    task, done = trained(given, folder, "asynchronous", after, rebuild=lambda _: made)
+    assert [order.step for order in made.orders] == [EVERY]
+    first, second = (one.snapshot for one in done.asked)
+    assert (second, task.asked, done.steps) == (made.ended[EVERY].snapshot, second, 6)  # type: ignore[union-attr]
+    rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
+    assert [(row["step"], row["snapshot"]) for row in rows] == [*((step, first) for step in range(1, 6)), (6, second)]
+    assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 4, 2]
 
 
 def test_both_encoders_learn_and_are_saved_as_a_pair(
