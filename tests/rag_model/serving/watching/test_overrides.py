@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_an_endpoint_is_asked_closed_book_what_no_passage_supports(
         with serving(world.url, dest, settings, metrics, model="openai:tiny", reading=reading) as service:
             for number, question in enumerate(("m?", "x?", "a?", "n?", "n?"), start=1):
                 assert service.client.post("/answer", json={"questions": [question], "k": 2}).status_code == 200
-                until(lambda number=number: checks(metrics) == number)
+                until(partial(are_checked, metrics, number))
             seen = scraped(metrics)
     assert (seen["bookwheel_answers_unsupported_total"], seen["bookwheel_answers_sampled_total"]) == (4, 3)
     assert (seen["bookwheel_answers_override_total"], seen["bookwheel_answers_unchecked_total"]) == (1, 2)
@@ -108,10 +109,10 @@ def test_an_endpoint_is_asked_closed_book_what_no_passage_supports(
     assert caplog.text.count("was not checked") == 1
 
 
-def checks(metrics: Metrics) -> float:
-    """Return how many sampled answers are done with."""
+def are_checked(metrics: Metrics, number: int) -> bool:
+    """Return whether so many sampled answers are done with."""
     seen = scraped(metrics)
-    return seen["bookwheel_answers_sampled_total"] + seen["bookwheel_answers_unchecked_total"]
+    return seen["bookwheel_answers_sampled_total"] + seen["bookwheel_answers_unchecked_total"] == number
 
 
 @pytest.fixture
