@@ -3,7 +3,7 @@
 Work: passages, as a Beam worker embeds them (`--processes`: by several at once); questions in batches of one to eight,
 in a thread as a service's; steps of DPR's loss with AdamW. Each side is a process of its own on one thread, and the
 sides take turns. One JSON line: page faults, CPU seconds of user and kernel, peak and last resident memory of each,
-their ratios (defaults / kept, so more than 1 is better; of memory, kept / defaults), and whether vectors and losses have
+their ratios (defaults / kept: more than 1 is better; of memory, kept / defaults), and whether vectors and losses have
 equal bits.
 `python tests/benchmarks/bench_allocator.py [--texts 60] [--processes 1] [--rounds 1] [--dtype float32]`
 """
