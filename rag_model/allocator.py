@@ -1,8 +1,9 @@
-"""glibc's allocator in processes that embed, serve or train: what one operation frees, the next one uses.
+"""glibc's allocator in processes that embed or serve: what one operation frees, the next one uses.
 
-By default glibc gives large blocks back to the kernel as soon as they are free, and a model's next layer gets them again
-one zeroed page at a time: hundreds of page faults a passage, and processes side by side wait for one another in the
-kernel. Vectors do not depend on it. Other allocators, and other systems' C libraries, stay as they are.
+By default glibc gives large blocks back to the kernel as soon as they are free, and a model's next layer gets them
+again one zeroed page at a time: hundreds of page faults a passage, and processes side by side wait for one another in
+the kernel. Vectors do not depend on it. Training keeps the defaults: many of its blocks are above glibc's 32 MiB, and a
+step became no cheaper and took 8 % more memory. Other allocators, and other C libraries, stay as they are.
 """
 
 import ctypes
@@ -54,7 +55,7 @@ def chosen(environment: Mapping[str, str]) -> bool:
 @cache
 def _set() -> bool:
     libc = _glibc()
-    return libc is not None and all([libc.mallopt(name, value) for name, value in _SETTINGS.items()])
+    return libc is not None and all(libc.mallopt(name, value) for name, value in _SETTINGS.items())
 
 
 def _glibc() -> Any:

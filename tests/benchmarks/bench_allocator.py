@@ -1,10 +1,10 @@
 """What glibc's allocator costs when it keeps freed memory (`reuse_freed`), beside the same work at its defaults.
 
-Work: passages, as a Beam worker embeds them (`--processes`: the same by several at once); questions in batches of one to
-eight, in a thread as a service's; steps of DPR's loss with AdamW. Each side is a process of its own on one thread, and
-the sides take turns, so that neither has the machine at a better moment. One JSON line: page faults, CPU seconds of user
-and kernel, peak and last resident memory of each, their ratios (defaults / kept, so more than 1 is better; of memory,
-kept / defaults), and whether all vectors and losses have equal bits.
+Work: passages, as a Beam worker embeds them (`--processes`: by several at once); questions in batches of one to eight,
+in a thread as a service's; steps of DPR's loss with AdamW. Each side is a process of its own on one thread, and the
+sides take turns. One JSON line: page faults, CPU seconds of user and kernel, peak and last resident memory of each,
+their ratios (defaults / kept: more than 1 is better; of memory, kept / defaults), and whether vectors and losses have
+equal bits.
 `python tests/benchmarks/bench_allocator.py [--texts 60] [--processes 1] [--rounds 1] [--dtype float32]`
 """
 
@@ -30,7 +30,7 @@ from rag_model.allocator import reuse_freed
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.trainable import TrainableEncoder
 
-STEPS, BATCH, WARM_UP = 4, 16, 32  # steps; pairs of a step; texts before the measurement
+STEPS, BATCH, WARM_UP = 2, 8, 32  # steps; pairs of a step; texts before the measurement
 Texts = tuple[list[str], list[str]]
 Make = Callable[[str, str | None, Texts], Callable[[], bytes]]
 
