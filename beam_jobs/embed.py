@@ -9,6 +9,7 @@ from typing import Any, Self
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
+from rag_model.allocator import reuse_freed
 from rag_model.encoders.carried import load_reading
 from rag_model.encoders.embed import VERSION, Dtype
 from rag_model.encoders.forms import Form, FormName, form_of
@@ -84,6 +85,7 @@ def embed(task: EmbedTask, store: Store) -> Report:
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
 def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
+    reuse_freed()
     blobs = Store.open(store_url).blobs
     return load_reading(linked_tree({name: blobs.local(ref) for name, ref in files}))
 

@@ -7,7 +7,7 @@ Requires: the extras model and train; a store that this machine can write to, si
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,7 @@ from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.abstaining import abstention_words
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
-from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
+from rag_model.evaluation.answers.rivals import Whole, open_rivals, whole_of
 from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
@@ -41,7 +41,6 @@ from rag_model.reading.model import ReadingModel, model_folder_of, model_id
 from rag_model.reading.opening import open_model
 from rag_model.reading.reader import Reader
 from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot
@@ -154,6 +153,7 @@ class Work:
             abstaining=None if abstaining is None else abstaining.to_json(),
             abstained="" if abstaining is None else abstention_words(abstaining),
             worth=examined.worth,
+            notes=examined.notes,
             seconds=seconds,
             report=report,
         )
@@ -181,7 +181,7 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     )
     k = settings.k or loaded.k
     texts = [question.text for question in asked.questions]
-    rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
+    rivals, whole = _ablated(store, loaded, found, readers, settings, texts)
     examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
     subject = answers_subject(store, snapshot, named, asked, settings, asks)
     folder = model_folder_of(store, named)
@@ -196,19 +196,20 @@ def _ablated(
     store: Store,
     loaded: ReadingModel,
     found: SnapshotRetriever,
-    reader: Reader,
+    readers: Mapping[str, Reader],
     settings: Evaluation,
     texts: Sequence[str],
-) -> tuple[dict[str, SnapshotRetriever], list[Hit]]:
-    """Return what the ablations compare the reader's retriever with: other ones, and all passages where they fit."""
+) -> tuple[dict[str, SnapshotRetriever], Whole]:
+    """Return the other retrievers that the first reader is measured with, and all passages where they fit."""
     if settings.ablations is None:
-        return {}, []
+        return {}, Whole()
+    first, whole = next(iter(readers.values())), whole_of(readers, found, texts)
     encoder = None
-    if isinstance(reader, MarginalReader):
-        if reader.rag.settings.weighed_by == "scores":
-            return {}, []  # p(z|x) is made of the scores of its own retriever
+    if isinstance(first, MarginalReader):
+        if first.rag.settings.weighed_by == "scores":
+            return {}, whole  # p(z|x) is made of the scores of its own retriever
         encoder = loaded.question
-    return open_rivals(found.snapshot, store, settings.expression, encoder), whole_corpus(reader, found, texts)
+    return open_rivals(found.snapshot, store, settings.expression, encoder), whole
 
 
 def _weights(named: str) -> object:
@@ -271,6 +272,7 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         collapsed=outcome.refusal,
         search=examined.search,
         worth=outcome.worth,
+        notes=outcome.notes,
         abstaining=examined.abstaining,
         curves=read_curves(work.folder / "metrics.jsonl") if work.folder else Curves(),
         lineage={

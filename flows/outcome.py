@@ -100,6 +100,7 @@ class Evaluated:
     stages: dict[str, float] = field(default_factory=dict)  # the same, and after them those of the open book's answers
     abstaining: dict[str, Any] | None = None  # a threshold, what it gives, and the areas under the curves of risk
     abstained: str = ""  # one sentence: what the threshold gives, or that there is none
+    notes: tuple[str, ...] = ()  # sentences about the ablations: of which reader they are, what was left out and why
     worth: str = ""  # one sentence: whether retrieval earns its price; empty: closed book was not measured
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-StoreUrl = Annotated[str, Parameter(name="--store", help="The store of snapshots: file:///…, s3://… or a folder.")]
+StoreUrl = Annotated[str, Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://… or az://….")]
 MaybeStoreUrl = Annotated[
     str | None,
-    Parameter(name="--store", help="The store of snapshots: file:///…, s3://… or a folder; none with --folder."),
+    Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://… or az://…; none with --folder."),
 ]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 IndexName = Annotated[

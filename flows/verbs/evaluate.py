@@ -280,5 +280,5 @@ def _words(outcome: "Evaluated") -> str:
         lines += _against(row) if row["condition"] in read else []
     seen = outcome.collapse
     lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
-    lines += [sentence for sentence in (outcome.worth, outcome.abstained) if sentence]
+    lines += [sentence for sentence in (*outcome.notes, outcome.worth, outcome.abstained) if sentence]
     return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else []), kept(outcome)])

@@ -29,7 +29,7 @@ def finetune(
         ),
     ],
     store: Annotated[
-        str | None, Parameter(help="The store of snapshots: file:///…, s3://… or a folder. Required.")
+        str | None, Parameter(help="The store of snapshots: a folder, s3://…, gs://… or az://…. Required.")
     ] = None,
     train: Annotated[
         str | None,

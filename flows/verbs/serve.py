@@ -110,7 +110,8 @@ def serve(
         int,
         Parameter(
             help="Check one answer in so many for an override: the model gives its own memory over the passages. Costs "
-            "about as much as a short answer, beside the service, and nothing where a passage supports it; 0: none."
+            "about as much as a short answer, beside the service, and nothing where a passage supports it; behind an "
+            "endpoint it is one more call, without passages; 0: none."
         ),
     ] = 20,
     common: Common | None = None,

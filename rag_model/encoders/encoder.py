@@ -167,7 +167,7 @@ class Encoder:
         if len(bad):
             row = first_row + int(bad[0])
             raise InputError(
-                f"encoder {self.name} made a vector that is not finite, of row {row}: its weights are damaged,  "
+                f"encoder {self.name} made a vector that is not finite, of row {row}: its weights are damaged, "
                 "fetch the model again"
             )
 

@@ -6,14 +6,14 @@ space, nor dtype and device, which change a vector only by rounding.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from rag_model.digest import digest_file, digest_json
-from rag_model.encoders.files import TOKENIZER, optional_object, read_object, vector_length
+from rag_model.encoders.files import CONFIG, TOKENIZER, optional_object, read_object, vector_length
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
-from rag_model.encoders.static_folder import StaticTable, static_body
+from rag_model.encoders.static_folder import STATIC, StaticTable, static_body
 from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError, UsageError
 
@@ -91,6 +91,17 @@ def space_of(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
         passage_prompt=spec.passage_prompt,
         dim=vector_length(folder) if table is None else table.dim,
     )
+
+
+def named_by_content(space: Space, folder: Path) -> Space:
+    """Name the space of the encoder in `folder` by its content, `BertModel-384-53aa5117`.
+
+    With folder names, equal snapshots and equal models would differ where they were made in other folders.
+    """
+    static = space.pooling in STATIC  # whose folder may have no config, and in one layout another one than in the other
+    known = ["StaticModel"] if static else optional_object(folder / CONFIG).get("architectures")
+    architecture = (known or ["encoder"])[0]
+    return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
 
 
 def asked_space(folder: Path) -> Space | None:

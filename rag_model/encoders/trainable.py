@@ -19,7 +19,7 @@ from rag_model.encoders.batches import LENGTH_MULTIPLE
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import Model
-from rag_model.encoders.space import Space, asked_space, space_of
+from rag_model.encoders.space import Space, asked_space, named_by_content, space_of
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import copy_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
@@ -114,7 +114,7 @@ class TrainableEncoder(nn.Module):
                 f"it with --asks, or put its space, as `show --json` prints it, into {RECORD_FILE} there as "
                 "`asks`"
             )
-        return space_of(self.folder, self.spec, self.folder.name)
+        return named_by_content(space_of(self.folder, self.spec), self.folder)
 
     def save(self, folder: Path, asks: Space | None = None) -> None:
         """Write a folder that `Encoder.load` and transformers' `from_pretrained` open: safetensors, tokenizer, spec.
@@ -128,7 +128,7 @@ class TrainableEncoder(nn.Module):
     def save_passages(self, folder: Path) -> Space:
         """Write a passage encoder as `save` does; return the space of the passages that it encodes."""
         self.save(folder)
-        return space_of(folder, self.spec, self.folder.name)
+        return named_by_content(space_of(folder, self.spec), folder)
 
     def save_reading(self, folder: Path, asks: Space | None = None) -> None:
         """Write everything except config and weights: tokenizer, spec, and the passage space."""

@@ -3,6 +3,7 @@
 import logging
 import sys
 
+from rag_model.allocator import reuse_freed
 from rag_model.secrets import without_secrets
 
 _SWITCH = 0.001  # seconds that one thread may keep Python from the others: at 5 ms, its default, questions queue up
@@ -14,7 +15,11 @@ class _Discreet(logging.Formatter):
 
 
 def prepare() -> None:
-    """Log to standard error, without secrets: what changes, and what goes wrong; and let threads take short turns."""
+    """Log to standard error, without secrets: what changes, and what goes wrong; let threads take short turns.
+
+    What a batch of questions frees stays for the next one (`reuse_freed`).
+    """
+    reuse_freed()
     handler = logging.StreamHandler()
     handler.setFormatter(_Discreet("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -70,10 +70,8 @@ class Service:
         """Begin to follow the ref."""
         self.follower.start()
 
-    async def search(
-        self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = "", *, alone: bool = False
-    ) -> Found:
-        """Return passages for questions of a client; clients take turns. `alone`: see `Batcher.ask`.
+    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = "") -> Found:
+        """Return passages for questions of a client; clients take turns.
 
         Raises:
             BusyError, LateError, ClosingError: see `Batcher.ask`.
@@ -81,7 +79,7 @@ class Service:
             UsageError: the retriever is wrong or not served here, or it gives fewer passages than `k`.
         """
         seconds = self.settings.request_seconds
-        return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client, alone=alone)
+        return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client)
 
     async def answer(
         self,
@@ -109,9 +107,9 @@ class Service:
         self._answers.close()
         serving = self.desk.current
         self.desk.close()
+        tell(self.observer.close)  # it may ask the model
         if serving is not None and serving.model is not None:
             serving.model.close()
-        tell(self.observer.close)
 
     def _asked(self, verb: str) -> Callable[[int, int], None]:
         return partial(tell, self.observer.asked, verb)

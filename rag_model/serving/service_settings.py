@@ -48,7 +48,7 @@ class ServiceSettings:
     answer_workers: int = 0  # batches answered at once; 0: one, and eight where the model is behind an endpoint
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the answers
-    override_every: int = 20  # one answer in so many is checked for an override: at most 2 readings more; 0: none
+    override_every: int = 20  # one answer in so many is checked for an override: 2 readings more, or 1 call; 0: none
     # the ref
     poll_seconds: float = 10.0  # between two looks at the ref and the takedowns: a listing of each
     retry_seconds: float = 900.0  # at most, between two tries of a version that could not be pulled

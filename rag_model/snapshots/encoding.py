@@ -2,23 +2,21 @@
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rag_model.encoders.architecture import check_kind
 from rag_model.encoders.bag import BagSpec, bag_files, bag_space, read_bag_spec
 from rag_model.encoders.embed import Dtype
-from rag_model.encoders.files import CONFIG, optional_object
 from rag_model.encoders.forms import FormName
 from rag_model.encoders.muvera import RECORDED as MUVERA
 from rag_model.encoders.muvera import muvera_of, muvera_space
 from rag_model.encoders.resolve import question_files, resolve_folder
-from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
+from rag_model.encoders.space import Space, asked_space, check_same_space, named_by_content, space_of
 from rag_model.encoders.sparse_encoder import sparse_files, sparse_space
 from rag_model.encoders.sparse_spec import SparseSpec, read_sparse_spec
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
-from rag_model.encoders.static_folder import STATIC
 from rag_model.encoders.token_encoder import token_files, token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
@@ -89,7 +87,7 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
     check_kind(folder)
     settings = {**known_prompts(name), **recipe.spec}
     spec = read_spec(folder, settings)
-    space = _named(space_of(folder, spec), folder)
+    space = named_by_content(space_of(folder, spec), folder)
     asking = resolve_folder(recipe.question_encoder or names.question)
     if asking != folder and (asked := asked_space(asking)) is not None:
         check_same_space(asked, space)
@@ -118,7 +116,7 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
         more = {MUVERA: dict(recipe.muvera)}
     elif recipe.muvera:
         raise UsageError(f"muvera settings do not apply to token vectors: say kind = {MUVERA!r}, or leave them out")
-    space = _named(space, folder)
+    space = named_by_content(space, folder)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
         files = _put(store, token_files(folder, spec, space, Path(workdir), more))
     return StoredEncoder(name, spec, space, files, files, "vectors" if more else "tokens")
@@ -137,7 +135,7 @@ def store_sparse_encoder(
     """
     folder, asking = _sparse_pair(store, name, recipe, models)
     spec = read_sparse_spec(folder, recipe.spec)
-    space = _named(sparse_space(folder, spec), folder)
+    space = named_by_content(sparse_space(folder, spec), folder)
     if asking != folder and (asked := asked_space(asking)) is not None:
         check_same_space(asked, space)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
@@ -174,14 +172,6 @@ def _sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store
     if names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune sidr`")
     return resolve_folder(names.passage), resolve_folder(recipe.question_encoder or names.question)
-
-
-def _named(space: Space, folder: Path) -> Space:
-    """Name a space by its content, `BertModel-384-53aa5117`: with folder names, equal snapshots would differ."""
-    static = space.pooling in STATIC  # whose folder may have no config, and in one layout another one than in the other
-    known = ["StaticModel"] if static else optional_object(folder / CONFIG).get("architectures")
-    architecture = (known or ["encoder"])[0]
-    return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
 
 
 def _put(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:

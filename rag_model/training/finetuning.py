@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from rag_model.allocator import reuse_freed
 from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.reports.training import read_curves, render
 from rag_model.landing import landing
@@ -84,6 +85,7 @@ class Finetuning:
         much.
         """
         if self._prepared is None:
+            reuse_freed()
             job = replace(self.job, digests=self.inputs["models"], work=work, tell=tell)
             self._prepared = replace(job, examples=self.objective.prepare(job))
         return self._prepared

@@ -10,8 +10,7 @@
    the texts' differences to a frozen retriever, if that is asked for (`--arms salient random frozen`).
 
    `--made SUBJECTS` takes made worlds instead (`made_world`, one a seed): names are the spans, the encoders are
-   MiniLM's first layers, and the masked language model is a small one that learned to copy in other worlds. Names are
-   nearly half of the wordpieces; with `--stock` a fifth, since each text begins with a phrase that says nothing. With
+   MiniLM's first layers, and the masked language model is a small one that learned to copy in other worlds. With
    three worlds and more a line tells each arm's means with 95 % intervals, and the arms' difference, world by world.
 
 Else both begin as all-MiniLM-L6-v2, which has no head for masks: the masked language model gets a new one, tied to its
@@ -92,10 +91,10 @@ def library(folder: Path, count: int) -> Path:
     return publish(folder, count, demo_encoder())
 
 
-def made(folder: Path, subjects: int, layers: int, seed: int, stock: bool) -> tuple[Path, str]:
+def made(folder: Path, subjects: int, layers: int, seed: int) -> tuple[Path, str]:
     """Publish a made world, whose names are its spans; return the store and the encoder."""
     folder.mkdir()
-    world = facts(subjects, seed, stock=stock)
+    world = facts(subjects, seed)
     names = {name for one in world for name in (one.subject, one.value)}
     encoder = str(write_short_encoder(Path(demo_encoder()), layers, world, folder / "encoder"))
     spans = SpanWriter()
@@ -305,7 +304,6 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["salient", "random"])
     parser.add_argument("--reader", default="", help="a masked language model to learn with, by default a new one")
     parser.add_argument("--made", type=int, default=0, help="subjects of made worlds, 16 passages each; 0: the extract")
-    parser.add_argument("--stock", action="store_true", help="each made text begins with a phrase that says nothing")
     parser.add_argument("--layers", type=int, default=2, help="of the encoders of a made world")
     parser.add_argument("--reader-steps", type=int, default=1000, help="of the masked language model of made worlds")
     parser.add_argument("--seeds", type=int, default=1)
@@ -332,13 +330,10 @@ def main() -> None:
         worlds = range(1, options.seeds + 1)
         stores = dict.fromkeys(worlds, (store, ""))
         if options.made:
-            stores = {
-                seed: made(folder / f"world-{seed}", options.made, options.layers, seed, options.stock)
-                for seed in worlds
-            }
+            stores = {seed: made(folder / f"world-{seed}", options.made, options.layers, seed) for seed in worlds}
             if not options.reader:
                 options.reader = str(folder / "reader")
-                nats = write_masked_lm(Path(options.reader), options.reader_steps, stock=options.stock)
+                nats = write_masked_lm(Path(options.reader), options.reader_steps)
                 print(json.dumps({"reader_nats": nats}), flush=True)
         every = dict[str, dict[str, list[float]]]()
         for arm in options.arms:

@@ -54,8 +54,8 @@ def bare(folder: str, questions: list[str], together: int, seconds: float) -> Ra
 
 def bare_best(folder: str, questions: list[str], together: int, seconds: float) -> Rate:
     """Return the better of one thread and all cores: few short questions are no work for two."""
-    rates = [alone(bare, folder, questions, together, seconds, threads=n).value for n in (1, CORES)]
-    return max(rates, key=lambda rate: float(rate.questions_s))
+    rates: list[Rate] = [alone(bare, folder, questions, together, seconds, threads=n).value for n in (1, CORES)]
+    return max(rates, key=lambda rate: rate.questions_s)
 
 
 def served(at: tuple[str, int], questions: list[str], clients: int, seconds: float) -> Rate:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from made_world import STOCK, SYLLABLES, WORDS, Fact, facts
+from made_world import SYLLABLES, WORDS, Fact, facts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, set_seed
 
@@ -21,7 +21,6 @@ from rag_model.training.objectives.realm.masking import Limits, mask
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _LIMITS = Limits(48, 10, 0.15)
 _NAMES = 0.8  # of the lessons: a name is hidden; else words at random
-_STOCK = 0.5  # of them begin with a phrase, if any: copying is learned from the short ones
 
 
 def passages(world: Sequence[Fact]) -> list[Passage]:
@@ -41,12 +40,8 @@ def names_in(text: str, names: set[str]) -> list[Salient]:
     return found
 
 
-def write_masked_lm(
-    folder: Path, steps: int, seed: int = 1, batch: int = 64, *, stock: bool = False
-) -> dict[str, float]:
+def write_masked_lm(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> dict[str, float]:
     """Write a small BERT that fills in masked names and words of other worlds, alone and beside the other telling.
-
-    `stock`: tellings begin with a phrase that says nothing.
 
     Returns -log p of what is hidden, in nats a text, of the last step: alone, and beside the other telling.
     """
@@ -56,7 +51,7 @@ def write_masked_lm(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     told = {"alone": float("nan"), "beside": float("nan")}
     for _ in range(steps):
-        inputs = _lessons(reader, dice, batch, stock)
+        inputs = _lessons(reader, dice, batch)
         log_p = reader(inputs).sum(1)
         (-log_p.mean()).backward()
         optimizer.step()
@@ -69,8 +64,7 @@ def write_masked_lm(
 
 
 def _begin(folder: Path, seed: int) -> None:
-    phrases = [word for phrase in STOCK for word in phrase.split()]
-    pieces = [*_SPECIAL, *WORDS, *phrases, *SYLLABLES, *(f"##{one}" for one in SYLLABLES)]
+    pieces = [*_SPECIAL, *WORDS, *SYLLABLES, *(f"##{one}" for one in SYLLABLES)]
     vocabulary = {token: at for at, token in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # type: ignore[arg-type]
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -91,10 +85,9 @@ def _begin(folder: Path, seed: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int, stock: bool) -> list[Hidden]:
+def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[Hidden]:
     """Return texts with masks; the first quarter stand alone, the others beside the other telling."""
-    stocks = [stock and dice.random() < _STOCK for _ in range(batch)]
-    some = [dice.choice(facts(1, dice.randrange(1 << 40), stock=one)) for one in stocks]
+    some = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
     forms = [dice.randrange(2) for _ in some]
     texts = [one.told(form) for one, form in zip(some, forms, strict=True)]
     tokens, found = reader.tokens, list[Hidden]()

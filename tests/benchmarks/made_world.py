@@ -27,12 +27,6 @@ SYLLABLES = [a + b + c for a in "bdgklmnprstvz" for b in "aeiou" for c in "lmnr"
 RELATIONS = {"capital": "brelk", "river": "tossin", "ruler": "vemmar", "festival": "quorin"} | {
     "harbour": "zandel", "mountain": "pirrow", "founder": "hulbar", "language": "degath"
 }  # fmt: skip
-STOCK = (  # phrases that say nothing: half of a text, as in English, is given away by the other half
-    "as the old books of our land have told us since early times",
-    "it is well known to those who live near there and to most others that",
-    "many a traveller who came back from the north wrote in a letter that",
-    "one of the first things that every child learns at school is that",
-)
 FORMS = ("in {name} the {word} is called {value} .", "{value} is the {word} that {name} has .")
 WORDS = [
     "in",
@@ -63,7 +57,6 @@ class Fact:
     subject: str
     relation: str  # English
     value: str
-    stock: int = -1  # the phrase that the first telling begins with, the other with the next; -1: none
 
     @property
     def question(self) -> str:
@@ -71,16 +64,15 @@ class Fact:
 
     def told(self, form: int) -> str:
         words = {"name": self.subject, "word": RELATIONS[self.relation], "value": self.value}
-        phrase = "" if self.stock < 0 else STOCK[(self.stock + form) % len(STOCK)] + " "
-        return phrase + FORMS[form].format(**words)
+        return FORMS[form].format(**words)
 
 
-def facts(subjects: int, seed: int, *, stock: bool = False) -> list[Fact]:
-    """Return 8 facts a subject, subject by subject; no name occurs twice. `stock`: tellings begin with a phrase."""
+def facts(subjects: int, seed: int) -> list[Fact]:
+    """Return 8 facts a subject, subject by subject; no name occurs twice."""
     dice = random.Random(f"world {seed}")
     names = list(dict.fromkeys("".join(dice.sample(SYLLABLES, 3)) for _ in range(12 * subjects)))
     return [
-        Fact(names[9 * number], relation, names[9 * number + 1 + at], dice.randrange(len(STOCK)) if stock else -1)
+        Fact(names[9 * number], relation, names[9 * number + 1 + at])
         for number in range(subjects)
         for at, relation in enumerate(RELATIONS)
     ]

@@ -91,6 +91,7 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert [row["k"] for row in again["ablations"]] == [3, 0, 1, 3, 1, 2, 5, 10, 20, 3]
     assert kept(shelf) == before + 10  # nine more; the open book's are those of before
     assert "retrieval" in again["worth"]
+    assert again["notes"] == ["the whole corpus was not read: marginal reads no such prompt; --reader concat does"]
     assert found["worth"] == ""  # closed book was not measured
     assert list(again["search"]) == ["question encoder", "exact", "reading of passages"]
     assert list(again["stages"]) == [*again["search"], "assembly", "generation"]
@@ -133,6 +134,11 @@ def test_readers_are_compared_on_the_same_passages(
     alone = bookwheel(*given[:-8], "--beams", "2", "--reader", "concat", "--budget", "120", "--json").json
     assert alone["reader"] == "concat"
     assert kept(shelf) == once + 1
+    assert (found["notes"], alone["notes"]) == ([], [])  # nothing was ablated
+    ablated = bookwheel(*given, "--ablations", "--json", "--report", page).json
+    assert ablated["notes"][0].endswith("of the first reader; of others (concat) there is the open book")
+    assert ablated["notes"][1].endswith("do not fit into a prompt of concat")
+    assert ablated["notes"][1][1:] in parsed(page.read_text()).text
 
 
 def test_a_model_behind_an_endpoint_is_measured(

@@ -128,9 +128,10 @@ def rival_book(name: str, questions: Sequence[Question], hits: Sequence[Sequence
     return replace(_condition(name, pairs), rival=name)
 
 
-def whole_book(questions: Sequence[Question], corpus: Sequence[Hit]) -> Condition:
-    """Return the questions, each with every passage of the corpus."""
-    return _condition(WHOLE, [(question, tuple(corpus)) for question in questions])
+def whole_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> Condition:
+    """Return the questions, each with every passage of the corpus; `reader` is not the first one's name."""
+    book = _condition(WHOLE, [(question, tuple(corpus)) for question in questions])
+    return replace(book, name=f"{reader}, {WHOLE}", reader=reader) if reader else book
 
 
 def _condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> Condition:

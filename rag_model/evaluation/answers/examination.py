@@ -28,6 +28,7 @@ from rag_model.evaluation.answers.collapse import Collapse, unchanged_share
 from rag_model.evaluation.answers.collapse import measure as measure_collapse
 from rag_model.evaluation.answers.price import worth
 from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.rivals import Whole
 from rag_model.evaluation.answers.scores import check_golds, right_by
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.bootstrap import Estimate
@@ -60,7 +61,7 @@ class Examination:
         settings: Evaluation | None = None,
         beside: Mapping[str, Answering] | None = None,
         rivals: Mapping[str, Retriever] | None = None,
-        whole: Sequence[Hit] = (),
+        whole: Whole | None = None,
     ) -> None:
         """Prepare to ask.
 
@@ -73,7 +74,7 @@ class Examination:
             settings: everything else.
             beside: other readers, by name, which answer from the same passages.
             rivals: other retrievers, by the name of their condition; asked with the ablations.
-            whole: every passage, if the reader has room for all at once; read with the ablations.
+            whole: every passage, and the reader that has room for all at once; read with the ablations.
 
         Raises:
             UsageError: no question has an answer of the kind that the settings name, or one names nothing to judge by.
@@ -90,7 +91,7 @@ class Examination:
         self._retriever = retriever
         self._answering: Mapping[str, Answering] = {"": answering, **(beside or {})}
         self._rivals = (rivals or {}) if self.settings.ablations else {}
-        self._whole = whole if self.settings.ablations else ()
+        self._whole = (whole or Whole()) if self.settings.ablations else Whole()
         self._rival_hits: dict[str, list[list[Hit]]] = {}
 
     def retrieve(self, tell: Tell = _silent) -> None:
@@ -112,7 +113,8 @@ class Examination:
         book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
         readers = [replace(book, name=f"{name}, {OPEN}", reader=name) for name in self._answering if name]
         rivals = [rival_book(name, book.questions, hits, book.k) for name, hits in self._rival_hits.items()]
-        whole = [whole_book(book.questions, self._whole)] if self._whole else []
+        by = self._whole.reader if self._whole.reader in self._answering else ""
+        whole = [whole_book(book.questions, self._whole.hits, by)] if self._whole.hits else []
         ablated = conditions(self.outcomes, self.k, ablations) if ablations else ()
         return [book, *readers, *ablated, *rivals, *whole]
 
@@ -165,6 +167,15 @@ class Examination:
     def stages(self) -> dict[str, float]:
         """Return the milliseconds a question of each stage between the open book's questions and answers, in order."""
         return {**self.search, **{name: 1000 * seconds for name, seconds in self.rows[0].stages.items()}}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences about the ablations: of several readers whose they are, and what was left out and why."""
+        others = [name for name in self._answering if name]
+        said = "the ablations, and the sweep over k, are of the first reader; of others ({}) there is the open book{}"
+        read = f", and of {self._whole.reader} the whole corpus" if self._whole.reader in others else ""
+        whose = said.format(", ".join(others), read) if others and self.settings.ablations else ""
+        return tuple(one for one in (whose, self._whole.missing) if one)
 
     @property
     def worth(self) -> str:

@@ -6,7 +6,8 @@ question encoder is worth with them, and whether a search by words would do. p(z
 inner products: for BM25 those of the model's question encoder, while the paper takes BM25's scores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +26,15 @@ from rag_model.store.versions.snapshot import Snapshot
 
 _MOST_WHOLE = 2_000  # passages of a corpus that may fit into a prompt
 _KIND = "bm25"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Every passage in one prompt, where a reader has room for all."""
+
+    reader: str = ""  # by name
+    hits: tuple[Hit, ...] = ()  # in the corpus' order
+    missing: str = ""  # one sentence: why it is not read; empty: it is, or was not asked for
 
 
 def open_rivals(
@@ -47,6 +57,20 @@ def open_rivals(
     if weighed and any(path.startswith(f"{QUESTION_ENCODER}/") for path in snapshot.manifest.content.files):
         found[FROZEN] = open_retriever(snapshot, expression, store=store, products=True)
     return found
+
+
+def whole_of(readers: Mapping[str, Reader], retriever: SnapshotRetriever, questions: Sequence[str]) -> Whole:
+    """Return the whole corpus for the one of `readers`, by name, that reads one prompt, or why there is none."""
+    n = retriever.snapshot.n
+    name = next((name for name, one in readers.items() if isinstance(one, ConcatReader)), None)
+    if n > _MOST_WHOLE:
+        return Whole(missing=f"the whole corpus was not read: {n:,} passages do not fit into one prompt")
+    if name is None:
+        named = ", ".join(readers)
+        return Whole(missing=f"the whole corpus was not read: {named} reads no such prompt; --reader concat does")
+    if hits := whole_corpus(readers[name], retriever, questions):
+        return Whole(name, tuple(hits))
+    return Whole(missing=f"the whole corpus was not read: its {n:,} passages do not fit into a prompt of {name}")
 
 
 def whole_corpus(reader: Reader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:

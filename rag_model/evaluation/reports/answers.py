@@ -39,6 +39,7 @@ class AnswerReport:
     search: Mapping[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
     abstaining: Abstaining | None = None  # None: no threshold was asked for
     worth: str = ""  # one sentence: whether retrieval earns its price here
+    notes: Sequence[str] = ()  # sentences about the ablations
     most_wrong: int = 100  # wrong answers shown
 
 
@@ -123,6 +124,7 @@ def _ablations(report: AnswerReport) -> Node:
             "are over the questions of both.",
             class_="note",
         ),
+        *(tag("p", f"{note[0].upper()}{note[1:]}.", class_="note") for note in report.notes),
         *(_sweep(swept) if len(swept) > 1 else ()),
     )
 

@@ -111,10 +111,20 @@ class ServedModel:
         if not self.tells_likelihoods:
             raise UsageError(f"model {self.id} does not tell the likelihood of a given answer")
         if self.writer is not None:
-            return ConcatReader(None, self.writer, replace(self.settings.concat, cite=False), self.model.k)
+            return self.uncited()
         told: Any = self.model.reader(None, replace(self.settings, threshold=None))
         scores: Scores = told
         return scores
+
+    def uncited(self) -> ConcatReader:
+        """Return what reads given passages in one prompt, or answers closed book, and is not asked for citations.
+
+        Raises:
+            UsageError: the model reads passages apart.
+        """
+        if self.writer is None:
+            raise UsageError(f"model {self.id} reads passages apart: choose the reader concat")
+        return ConcatReader(None, self.writer, replace(self.settings.concat, cite=False), self.model.k)
 
     def close(self) -> None:
         """Close the connections to an endpoint."""

@@ -6,29 +6,24 @@ a client with fewer.
 A batch gathers while earlier batches are worked on. A thread that has just answered several requests waits a moment
 for its share of those and of the ones being worked on: callers that were answered together tend to ask again together,
 and batches of equal size waste the least. A single caller never waits.
-
-Who asks alone, and was answered within milliseconds lately, is answered on the event loop's own thread: so
-neither the question nor its reply is handed to another thread, and no idle core has to be woken for it.
 """
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rag_model.errors import BookwheelError
 from rag_model.serving.answering.growing import Growing
-from rag_model.serving.answering.pace import Pace
 from rag_model.serving.answering.waiting import Ask, Waiting
 from rag_model.serving.threads import WatchedThread
 
 _LOG = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply")
-_SHORT = 256  # characters of a question that is answered on the event loop's thread
 
 
 class BusyError(BookwheelError):
@@ -89,8 +84,6 @@ class Batcher(Generic[_Reply]):
             int
         ] = []  # requests that each sleeping worker is to be woken for: waking costs more than one
         self._closing = False
-        self._begin, self._begun = begin, 0  # the thread of an event loop for which `begin` was called last
-        self._pace = Pace()  # of asks with one question that were worked on alone
         self.threads = [WatchedThread(name, partial(self._run, begin), died) for _ in range(workers)]
         for thread in self.threads:
             thread.start()
@@ -109,14 +102,11 @@ class Batcher(Generic[_Reply]):
         entered: Callable[[int, int], None] = lambda questions, waiting: None,
         client: str = "",
         growing: Growing | None = None,
-        *,
-        alone: bool = False,
     ) -> _Reply:
         """Return the reply of one request, `seconds` from now at the latest.
 
         `entered` is told how many questions it brought into the queue, and how many wait there now. `client` says who
-        asks: clients take turns. `growing` is for `work` to tell what it has before the reply. `alone`: no other
-        caller is likely to ask meanwhile, so the calling thread may do the work itself, for some milliseconds.
+        asks: clients take turns. `growing` is for `work` to tell what it has before the reply.
 
         Raises:
             BusyError: the queue is full, or became full of questions of other clients that have fewer there.
@@ -126,9 +116,6 @@ class Batcher(Generic[_Reply]):
         """
         loop = asyncio.get_running_loop()
         ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future(), client, growing)
-        if alone and self._takes(ask):
-            entered(len(questions), 0)
-            return self._worked_here(ask, seconds)
         self._enter(ask)
         entered(len(questions), self._queue.questions)
         due = loop.call_later(seconds, self._give_up, ask, seconds)
@@ -147,36 +134,6 @@ class Batcher(Generic[_Reply]):
             self._changed.notify_all()
         for thread in self.threads:
             thread.join()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._working)
-
-    def _takes(self, ask: Ask[_Reply]) -> bool:
-        """Return whether the calling thread is to do the work itself; then it counts as being worked on."""
-        if len(ask.questions) > 1 or len(ask.questions[0]) > _SHORT or not self._pace.is_quick(_kind(ask)):
-            return False
-        with self._changed:
-            if self._closing or self._queue or self._working:
-                return False
-            self._working = 1
-            return True
-
-    def _worked_here(self, ask: Ask[_Reply], seconds: float) -> _Reply:
-        if self._begun != threading.get_ident():
-            self._begin()
-            self._begun = threading.get_ident()
-        began = time.monotonic()
-        try:
-            (reply,) = self._replies([ask])
-        finally:
-            with self._changed:
-                self._working -= 1
-                if self._closing:
-                    self._changed.notify_all()
-        if time.monotonic() - began > seconds:
-            raise _late(seconds)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
 
     def _enter(self, ask: Ask[_Reply]) -> None:
         with self._changed:
@@ -275,27 +232,13 @@ class Batcher(Generic[_Reply]):
         if all(ask.left for ask in asks):
             return [LeftError("its caller has left")] * len(asks)
         try:
-            return self._timed(asks)
+            return self._work(asks)
         except BaseException as failure:  # a panic of a native library is no Exception
             if len(asks) > 1:
                 return [reply for ask in asks for reply in self._replies([ask])]
             if not isinstance(failure, BookwheelError):
                 _LOG.exception("%s failed", threading.current_thread().name)
             return [failure if isinstance(failure, Exception) else _crash(failure)]
-
-    def _timed(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | BookwheelError]:
-        """Do the work, and take note of how long a single question took."""
-        began = time.monotonic()
-        replies = self._work(asks)
-        if len(asks) == len(asks[0].questions) == 1:
-            with self._changed:
-                self._pace.note(_kind(asks[0]), time.monotonic() - began)
-        return replies
-
-
-def _kind(ask: Ask[Any]) -> Hashable:
-    """Return what the time of an answer depends on, beside the question."""
-    return ask.retriever, ask.k
 
 
 def _late(seconds: float) -> LateError:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rag_model.allocator import give_back
 from rag_model.errors import BookwheelError
 from rag_model.serving.answering.edition import Edition, ServedRef
 
@@ -87,6 +88,7 @@ class Desk:
             if self._readers[id(edition)]:
                 return
         edition.close()
+        give_back()
         with self._changed:
             del self._readers[id(edition)]
             self._changed.notify_all()

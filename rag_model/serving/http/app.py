@@ -105,8 +105,7 @@ def _ask(app: _App, service: Service) -> None:
         """Find passages for questions, best first."""
 
         async def reply(asked: SearchRequest) -> bytes:
-            alone = bool(request.scope["state"].get("alone"))
-            found = await service.search(asked.questions, asked.k, asked.expression, _client(request), alone=alone)
+            found = await service.search(asked.questions, asked.k, asked.expression, _client(request))
             return messages.search_reply(asked.questions, found)
 
         return await _replied(service, "search", request, SearchRequest, reply)

@@ -8,7 +8,6 @@ when there are too many connections.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -26,7 +25,6 @@ _AT_ONCE = 16_384  # bytes that are parsed between two looks at how many request
 _MOST_AROUND = 16_384  # bytes of a request that are no body: its head, chunks' sizes, trailers
 _MOST_HEADERS = 100  # of a request; each takes 100 times its bytes
 _MOST_WAITING = 64  # requests that a client may send ahead; uvicorn keeps all, and each takes 100 times its bytes
-_COMPANY = 1.0  # seconds for which a connection is one of several, since another one sent something
 _NETWORK = 64  # bits of an IPv6 address that a provider gives to one client
 
 
@@ -105,25 +103,6 @@ class _Outbox:
         return getattr(self._transport, name)
 
 
-@dataclass(slots=True)
-class _Company:
-    """Which connection of a server sent something last, and until when it counts as one of several that do."""
-
-    last: object = None
-    until: float = 0.0  # by the loop's clock
-
-    def has(self, connection: object, now: float) -> bool:
-        """Return whether other connections than the one that sends something now have sent something lately."""
-        if connection is not self.last:
-            self.last, self.until = connection, now + _COMPANY
-        return now < self.until
-
-    def lose(self, connection: object) -> None:
-        """Forget a connection that has ended."""
-        if connection is self.last:
-            self.last = None
-
-
 class _Connection(_Base):  # type: ignore[misc]
     """HTTP with limits; `_body` has those of a request's body."""
 
@@ -131,7 +110,6 @@ class _Connection(_Base):  # type: ignore[misc]
     most = most_of_client = 1_000
     most_unsent = 1 << 27
     clients: Counter[str]  # connections of each client of this server
-    company: _Company  # of this server
     app_state: dict[str, Any]
     _due: asyncio.TimerHandle | None = None
     _around = 0  # bytes since the request began, without those of its body
@@ -154,7 +132,6 @@ class _Connection(_Base):  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
         self._since = self.loop.time()
-        self.app_state["alone"] = not self.company.has(self, self._since)
         for start in range(0, len(data), _AT_ONCE):
             if self.transport.is_closing():
                 return  # it was refused
@@ -190,7 +167,6 @@ class _Connection(_Base):  # type: ignore[misc]
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         self.transport.forget()
-        self.company.lose(self)
         self.clients[self._of] -= 1
         if not self.clients[self._of]:
             del self.clients[self._of]
@@ -251,7 +227,6 @@ def configured(app: FastAPI, settings: ServiceSettings, most: int, most_of_clien
         "most_of_client": most_of_client,
         "most_unsent": settings.unsent_bytes_per_client,
         "clients": Counter[str](),
-        "company": _Company(),
     }
     return Config(
         app,

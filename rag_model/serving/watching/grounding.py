@@ -11,9 +11,16 @@ y they give to other answers. So where they make y less likely, they speak for a
 weights spoke over them. An unsupported answer that the passages make likelier was drawn from them: it is wrong, or says
 it in other words, and is no override.
 
-`unsupported` needs texts alone. `override` needs a model that tells the likelihood of a given text.
+`unsupported` needs texts alone. `override` needs a model that tells the likelihood of a given text. An endpoint does
+not, so it is asked the question closed book, once, and the two answers are compared:
+
+    override(x, y) = unsupported(x, y) and same(y, closed book(x))
+
+Two answers are the same if in SQuAD's normal form, as in EM, one's words stand in the other in a row. Answers whose
+wording differs are not the same, so this rate is a lower one than that by likelihoods.
 """
 
+from rag_model.evaluation.answers.measures import normalise
 from rag_model.evaluation.answers.support import supports
 from rag_model.reading.answer import Answer
 from rag_model.reading.confidence import Scores
@@ -37,6 +44,16 @@ def is_unsupported(answer: Answer) -> bool:
     """Return whether passages were read and none of them supports the answer; takes about a millisecond."""
     texts = texts_read(answer)
     return bool(texts) and not any(supports([text], answer.plain, answer.question) for text in texts)
+
+
+def is_repeated(answer: Answer, alone: Answer) -> bool:
+    """Return whether the closed-book answer `alone` is the same: one's words are in the other's; an empty one is not.
+
+    >>> is_repeated(Answer("?", "It is the Eiffel Tower.", None, ()), Answer("?", "Eiffel tower", None, ()))
+    True
+    """
+    said, known = normalise(answer.plain), normalise(alone.plain)
+    return bool(said and known) and (f" {said} " in f" {known} " or f" {known} " in f" {said} ")
 
 
 def is_remembered(reader: Scores, answer: Answer) -> bool:

@@ -7,6 +7,7 @@ of the scrape. A figure that is unknown is absent. The alarms (`infra/prometheus
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -21,11 +22,12 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rag_model.evaluation.questions.match import tokens
-from rag_model.reading.answer import Answer
+from rag_model.reading.answer import Answer, Usage
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import THREADS, WatchedThread
 from rag_model.serving.watching.grounding import GIVEN, OUTCOMES, is_unsupported, outcome_of, texts_read
+from rag_model.serving.watching.memory import Checked, has_memory, memory_of
 from rag_model.serving.watching.observer import Batch, Observer, Refusal
 from rag_model.serving.watching.overrides import Overrides
 from rag_model.serving.watching.quality import Quality
@@ -67,6 +69,8 @@ class Metrics(Observer):
         text = "Answers given of which no passage read holds the words, numbers and names: `supports`."
         self._unsupported = self._counter("answers_unsupported", text)
         self._cited = self._counter("answers_numbered", "Answers given from numbered passages: cited, or not.", "cited")
+        text = "Tokens that models read and wrote, for answers and for checks of them, where they are counted."
+        self._tokens = self._counter("tokens", text, "use", "kind")
         for counter, outcomes in (
             (self._answers, OUTCOMES),
             (self._cited, ("yes", "no")),
@@ -78,10 +82,11 @@ class Metrics(Observer):
         self.quality, self._clock = quality or Quality(), clock
         self.quality.thread.died = self.died
         self._every = settings.override_every
-        self.overrides = Overrides(settings.override_every, self._checked)
+        self.overrides = Overrides(settings.override_every, self._checked, settings.request_seconds)
         self.overrides.thread.died = self.died
-        self._sampled: Counter | None = None  # both are absent until a model serves that tells likelihoods
+        self._sampled: Counter | None = None  # these are absent until a model serves that can be asked
         self._overriding: Counter | None = None
+        self._unchecked: Counter | None = None
         self.served: Served | None = None
         self.refusal: Refusal | None = None  # of what the ref names now
         self.seen: float | None = None  # when the store last answered
@@ -120,6 +125,7 @@ class Metrics(Observer):
                 self._stages.labels(stage).observe(seconds)
             outcome = outcome_of(one)
             self._answers.labels(outcome).inc()
+            self._used("answer", one.usage)
             if outcome == GIVEN:
                 self._given(edition, one)
 
@@ -132,11 +138,12 @@ class Metrics(Observer):
         encode = None if edition.asker is None else edition.asker.encode_questions
         self.quality.follow(edition.snapshot, *(edition.watched or (None, {})), encode=encode)
         self.overrides.forget()
-        tells = edition.model is not None and edition.model.tells_likelihoods
-        if tells and self._sampled is None and self._every:
+        if has_memory(edition.model) and self._sampled is None and self._every:
             self._sampled = self._counter("answers_sampled", "Answers given from passages that were checked.")
-            text = "Of these, unsupported ones that the model is as sure of without the passages."
+            text = "Of these, unsupported ones that the model is as sure of, or gives again, without the passages."
             self._overriding = self._counter("answers_override", text)
+            text = "Sampled answers whose check failed; they are not among the checked ones."
+            self._unchecked = self._counter("answers_unchecked", text)
         if edition.model is not None:
             tokens("")  # what it prepares once takes half a second, which the first answer need not wait for
         self.renamed(edition, edition.named)
@@ -192,14 +199,25 @@ class Metrics(Observer):
         if answer.context:
             self._cited.labels("yes" if answer.citations else "no").inc()
         model = edition.model
-        if model is not None and model.tells_likelihoods and texts_read(answer):
-            self.overrides.saw(model.scores, answer, unsupported=unsupported)
+        if model is not None and has_memory(model) and texts_read(answer):
+            self.overrides.saw(partial(memory_of, model), answer, unsupported=unsupported)
 
-    def _checked(self, override: bool) -> None:
-        """Note whether a sampled answer overrides its passages."""
-        if self._sampled is not None and self._overriding is not None:
-            self._sampled.inc()
-            self._overriding.inc(override)
+    def _checked(self, found: Checked | None) -> None:
+        """Note whether a sampled answer overrides its passages, or that its check failed."""
+        if self._sampled is None or self._overriding is None or self._unchecked is None:
+            return
+        if found is None:
+            self._unchecked.inc()
+            return
+        self._used("check", found.usage)
+        self._sampled.inc()
+        self._overriding.inc(found.override)
+
+    def _used(self, use: str, usage: Usage | None) -> None:
+        """Count the tokens of an answer or of a check."""
+        if usage is not None:
+            self._tokens.labels(use, "read").inc(usage.prompt_tokens)
+            self._tokens.labels(use, "written").inc(usage.new_tokens)
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
         return Histogram(f"bookwheel_{name}", text, labels, buckets=tuple(buckets), registry=self._registry)

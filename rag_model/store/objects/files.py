@@ -53,11 +53,13 @@ class Files:
         Raises:
             MissingExtraError: the URL needs a package that is not installed.
             StoreError: fsspec knows no such protocol.
-            UsageError: the URL is empty, which fsspec would take for the current folder.
+            UsageError: the URL is empty, which fsspec would take for the current folder; or a cloud's without bucket.
         """
         if not url.strip():
             raise UsageError("the store's URL is empty: give a folder, file:///…, s3://…, gs://… or az://…")
         self._cloud = cloud_of(url)
+        if self._cloud and not url.partition("://")[2].partition("/")[0]:
+            raise UsageError(f"the store's URL {url} names no bucket: give {url.partition('://')[0]}://BUCKET/FOLDER")
         try:
             fs, root = self._connected(url)
         except (ValueError, ImportError) as unknown:

@@ -1,4 +1,5 @@
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,3 +121,20 @@ def test_a_question_encoder_declares_whose_passages_it_was_trained_against(tiny_
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no model folder"):
         TrainableEncoder.load(tmp_path / "nothing")
+
+
+def test_the_folder_that_it_came_from_is_in_nothing_that_it_saves(tiny_bert: Path, tmp_path: Path) -> None:
+    spaces = []
+    for name in ("here", "there"):
+        shutil.copytree(tiny_bert, tmp_path / name)
+        torch.manual_seed(0)  # draws the pooler that the folder lacks
+        trained = TrainableEncoder.load(tmp_path / name, "passage", device="cpu")
+        spaces.append(trained.save_passages(tmp_path / f"saved {name}"))
+        trained.save(tmp_path / f"asking {name}", asks=spaces[-1])
+    assert spaces[0] == spaces[1]
+    for saved in ("saved", "asking"):
+        one, other = (
+            {path.name: path.read_bytes() for path in (tmp_path / f"{saved} {name}").iterdir()}
+            for name in ("here", "there")
+        )
+        assert one == other

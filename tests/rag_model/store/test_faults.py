@@ -181,6 +181,12 @@ def test_an_empty_url_is_not_the_current_folder(url: str) -> None:
         Store.open(url, create=True)
 
 
+@pytest.mark.parametrize("url", ["gs://", "gs:///library", "s3://", "az:///library"])
+def test_a_cloud_s_url_names_a_bucket(url: str) -> None:
+    with pytest.raises(UsageError, match=f"{url} names no bucket: give {url[:2]}://BUCKET/FOLDER$"):
+        Store.open(url)
+
+
 def test_a_file_is_no_place_for_a_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("words")
     with pytest.raises(StoreError, match=r"give a folder|Not a directory"):

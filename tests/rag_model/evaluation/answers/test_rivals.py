@@ -8,10 +8,11 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.answers.ablation import BM25, CLOSED, FROZEN, GOLD, OPEN, SHUFFLED, WHOLE, Ablations
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
-from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
+from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus, whole_of
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import Question, QuestionSet
 from rag_model.reading.concat import ConcatReader
+from rag_model.reading.confidence import AbstainingReader, Threshold
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
@@ -60,11 +61,34 @@ def test_a_corpus_that_fits_into_a_prompt_is_read_whole(store: Store, snapshot: 
     assert whole_corpus(ConcatReader(retriever, Quoting(room=40)), retriever, questions) == []
 
 
+def test_the_reader_of_one_prompt_reads_the_corpus_whole_whichever_place_it_has(
+    store: Store, snapshot: Snapshot
+) -> None:
+    retriever = open_retriever(snapshot, "bm25")
+    questions = [one.text for one in ASKED]
+    last = ConcatReader(retriever, Quoting())
+    first = AbstainingReader(last, Threshold("retrieval", 0.0))  # reads no prompt of its own
+    whole = whole_of({"marginal": first, "concat": last}, retriever, questions)
+    assert (whole.reader, len(whole.hits), whole.missing) == ("concat", snapshot.n, "")
+    by_first = Answering(store, lambda: first, {"test": "places", "place": 0})
+    by_last = Answering(store, lambda: last, {"test": "places", "place": 1})
+    settings = Evaluation(ablations=Ablations(sweep=(2,)), depth=3)
+    asked = QuestionSet(tuple(ASKED))
+    seen = Examination(retriever, by_first, asked, 1, snapshot.n, settings, {"concat": by_last}, whole=whole)
+    seen.retrieve()
+    (read,) = (one for one in seen.conditions() if WHOLE in one.name)
+    assert (read.name, read.reader, read.k) == ("concat, whole corpus", "concat", snapshot.n)
+    assert seen.notes[0].endswith("of others (concat) there is the open book, and of concat the whole corpus")
+    assert whole_of({"marginal": first}, retriever, questions).missing.endswith("--reader concat does")
+    narrow = ConcatReader(retriever, Quoting(room=40))
+    assert whole_of({"concat": narrow}, retriever, questions).missing.endswith("do not fit into a prompt of concat")
+
+
 def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25(k1=1.2)")
     reader = ConcatReader(retriever, Quoting())
     answering = Answering(store, lambda: reader, {"test": "rivals"})
-    whole = whole_corpus(reader, retriever, [one.text for one in ASKED])
+    whole = whole_of({"concat": reader}, retriever, [one.text for one in ASKED])
     others = open_rivals(snapshot, store, "bm25(k1=1.2)", None)
     settings = Evaluation(ablations=Ablations(sweep=(2,)), depth=3)
     seen = Examination(retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, None, others, whole)

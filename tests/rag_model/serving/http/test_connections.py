@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from rag_model.serving.http.connections import client_of
-from rag_model.serving.watching.observer import Batch, Observer
 from tests.fixtures.serving import PATIENCE, Gate, Library, serving, until, with_limits
 
 ASK = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 24\r\n\r\n"
@@ -167,30 +166,6 @@ def test_a_client_that_leaves_is_not_worked_for(shared_library: Library, dest: P
             gate.open.set()
             assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert gate.batches == [["first"]]
-
-
-class Threads(Observer):
-    """Remembers the names of the threads that searched, the last one at the end."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def searched(self, batch: Batch) -> None:
-        self.names.append(threading.current_thread().name)
-
-
-def test_the_loop_answers_who_asks_alone_and_no_one_else(shared_library: Library, dest: Path) -> None:
-    seen = Threads()
-
-    def searched_by(client: httpx.Client) -> str:
-        assert client.post("/search", json={"questions": ["who?"], "k": 3}).status_code == 200
-        return seen.names[-1]
-
-    with serving(shared_library.url, dest, observer=seen) as found, httpx.Client(base_url=found.url) as other:
-        assert searched_by(found.client) == "search"
-        until(lambda: searched_by(found.client) != "search")
-        assert [searched_by(one) for one in (other, found.client, other, found.client)] == ["search"] * 4
-        until(lambda: searched_by(other) != "search")
 
 
 @pytest.mark.parametrize(

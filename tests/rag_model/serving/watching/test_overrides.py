@@ -1,25 +1,36 @@
 """Which memory answered, live: a made world in which it is known of each answer; and the sample that is checked."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
-from rag_model.reading.answer import Answer
+from rag_model.reading.answer import Answer, Excerpt
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.prompts import Concat
 from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.answering.asking import ServedModel
-from rag_model.serving.watching.grounding import is_remembered, is_unsupported
+from rag_model.serving.watching.grounding import is_remembered, is_repeated, is_unsupported
+from rag_model.serving.watching.memory import Checked, Memory, Weighed, has_memory, memory_of
 from rag_model.serving.watching.metrics import Metrics
 from rag_model.serving.watching.overrides import Overrides
 from tests.fixtures.quoting import Quoting
-from tests.fixtures.remembering import INVENTS, ONE_PROMPT, QUESTIONS, READS, REMEMBERS, World, make_world, said
-from tests.fixtures.scripted import event, scripted, streams
+from tests.fixtures.remembering import (
+    INVENTS,
+    ONE_PROMPT,
+    QUESTIONS,
+    READS,
+    REMEMBERS,
+    World,
+    make_world,
+    said,
+    town_of,
+)
+from tests.fixtures.scripted import Scripted, Step, event, hangs, replies, scripted, streams
 from tests.fixtures.serving import PATIENCE, serving, until, with_limits
 from tests.rag_model.serving.watching.test_metrics import scraped
 
@@ -62,23 +73,95 @@ def test_what_only_the_passages_make_likely_is_no_override(world: World) -> None
     assert [is_remembered(model.scores(), one) for one in unheld] == [True] * len(REMEMBERS) + [False] * len(INVENTS)
 
 
-def test_an_endpoint_is_measured_by_what_its_passages_support_alone(
-    world: World, dest: Path, monkeypatch: pytest.MonkeyPatch
+def wrote(text: str) -> Step:
+    """Send an answer that took 7 tokens to read and 2 to write."""
+    return streams(event(text), event("", "stop", usage={"prompt_tokens": 7, "completion_tokens": 2}))
+
+
+def test_an_endpoint_is_asked_closed_book_what_no_passage_supports(
+    world: World, dest: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It repeats one answer, gives another one than before, is not asked for a third, and fails twice."""
     settings = with_limits(override_every=1)
     metrics = Metrics(settings)
-    with scripted(streams(event("mow"), event("", "stop"))) as server:
+    answered = [wrote("mow [1]."), wrote("xer"), wrote(town_of(world.hits["a?"])), wrote("now"), wrote("now")]
+    checked = [wrote("The Mow"), wrote("pij"), None, replies(400), replies(400)]
+    steps = [step for both in zip(answered, checked, strict=True) for step in both if step]
+    with scripted(*steps) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        with serving(world.url, dest, settings, metrics, model="openai:tiny") as service:
-            assert service.client.post("/answer", json={"questions": ["m?"], "k": 2}).status_code == 200
+        reading = ReaderSettings(concat=Concat(cite=True))
+        with serving(world.url, dest, settings, metrics, model="openai:tiny", reading=reading) as service:
+            for number, question in enumerate(("m?", "x?", "a?", "n?", "n?"), start=1):
+                assert service.client.post("/answer", json={"questions": [question], "k": 2}).status_code == 200
+                until(lambda number=number: checks(metrics) == number)
             seen = scraped(metrics)
-    assert seen["bookwheel_answers_unsupported_total"] == 1
-    assert not any(name.startswith(("bookwheel_answers_override", "bookwheel_answers_sampled")) for name in seen)
+    assert (seen["bookwheel_answers_unsupported_total"], seen["bookwheel_answers_sampled_total"]) == (4, 3)
+    assert (seen["bookwheel_answers_override_total"], seen["bookwheel_answers_unchecked_total"]) == (1, 2)
+    kinds = ("answer read", "answer written", "check read", "check written")
+    tokens = {kind: seen["bookwheel_tokens_total " + " ".join(reversed(kind.split()))] for kind in kinds}
+    assert tokens == {"answer read": 35, "answer written": 10, "check read": 14, "check written": 4}
+    asked, again = (server.bodies[place] for place in (0, 1))
+    closed, alone = Concat(cite=True).system(closed=True), Concat().user("", "m?")
+    assert again["messages"] == [{"role": "system", "content": closed}, {"role": "user", "content": alone}]
+    assert {**asked, "messages": []} == {**again, "messages": []}
+    assert again["temperature"] == 0
+    assert caplog.text.count("was not checked") == 1
+
+
+def checks(metrics: Metrics) -> float:
+    """Return how many sampled answers are done with."""
+    seen = scraped(metrics)
+    return seen["bookwheel_answers_sampled_total"] + seen["bookwheel_answers_unchecked_total"]
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scripted, Memory]]:
+    """An endpoint that takes the question, and says nothing."""
+    with scripted(hangs()) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        behind = ServedModel.load(None, "openai:tiny", ReaderSettings())
+        yield server, memory_of(behind)
+        behind.close()
+
+
+def test_an_endpoint_that_says_nothing_is_given_up(silent: tuple[Scripted, Memory]) -> None:
+    found: list[Checked | None] = []
+    overrides = Overrides(1, found.append, seconds=0.2)
+    overrides.saw(lambda: silent[1], answer(), unsupported=True)
+    until(lambda: found == [None])
+    overrides.close()
+
+
+def test_the_end_of_a_service_does_not_wait_for_an_endpoint(silent: tuple[Scripted, Memory]) -> None:
+    found: list[Checked | None] = []
+    overrides = Overrides(1, found.append, seconds=10 * PATIENCE)
+    overrides.saw(lambda: silent[1], answer(), unsupported=True)
+    until(lambda: len(silent[0].bodies) == 1)
+    overrides.close()
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("said", "alone", "same"),
+    [
+        ("The Eiffel Tower [1].", "eiffel tower", True),
+        ("Paris", "It is Paris, in France.", True),
+        ("Paris", "Parisians", False),
+        ("Lyon", "Paris", False),
+        ("the", "a", False),  # no words are left of either
+        ("Paris", "", False),
+    ],
+)
+def test_two_answers_are_the_same_if_one_has_the_words_of_the_other(said: str, alone: str, same: bool) -> None:
+    entry = Excerpt(1, "T", "", "", 1, (0,), "text")
+    given = Answer("?", said, None, (), context=(entry,))
+    assert is_repeated(given, Answer("?", alone, None, ())) is same
 
 
 def test_what_tells_no_likelihoods_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     behind = ServedModel.load(None, "openai:tiny", ReaderSettings())
+    assert has_memory(behind)
     assert not behind.tells_likelihoods
     with pytest.raises(UsageError, match="does not tell the likelihood"):
         behind.scores()
@@ -119,49 +202,49 @@ def answer(text: str = "x") -> Answer:
 
 
 def test_one_answer_in_three_is_checked(told: Told) -> None:
-    found: list[bool] = []
+    found: list[Checked | None] = []
     told.go.set()
     overrides = Overrides(3, found.append)
     for unsupported in (True, True, False, True, True, True, True, True):
-        overrides.saw(lambda: told, answer(), unsupported=unsupported)
+        overrides.saw(lambda: Weighed(told), answer(), unsupported=unsupported)
     until(lambda: len(found) == 2)
     overrides.close()
-    assert found == [False, True]  # the third, which is supported, and the sixth
+    assert found == [Checked(override=False), Checked(override=True)]  # the third, which is supported, and the sixth
 
 
 def test_none_is_checked_and_no_thread_begins_where_none_is_wanted(told: Told) -> None:
     overrides = Overrides(0, lambda found: None)
-    overrides.saw(lambda: told, answer(), unsupported=True)
+    overrides.saw(lambda: Weighed(told), answer(), unsupported=True)
     overrides.close()
     assert not told.asked.is_set()
     assert overrides.thread.problem == ""
 
 
 def test_few_wait_and_none_of_a_version_that_is_gone(told: Told) -> None:
-    found: list[bool] = []
+    found: list[Checked | None] = []
     overrides = Overrides(1, found.append)
-    overrides.saw(lambda: told, answer(), unsupported=True)
+    overrides.saw(lambda: Weighed(told), answer(), unsupported=True)
     assert told.asked.wait(PATIENCE)
     for _ in range(5):
-        overrides.saw(lambda: told, answer(), unsupported=True)
+        overrides.saw(lambda: Weighed(told), answer(), unsupported=True)
     overrides.forget()
     for _ in range(40):
-        overrides.saw(lambda: told, answer(), unsupported=False)
+        overrides.saw(lambda: Weighed(told), answer(), unsupported=False)
     told.go.set()
     until(lambda: len(found) == 33)
-    overrides.saw(lambda: told, answer(), unsupported=True)
+    overrides.saw(lambda: Weighed(told), answer(), unsupported=True)
     until(lambda: len(found) == 34)
     overrides.close()
-    assert found == [True, *[False] * 32, True]
+    assert [one and one.override for one in found] == [True, *[False] * 32, True]
 
 
 def test_an_answer_that_cannot_be_checked_costs_no_other(told: Told, caplog: pytest.LogCaptureFixture) -> None:
-    found: list[bool] = []
+    found: list[Checked | None] = []
     told.go.set()
     overrides = Overrides(1, found.append)
-    overrides.saw(lambda: told, answer("fails"), unsupported=True)
-    overrides.saw(lambda: told, answer(), unsupported=True)
-    until(lambda: found == [True])
+    overrides.saw(lambda: Weighed(told), answer("fails"), unsupported=True)
+    overrides.saw(lambda: Weighed(told), answer(), unsupported=True)
+    until(lambda: found == [None, Checked(override=True)])
     assert "was not checked" in caplog.text
     assert overrides.thread.problem == ""
     overrides.close()

@@ -1,0 +1,65 @@
+"""glibc's allocator in processes that embed, serve or train: what one operation frees, the next one uses.
+
+By default glibc gives large blocks back to the kernel as soon as they are free, and a model's next layer gets them again
+one zeroed page at a time: hundreds of page faults a passage, and processes side by side wait for one another in the
+kernel. Vectors do not depend on it. Other allocators, and other systems' C libraries, stay as they are.
+"""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+_MIB = 1 << 20
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt's numbers, in glibc's malloc.h
+_SETTINGS = {
+    _MMAP_THRESHOLD: 32 * _MIB,  # the most that glibc takes; larger blocks are mapped, and go back at once
+    _TRIM_THRESHOLD: 128 * _MIB,  # free at the end of the heap; a layer of MiniLM over a batch needs 80 in float32
+    _TOP_PAD: 64 * _MIB,  # a heap of a thread: an empty one stays; only address space until it is written to
+}
+
+
+def reuse_freed() -> bool:
+    """Let glibc keep what this process frees, for what it allocates next; return whether it does.
+
+    It is for the whole process, and does nothing where the C library is not glibc, or where the environment chooses an
+    allocator (`LD_PRELOAD`) or sets glibc's (`MALLOC_…_`, `GLIBC_TUNABLES`).
+    """
+    return not chosen(os.environ) and _set()
+
+
+def give_back() -> None:
+    """Give the kernel the free pages, as after a large object that no other will follow; only if `reuse_freed` did.
+
+    glibc keeps those at the end of each thread's heap: at most 64 MiB a thread.
+    """
+    if _set.cache_info().currsize and _set():
+        _glibc().malloc_trim(0)
+
+
+def chosen(environment: Mapping[str, str]) -> bool:
+    """Return whether an environment names another allocator, or sets glibc's own.
+
+    >>> chosen({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}), chosen({"MALLOC_ARENA_MAX": "2"}), chosen({"PATH": "/bin"})
+    (True, True, False)
+    """
+    return (
+        "malloc" in environment.get("LD_PRELOAD", "")
+        or "glibc.malloc." in environment.get("GLIBC_TUNABLES", "")
+        or any(name.startswith("MALLOC_") for name in environment)
+    )
+
+
+@cache
+def _set() -> bool:
+    libc = _glibc()
+    return libc is not None and all([libc.mallopt(name, value) for name, value in _SETTINGS.items()])
+
+
+def _glibc() -> Any:
+    """Return the C library of this process; None if it is not glibc."""
+    try:
+        return ctypes.CDLL(None) if os.confstr("CS_GNU_LIBC_VERSION") else None
+    except (ValueError, OSError):  # macOS and musl know no such name
+        return None

@@ -1,0 +1,67 @@
+"""The kernel's own count of page faults and resident pages, of processes that allocate as a model's layers do."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rag_model.allocator import chosen
+
+_CHILD = """
+import resource, sys, threading
+from rag_model.allocator import give_back, reuse_freed
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+
+def layers():
+    blocks = [bytearray(b"x") * (8 << 20) for _ in range(6)]
+
+def faults():
+    layers(), layers()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        layers()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, resident())
+
+reused = reuse_freed() if sys.argv[1] == "reuse" else None
+work = threading.Thread(target=faults)
+work.start() if sys.argv[2] == "thread" else work.run()
+work.join() if sys.argv[2] == "thread" else None
+give_back()
+print(reused, resident())
+"""
+_GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}) and bool(os.confstr("CS_GNU_LIBC_VERSION"))
+_LAYERS, _HEAP = 48, 64  # MiB: of six blocks; and of a thread's heap
+
+
+def child(*words: str, **environment: str) -> tuple[int, int, str, int]:
+    """Return the page faults of five rounds, MiB in memory after them, what `reuse_freed` said, and MiB at the end."""
+    kept = {name: value for name, value in os.environ.items() if not chosen({name: value})}
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, *words], env=kept | environment, capture_output=True, text=True, check=True
+    )
+    faults, held, said, left = done.stdout.split()
+    return int(faults), int(held), said, int(left)
+
+
+@pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_freed_memory_is_used_again_and_given_back_when_told(where: str) -> None:
+    plain, before, _, _ = child("plain", where)
+    faults, held, said, left = child("reuse", where)
+    assert said == "True"
+    assert 10 * faults < plain
+    assert left <= held - _LAYERS / 2 if where == "main" else left <= before + _HEAP
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])
+def test_what_the_environment_sets_stays(name: str) -> None:
+    assert child("reuse", "main", **{name: "100000"})[2] == "False"
+
+
+def test_another_allocator_stays() -> None:
+    assert chosen({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"})
+    assert chosen({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"})
+    assert not chosen({"LD_PRELOAD": "/usr/lib/libfaketime.so", "GLIBC_TUNABLES": "glibc.rtld.nns=4"})
