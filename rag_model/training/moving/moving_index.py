@@ -2,7 +2,9 @@
 
 A task owns a `MovingIndex` and delegates `asked`, `move` and `ask` to it (`AskingTask`). When n steps are done, the
 encoders of that step are kept in the training's folder, and a rebuild of the snapshot's passages begins beside the
-trainer. At a step's boundary the trainer then opens the new snapshot beside the one it asks, and moves to it.
+trainer. At a step's boundary the trainer then opens the new snapshot beside the one it asks, and moves to it. Unlike a
+service's follower it pulls nothing, tries no index in a child process, since the rebuild has just measured them in its
+own, and warms nothing up, since only a step waits.
 
 * synchronous: the trainer waits. What it asks is a function of the step, so a run that was killed resumes to the same
   losses. A rebuild that was killed is started again.
