@@ -67,7 +67,7 @@ def test_a_real_prometheus_takes_it_all(tmp_path: Path) -> None:
             until(lambda: all(rule["health"] == "ok" for rule in loaded(client)))
             shown = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
             empty = [one for one in shown if not query(client, filled(one))]
-            assert ["answers_sampled" in one for one in empty] == [True]  # that one needs a model, and this one has none
+            assert ["answers_sampled" in one for one in empty] == [True]  # it needs a model
 
 
 def loaded(client: httpx.Client) -> list[dict[str, Any]]:
