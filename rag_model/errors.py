@@ -74,7 +74,7 @@ class GateRefusedError(RefusedError):
 
 
 def told(failed: BookwheelError) -> dict[str, str]:
-    """Return an error as JSON values: the name of its class, or of its nearest ancestor in this module, and its sentence.
+    """Return an error as JSON values: its sentence, and the name of its class or nearest ancestor in this module.
 
     >>> told(type("FullError", (StoreError,), {})("the store is full"))
     {'error': 'StoreError', 'message': 'the store is full'}
