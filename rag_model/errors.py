@@ -45,7 +45,7 @@ class ResourceError(BookwheelError):
 
 
 class MissingExtraError(BookwheelError):
-    """An optional dependency is not installed; the message holds the exact install line."""
+    """A dependency is not installed, or two exclude each other; the message holds the exact install line."""
 
 
 class UsageError(BookwheelError):
