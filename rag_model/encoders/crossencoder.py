@@ -82,9 +82,13 @@ class CrossEncoder:
 
     def _scored(self, pairs: "Sequence[Encoding]") -> Scores:
         out = np.empty(len(pairs), np.float32)
-        for rows in by_length([len(pair.ids) for pair in pairs], self.model.batch_tokens):
-            out[rows] = self.model.logits(self.tokens.batch([pairs[row] for row in rows.tolist()]))
+        batches = by_length([len(pair.ids) for pair in pairs], self.model.batch_tokens)
+        for rows, logits in halved(batches, lambda rows: self._logits([pairs[row] for row in rows.tolist()])):
+            out[rows] = logits
         return out
+
+    def _logits(self, pairs: "Sequence[Encoding]") -> Scores:
+        return self.model.logits(self.tokens.batch(pairs))
 
 
 def _by_onnx(folder: Path) -> bool:

@@ -139,8 +139,8 @@ def test_a_refresh_that_the_gate_refuses_or_that_finds_the_store_full_leaves_the
     assert (done.steps, task.asked, store.refs.current(REF)) == (5, first, None)
     refused, full = (record.message for record in caplog.records if "is asked on" in record.message)
     (other,) = {*store.snapshots.list()} - {first}
-    assert f"rebuild of step 2 failed, and snapshot {first[:12]} is asked on: snapshot {other[:12]} is pub" in refused
-    assert "published but refresh did not move: lists recall@20, mean is" in refused
+    assert f"rebuild of step 2 was refused by the gate, and snapshot {first[:12]} is asked on: " in refused
+    assert f"snapshot {other[:12]} is published but refresh did not move: lists recall@20, mean is" in refused
     assert "rebuild of step 4 failed" in full
     assert "File too large" in full
     assert [problem for known in store.snapshots.list() for problem in verify(store, known)] == []

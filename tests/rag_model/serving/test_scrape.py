@@ -11,7 +11,7 @@ import httpx
 import yaml
 
 from flows.machine.ports import free_ports
-from tests.fixtures.alarms import DASHBOARD, RULES, rules, tool
+from tests.fixtures.alarms import DASHBOARD, RULES, metrics_in, rules, tool
 from tests.fixtures.serving import PATIENCE, QUICK, until
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.watched import EVALUATED, publish_watched, watched
@@ -66,7 +66,9 @@ def test_a_real_prometheus_takes_it_all(tmp_path: Path) -> None:
             until(lambda: all(rule["health"] == "ok" for rule in loaded(client)))
             shown = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
             empty = [one for one in shown if not query(client, filled(one))]
-            assert ["answers_sampled" in one for one in empty] == [True]  # it needs a model
+            wanted = [["answers_override", "answers_sampled"], ["answers_sampled", "answers_unchecked"], ["tokens"]]
+            need = [[f"bookwheel_{own}_total" for own in some] for some in wanted]
+            assert [sorted(metrics_in(one)) for one in empty] == need  # these want a model
 
 
 def loaded(client: httpx.Client) -> list[dict[str, Any]]:
