@@ -10,8 +10,8 @@ least squares of the logarithms over the three largest sizes; and `bytes_a_passa
 smallest to the largest size. `largest_kb` is the largest manifest, list of files, report and record. 1 is linear; a
 start that costs the same at any size makes it less.
 
-The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`): it costs next to nothing,
-so what is measured is the machinery. The peer is the line n^1. Prints one JSON line.
+The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`): it costs next to
+nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line.
 `python tests/benchmarks/bench_scale.py [--passages 2000,8000] [--texts FILE]`, where FILE is JSON lines with `title`
 and `text`, plain or `.xz`; by default the passages of the demo, which repeat often in a large dump.
 """
@@ -83,7 +83,7 @@ def answered(store: Path, question: str, environment: dict[str, str]) -> Told:
     with service("serve", "--store", str(store), environment=environment) as (address, told):
         while get(address, "/readyz")[0] != 200:
             time.sleep(_ASK)
-        if [one.status for one in load(address, [question], 1, 0.0)] != [200]:
+        if {one.status for one in load(address, [question], 1, 0.0)} != {200}:
             raise SystemExit("the service gave no answer")
         time.sleep(_ASK)
     return told
@@ -117,7 +117,7 @@ def costs_of(told: Mapping[str, Told]) -> Costs:
 
 def growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
     """Return the exponents and the bytes a passage of each stage and verb that costs enough."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, last in costs[-1].items():
         runs = [(n, cost[name]) for n, cost in zip(passages, costs, strict=True) if name in cost]
         slopes = {kind: _slope(runs, kind) for kind in ("launcher_mb", "worker_mb")}
