@@ -6,12 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rag_model.store.comparing.changes import ArticleChange, Change, article_changes
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.ranges import read_ahead
 from rag_model.store.pulling.kinds import FOR_BUILDS, kind_of
 from rag_model.store.pulling.overlap import Overlap, Patch
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
 
+_AHEAD = 8  # files that are compared at once: on an object store that is mostly waiting
 CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
 
 
@@ -90,8 +93,11 @@ def _pull(before: Snapshot, after: Snapshot) -> dict[str, PullBytes]:
     paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
     overlap = Overlap.of(before, after)
     fetched, reused = Counter[str](), Counter[str]()
-    for ref, path in paths.items():
-        lacking = 0 if ref in there else _lacking(ref.size, overlap.patch(path) if overlap else None)
+
+    def lacked(ref: BlobRef) -> int:
+        return 0 if ref in there else _lacking(ref.size, overlap.patch(paths[ref]) if overlap else None)
+
+    for (ref, path), lacking in zip(paths.items(), read_ahead(lacked, [*paths], _AHEAD), strict=True):
         fetched[kind_of(path)] += lacking
         reused[kind_of(path)] += ref.size - lacking
     return {kind: PullBytes(fetched[kind], reused[kind]) for kind in sorted(fetched.keys() - FOR_BUILDS)}
