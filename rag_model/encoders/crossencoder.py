@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rag_model.encoders.batches import by_length
 from rag_model.encoders.pairs.session import OnnxModel, onnx_file
 from rag_model.encoders.pairs.tokens import PairBatch, PairTokens
+from rag_model.encoders.room import halved
 from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX
 from rag_model.errors import InputError
 from rag_model.extras import require
