@@ -127,6 +127,7 @@ class MovingIndex:
             self._resumed = False
             if (found := self._continued(done)) is not None:
                 return found
+            due &= self._running is None or self._running[0].step < done  # that of this step is under way again
         finished = self._finished() if self._running is not None and self._running[1].done() else None
         self._overdue |= due
         if self._overdue and self._running is None:

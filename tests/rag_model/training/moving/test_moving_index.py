@@ -136,6 +136,16 @@ def test_a_run_that_was_killed_asks_its_snapshot_and_finishes_what_was_begun(kep
         assert again.asked == kept.made[1]
 
 
+def test_a_run_that_goes_on_where_a_rebuild_was_begun_makes_it_once(kept: Kept) -> None:
+    kept.index().move(3)
+    again = kept.index()
+    again.ask(kept.made[0])  # of the checkpoint after step 2
+    again.move(3)
+    kept.rebuild.end(2, kept.made[1])
+    again.move(4)
+    assert (again.asked, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 2])
+
+
 def test_a_run_that_resumes_knows_the_age_of_what_it_asks(kept: Kept) -> None:
     index = kept.index("synchronous")
     kept.rebuild.end(2, kept.made[1])
