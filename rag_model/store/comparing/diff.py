@@ -8,8 +8,11 @@ from typing import Any
 from rag_model.store.comparing.changes import ArticleChange, Change, article_changes
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.ranges import read_ahead
+from rag_model.store.pulling.deltas import offered
+from rag_model.store.pulling.deltas import steps as steps_of
 from rag_model.store.pulling.kinds import FOR_BUILDS, kind_of
 from rag_model.store.pulling.overlap import Overlap, Patch
+from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
@@ -91,11 +94,16 @@ def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tu
 def _pull(before: Snapshot, after: Snapshot) -> dict[str, PullBytes]:
     files, there = after.manifest.content.files, set(before.manifest.content.files.values())
     paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
-    overlap = Overlap.of(before, after)
+    overlap, store = Overlap.of(before, after), Store.open(after.where) if isinstance(after.where, str) else None
+    steps = {step.after: step for step in steps_of(before.manifest.content, after.manifest.content)}
     fetched, reused = Counter[str](), Counter[str]()
 
     def lacked(ref: BlobRef) -> int:
-        return 0 if ref in there else _lacking(ref.size, overlap.patch(paths[ref]) if overlap else None)
+        patch = overlap.patch(paths[ref]) if overlap and ref not in there else None
+        lacking, step = 0 if ref in there else _lacking(ref.size, patch), steps.get(ref)
+        if store and step and (patch or not step.head) and (delta := offered(store, step)):
+            lacking -= (step.head or ref.size) - delta.size
+        return lacking
 
     for (ref, path), lacking in zip(paths.items(), read_ahead(lacked, [*paths], _AHEAD), strict=True):
         fetched[kind_of(path)] += lacking

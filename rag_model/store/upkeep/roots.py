@@ -1,7 +1,8 @@
 """Mark the blobs and records that a store needs: those of its versions, and the origins of current snapshots.
 
 A snapshot names its own files. The memo tells what they were made from: the record that has a file among its outputs
-also names its inputs, and those are outputs of other records, or lists of blobs, which name more blobs.
+also names its inputs, and those are outputs of other records, or lists of blobs, which name more blobs. A delta is
+needed as long as a snapshot has the file that it makes (`store.pulling.deltas`).
 """
 
 import re
@@ -14,6 +15,8 @@ from rag_model.errors import StoreError
 from rag_model.store.objects.files import Found
 from rag_model.store.objects.memo import RECORD, parsed
 from rag_model.store.objects.ranges import ASKED, read_ahead
+from rag_model.store.pulling.deltas import AFTER
+from rag_model.store.pulling.deltas import STAGE as DELTAS
 from rag_model.store.store import Store
 from rag_model.store.upkeep.sweep import View
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
@@ -53,6 +56,7 @@ def mark(store: Store, view: View, old: float) -> Marked:
     relied = {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
     needed, current = snapshots.all | models.all | evaluations.all | relied, snapshots.current
     needed |= _origins(store, current, records, dict(blobs))
+    needed |= set().union(*(record.outputs for record in records if record.makes in snapshots.all))
     passed = [] if view.building else [record for record in records if record.newest.written <= old]
     needed |= set().union(*(record.names for record in records if view.building or record.newest.written > old))
     unneeded = [record for record in passed if not record.serves(needed)]
@@ -67,6 +71,7 @@ class _Record:
     files: tuple[Found, ...]  # newest first
     outputs: frozenset[str]
     names: frozenset[str]  # the digests of its inputs and outputs
+    makes: str = ""  # of a delta: the digest of the file that is made with it
 
     @property
     def newest(self) -> Found:
@@ -90,7 +95,9 @@ def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Foun
     data = store.files.read(files[0].path) or b""
     record = parsed(*place, data)
     outputs = frozenset(_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
-    return _Record(place[0], files, outputs, frozenset(_named(data)))
+    made = record.facts.get(AFTER) if record and record.stage == DELTAS else None
+    makes = _digest(made) if isinstance(made, str) else ""
+    return _Record(place[0], files, outputs, frozenset(_named(data)), makes)
 
 
 @dataclass(frozen=True, slots=True)

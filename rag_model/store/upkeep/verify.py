@@ -10,6 +10,7 @@ from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.ranges import ASKED, read_ahead
+from rag_model.store.pulling.deltas import offered, steps
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
 
@@ -41,6 +42,7 @@ def verify(store: Store, identity: str, shelf: Shelf[Any] | None = None) -> list
     hold at most four chunks of 16 MiB each.
     """
     found = _manifest_and_files(store, shelf or store.snapshots, identity, _hashed)
+    found += _deltas(store, identity) if shelf in (None, store.snapshots) else []
     return [*found, *_refs(store.snapshots), *_refs(store.models)]
 
 
@@ -74,6 +76,19 @@ def _files(store: Store, content: Filed, check: Callable[[Store, BlobRef], str |
     verdicts = read_ahead(partial(check, store), [*paths], _THREADS if check is _hashed else ASKED)
     found = list(zip(paths, verdicts, strict=True))
     return [Problem(path, ref.id, what) for ref, what in found if what is not None for path in paths[ref]]
+
+
+def _deltas(store: Store, identity: str) -> list[Problem]:
+    """Return the damaged deltas from a snapshot's parent: pullers fetch the whole files."""
+    try:
+        manifest = store.snapshots.get(identity)
+        before = [store.snapshots.get(parent).content for parent in manifest.parents]
+    except StoreError:  # told already; or the parent has expired
+        return []
+    paths = {ref: path for path, ref in manifest.content.files.items()}
+    named = [(paths[step.after], offered(store, step)) for one in before for step in steps(one, manifest.content)]
+    found = [(path, ref, _hashed(store, ref)) for path, ref in named if ref]
+    return [Problem(f"the delta of {path}", ref.id, what) for path, ref, what in found if what]
 
 
 def _sized(store: Store, ref: BlobRef) -> str | None:
