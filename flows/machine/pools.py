@@ -116,7 +116,7 @@ def limits_of(most: Most | None, pool: str) -> Most:
     if most is None and pool != HERE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): say how large in `most`")
     most = most or Most(str(worker_memory(())), cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
-    if most.cores < 1 or most.gpus < 0:
+    if not (1 <= most.cores <= 1024 and 0 <= most.gpus <= 64):  # of one machine
         raise UsageError(f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`")
     return most
 

@@ -88,6 +88,5 @@ def work_of(passages: int, encoder: Path, indexes: Mapping[str, IndexRecipe], me
         disk += cost.work_bytes
         seconds += sum(stage_seconds(plan, width).values())
         stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
-    return Work(
-        {"passages, about": f"{passages:,}"}, stages, passages * PASSAGE * model.operations, seconds, disk, workers=True
-    )
+    sizes = {"passages, about": f"{passages:,}"}
+    return Work(sizes, stages, passages * PASSAGE * model.operations, seconds, disk, workers=True)

@@ -9,7 +9,7 @@ from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.folder import GENERATOR, QUESTION, rag_settings
 from rag_model.needs.machine import Work
-from rag_model.needs.reading import NUMBER, PROMPT, decoding_bytes, retriever_bytes, weights
+from rag_model.needs.reading import PROMPT, decoding_bytes, retriever_bytes, weights
 from rag_model.reading.concat import K
 from rag_model.reading.model import holds_rag, model_folder_of, model_id
 from rag_model.store.store import Store
@@ -33,8 +33,7 @@ def work_of(store: str, model: str, questions: str, ref: str, settings: Evaluati
     if settings.ablations:
         read += [1, 1, k, *settings.ablations.sweep]  # closed book, gold, shuffled, k swept
     generator, beams, answer = models[-1], settings.decoding.beams, settings.decoding.max_new_tokens
-    held = weights(*models) + retriever_bytes(snapshot, settings.expression)
-    held += NUMBER * snapshot.n + n * settings.deepest(k) * _PASSAGE
+    held = weights(*models) + retriever_bytes(snapshot, settings.expression) + n * settings.deepest(k) * _PASSAGE
     decoded = decoding_bytes(generator, _BATCH * max(read) * beams, answer)
     said = generator.operations * (PROMPT + answer * (beams + max(read)))
     sizes = {"questions": f"{n:,}", "conditions": f"{len(read):,}"}

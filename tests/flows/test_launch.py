@@ -203,6 +203,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_started(
         (None, "say how large in `most`"),
         (Most("much", 4), "not an amount of memory"),
         (Most("8GB", 0), "a run needs a core"),
+        (Most("8GB", 10**9), "cannot have 1000000000 cores"),
     ],
 )
 def test_limits_that_are_none_are_refused(
