@@ -120,8 +120,7 @@ def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: 
         InputError: a piece is damaged or of another build.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    members = read_vectors(plan, trained, scattered, 2 * number)
-    sources = read_vectors(plan, trained, scattered, 2 * number + 1)
+    members, sources = read_vectors(plan, trained, scattered, number)
     with engine.guarded(
         ResourceError, f"cell {number} of {plan.factory} could not be built: run with --debug for the cause"
     ):
