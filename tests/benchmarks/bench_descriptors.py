@@ -7,8 +7,8 @@ size and no bytes. Then what looks at descriptors runs on it: the look-ups of a 
 
 Each has its seconds, its requests by kind, and `rounds`, seconds over the latency: how often it waits, one answer after
 the other. The peer is the same requests asked one by one (`alone` seconds). Prints one JSON line.
-`python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34 --months 120]`; the real thing has 6,000 parts and 336
-cells.
+`python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34 --months 120]`; the real thing has 6,000 parts and
+336 cells.
 """
 
 import argparse
