@@ -2,13 +2,13 @@
 
 Made in memory (`far_store.py`): `--months` snapshots of `--parts` parts, of which `--changed` change each month; the
 records of chunk, embed and scatter of every part, and of `--cells` shards; a ref a month beside `latest`. Blobs have a
-size and no bytes. Then what looks at descriptors runs on it: the look-ups of a rebuild in which nothing changed,
-`log`, the settings and pull sizes of `diff`, `expire` to twelve months, and `gc` of what that leaves.
+size and no bytes. Then what looks at descriptors runs on it: what each part inherits (`plan`), the look-ups of a
+rebuild in which nothing changed, the check of a snapshot's files before it is published, all refs, `log`, `expire` to
+twelve months, and `gc` of what that leaves.
 
-Each has its seconds, its requests by kind, and `rounds`, seconds over the latency: how often it waits, one answer after
-the other. The peer is the same requests asked one by one (`alone` seconds). Prints one JSON line.
-`python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34 --months 120]`; the real thing has 6,000 parts and
-336 cells.
+Each has its seconds and its requests by kind. The peer is the same requests asked one by one (`alone`: their seconds).
+Prints one JSON line. `python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34 --months 120]`; the real
+thing has 6,000 parts and 336 cells.
 """
 
 import argparse

@@ -12,7 +12,7 @@ start that costs the same at any size makes it less.
 
 The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`): it costs next to
 nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line.
-`python tests/benchmarks/bench_scale.py [--passages 2000,8000] [--texts FILE]`, where FILE is JSON lines with `title`
+`python tests/benchmarks/bench_scale.py [--passages 1000,4000] [--texts FILE]`, where FILE is JSON lines with `title`
 and `text`, plain or `.xz`; by default the passages of the demo, which repeat often in a large dump.
 """
 
@@ -147,7 +147,7 @@ def rounded(costs: Costs) -> dict[str, list[float]]:
 def main() -> None:
     """Measure each size, the smallest first."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--passages", default="2000,8000", help="about how many, of each size")
+    parser.add_argument("--passages", default="1000,4000", help="about how many, of each size")
     parser.add_argument("--texts", type=Path, help="JSON lines with title and text")
     parser.add_argument("--encoder", help="a folder or hub name")
     parser.add_argument("--work", type=Path, help="a folder on a disk with room for the stores")

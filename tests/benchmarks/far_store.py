@@ -39,7 +39,7 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
             cls.below.setdefault(above, set()).add(own)
             folder = above
 
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+    def ls(self, path: str, detail: bool = True, **other: Any) -> list[Any]:
         """List a folder."""
         path = self._strip_protocol(path)
         files, folders = self.folders.get(path, {}), self.below.get(path, set())
@@ -51,19 +51,19 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
             found.append({"name": f"{path}/{name}", "type": "file", "size": size, "mtime": written})
         return found
 
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
+    def info(self, path: str, **other: Any) -> dict[str, Any]:
         """Say a file's size and time."""
         self._ask("head")
         _, size, written = self._found(path)
         return {"name": path, "type": "file", "size": size, "mtime": written}
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **other: Any) -> bytes:
         """Read a file, or a range of it."""
         self._ask("get")
         body = self._found(path)[0]
         return (body() if callable(body) else body)[start:end]
 
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **other: Any) -> None:
         """Write a file; `create` only where there is none."""
         self._ask("put")
         with self._lock:

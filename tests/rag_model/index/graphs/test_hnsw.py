@@ -23,6 +23,7 @@ from rag_model.index.quality.curve import compare
 from rag_model.index.quality.health import Trial, sweep
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
+from rag_model.index.stages import build
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 
@@ -176,6 +177,16 @@ def test_a_cell_reads_its_slices_of_every_part_in_row_order(
         assert np.all(np.diff(own) > 0)
         read = read_vectors(plan, trained, openers, group // 2)[group % 2]
         np.testing.assert_array_equal(read, vectors[own].astype(np.float32))
+
+
+def test_the_bytes_do_not_depend_on_the_rows_that_are_merged_at_once(
+    make_vectors: Make, write_parts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, plan = write_parts(make_vectors(1500), [0, 400]), resolve(IndexRecipe("HNSW8", cells=3), 1500, 32)
+    build(plan, parts, tmp_path / "whole", tmp_path)
+    monkeypatch.setattr(hnsw, "_asked_at_once", lambda cells: 100 * cells)
+    build(plan, parts, tmp_path / "pieces", tmp_path)
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "pieces").read_bytes()
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.5])
