@@ -9,7 +9,7 @@ from beam_jobs import delta, index
 from beam_jobs.index_tasks import IndexBuild
 from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
-from flows.outcome import GateRefusedError, Reindexed
+from flows.outcome import Reindexed, gate_refused
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.evaluation.gate import judge
@@ -68,7 +68,7 @@ def finish(build: Build) -> Reindexed:
     build.store.runs.clear(build.launch.run)
     outcome = reported(build, manifest, published, measured)
     if published.move is None:
-        raise GateRefusedError(outcome, published.verdict.reason)
+        raise gate_refused(outcome, published.verdict.reason)
     return outcome
 
 

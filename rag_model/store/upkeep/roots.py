@@ -8,13 +8,13 @@ needed as long as a snapshot has the file that it makes (`store.pulling.deltas`)
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import Found
 from rag_model.store.objects.memo import RECORD, parsed
+from rag_model.store.objects.ranges import ASKED, read_ahead
 from rag_model.store.pulling.deltas import AFTER
 from rag_model.store.pulling.deltas import STAGE as DELTAS
 from rag_model.store.store import Store
@@ -30,7 +30,7 @@ _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
 _LIST = b'[{"id": "sha256:'  # the first bytes of a list of blobs
 _TRAINED = "train"  # outputs of this stage are kept without their inputs, such as vectors of an earlier month
-_THREADS = 8
+_MANIFESTS = 8  # read at once: one names thousands of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,7 @@ def _records(store: Store) -> list[_Record]:
     for file in store.files.tree("memo"):
         if found := RECORD.fullmatch(file.path):
             generations[found[1], found[2]][int(found[3] or 1)] = file
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda item: _record(store, *item), generations.items()))
+    return list(read_ahead(lambda item: _record(store, *item), [*generations.items()], ASKED))
 
 
 def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Found]) -> _Record:
@@ -110,19 +109,39 @@ class _Files:
 
 
 def _named_files(shelf: Shelf[Any], manifests: Iterable[Found], moves: Iterable[Found]) -> _Files:
-    files = {manifest.id: _digests(manifest) for manifest in _manifests(shelf, manifests)}
-    current = (_of_ref(shelf, ref, number, files) for ref, number in _current(moves))
-    return _Files(set().union(*files.values()), set().union(*current))
+    named, found, there = _named_now(shelf, moves), _Files(set(), set()), set[str]()
+    for manifest in _manifests(shelf, manifests):
+        digests = _digests(manifest)
+        there.add(manifest.id)
+        found.all.update(digests)
+        if manifest.id in named:
+            found.current.update(digests)
+    for identity, ref in named.items():
+        if identity not in there:
+            raise _missing(shelf, identity, ref)
+    return found
 
 
 def _manifests(shelf: Shelf[Any], files: Iterable[Found]) -> Iterator[Any]:
-    for file in files:
-        if named := _MANIFEST.fullmatch(file.path):
-            try:
-                yield shelf.get(named[1])
-            except StoreError:
-                if shelf.files.find(file.path) is not None:  # otherwise it has just expired
-                    raise
+    paths = [file.path for file in files if _MANIFEST.fullmatch(file.path)]
+    return filter(None, read_ahead(lambda path: _manifest(shelf, path), paths, _MANIFESTS))
+
+
+def _manifest(shelf: Shelf[Any], path: str) -> Any:
+    """Return a listed manifest; None if it has just expired."""
+    try:
+        return shelf.get(path.rpartition("/")[2].removesuffix(".json"))
+    except StoreError:
+        if shelf.files.find(path) is not None:
+            raise
+        return None
+
+
+def _named_now(shelf: Shelf[Any], moves: Iterable[Found]) -> dict[str, str]:
+    """Return the ids that refs name now, each with one of its refs."""
+    current = [*_current(moves)]
+    found = read_ahead(lambda its: shelf.refs.at(*its).snapshot, current, ASKED)
+    return {named: ref for named, (ref, _) in zip(found, current, strict=True) if named}  # "": the ref was deleted
 
 
 def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
@@ -133,16 +152,11 @@ def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
     return newest.items()
 
 
-def _of_ref(shelf: Shelf[Any], ref: str, number: int, files: Mapping[str, set[str]]) -> set[str]:
-    named = shelf.refs.at(ref, number).snapshot
-    if not named:  # the ref was deleted
-        return set()
-    if named not in files:
-        raise StoreError(
-            f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "
-            f"of the store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
-        )
-    return files[named]
+def _missing(shelf: Shelf[Any], named: str, ref: str) -> StoreError:
+    return StoreError(
+        f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "
+        f"of the store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
+    )
 
 
 def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:
