@@ -7,7 +7,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
 
 _PACKED = 100e6  # bytes of a graph per second of one core
-_COMPARED = 4e6  # bytes of a passage file per second of one core: read, written again, and digested
+_COMPARED = 4e6  # likewise of a file of passages or lists: compared, passages written again, and digested
 
 
 def delta(step: Step, store: Store) -> Report:

@@ -64,7 +64,10 @@ def apply_delta(before: Path, delta: Path, rows: int, out: Path) -> None:
 def _read(passages: Path) -> pa.Table:
     with PassageFile(passages) as file:
         schema = PASSAGE_SCHEMA if file.dated else UNDATED_SCHEMA
-        return pa.Table.from_batches(file.iter_batches(schema.names), schema)
+        try:
+            return pa.Table.from_batches(file.iter_batches(schema.names), schema)
+        except pa.ArrowInvalid as other:
+            raise InputError(f"{passages} has columns of other types than passages: fetch the whole file") from other
 
 
 def _write(rows: pa.Table, out: Path, notes: dict[str, str]) -> None:

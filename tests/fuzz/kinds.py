@@ -54,6 +54,7 @@ from rag_model.store.versions.mapped import MappedPassages, write_mapped
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
 from tests.fixtures.impacts import questions as impact_questions
 from tests.fixtures.impacts import write_rows, zipfian
+from tests.fuzz.deltas import DELTAS
 
 D, N, _TERMS = 16, 400, 50
 _ID = "1" * 64
@@ -393,6 +394,7 @@ KINDS = [
     Kind("intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.live(0.0))),
     Kind("memo", _memo, lambda path: parsed("s", _ID, path.read_bytes())),
     Kind("passages", _passages, _read_passages),
+    *(Kind(*delta) for delta in DELTAS),
     Kind("spans", _spans, lambda path: [SpanFile(path).between(0, N), SpanFile(path).rows]),
     Kind("vectors", _npy, _read_vectors),
     Kind("vector input npy", _npy, _read_input),

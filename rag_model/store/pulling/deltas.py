@@ -4,6 +4,7 @@
 | --- | --- |
 | a passage file | its new rows, and where the others stand in the file before (`corpus.passage_delta`) |
 | an index that ends in vectors | what comes before these, compressed (`store.pulling.packed`): the graph |
+| another index, not of words | what the file before has not (`store.pulling.splice`): new codes in lists that stayed |
 
 A build makes them and records them in the memo: stage `delta`, by the files' digests and the versions that decide the
 bytes. They belong to no snapshot's content, so they change no id and nothing that is served. What a puller makes with
@@ -26,11 +27,11 @@ from rag_model.digest import digest_file
 from rag_model.errors import BookwheelError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Memo, Produced, Record
-from rag_model.store.pulling import packed
+from rag_model.store.pulling import packed, splice
 from rag_model.store.pulling.tables import tables_of
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
-from rag_model.store.versions.paths import passages_path
+from rag_model.store.versions.paths import TEXT, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 STAGE = "delta"
@@ -45,28 +46,31 @@ class Step:
     """What a delta is from, and to."""
 
     after: BlobRef  # the later file
-    before: BlobRef | None = None  # the earlier one of passages
+    before: BlobRef | None = None  # the earlier one, but for an index that ends in vectors
     head: int = 0  # of an index that ends in vectors: the bytes before these
+    passages: bool = False  # whether they are passages
 
     def inputs(self) -> dict[str, Any]:
         """Return all that decides a delta's bytes."""
         if self.before is None:
             return {"after": self.after.id, "head": self.head, "code": packed.VERSION}
+        if not self.passages:
+            return {"before": self.before.id, "after": self.after.id, "splice": splice.VERSION}
         versions = {"code": passage_delta.VERSION, "libraries": {"pyarrow": pa.__version__}}
         return {"before": self.before.id, "after": self.after.id, **versions}
 
 
 def steps(before: Content, after: Content) -> Iterator[Step]:
     """Yield what deltas can be made of: files that changed."""
-    known = {*before.files.values()}
-    for part in after.parts:
-        path = passages_path(part.name)
+    passages = {passages_path(part.name) for part in after.parts}
+    indexes = {after.index_file(name): after.over(name) != TEXT for name in after.indexes}  # of words pullers make
+    known, tables = {*before.files.values()}, tables_of(after)
+    for path in (*passages, *(path for path, wanted in indexes.items() if wanted)):
         old, new = before.files.get(path), after.files.get(path)
-        if old and new and new not in known:
-            yield Step(new, old)
-    for path, table in tables_of(after).items():
-        if path.startswith("index/") and table.head >= _HEAD and after.files[path] not in known:
-            yield Step(after.files[path], head=table.head)
+        if path in tables and new and new not in known and tables[path].head >= _HEAD:
+            yield Step(new, head=tables[path].head)
+        elif path not in tables and old and new and new not in known:
+            yield Step(new, old, passages=path in passages)
 
 
 def made(store: Store, step: Step) -> Record:
@@ -86,8 +90,10 @@ def made(store: Store, step: Step) -> Record:
             worth = out.stat().st_size <= _WORTH * step.head
         else:
             before = store.blobs.local(step.before)
-            passage_delta.write_delta(before, after, out)
-            worth = out.stat().st_size <= _WORTH * step.after.size and _makes(before, out, after, folder / "again")
+            write = passage_delta.write_delta if step.passages else splice.write_splice
+            write(before, after, out)
+            worth = out.stat().st_size <= _WORTH * step.after.size
+            worth = worth and (not step.passages or _makes(before, out, after, folder / "again"))
         return Produced({_DELTA: out} if worth else {}, {AFTER: step.after.id})
 
     return store.memo.once(STAGE, step.inputs(), produce)[0]
@@ -113,7 +119,7 @@ def offered(store: Store, step: Step) -> BlobRef | None:
 
 
 def renewed(store: Store, before: Snapshot, after: Content, path: str, out: Path) -> int | None:
-    """Write a passage file of a snapshot, made of the one that an earlier pull left here and a delta.
+    """Write a file of a snapshot, of passages or an index, made of the one that an earlier pull left and a delta.
 
     Returns:
         The bytes fetched; None if it was not written, for any reason but a full disk: then fetch the file.
@@ -123,15 +129,18 @@ def renewed(store: Store, before: Snapshot, after: Content, path: str, out: Path
     """
     rows = {passages_path(part.name): part.rows for part in after.parts}
     earlier, later = before.manifest.content.files.get(path), after.files[path]
-    if earlier in (None, later) or path not in rows:
+    if earlier in (None, later) or path in tables_of(after):
         return None
     try:
-        delta = offered(store, Step(later, earlier))
+        delta = offered(store, Step(later, earlier, passages=path in rows))
         if delta is None:
             return None
         copy = out.with_name("delta")
         store.blobs.fetch(delta, copy)
-        passage_delta.apply_delta(before.path(path), copy, rows[path], out)
+        if path in rows:
+            passage_delta.apply_delta(before.path(path), copy, rows[path], out)
+        else:
+            splice.apply_splice(before.path(path), copy, later.size, out)
     except BookwheelError:  # what is wrong with the store itself is told when the file is fetched
         return None
     return delta.size

@@ -189,7 +189,9 @@ def obtain_snapshot(
 
         def made(ref: BlobRef) -> int:
             def make(out: Path) -> int | None:
-                return 0 if derive(before, arriving, paths[ref], overlap.kept, out) else None
+                if derive(before, arriving, paths[ref], overlap.kept, out):
+                    return 0
+                return renewed(puller.store, before, manifest.content, paths[ref], out)
 
             return puller.derived(ref, make, patched)
 

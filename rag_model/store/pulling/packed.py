@@ -19,27 +19,29 @@ _LEVEL = 9  # 47 bytes a passage of a graph in 272; level 1 56, level 19 45 in f
 _LENGTH = struct.Struct("<I")
 
 
-def pack(file: Path, size: int, out: Path) -> None:
-    """Write the first `size` bytes of a file compressed; holds a block.
+def pack(file: Path, size: int, out: Path, head: bytes = b"") -> None:
+    """Write `head`, and the first `size` bytes of a file compressed; holds a block.
 
     Raises:
         OSError: `out` cannot be written, or the file cannot be read.
     """
     codec = pa.Codec("zstd", _LEVEL)
     with file.open("rb") as source, landing(out) as temporary, temporary.open("wb") as packed:
+        packed.write(head)
         for at in range(0, size, _BLOCK):
             frame = codec.compress(source.read(min(_BLOCK, size - at)), asbytes=True)
             packed.write(_LENGTH.pack(len(frame)) + frame)
 
 
-def unpack(packed: Path, size: int, out: Path) -> None:
-    """Write the `size` bytes that a file was packed from; holds a block.
+def unpack(packed: Path, size: int, out: Path, head: int = 0) -> None:
+    """Write the `size` bytes that a file was packed from, behind `head` bytes; holds a block.
 
     Raises:
         InputError: it is damaged, or of another size.
         OSError: `out` cannot be written.
     """
     with packed.open("rb") as source, landing(out) as temporary, temporary.open("wb") as file:
+        source.seek(head)
         for at in range(0, size, _BLOCK):
             file.write(_decoded(source, min(_BLOCK, size - at)))
 

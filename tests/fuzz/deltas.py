@@ -1,0 +1,65 @@
+"""Deltas, as kinds of files: each is read as a pull does, with the earlier file beside it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from rag_model.corpus.passage_delta import apply_delta, write_delta
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.store.pulling import packed
+from rag_model.store.pulling.splice import apply_splice, write_splice
+
+_ROWS, _SIZE = 60, 9000
+_DATA = np.random.default_rng(5).integers(0, 256, _SIZE, np.uint8).tobytes()
+
+
+def _passages(path: Path, edited: int) -> Path:
+    with PassageWriter(path) as writer:
+        for row in range(_ROWS):
+            text = f"passage {row}{' edited' if row == edited else ''}"
+            writer.write(Passage(f"{row}", "1", 7, "Pigs", "", text, 0, 2, Passage.hash_of("Pigs", text), row or None))
+    return path
+
+
+def _passage_delta(folder: Path) -> Path:
+    write_delta(_passages(folder / "before", -1), _passages(folder / "after", 7), folder / "delta")
+    return folder / "delta"
+
+
+def _read_passage_delta(path: Path) -> None:
+    before = path.parent / "before.parquet"
+    if not before.exists():
+        _passages(before, -1)
+    apply_delta(before, path, _ROWS, path.parent / "made")
+
+
+def _bytes(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def _splice(folder: Path) -> Path:
+    earlier = _bytes(folder / "before", _DATA)
+    write_splice(earlier, _bytes(folder / "after", _DATA[:5000] + b"new" + _DATA[5003:]), folder / "splice")
+    return folder / "splice"
+
+
+def _read_splice(path: Path) -> None:
+    apply_splice(_bytes(path.parent / "before.bytes", _DATA), path, _SIZE, path.parent / "made")
+
+
+def _packed(folder: Path) -> Path:
+    packed.pack(_bytes(folder / "file", _DATA), _SIZE, folder / "packed")
+    return folder / "packed"
+
+
+def _read_packed(path: Path) -> None:
+    packed.unpack(path, _SIZE, path.parent / "made")
+
+
+DELTAS = (
+    ("passage delta", _passage_delta, _read_passage_delta),
+    ("splice", _splice, _read_splice),
+    ("packed head", _packed, _read_packed),
+)

@@ -1,0 +1,77 @@
+"""A file, put together of an earlier one and the bytes that this one has not."""
+
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.errors import InputError
+from rag_model.store.pulling import packed, splice
+from rag_model.store.pulling.splice import apply_splice, write_splice
+
+DATA = np.random.default_rng(1).integers(0, 256, 20_000, np.uint8).tobytes()
+CUTS = st.lists(st.integers(0, len(DATA)), max_size=6)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=CUTS, new=st.binary(max_size=40))
+def test_any_file_is_made_of_any_other(cuts: list[int], new: bytes, tmp_path: Path) -> None:
+    """Of stretches in any order, with new bytes between them."""
+    later = new.join(DATA[min(pair) : max(pair)] for pair in pairwise(cuts))
+    made_of(DATA, later, tmp_path)
+    made_of(later, DATA, tmp_path)
+
+
+def made_of(earlier: bytes, later: bytes, folder: Path) -> int:
+    """Return the size of the splice that makes one of the other."""
+    (folder / "earlier").write_bytes(earlier)
+    (folder / "later").write_bytes(later)
+    write_splice(folder / "earlier", folder / "later", folder / "splice")
+    apply_splice(folder / "earlier", folder / "splice", len(later), folder / "made")
+    assert (folder / "made").read_bytes() == later
+    return (folder / "splice").stat().st_size
+
+
+def test_what_lies_in_the_earlier_file_is_not_in_the_splice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splice, "_WINDOW", 1 << 12)  # stretches reach over several
+    later = b"".join([DATA[:3000], b"new", DATA[3016:9000], DATA[9016:], b"more"])
+    assert made_of(DATA, later, tmp_path) < 200
+    assert made_of(DATA, b"", tmp_path) < 200
+    assert made_of(bytes(9999), bytes(12345), tmp_path) < 500
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(4, 0, 96), (0, 0, 0)],  # more between than there is
+        [(3, 0, 97), (1, 0, 97)],  # too long
+        [(3, 0, 96)],  # too short
+        [(3, 19_990, 97)],
+        [(3, -1, 97)],
+        [(-1, 0, 97), (4, 0, 0)],
+        [(3, 0, 1 << 62), (0, 1 << 62, 1 << 62)],
+        [],
+    ],
+)
+def test_a_splice_that_makes_no_sense_is_refused(steps: list[tuple[int, int, int]], tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(np.array(steps, "<i8").tobytes() + b"abc")
+    head = struct.pack("<QQ", len(steps), 3)
+    packed.pack(tmp_path / "raw", 24 * len(steps) + 3, tmp_path / "splice", head)
+    refused(tmp_path)
+
+
+@pytest.mark.parametrize("head", [b"", b"\xff" * 16, struct.pack("<QQ", 1, 1 << 40), struct.pack("<QQ", 1, 76)])
+def test_a_damaged_splice_is_refused(head: bytes, tmp_path: Path) -> None:
+    (tmp_path / "splice").write_bytes(head)
+    refused(tmp_path)
+
+
+def refused(folder: Path) -> None:
+    (folder / "earlier").write_bytes(DATA)
+    with pytest.raises(InputError, match="fetch the whole file"):
+        apply_splice(folder / "earlier", folder / "splice", 100, folder / "made")
+    assert not (folder / "made").exists()
