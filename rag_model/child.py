@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def call(module: str, value: Any, *, seconds: float, memory: int) -> Any:
         DiedError: it died.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"} | _NO_GPU
-    given = json.dumps({"value": value, "memory": memory}).encode()
+    given = json.dumps({"value": value, "memory": memory, "seconds": ceil(seconds) + 1}).encode()
     try:
         command = [sys.executable, "-m", module]
         child = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=environment, check=False)
@@ -64,6 +65,7 @@ def _returned(output: bytes, memory: int) -> Any:
 def answer(function: Callable[[Any], Any]) -> None:
     """Call `function` with the value on standard input, under its limit; write what it returns or raises."""
     given = json.loads(sys.stdin.buffer.read())
+    signal.alarm(given["seconds"])  # by the kernel, where the parent that would end this process was killed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_data() + given["memory"],) * 2)
     try:

@@ -122,6 +122,7 @@ def serve(
     with its standard input.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch and faiss: threads that spin starve HTTP
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # a moment, from layer to layer: waking takes longer
     for package, extra in (_NEEDED | ({"mcp": "mcp"} if mcp else {})).items():
         require(package, extra)
     if override_every is not None and model is None:

@@ -88,12 +88,9 @@ class VectorKind(PlainKind[VectorPlan], ABC):
         index = self.open(files, entry)
         rows = index.search(trial.vectors, trial.k)[1]
         curve = sweep(index, trial)
-        return Measurement(
-            trial.recalls(rows),
-            curve,
-            _setting(index, trial, entry["search"], curve),
-            examine(files.index, files.rows()),
-        )
+        setting = _setting(index, trial, entry["search"], curve)
+        del index  # or its memory would be held twice: to examine the file it is opened again
+        return Measurement(trial.recalls(rows), curve, setting, examine(files.index, files.rows()))
 
     def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
         """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""

@@ -6,8 +6,15 @@ from functools import partial
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.serving.answering import work
 from rag_model.serving.answering.batcher import Batcher
-from rag_model.serving.answering.edition import answer_threads_of, answer_workers_of, threads_of, workers_of
+from rag_model.serving.answering.edition import (
+    answer_threads_of,
+    answer_workers_of,
+    lone_threads_of,
+    threads_of,
+    workers_of,
+)
 from rag_model.serving.answering.growing import Growing
+from rag_model.serving.answering.team import Team
 from rag_model.serving.answering.work import Answered, Found
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.folder import FolderFollower, Pulled
@@ -43,6 +50,7 @@ class Service:
             wait_ms=self.settings.batch_wait_ms,
             workers=workers_of(self.settings),
             begin=partial(limit_threads, threads_of(self.settings)),
+            alone=Team(threads_of(self.settings), lone_threads_of(self.settings)).computing,
             died=partial(tell, self.observer.died),
         )
         self._answers: Batcher[Answered] = Batcher(

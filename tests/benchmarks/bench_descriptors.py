@@ -7,7 +7,8 @@ size and no bytes. Then what looks at descriptors runs on it: the look-ups of a 
 
 Each has its seconds, its requests by kind, and `rounds`, seconds over the latency: how often it waits, one answer after
 the other. The peer is the same requests asked one by one (`alone` seconds). Prints one JSON line.
-`python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34]`; the real thing is `--parts 6000 --cells 336`.
+`python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34 --months 120]`; the real thing has 6,000 parts and
+336 cells.
 """
 
 import argparse
@@ -138,7 +139,7 @@ def verbs(made: Made) -> dict[str, Callable[[], Any]]:
 def planned(made: Made) -> int:
     """Find what every part of the next build inherits."""
     parent = Parent.of(made.store, "latest")
-    parts = (Part("wiki", f"part-{n:05d}", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(made.size.parts))
+    parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(made.size.parts))
     return sum(len(parent.cut(part)) + len(parent.numbered(part)) for part in parts)
 
 
@@ -181,9 +182,9 @@ def measured(made: Made, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]
 def main() -> None:
     """Make the store and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", type=int, default=600)
-    parser.add_argument("--cells", type=int, default=34)
-    parser.add_argument("--months", type=int, default=120)
+    parser.add_argument("--parts", type=int, default=60)
+    parser.add_argument("--cells", type=int, default=4)
+    parser.add_argument("--months", type=int, default=24)
     parser.add_argument("--changed", type=float, default=0.1)
     parser.add_argument("--ms", type=float, default=20.0, help="milliseconds of a request")
     options = parser.parse_args()

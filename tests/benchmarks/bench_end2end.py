@@ -41,6 +41,7 @@ from flows.demo import demo_encoder
 from flows.rebuild import Task, rebuilt
 from flows.rebuilds import rebuilds
 from flows.reindex import reindex
+from rag_model.allocator import release_freed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.answers.measures import exact_match
 from rag_model.evaluation.bootstrap import mean_interval
@@ -219,6 +220,7 @@ def trained(
 
 def ours(given: Given, steps: int) -> list[tuple[float, float]]:
     """Do steps of this library; return CPU seconds and the loss of each."""
+    release_freed()  # as `train` does
     with tempfile.TemporaryDirectory() as work:
         task = task_of(given, Path(work), settings_of(given, 0), "end2end")
         task.module.train()

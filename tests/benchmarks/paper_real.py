@@ -78,9 +78,9 @@ def real(options: argparse.Namespace, generator: CausalGenerator, folder: Path, 
         for task in (one for one in asked.tasks if one in options.tasks):
             rag = Rag(sides.question, _told(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
             found |= sides.answers(rag, task, asked.tasks[task], options)
-    if FACTS in options.tasks:
-        rag = Rag(sides.question, _told(generator, QA), RagSettings("sequence", options.k, TEMPERATURE))
-        found |= _changed(rag, asked, folder, options)
+        if FACTS in options.tasks:
+            rag = Rag(sides.question, _told(generator, QA), RagSettings("sequence", options.k, TEMPERATURE))
+            found |= _changed(rag, sides, asked, folder, options)
     return found
 
 
@@ -126,14 +126,15 @@ class _Sides:
         return found
 
 
-def _changed(rag: Rag, asked: Asked, folder: Path, options: argparse.Namespace) -> dict[str, list[Scored]]:
+def _changed(
+    rag: Rag, sides: _Sides, asked: Asked, folder: Path, options: argparse.Namespace
+) -> dict[str, list[Scored]]:
     """Ask the library as it is, and one whose facts differ; measure either answer by either library's facts."""
     before, after, library = changed(asked.tasks[QA], asked.library)
-    reader, said = MarginalReader(None, rag, Decoding(options.beams, _LONGEST[QA]), 4), []
-    for name, texts in (("real", asked.library), ("changed", library)):
-        with Snapshot.open(str(folder / "store"), publish(texts, folder, name, options.encoder)) as snapshot:
-            hits = _Sides.of(snapshot).dense.search([one.text for one in before], options.k)
-            said.append((read(reader, before, hits), hits))
+    reader, texts = MarginalReader(None, rag, Decoding(options.beams, _LONGEST[QA]), 4), [one.text for one in before]
+    with Snapshot.open(str(folder / "store"), publish(library, folder, "changed", options.encoder)) as second:
+        found = [one.dense.search(texts, options.k) for one in (sides, _Sides.of(second))]
+    said = [(read(reader, before, hits), hits) for hits in found]
     pairs = {FIRST: (before, 0), CROSSED: (before, 1), SECOND: (after, 1), CROSSED_BACK: (after, 0)}
     return {f"{FACTS}: {name}": scored(golds, *said[at], "spans") for name, (golds, at) in pairs.items()}
 

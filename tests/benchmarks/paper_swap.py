@@ -18,22 +18,25 @@ Library = list[tuple[str, str]]  # title and text
 def changed(questions: Sequence[Question], library: Library) -> tuple[list[Question], list[Question], Library]:
     """Return the questions whose facts change, the same with the facts of the second library, and that library.
 
-    A question is left out if its kind has no other answer, or if a passage with other spelling still holds its answer.
+    Each passage is changed once, for all questions together: what has come in is not replaced again. A question is left
+    out if its kind has no other answer, or if a passage held its answer and does not hold the other one instead.
     """
     others = _others([one.answers[0] for one in questions])
     texts = [text for _, text in library]
+    new = {said: other for one, other in zip(questions, others, strict=True) for said in one.answers}
+    longest = sorted(new, key=len, reverse=True)
+    pattern = re.compile("|".join(rf"(?<!\w){re.escape(one)}(?!\w)" for one in longest))
+    told = [pattern.sub(lambda found: new[found[0]], text) for text in texts]
     asked, after = list[Question](), list[Question]()
     for question, other in zip(questions, others, strict=True):
-        pattern = re.compile("|".join(rf"(?<!\w){re.escape(one)}(?!\w)" for one in question.answers))
-        holds = matcher(question)
-        told = {at: pattern.sub(lambda _, new=other: new, text) for at, text in enumerate(texts) if holds(text)}
-        if other == question.answers[0] or any(map(holds, told.values())):
-            continue
-        for at, text in told.items():
-            texts[at] = text
-        asked.append(question)
-        after.append(replace(question, answers=(other,)))
-    return asked, after, [(title, text) for (title, _), text in zip(library, texts, strict=True)]
+        second = replace(question, answers=(other,))
+        held = [at for at, text in enumerate(texts) if matcher(question)(text)]
+        if other not in question.answers and all(
+            matcher(second)(told[at]) and not matcher(question)(told[at]) for at in held
+        ):
+            asked.append(question)
+            after.append(second)
+    return asked, after, [(title, text) for (title, _), text in zip(library, told, strict=True)]
 
 
 def _others(answers: Sequence[str]) -> list[str]:

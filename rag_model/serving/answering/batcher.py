@@ -13,7 +13,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -46,6 +47,14 @@ class LeftError(BookwheelError):
     """All callers have left, so the work was given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sleeper:
+    """A worker that sleeps."""
+
+    wanted: int  # requests that it is woken for: waking costs more than one
+    woken: threading.Condition
+
+
 class Batcher(Generic[_Reply]):
     """Answers asks in batches, in threads of its own. `ask` belongs to an event loop, the rest to any thread."""
 
@@ -59,6 +68,7 @@ class Batcher(Generic[_Reply]):
         wait_ms: float = 0.0,
         workers: int = 1,
         begin: Callable[[], None] = lambda: None,
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
         died: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Start the threads.
@@ -72,19 +82,19 @@ class Batcher(Generic[_Reply]):
             wait_ms: how long a batch waits for others, at most.
             workers: threads, each with a batch of its own.
             begin: called in each thread before anything else.
+            alone: what a request is worked on within that has all threads to itself; only ever in the first thread.
             died: called with a thread's name when it died; it is started again.
         """
         self._work, self._most_waiting, self._most, self._wait = work, waiting, batch, wait_ms / 1000
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
         self._queue: Waiting[_Reply] = Waiting()
+        self._alone = alone
         self._working = 0  # requests that are worked on
         self._workers = workers
         self._idle = 0  # workers that wait for a batch: they share what there is
-        self._wanted: list[
-            int
-        ] = []  # requests that each sleeping worker is to be woken for: waking costs more than one
+        self._asleep: dict[int, _Sleeper] = {}  # by the worker's number
         self._closing = False
-        self.threads = [WatchedThread(name, partial(self._run, begin), died) for _ in range(workers)]
+        self.threads = [WatchedThread(name, partial(self._run, number, begin), died) for number in range(workers)]
         for thread in self.threads:
             thread.start()
 
@@ -129,21 +139,21 @@ class Batcher(Generic[_Reply]):
 
     def close(self) -> None:
         """Take no more; return when all that was taken is answered."""
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
+            for sleeper in self._asleep.values():
+                sleeper.woken.notify()
         for thread in self.threads:
             thread.join()
 
     def _enter(self, ask: Ask[_Reply]) -> None:
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise ClosingError("the service is shutting down: ask another instance")
             if self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
                 self._make_room(ask)
             self._queue.add(ask)
-            if self._wanted and self._enough(min(self._wanted)):
-                self._changed.notify_all()
+            self._wake()
 
     def _make_room(self, ask: Ask[_Reply]) -> None:
         """Refuse the newest asks of the client that has most questions in the queue, which may be this one."""
@@ -163,58 +173,69 @@ class Batcher(Generic[_Reply]):
 
     def _leave(self, ask: Ask[_Reply]) -> None:
         """Remove an ask whose caller has left from the queue, unless it is being worked on."""
-        with self._changed:
+        with self._lock:
             self._queue.remove(ask)
 
-    def _run(self, begin: Callable[[], None]) -> None:
+    def _run(self, number: int, begin: Callable[[], None]) -> None:
         begin()
         last = 0  # requests in this thread's last batch
-        while asks := self._gathered(last):
+        while asks := self._gathered(number, last):
             last = len(asks)
             try:
-                _hand_out(asks, self._replies(asks))
+                with self._alone() if number == 0 and self._is_alone(asks) else nullcontext():
+                    replies = self._replies(asks)
+                _hand_out(asks, replies)
             except BaseException as failure:  # not of the work: callers must not wait for a thread that is gone
-                with self._changed:
+                with self._lock:
                     self._working -= last
                 _hand_out(asks, [_crash(failure)] * last)
                 raise
-            del asks
+            del asks, replies
 
-    def _gathered(self, last: int) -> list[Ask[_Reply]]:
+    def _is_alone(self, asks: Sequence[Ask[_Reply]]) -> bool:
+        """Return whether there is one request, which is worked on."""
+        return len(asks) == self._working == 1 and not self._queue
+
+    def _gathered(self, number: int, last: int) -> list[Ask[_Reply]]:
         """Wait for asks and take what makes a batch; [] once closed and empty.
 
         `last` requests were answered just now, and are counted as if they would come again.
         """
-        with self._changed:
+        with self._lock:
             self._working -= last
             self._idle += 1
             try:
-                taken = self._awaited(last)
+                taken = self._awaited(number, last)
                 self._working += len(taken)
             finally:
                 self._idle -= 1
-            if self._queue:
-                self._changed.notify_all()  # of the rest
+            self._wake()  # for the rest
             return taken
 
-    def _awaited(self, last: int) -> list[Ask[_Reply]]:
+    def _awaited(self, number: int, last: int) -> list[Ask[_Reply]]:
         taken: list[Ask[_Reply]] = []
         while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
             while not self._enough(1):
-                self._sleep(1)
+                self._sleep(number, 1)
             wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
             until = time.monotonic() + self._wait
             while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
-                self._sleep(wanted, rest)
+                self._sleep(number, wanted, rest)
             taken = self._taken(min(self._most, -(-self._queue.questions // self._idle)))
         return taken
 
-    def _sleep(self, wanted: int, seconds: float | None = None) -> None:
-        self._wanted.append(wanted)
+    def _sleep(self, number: int, wanted: int, seconds: float | None = None) -> None:
+        self._asleep[number] = sleeper = _Sleeper(wanted, threading.Condition(self._lock))
         try:
-            self._changed.wait(seconds)
+            sleeper.woken.wait(seconds)
         finally:
-            self._wanted.remove(wanted)
+            self._asleep.pop(number, None)
+
+    def _wake(self) -> None:
+        """Wake the first of the workers that have enough to do, if one sleeps: one that wakes in vain delays others."""
+        numbers = [number for number, sleeper in self._asleep.items() if self._enough(sleeper.wanted)]
+        if self._queue and numbers:
+            self._asleep.pop(min(numbers)).woken.notify()
 
     def _taken(self, share: int) -> list[Ask[_Reply]]:
         """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""

@@ -35,6 +35,7 @@ from rag_model.store.versions.snapshot import Snapshot
 _WARMING = 3  # questions that a new edition is asked before it serves
 _WARM_K = 5
 _MOST_WORKERS = 4
+_LONE_THREADS = 2  # a question has too few tokens for more
 _AT_ENDPOINT = 8  # batches that wait for an endpoint: no question waits for another one's words
 
 
@@ -272,6 +273,11 @@ def answer_threads_of(settings: ServiceSettings, model: str | None) -> int:
 def threads_of(settings: ServiceSettings) -> int:
     """Return how many threads encode and search a batch."""
     return settings.threads or max(1, _cores() // workers_of(settings))
+
+
+def lone_threads_of(settings: ServiceSettings) -> int:
+    """Return how many threads encode and search a request that has the service to itself."""
+    return settings.threads or max(threads_of(settings), min(_cores(), _LONE_THREADS))
 
 
 def _cores() -> int:

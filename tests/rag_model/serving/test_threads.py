@@ -79,10 +79,10 @@ def test_a_thread_that_dies_is_told_counted_and_started_again(shared_library: Li
         gathered = found.service._searches._gathered
         broken, told = threading.Event(), []
 
-        def dies(last: int) -> list[object]:
+        def dies(number: int, last: int) -> list[object]:
             if broken.is_set():
                 raise PanicError("out of luck")
-            return gathered(last)  # type: ignore[return-value]
+            return gathered(number, last)  # type: ignore[return-value]
 
         found.service._searches._gathered = dies  # type: ignore[method-assign,assignment]
         broken.set()

@@ -219,31 +219,88 @@ def test_several_workers_answer_everything_once() -> None:
     assert sorted(question for batch in worker.batches for question in batch) == list("abcdefghij")
 
 
+def test_a_request_that_is_alone_is_worked_on_by_the_first_thread_which_alone_is_woken() -> None:
+    worker, threads, lone = Worker(), set(), []
+
+    def work(asks: Sequence[Ask[Any]]) -> list[Any]:
+        threads.add(threading.get_ident())
+        return worker(asks)
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        lone.append(threading.get_ident())
+        yield
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        worker.go.set()
+        await held(lambda: len(batcher._asleep) == 3)
+        for letter in "abc":
+            await batcher.ask([letter], 1, None, PATIENCE)
+            await held(lambda: len(batcher._asleep) == 3)
+        assert lone == [*threads] * 3
+        worker.go.clear()
+        tasks = [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "de"]
+        await held(lambda: len(worker.batches) == 5)
+        worker.go.set()
+        await asyncio.gather(*tasks)
+        assert len(threads) == 2
+        assert len(set(lone)) == 1
+
+    batcher: Batcher[Any] = Batcher("test", work, waiting=100, batch=10, workers=3, alone=alone)
+    try:
+        asyncio.run(asked(batcher))
+    finally:
+        worker.go.set()
+        batcher.close()
+
+
+def test_requests_that_go_together_are_not_alone() -> None:
+    worker, lone = Worker(), []
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        lone.append(len(worker.batches))
+        yield
+
+    batcher: Batcher[Any] = Batcher("test", worker, waiting=100, batch=10, alone=alone)
+    try:
+        asyncio.run(gathered(batcher, worker, [["a"], ["b"], ["c"]]))
+    finally:
+        worker.go.set()
+        batcher.close()
+    assert worker.batches == [["a"], ["b", "c"]]
+    assert lone == [0]
+
+
 class Counted(threading.Condition):
-    """Counts how often it wakes a thread."""
+    """Counts how often a thread is woken."""
 
     woken = 0
 
     def notify(self, n: int = 1) -> None:
-        self.woken += bool(self._waiters) and n > 0  # type: ignore[attr-defined]
+        Counted.woken += bool(self._waiters) and n > 0  # type: ignore[attr-defined]
         super().notify(n)
+
+
+def wanted(batcher: Batcher[Any]) -> list[int]:
+    """Return how many requests each sleeping thread is to be woken for."""
+    return [sleeper.wanted for sleeper in [*batcher._asleep.values()]]
 
 
 def test_a_thread_sleeps_until_its_batch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "Condition", Counted)
     worker = Worker()
     with batching(worker, wait_ms=1e3 * PATIENCE) as batcher:
-        changed: Any = batcher._changed
 
         async def again() -> tuple[int, int]:
             await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"], ["e"]])
-            await held(lambda: batcher._wanted == [1])
+            await held(lambda: wanted(batcher) == [1])
             tasks = [asyncio.create_task(batcher.ask(["f"], 1, None, PATIENCE))]
-            await held(lambda: batcher._wanted == [4])  # as many as were answered together
-            before = changed.woken
+            await held(lambda: wanted(batcher) == [4])  # as many as were answered together
+            before = Counted.woken
             tasks += [asyncio.create_task(batcher.ask([one], 1, None, PATIENCE)) for one in "gh"]
             await held(lambda: batcher.waiting == 3)
-            meanwhile = changed.woken
+            meanwhile = Counted.woken
             await asyncio.gather(*tasks, batcher.ask(["i"], 1, None, PATIENCE))
             return before, meanwhile
 
