@@ -52,7 +52,7 @@ def test_a_run_has_memory_and_disk_for_a_rebuild_beside_the_training(given: Path
     peak = max(rebuild.held(1).values())
     assert beside.stages == {**alone.stages, "rebuild": max(alone.stages.values()) + peak}
     assert beside.disk == alone.disk + (7 << 30)
-    assert beside.sizes["a rebuild takes"] == "4.3 GB of memory, 7.5 GB of disk"
+    assert beside.sizes["a rebuild takes"] == "4.0 GB of memory, 7.5 GB of disk"
     assert "a rebuild takes" not in alone.sizes
 
 
