@@ -156,6 +156,8 @@ def _retriever_task(job: Job[RaDitTraining], tuned: Path | None, tell: Tell) -> 
 
 def _texts(job: Job[RaDitTraining], labelled: int) -> list[Asked]:
     recipe, count, seed = job.settings.retriever, job.settings.texts(labelled), job.settings.ra_dit.seed
+    if not count:
+        return []  # no tokenizer of the generator is held then
     tokenizer = generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
     found = text_examples(job.snapshot, tokenizer, count, recipe.text_tokens, seed)
     return [Asked(f"text {passage.id}", text, rest, passage) for passage, text, rest in found]
