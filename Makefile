@@ -45,7 +45,7 @@ docs: .venv/dev
 
 # Those that train and answer want data and a generator, and Flink its jars, named by hand: `--help` says which.
 bench: .venv/bench
-	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,cited.py dpr.py rag_finetune.py open_book.py flink.py), \
+	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,cited.py llama.py dpr.py rag_finetune.py open_book.py flink.py), \
 	  $(wildcard tests/benchmarks/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench; done
 
 # The wheel is built of the source archive, so that one must be whole. The demo runs outside of this folder.
@@ -61,10 +61,10 @@ release: .venv/dev
 	.venv/release/bin/pip check
 	cd .venv/release && bin/bookwheel demo
 
-# ARGS=--upgrade takes newer versions. torch, and what it alone wants, stays out: which build is right is up to the machine.
+# ARGS=--upgrade takes newer versions. torch, faiss-gpu and what they alone want stay out: the machine decides between builds.
 lock: .venv/dev
 	$(BIN)/pip install --quiet uv
-	echo torch | $(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --generate-hashes --no-annotate \
+	printf '%s\n' torch faiss-gpu | $(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --generate-hashes --no-annotate \
 	  --custom-compile-command 'make lock' --excludes - --output-file requirements.lock $(ARGS)
 
 up: .venv/dev

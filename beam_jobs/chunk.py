@@ -7,12 +7,12 @@ from typing import Any
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from beam_jobs.libraries import versions
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
 from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.plan import source_digest
 from rag_model.corpus.records import Part, Plan, Siteinfo
 from rag_model.corpus.redact import pages_within
+from rag_model.extras import versions
 from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.parent import Earlier, Parent, local_cuts

@@ -8,12 +8,13 @@ from typing import Any, Self
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from beam_jobs.libraries import versions
+from beam_jobs.workers import gpus
 from rag_model.allocator import reuse_freed
 from rag_model.encoders.carried import load_reading
 from rag_model.encoders.embed import VERSION, Dtype
 from rag_model.encoders.forms import Form, FormName, form_of
 from rag_model.encoders.spec import EncoderSpec
+from rag_model.extras import versions
 from rag_model.needs.machine import LOOKED_UP
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
@@ -92,6 +93,8 @@ def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EncodedPart]:
     """Encode all parts; return each one's report, in their order."""
+    if any(task.new and not task.static for task in tasks):
+        launch = launch.for_gpus(gpus())
     reports = run_job("embed", embed, tasks, launch, on_progress, _seconds, memoised=True)
     return [EncodedPart.from_json(report) for report in reports]
 

@@ -26,9 +26,9 @@ def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) 
     reports = store.runs.read_all(run, stage + FAILED)
     raised = _RAISED.findall(str(failure))  # of a chain of errors the last one is for the user
     if reports:
-        return _error(reports[0]["error"], reports[0]["message"])
+        return errors.raised(**reports[0])
     if raised:
-        return _error(*raised[-1])
+        return errors.raised(*raised[-1])
     if WORKER_DIED in str(failure):
         return errors.ResourceError(
             f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): "
@@ -47,11 +47,6 @@ def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) 
         f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
         "finished work is recorded; run it again with --debug for the trace"
     )
-
-
-def _error(name: str, message: str) -> errors.BookwheelError:
-    kind: type[errors.BookwheelError] = getattr(errors, name, errors.BookwheelError)
-    return kind(message)
 
 
 def _last_line(failure: BaseException) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from beam_jobs.launch import Report
-from beam_jobs.libraries import versions
+from rag_model.extras import versions
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from beam_jobs.workers import side_by_side
+from beam_jobs.workers import one_a_gpu, side_by_side
 
 Report = dict[str, Any]  # what a task tells, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
@@ -35,6 +35,10 @@ class Launch:
     def for_tasks(self, task_bytes: int) -> Self:
         """Return this launch with at most as many local workers as fit in memory, for tasks of `task_bytes`."""
         return replace(self, flags=side_by_side(self.flags, task_bytes, self.memory))
+
+    def for_gpus(self, count: int) -> Self:
+        """Return this launch with one local worker for each GPU; the same one where there are none."""
+        return replace(self, flags=one_a_gpu(self.flags, count))
 
 
 def _checked(flags: Sequence[str]) -> tuple[str, ...]:

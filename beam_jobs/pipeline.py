@@ -61,7 +61,7 @@ class Worker(beam.DoFn, Generic[Task]):
             runs.write(run, self.stage, number, done(self.work, task, store))
         except errors.BookwheelError as error:
             with suppress(errors.BookwheelError):  # if the store itself failed, only the raised error remains
-                runs.write(run, self.stage + FAILED, number, {"error": type(error).__name__, "message": str(error)})
+                runs.write(run, self.stage + FAILED, number, errors.told(error))
             raise
         return [number]
 

@@ -4,10 +4,16 @@ Beam is not imported here: that takes a second, and a small rebuild does not nee
 """
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
+from rag_model.extras import versions
+
+_GPU = re.compile(r"nvidia[0-9]+")
+_WORKERS = "--direct_num_workers"
 CORES, MEMORY = "BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY"  # the resources that a launch gave this run
 
 
@@ -18,7 +24,7 @@ def here(flags: Sequence[str]) -> bool:
 
 def named(flags: Sequence[str]) -> bool:
     """Return whether Beam's flags set the number of workers of this machine."""
-    return any(flag.partition("=")[0] == "--direct_num_workers" for flag in flags)
+    return any(flag.partition("=")[0] == _WORKERS for flag in flags)
 
 
 def cores() -> int:
@@ -43,7 +49,34 @@ def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None
     if free is None or named(flags):
         return tuple(flags)
     fitting = max(1, (memory_bytes or free) // task_bytes)
-    return (*flags, f"--direct_num_workers={fitting}") if fitting < cores() else tuple(flags)
+    return (*flags, f"{_WORKERS}={fitting}") if fitting < cores() else tuple(flags)
+
+
+def gpus(devices: Path = Path("/dev")) -> int:
+    """Return the number of NVIDIA GPUs that a worker of this machine may use, without loading torch.
+
+    Counted are the driver's files in `devices`, at most as many as `CUDA_VISIBLE_DEVICES` names; none for a torch that
+    is built without CUDA.
+    """
+    found = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:  # what follows a number that is no GPU's does not count
+        named = takewhile(lambda one: one.strip() not in {"", "-1", "NoDevFiles"}, visible.split(","))
+        found = min(found, len([*named]))
+    return 0 if "+cpu" in versions("torch")["torch"] else found
+
+
+def one_a_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return flags that start one local worker for each of `count` GPUs, whatever the cores; 0: the given flags.
+
+    Two processes on one GPU take turns, and each holds a model and a cache of memory there. A smaller number of workers
+    in Beam's flags is kept.
+    """
+    if not count or not here(flags):
+        return tuple(flags)
+    kept = [flag for flag in flags if flag.partition("=")[0] != _WORKERS]
+    told = [int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"{_WORKERS}=")]
+    return (*kept, f"{_WORKERS}={min([count, *(one for one in told if one > 0)])}")
 
 
 def worker_memory(flags: Sequence[str]) -> int | None:

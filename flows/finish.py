@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from beam_jobs import index
+from beam_jobs import delta, index
 from beam_jobs.index_tasks import IndexBuild
 from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
-from flows.outcome import GateRefusedError, Reindexed
+from flows.outcome import Reindexed, gate_refused
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.evaluation.gate import judge
@@ -19,6 +19,7 @@ from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.snapshots.measure import Measured, measure
+from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.publish import Published, publish, vitals
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.report import write_report
@@ -61,11 +62,13 @@ def finish(build: Build) -> Reindexed:
         BookwheelError: a stage failed; finished work is recorded.
     """
     manifest, measured = indexed(build)
+    with build.clock("deltas") as tell:
+        make_deltas(build.store, manifest.content, Parent.of(build.store, build.base or build.ref), build.launch, tell)
     published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref, build.base)
     build.store.runs.clear(build.launch.run)
     outcome = reported(build, manifest, published, measured)
     if published.move is None:
-        raise GateRefusedError(outcome, published.verdict.reason)
+        raise gate_refused(outcome, published.verdict.reason)
     return outcome
 
 
@@ -153,6 +156,12 @@ def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex
     """Compare every index with exact search, examine its file, and ask the user's questions that have a floor."""
     with Snapshot.of(store, manifest) as snapshot:
         return measure(snapshot, recipe.gate, {index.name: index.facts for index in built})
+
+
+@stage
+def make_deltas(store: Store, content: Content, parent: Parent, launch: Launch, tell: OnProgress) -> int:
+    """Make what pullers of the parent need to make the changed passage files; return the bytes."""
+    return delta.run(parent.manifest.content, content, launch, tell) if parent.manifest else 0
 
 
 @stage

@@ -23,7 +23,7 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.files.intake import Intake, Invalid, cut, look
 from rag_model.index.quality.appraisal import Appraisal, appraise, read_questions
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.index.sizing.estimate import Room, estimate, fitted
+from rag_model.index.sizing.estimate import estimate, fitted, ladder
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -98,8 +98,8 @@ def planned(order: Order, n: int, d: int) -> VectorPlan:
     memory = order.memory or worker_memory(order.beam_options)
     if memory is None:
         return resolve(order.recipe, n, d)
-    room = Room(memory, serving=order.chosen or order.memory is not None)
-    return fitted(order.recipe, n, d, room, free=order.chosen)
+    recipes = ladder(order.recipe, d) if order.chosen else [order.recipe]
+    return fitted(recipes, n, d, memory, serving=order.chosen or order.memory is not None)
 
 
 def _check_out(out: Path, intake: Intake) -> None:

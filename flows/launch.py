@@ -25,10 +25,11 @@ def weigh(
 ) -> Work:
     """Estimate what a rebuild needs."""
     named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
-    recipe = other["recipe"] or Recipe()
+    recipe, local = other["recipe"] or Recipe(), here(beam_options)
     words: int = getattr(recipe.chunk.built(), "words", WORDS)  # other chunkers: assume the default's length
-    folder, count = resolve_folder(named or encoder), passages_of(dump, words, limit)
-    return work_of(count, folder, recipe.index, memory, local=here(beam_options))
+    count = passages_of(dump, words, limit)
+    work = work_of(count, resolve_folder(named or encoder), recipe.index, memory if local else None)
+    return work if local else Work(work.sizes, {"launcher": 0}, disk=work.disk)  # the workers are not this run's
 
 
-launch = launching("launch", reindex, weigh, "dry_run", "base")
+launch = launching("launch", reindex, weigh)

@@ -27,8 +27,7 @@ def weigh_training(
 ) -> Work:
     """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
     named = Named(given["encoder"], given["generator"], given["teacher"])
-    told = Given(named, given["recipe"] or {}, given["max_steps"])
-    job = prepare(Store.open(store), kind, train, dev, ref, told)
+    job = prepare(Store.open(store), kind, train, dev, ref, Given(named, given["recipe"] or {}, given["max_steps"]))
     content, encoder = job.snapshot.manifest.content, job.job.origins.names.get(PASSAGE)
     if encoder is None or not job.objective.result.rebuilds:
         return of_training(job)
@@ -41,5 +40,5 @@ def weigh_evaluation(memory: int, **given: Any) -> Work:
     return evaluation.work_of(**given)
 
 
-launch_finetune = launching("launch-finetune", finetune, weigh_training, "work")
+launch_finetune = launching("launch-finetune", finetune, weigh_training)
 launch_evaluate = launching("launch-evaluate", evaluate, weigh_evaluation)

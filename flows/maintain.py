@@ -93,7 +93,8 @@ def watch(
         dump = download(found, Path(downloads) / found.date, tell)
     what = (dump, store, encoder, recipe, ref, limit)
     if deployment is not None:
-        return Watched(known, found.date, None, launch.fn(*what, beam_options, deployment, most, hours))
+        sized = {"deployment": deployment, "most": most, "hours": hours}
+        return Watched(known, found.date, None, launch.fn(*what, beam_options=beam_options, **sized))
     return Watched(known, found.date, reindex.fn(*what, False, beam_options))  # its stages belong to this run
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rag_model.corpus.records import Plan
-from rag_model.errors import RefusedError
+from rag_model.errors import GateRefusedError, RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
 from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.snapshots.publish import Published
@@ -68,16 +68,13 @@ class TakenDown:
         return {**asdict(self), "replaced": {old: new or None for old, new in self.replaced.items()}}
 
 
-class GateRefusedError(RefusedError):
-    """The snapshot is published, but the ref did not move; `outcome` describes the snapshot."""
-
-    def __init__(self, outcome: Reindexed, reason: str) -> None:
-        """Make the message from the reason, and keep the outcome."""
-        super().__init__(
-            f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
-            f"see {outcome.report}"
-        )
-        self.outcome = outcome
+def gate_refused(outcome: Reindexed, reason: str) -> GateRefusedError:
+    """Return the error of a snapshot that is published, and whose ref the gate did not let move."""
+    return GateRefusedError(
+        f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
+        f"see {outcome.report}",
+        outcome,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from beam_jobs.lease import leave_with
 from flows.reencode import reencode
 from flows.stage import run_flow
 from rag_model.encoders.space import asked_space
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, told
 from rag_model.json_text import parse_json
 from rag_model.landing import landing
 from rag_model.store.store import MODEL, Store
@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
     try:
         outcome: Mapping[str, Any] = {"made": rebuilt(task).to_json()}
     except BookwheelError as failed:
-        outcome = {"error": type(failed).__name__, "message": str(failed)}
+        outcome = told(failed)
     except Exception as failed:
         outcome = {"error": "BookwheelError", "message": f"unexpected {type(failed).__name__}: {failed}"}
     with landing(folder / OUTCOME) as temporary:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from beam_jobs.lease import held_lease
 from flows.rebuild import OUTCOME, Task
-from rag_model import errors
-from rag_model.errors import BookwheelError, RefConflictError, ResourceError
+from rag_model.errors import BookwheelError, RefConflictError, ResourceError, raised
 from rag_model.json_text import parse_json
 from rag_model.store.store import Store
 from rag_model.training.moving.rebuild import Order, Rebuilt
@@ -37,7 +36,7 @@ class Child:
         """Wait for the end; as `Running.result`.
 
         Raises:
-            BookwheelError: the error of the child, of the same class; or it died again and again.
+            BookwheelError: the error of the child, as `raised` gives it; or it died again and again.
         """
         while self._process.wait() is not None and self._again():
             pass
@@ -49,7 +48,7 @@ class Child:
                 f"{self._log}"
             ) from silent
         if "made" not in outcome:
-            raise getattr(errors, outcome["error"], BookwheelError)(outcome["message"])
+            raise raised(**outcome)
         return Rebuilt.from_json(outcome["made"])
 
     def stop(self) -> None:

@@ -2,8 +2,12 @@
 
 By default glibc gives large blocks back to the kernel as soon as they are free, and a model's next layer gets them
 again one zeroed page at a time: hundreds of page faults a passage, and processes side by side wait for one another in
-the kernel. Vectors do not depend on it. Training keeps the defaults: many of its blocks are above glibc's 32 MiB, and a
-step became no cheaper and took 8 % more memory. Other allocators, and other C libraries, stay as they are.
+the kernel. Vectors do not depend on it.
+
+Training is the other way round (`release_freed`). Kept blocks made no step cheaper and took 8 % more memory, and at
+glibc's defaults too a third of a step's memory was holes: batches differ in length, what stays from step to step lies
+between them, and torch's aligned blocks do not fit into a hole of their own size. Other allocators, and other C
+libraries, stay as they are.
 """
 
 import ctypes
@@ -14,6 +18,7 @@ from typing import Any
 
 _MIB = 1 << 20
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt's numbers, in glibc's malloc.h
+_LARGE = 4 * _MIB  # of a training: larger blocks are mapped; smaller ones cost more to map than they hold
 _SETTINGS = {
     _MMAP_THRESHOLD: 32 * _MIB,  # the most that glibc takes; larger blocks are mapped, and go back at once
     _TRIM_THRESHOLD: 128 * _MIB,  # free at the end of the heap; a layer of MiniLM over a batch needs 80 in float32
@@ -28,6 +33,14 @@ def reuse_freed() -> bool:
     allocator (`LD_PRELOAD`) or sets glibc's (`MALLOC_…_`, `GLIBC_TUNABLES`).
     """
     return not chosen(os.environ) and _set()
+
+
+def release_freed() -> bool:
+    """Let glibc give large blocks back to the kernel as soon as they are free; return whether it does.
+
+    It is for the whole process, as `reuse_freed`, whose opposite it is: the one that is called last holds.
+    """
+    return not chosen(os.environ) and _apply({_MMAP_THRESHOLD: _LARGE})
 
 
 def give_back() -> None:
@@ -54,8 +67,12 @@ def chosen(environment: Mapping[str, str]) -> bool:
 
 @cache
 def _set() -> bool:
+    return _apply(_SETTINGS)
+
+
+def _apply(settings: Mapping[int, int]) -> bool:
     libc = _glibc()
-    return libc is not None and all(libc.mallopt(name, value) for name, value in _SETTINGS.items())
+    return libc is not None and all(libc.mallopt(name, value) for name, value in settings.items())
 
 
 def _glibc() -> Any:

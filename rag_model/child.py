@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from rag_model import errors
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, raised, told
 
 _MIB = 1 << 20
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # its memory is not limited, and is another process's
@@ -34,11 +34,11 @@ def call(module: str, value: Any, *, seconds: float, memory: int) -> Any:
         memory: bytes that it may allocate beside what Python and its modules take; mapped files do not count.
 
     Raises:
-        BookwheelError: the error that the function raised, of the same class.
+        BookwheelError: the error that the function raised, as `raised` gives it.
         DiedError: it died.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"} | _NO_GPU
-    given = json.dumps({"value": value, "memory": memory}).encode()
+    given = json.dumps({"value": value, "memory": memory, "seconds": ceil(seconds) + 1}).encode()
     try:
         command = [sys.executable, "-m", module]
         child = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=environment, check=False)
@@ -51,32 +51,32 @@ def call(module: str, value: Any, *, seconds: float, memory: int) -> Any:
 
 def _returned(output: bytes, memory: int) -> Any:
     try:
-        told = json.loads(output.rpartition(b"\n")[2])  # a library may print before
-        kind, said = told["error"], told["value"]
+        answered = json.loads(output.rpartition(b"\n")[2])  # a library may print before
+        kind, said = answered["error"], answered["value"]
     except (ValueError, KeyError, TypeError) as silent:
         raise DiedError("ended without a word") from silent
     if kind == "MemoryError":
         raise DiedError(f"needed more than {memory / _MIB:,.0f} MiB of memory")
     if kind:
-        raise getattr(errors, kind)(said)
+        raise raised(kind, said)
     return said
 
 
 def answer(function: Callable[[Any], Any]) -> None:
     """Call `function` with the value on standard input, under its limit; write what it returns or raises."""
     given = json.loads(sys.stdin.buffer.read())
+    signal.alarm(given["seconds"])  # by the kernel, where the parent that would end this process was killed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_data() + given["memory"],) * 2)
     try:
-        told = {"error": "", "value": function(given["value"])}
+        kind, said = "", function(given["value"])
     except MemoryError:
-        told = {"error": "MemoryError", "value": ""}
+        kind, said = "MemoryError", ""
     except BookwheelError as failed:
-        memory = isinstance(failed.__cause__, MemoryError)
-        told = {"error": "MemoryError" if memory else type(failed).__name__, "value": str(failed)}
+        kind, said = ("MemoryError", "") if isinstance(failed.__cause__, MemoryError) else told(failed).values()
     except Exception as failed:
-        told = {"error": "InputError", "value": f"{type(failed).__name__}: {failed}"}
-    sys.stdout.write("\n" + json.dumps(told))
+        kind, said = "InputError", f"{type(failed).__name__}: {failed}"
+    sys.stdout.write("\n" + json.dumps({"error": kind, "value": said}))
 
 
 def _data() -> int:

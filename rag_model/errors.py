@@ -1,4 +1,9 @@
-"""The errors that users see: one sentence that says what, where, and what to do next."""
+"""The errors that users see: one sentence that says what, where, and what to do next.
+
+One process tells another of an error by `told`, and the other one raises what `raised` makes of it.
+"""
+
+from typing import Any
 
 
 class BookwheelError(Exception):
@@ -40,7 +45,7 @@ class ResourceError(BookwheelError):
 
 
 class MissingExtraError(BookwheelError):
-    """An optional dependency is not installed; the message holds the exact install line."""
+    """A dependency is not installed, or two exclude each other; the message holds the exact install line."""
 
 
 class UsageError(BookwheelError):
@@ -57,3 +62,28 @@ class RefusedError(BookwheelError):
     """A gate or a verification failed: nothing was lost, and no ref was moved."""
 
     exit_code = 3
+
+
+class GateRefusedError(RefusedError):
+    """The gate refused a snapshot: it is published, and the ref did not move."""
+
+    def __init__(self, message: str, outcome: Any = None) -> None:
+        """Keep the outcome, which describes the snapshot; None: another process was refused."""
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def told(failed: BookwheelError) -> dict[str, str]:
+    """Return an error as JSON values: its sentence, and the name of its class or nearest ancestor in this module.
+
+    >>> told(type("FullError", (StoreError,), {})("the store is full"))
+    {'error': 'StoreError', 'message': 'the store is full'}
+    """
+    known = next(kind.__name__ for kind in type(failed).__mro__ if kind.__module__ == __name__)
+    return {"error": known, "message": str(failed)}
+
+
+def raised(error: str, message: str) -> BookwheelError:
+    """Return the error that `told` told; a BookwheelError where this version does not know the name."""
+    kind = globals().get(error)
+    return (kind if isinstance(kind, type) and issubclass(kind, BookwheelError) else BookwheelError)(message)

@@ -17,7 +17,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-UNLOCKED = {"bookwheel", "torch"}  # `make lock` leaves torch out: the machine decides which build is right
+UNLOCKED = {"bookwheel", "torch", "faiss-gpu"}  # `make lock` leaves these out: the machine decides which build is right
 WANTED = [
     wanted
     for wanted in map(Requirement, chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()))

@@ -11,12 +11,14 @@ from tempfile import gettempdir
 
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions, WorkerOptions
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from beam_jobs.options import checked
 from beam_jobs.workers import cores, worker_memory
 from flows.machine import cluster
 from flows.machine.finding import AMISS, Finding, ask, unanswered
 from rag_model.errors import BookwheelError
+from rag_model.extras import faiss_packages
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.secrets import without_secrets
 from rag_model.store.objects.cache import cache_folder, existing
@@ -50,14 +52,31 @@ def versions() -> Iterator[Finding]:
     yield Finding("bookwheel", True, f"{version('bookwheel')}, Python {platform.python_version()}")
     known = {requirement.name: requirement for requirement in map(Requirement, requires("bookwheel") or ())}
     for requirement in known.values():
+        if "faiss" in requirement.name:
+            continue  # below: one of several
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
             continue  # a missing extra is reported where it is needed
         fits = requirement.specifier.contains(installed, prereleases=True)
-        if not fits or requirement.name in {"faiss-cpu", "torch", "transformers", "apache-beam", "prefect"}:
+        if not fits or requirement.name in {"torch", "transformers", "apache-beam", "prefect"}:
             todo = f"pip install '{requirement.name}{requirement.specifier}'"
             yield Finding(requirement.name, fits, installed, todo)
+    if (wanted := known.get("faiss-cpu")) is not None:
+        yield _faiss(wanted.specifier)
+
+
+def _faiss(wanted: SpecifierSet) -> Finding:
+    """Say which distribution the module faiss is of."""
+    found = faiss_packages()
+    told = " and ".join(f"{name} {own}" for name, own in found.items())
+    if len(found) > 1:
+        todo = f"pip uninstall --yes {' '.join(found)}, then pip install --no-deps '{[*found][-1]}{wanted}'"
+        return Finding("faiss", False, f"{told}, over each other", todo)
+    fits = all(wanted.contains(own, prereleases=True) for own in found.values())
+    return Finding(
+        "faiss", fits and bool(found), told or "none", f"pip install '{next(iter(found), 'faiss-cpu')}{wanted}'"
+    )
 
 
 def _memory() -> Finding:

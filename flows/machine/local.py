@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 from flows.demo import QUESTIONS, demo_dump
 from flows.failure import WEBHOOK
+from flows.machine.ports import free_ports
 from rag_model.errors import BookwheelError, ResourceError, UsageError
 from rag_model.landing import landing
 
@@ -106,7 +106,7 @@ def down(folder: Path) -> list[str]:
 
 
 def _serve(folder: Path) -> Places:
-    prefect, s3 = _port(4200), _port(8333)
+    prefect, s3 = free_ports(1, 4200)[0], free_ports(1, 8333)[0]
     api = f"http://127.0.0.1:{prefect}/api"
     home = {
         "PREFECT_HOME": str(folder / "prefect"),
@@ -147,7 +147,10 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     data.mkdir(exist_ok=True)
     identity = {"name": "bookwheel", "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}], "actions": ["Admin"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    others = {f"{name}.port{kind}": _port() for name in ("master", "volume", "filer") for kind in ("", ".grpc")}
+    doors = [
+        "s3.port.grpc",
+        *(f"{name}.port{kind}" for name in ("master", "volume", "filer") for kind in ("", ".grpc")),
+    ]
     options = {
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
@@ -157,10 +160,9 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "s3": "true",
         "s3.config": folder / "s3.json",
         "s3.port": port,
-        "s3.port.grpc": _port(),
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
-        **others,
+        **dict(zip(doors, free_ports(len(doors)), strict=True)),
     }
     credentials = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -279,16 +281,6 @@ def _answers(url: str) -> bool:
     with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as answer:
         return bool(answer.status == 200)
     return False
-
-
-def _port(wanted: int = 0) -> int:
-    """Return a free port on loopback: the wanted one if it is free."""
-    for port in (wanted, 0):
-        with socket.socket() as free, suppress(OSError):
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", port))
-            return int(free.getsockname()[1])
-    raise ResourceError("there is no free port on 127.0.0.1: stop other servers")
 
 
 def main(argv: Sequence[str]) -> int:

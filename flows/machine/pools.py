@@ -12,19 +12,18 @@ from prefect.client.orchestration import get_client
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_UI_URL
 
 from beam_jobs.workers import CORES, MEMORY, cores, worker_memory
 from flows import artifacts
 from flows.stage import deployed, stage
 from rag_model.errors import UsageError
 from rag_model.index.sizing.amounts import gigabytes, parse_bytes
-from rag_model.needs.machine import LAUNCHER, Most, Needs, Work, needs_of
+from rag_model.needs.machine import PROCESS, Most, Needs, Work, needs_of
 
 HOURS = 6.0  # the default duration: one night
 THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
-_SCRATCH = 100  # least GiB, for downloads, the cache, and Beam's temporary files
+_SCRATCH = 100  # GiB for downloads, the cache, and Beam's temporary files
 
 Weigh = Callable[..., Work]  # from the bytes that a run may use, and its parameters by name
 
@@ -39,21 +38,20 @@ class Launched:
     needs: Needs
 
 
-def launching(name: str, target: Flow[..., Any], weigh: Weigh, *left_out: str) -> Flow[..., Launched]:
+def launching(name: str, target: Flow[..., Any], weigh: Weigh) -> Flow[..., Launched]:
     """Return a flow that estimates the needs of a run of `target`, and starts a deployment of it with them.
 
-    Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
-    `deployment`, `most` and `hours` of `start`.
+    Its parameters, and their descriptions in Prefect's form, are those of `target`, then `deployment`, `most` and
+    `hours` of `start`.
 
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated; the run gets its parameters.
         weigh: returns a run's work.
-        left_out: parameters of `target` that a launch does not take.
     """
     own = [*signature(start).parameters.values()][2:]
     own[0] = own[0].replace(default=f"{target.name}/library")
-    asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
+    asked = [*signature(target.fn).parameters.values(), *own]
 
     def launch(*args: Any, **kwargs: Any) -> Launched:
         bound = taken.bind(*args, **kwargs)
@@ -61,7 +59,7 @@ def launching(name: str, target: Flow[..., Any], weigh: Weigh, *left_out: str) -
         chosen = [bound.arguments.pop(one.name) for one in own]
         return start(bound.arguments, stage(weigh), *chosen)
 
-    taken = launch.__dict__["__signature__"] = Signature([*asked, *own], return_annotation=Launched)  # Prefect's form
+    taken = launch.__dict__["__signature__"] = Signature(asked, return_annotation=Launched)  # Prefect's form
     args = "\n".join((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
     launch.__doc__ = f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
     launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__
@@ -88,14 +86,12 @@ def start(
         UsageError: there is no such deployment, or its pool is not on this machine and no limits are given.
     """
     pool = pool_of(deployment)
-    limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
-    needs = needs_of(weigh(parse_bytes(limits.memory), **parameters), limits, night if hours is None else hours)
+    limits, usual = limits_of(most, pool), 0.0 if pool == HERE else HOURS
+    needs = needs_of(weigh(parse_bytes(limits.memory), **parameters), limits, usual if hours is None else hours)
     show(needs)
     given = {k: v for k, v in parameters.items() if v not in (None, [], ())}
     variables, once = job_variables(pool, needs), f"launch-{flow_run.id}" if flow_run.id else None
     run: Any = run_deployment(deployment, parameters=given, timeout=0, job_variables=variables, idempotency_key=once)
-    if url := PREFECT_UI_URL.value():
-        artifacts.link(f"{url}/runs/flow-run/{run.id}", f"The run: {run.name}", key="launch-run")
     return Launched(str(run.id), run.name, variables, needs)
 
 
@@ -120,7 +116,7 @@ def limits_of(most: Most | None, pool: str) -> Most:
     if most is None and pool != HERE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): say how large in `most`")
     most = most or Most(str(worker_memory(())), cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
-    if most.cores < 1 or most.gpus < 0:
+    if not (1 <= most.cores <= 1024 and 0 <= most.gpus <= 64):  # of one machine
         raise UsageError(f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`")
     return most
 
@@ -130,25 +126,21 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
 
     Docker's own template has all of them; Kubernetes' has no GPUs and no scratch, but ours in `infra/kubernetes` has.
     """
-    told = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - LAUNCHER)), THREADS: str(needs.cores)}
+    env = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - PROCESS)), THREADS: str(needs.cores)}
     if pool == "docker":
         gpus = {"device_requests": [{"count": needs.gpus, "capabilities": [["gpu"]]}]} if needs.gpus else {}
         sized = {"nano_cpus": needs.cores * 10**9, **gpus}
-        return {"env": told, "mem_limit": f"{needs.memory}b", "container_create_kwargs": sized}
+        return {"env": env, "mem_limit": f"{needs.memory}b", "container_create_kwargs": sized}
     if pool == "kubernetes":
         sized = {"memory": f"{-(-needs.memory // 2**20)}Mi", "cpu": str(needs.cores)}
         asked = {f"{what}_{bound}": size for what, size in sized.items() for bound in ("request", "limit")}
-        scratch = f"{max(_SCRATCH, -(-5 * needs.work.disk // 2**32))}Gi"  # a quarter more than needed
-        return {"env": told, **asked, "gpus": needs.gpus, "scratch": scratch}
-    return {"env": told | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
+        return {"env": env, **asked, "gpus": needs.gpus, "scratch": f"{_SCRATCH + needs.work.disk // 2**30}Gi"}
+    return {"env": env | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
 def show(needs: Needs) -> None:
     """Write the estimate as an artifact of the run."""
-    hours = f"{needs.hours:.1f} hours" if needs.hours >= 1 else f"{60 * needs.hours:.0f} minutes"
-    stages = {f"memory, {stage}": size for stage, size in needs.work.held(needs.cores).items()}
-    rows = {**needs.work.sizes, "cores": f"{needs.cores:,}", "GPUs": f"{needs.gpus:,}", "time, about": hours}
-    sizes = {"memory": needs.memory, **stages, "disk": needs.work.disk}
-    rows |= {what: gigabytes(size) for what, size in sizes.items()}
-    told = f"The run gets {rows['memory']} of memory, {needs.cores} × core, {needs.gpus} × GPU"
+    stages = {f"memory, {stage}": gigabytes(size) for stage, size in needs.work.held(needs.cores).items()}
+    rows = {**needs.work.sizes, **stages, "disk": gigabytes(needs.work.disk), "hours, about": f"{needs.hours:.1f}"}
+    told = f"The run gets {gigabytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
     artifacts.table([{"what": what, "value": value} for what, value in rows.items()], "launch-needs", told)

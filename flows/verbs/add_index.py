@@ -7,8 +7,9 @@ from cyclopts import Parameter
 
 from flows.add_index import add_index as add_index_flow
 from flows.command.reply import Common, Reply, StoreUrl, figures
-from flows.outcome import GateRefusedError, Reindexed
+from flows.outcome import Reindexed
 from flows.stage import run_flow
+from rag_model.errors import GateRefusedError
 from rag_model.snapshots.recipe import read_recipe
 
 

@@ -8,8 +8,9 @@ from cyclopts import Parameter
 
 from flows.adopt import adopt_library
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.outcome import GateRefusedError, Reindexed
+from flows.outcome import Reindexed
 from flows.stage import run_flow
+from rag_model.errors import GateRefusedError
 from rag_model.snapshots.recipe import read_recipe
 
 

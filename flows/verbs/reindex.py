@@ -9,11 +9,11 @@ from cyclopts import Parameter
 from beam_jobs.explain import Explained
 from beam_jobs.explain import explain as explain_build
 from flows.command.reply import Common, Reply, StoreUrl, figures
-from flows.outcome import GateRefusedError, Reindexed
+from flows.outcome import Reindexed
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.stage import run_flow
-from rag_model.errors import UsageError
+from rag_model.errors import GateRefusedError, UsageError
 from rag_model.snapshots.recipe import read_recipe
 from rag_model.store.store import Store
 

@@ -8,12 +8,12 @@ from cyclopts import Parameter
 
 from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.outcome import GateRefusedError, Released, ReleaseRefusedError
+from flows.outcome import Released, ReleaseRefusedError
 from flows.reindex import DEFAULT_ENCODER
 from flows.release import Training
 from flows.release import release as release_flow
 from flows.stage import run_flow
-from rag_model.errors import UsageError
+from rag_model.errors import GateRefusedError, UsageError
 from rag_model.evaluation.answers.scores import AnswerKind
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.records.acceptance import Acceptance

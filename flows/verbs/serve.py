@@ -107,13 +107,13 @@ def serve(
         Path | None, Parameter(help="Questions of the evaluation; the drift of live ones from them is measured.")
     ] = None,
     override_every: Annotated[
-        int,
+        int | None,
         Parameter(
-            help="Check one answer in so many for an override: the model gives its own memory over the passages. Costs "
-            "about as much as a short answer, beside the service, and nothing where a passage supports it; behind an "
-            "endpoint it is one more call, without passages; 0: none."
+            help="With --model: check one answer in so many for an override, where the model gives its own memory over "
+            "the passages. Costs about as much as a short answer, beside the service, and nothing where a passage "
+            "supports it; behind an endpoint it is one more call, without passages. By default 20; 0: none."
         ),
-    ] = 20,
+    ] = None,
     common: Common | None = None,
 ) -> None:
     """Serve passages, and with a model answers, from what a ref names; follow the ref without a pause.
@@ -125,6 +125,8 @@ def serve(
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # a moment, from layer to layer: waking takes longer
     for package, extra in (_NEEDED | ({"mcp": "mcp"} if mcp else {})).items():
         require(package, extra)
+    if override_every is not None and model is None:
+        raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
     running: Any = import_module("rag_model.serving.run")
     settings = running.ServiceSettings(
         retrievers=all_of(index, retriever),
@@ -135,7 +137,7 @@ def serve(
         keep=keep,
         hosts=running.hosts_of(host, allow_host),
         connections_per_client=connections_per_client,
-        override_every=override_every,
+        **({} if override_every is None else {"override_every": override_every}),
     )
     concat = concat_of([reader], model or "", order, budget, prompt, cite)
     threshold = None if abstain_below is None else running.Threshold.read(abstain_below)

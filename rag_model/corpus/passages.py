@@ -105,11 +105,7 @@ class PassageWriter:
         self._held.clear()
 
     def __enter__(self) -> Self:
-        temporary = self._landing.__enter__()
-        # One checksum per Parquet page: a reader by range detects damage without reading the whole file.
-        self._file = pq.ParquetWriter(
-            temporary, self._schema, compression="zstd", store_schema=False, write_page_checksum=True
-        )
+        self._file = passage_parquet(self._landing.__enter__(), self._schema)
         return self
 
     def __exit__(
@@ -153,6 +149,11 @@ class PassageFile:
         self._starts = [0]
         for size in sizes:
             self._starts.append(self._starts[-1] + size)
+
+    @property
+    def notes(self) -> dict[bytes, bytes]:
+        """What its writer noted beside the rows; of a passage file itself nothing."""
+        return dict(self._file.metadata.metadata or {})
 
     def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `rows` at a time, with `columns` of `PASSAGE_SCHEMA` or all.
@@ -287,6 +288,14 @@ class PassageFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def passage_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return what writes a passage file's row groups, of `ROW_GROUP` rows each: equal rows give equal bytes.
+
+    One checksum per Parquet page: a reader by range detects damage without reading the whole file.
+    """
+    return pq.ParquetWriter(path, schema, compression="zstd", store_schema=False, write_page_checksum=True)
 
 
 def in_seconds(dates: pa.Array) -> pa.Array:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rag_model.encoders.batches import by_length
 from rag_model.encoders.pairs.session import OnnxModel, onnx_file
 from rag_model.encoders.pairs.tokens import PairBatch, PairTokens
+from rag_model.encoders.room import halved
 from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -82,9 +83,13 @@ class CrossEncoder:
 
     def _scored(self, pairs: "Sequence[Encoding]") -> Scores:
         out = np.empty(len(pairs), np.float32)
-        for rows in by_length([len(pair.ids) for pair in pairs], self.model.batch_tokens):
-            out[rows] = self.model.logits(self.tokens.batch([pairs[row] for row in rows.tolist()]))
+        batches = by_length([len(pair.ids) for pair in pairs], self.model.batch_tokens)
+        for rows, logits in halved(batches, lambda rows: self._logits([pairs[row] for row in rows.tolist()])):
+            out[rows] = logits
         return out
+
+    def _logits(self, pairs: "Sequence[Encoding]") -> Scores:
+        return self.model.logits(self.tokens.batch(pairs))
 
 
 def _by_onnx(folder: Path) -> bool:

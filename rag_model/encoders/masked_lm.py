@@ -71,17 +71,20 @@ class TrainableMaskedLM(nn.Module):
         found: torch.device = self.whole.device
         return found
 
-    def forward(self, inputs: Sequence[Hidden]) -> Tensor:
+    def forward(self, *batches: Sequence[Hidden]) -> Tensor:
         """Return the (n, m) float32 log-probabilities of what the masks of n inputs hide; m is the most of an input.
 
-        A row with fewer ends in zeros. The head is computed for masks alone: logits of all tokens would take gigabytes.
+        The inputs are those of all batches, one after another; each batch has its own padding. A row with fewer masks
+        ends in zeros. The head is computed for masks alone: logits of all tokens would take gigabytes. Embeddings and
+        head are computed once, since each time has a gradient as large as the vocabulary.
         """
+        inputs = [one for batch in batches for one in batch]
         counts = [len(one.places) for one in inputs]
         if not any(counts):
             return torch.zeros((len(inputs), 0), device=self.device)
         rows = self._flat([[row] * count for row, count in enumerate(counts)])  # (k,)
         columns = self._flat([range(count) for count in counts])
-        logits = self._logits(inputs, rows, self._flat([one.places for one in inputs]))  # (k, V)
+        logits = self._logits([batch for batch in batches if batch])  # (k, V)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))  # also under autocast
         log_p = -nn.functional.cross_entropy(exact, self._flat([one.targets for one in inputs]), reduction="none")
         return log_p.new_zeros(len(inputs), max(counts)).index_put((rows, columns), log_p)  # (k,) -> (n, m)
@@ -91,15 +94,28 @@ class TrainableMaskedLM(nn.Module):
         copy_tokenizer(self.folder, folder)
         self.whole.save_pretrained(str(folder))
 
-    def _logits(self, inputs: Sequence[Hidden], rows: Tensor, places: Tensor) -> Tensor:
+    def _logits(self, batches: Sequence[Sequence[Hidden]]) -> Tensor:
         head = next((getattr(self.whole, name) for name in _HEADS if hasattr(self.whole, name)), None)
-        given = self._padded(inputs)
+        given = [self._padded(batch) for batch in batches]
+        masks = [self._masks(batch) for batch in batches]
         if head is None:
-            logits: Tensor = self.whole(**given).logits[rows, places]  # (n, t, V) -> (k, V)
-            return logits
+            found = [self.whole(**one).logits[at] for one, at in zip(given, masks, strict=True)]  # (n, t, V) -> (k, V)
+            return torch.cat(found)
         body = getattr(self.whole, self.whole.base_model_prefix)
-        of_masks: Tensor = head(body(**given)[0][rows, places])  # (n, t, h) -> (k, h) -> (k, V)
+        ids = [one.pop("input_ids") for one in given]
+        words = body.get_input_embeddings()(torch.cat([one.flatten() for one in ids]))  # (all tokens, h)
+        parts = words.split([one.numel() for one in ids])
+        read = [
+            body(inputs_embeds=part.view(*own.shape, -1), **one)[0][at]  # (n, t, h) -> (k, h)
+            for part, own, one, at in zip(parts, ids, given, masks, strict=True)
+        ]
+        of_masks: Tensor = head(torch.cat(read))  # (k, h) -> (k, V)
         return of_masks
+
+    def _masks(self, batch: Sequence[Hidden]) -> tuple[Tensor, Tensor]:
+        """Return the rows and the places of all masks of a batch."""
+        rows = self._flat([[row] * len(one.places) for row, one in enumerate(batch)])
+        return rows, self._flat([one.places for one in batch])
 
     def _padded(self, inputs: Sequence[Hidden]) -> dict[str, Tensor]:
         lengths = np.array([len(one.ids) for one in inputs])

@@ -16,6 +16,7 @@ from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
 from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
 from rag_model.encoders.bert import Bert
 from rag_model.encoders.pretrained import check_config
+from rag_model.encoders.room import halved
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
 from rag_model.errors import UsageError
@@ -47,12 +48,16 @@ class Model:
         """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at the end.
 
         `steady` vectors do not depend on the other inputs: equal bits on a CPU, equal up to rounding on a GPU.
+
+        Raises:
+            ResourceError: a GPU's memory does not hold one input; a batch that does not fit is halved.
         """
         out = torch.empty((len(tokens), self.dim), device=self.device)
         lengths, least = [len(ids) for ids in tokens], min(STEADY_TOKENS, self.batch_tokens) if steady else 0
-        for rows in by_length(lengths, self.batch_tokens, least):
-            place = _to(torch.from_numpy(rows), self.device)
-            out[place] = self.vectors([tokens[row] for row in rows])  # (b,) positions; (b, d)
+        for rows, made in halved(
+            by_length(lengths, self.batch_tokens, least), lambda rows: self.vectors([tokens[row] for row in rows])
+        ):
+            out[_to(torch.from_numpy(rows), self.device)] = made  # (b,) positions; (b, d)
         found: npt.NDArray[np.float32] = out.cpu().numpy()
         return found
 

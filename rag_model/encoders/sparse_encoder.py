@@ -17,6 +17,7 @@ from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.resolve import resolve_folder
+from rag_model.encoders.room import halved
 from rag_model.encoders.space import Space, asked_space, digest_tokenizer, tokenizer_files
 from rag_model.encoders.sparse_spec import RECORDED, SIDR, SparseSpec, read_sparse_spec, vocabulary_of
 from rag_model.encoders.spec import RECORD_FILE
@@ -155,14 +156,19 @@ class SparseEncoder:
         """Yield rows, their (b, V) float32 weights, which depend on no other text, and their (b, t) ids."""
         torch = require("torch", "model")
         lines = tokenize(self.tokenizer, texts)
-        for rows in by_length([len(line) for line in lines], self.budget, min(STEADY_TOKENS, self.budget)):
+
+        def weighed(rows: Ints) -> tuple[Any, Any]:
             ids, real = rectangle([lines[row] for row in rows], self.model.pad_id)
             with torch.inference_mode():
                 inputs = [torch.from_numpy(one).to(self.model.device) for one in (ids, real)]
-                weights = self.model(*inputs)
+                return self.model(*inputs), inputs[0]
+
+        batches = by_length([len(line) for line in lines], self.budget, min(STEADY_TOKENS, self.budget))
+        for rows, (weights, ids) in halved(batches, weighed):
+            with torch.inference_mode():
                 if not bool(torch.isfinite(weights).all()):
                     raise InputError(f"encoder {self.name} gave a weight that is not finite: fetch the model again")
-                yield rows, weights, inputs[0]
+                yield rows, weights, ids
 
 
 def sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Space:

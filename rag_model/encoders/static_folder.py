@@ -32,6 +32,7 @@ _WHOLE = 1_000_000  # tokens of a text where nothing is cut, as by sentence-tran
 _MOST_DIM = 1 << 16
 _BLOCK = 1 << 14  # rows that are cast and hashed at a time
 _AGAIN = "fetch the model again"
+_MODEL2VEC = "model2vec"  # the `model_type` of its configs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +99,24 @@ class StaticTable:
         """Return the digest of the numbers; reads all of them once.
 
         Raises:
-            InputError: one is not finite, or they are of an unknown type or cut off.
+            InputError: one is not finite, all vectors are zero, or they are of an unknown type or cut off.
         """
         others = {_MAPPING: self.mapping, _WEIGHTS: self.weights}
         told = {name: None if own is None else digest_chunks([own.tobytes()]) for name, own in others.items()}
         return digest_json({**told, _EMBEDDINGS: [list(self.embeddings.shape), digest_chunks(self._checked())]})
 
     def _checked(self) -> Iterator[bytes]:
+        told = []  # for each row, whether it is no zero vector
         for block in self._blocks():
             _check_finite(block, self.folder)
+            told.append(block.any(axis=1))
             yield block.tobytes()
+        tokens = np.concatenate(told)[slice(None) if self.mapping is None else self.mapping]
+        if not (tokens if self.weights is None else tokens & (self.weights != 0)).any():
+            raise InputError(
+                f"encoder {self.folder} has a zero vector for every token, so that all texts are alike: {_AGAIN}, or "
+                "save it after its training"
+            )
 
     def _blocks(self) -> Iterator[npt.NDArray[np.float32]]:
         stored = self.embeddings
@@ -117,15 +126,15 @@ class StaticTable:
 
 
 def has_static_layout(folder: Path) -> bool:
-    """Whether a folder is one of a static encoder, by its modules or its tensors.
+    """Whether a folder is one of a static encoder, by its modules, its tensors or, where they are missing, its config.
 
     Raises:
-        InputError: `modules.json` or the header of the weights is damaged.
+        InputError: `modules.json`, the config or the header of the weights is damaged.
     """
     if (folder / MODULES).is_file():
         return _MODULE in modules_of(folder)
     if not (folder / WEIGHTS).is_file():
-        return False
+        return optional_object(folder / CONFIG).get("model_type") == _MODEL2VEC
     stored = stored_tensors(folder)
     return _EMBEDDINGS in stored or stored.keys() == {_EMBEDDING}
 

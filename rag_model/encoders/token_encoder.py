@@ -17,6 +17,7 @@ from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.resolve import resolve_folder
+from rag_model.encoders.room import halved
 from rag_model.encoders.sentence_transformers import MODULES
 from rag_model.encoders.space import Space, asked_space, digest_tokenizer, tokenizer_files
 from rag_model.encoders.spec import RECORD_FILE
@@ -188,10 +189,14 @@ class TokenEncoder:
     def _batches(self, lines: Sequence[TokenIds]) -> Iterator[tuple[int, Vectors]]:
         """Yield rows and their kept vectors, (t, d)."""
         least = min(STEADY_TOKENS, self.budget)
-        for rows in by_length([len(line) for line in lines], self.budget, least):
-            batch = self.marker.batch([lines[row] for row in rows])
-            for row, vectors, kept in zip(rows.tolist(), self._vectors(batch), batch.kept, strict=True):
+        batches = by_length([len(line) for line in lines], self.budget, least)
+        for rows, (batch, found) in halved(batches, lambda rows: self._read([lines[row] for row in rows])):
+            for row, vectors, kept in zip(rows.tolist(), found, batch.kept, strict=True):
                 yield row, vectors[kept]
+
+    def _read(self, lines: Sequence[TokenIds]) -> tuple[Marked, Vectors]:
+        batch = self.marker.batch(lines)
+        return batch, self._vectors(batch)
 
     def _vectors(self, batch: Marked) -> Vectors:
         torch = require("torch", "model")

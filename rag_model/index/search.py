@@ -72,6 +72,11 @@ class IndexFile:
         self.defaults = {**own, **(defaults or {})}
         self._made: dict[tuple[int, ...], Any] = {}  # faiss's parameter objects, which are costly to create
 
+    @property
+    def opened(self) -> FaissIndex:
+        """The index as faiss opened it, to look into."""
+        return self._index
+
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector; see `SearchIndex.search`."""
         vectors = check_question(vectors, k, self.n, self.dim)

@@ -19,7 +19,7 @@ from rag_model.index.quality.recall import FLOOR, Floor
 from rag_model.index.quality.tune import Tuned, tune
 from rag_model.index.recipe import IndexRecipe, VectorPlan, check_search, check_vectors, parameters_of, resolve
 from rag_model.index.search import IndexFile, open_index
-from rag_model.index.sizing.estimate import Estimate, Room, estimate, fitted
+from rag_model.index.sizing.estimate import Estimate, estimate, fitted
 
 # Of one core, measured on 8,000 to 200,000 vectors of 96 to 768 dimensions (AMD EPYC with AVX512).
 PRODUCTS = 5.4e10  # multiplications and additions per second, to compare vectors with centroids
@@ -48,7 +48,7 @@ class VectorKind(PlainKind[VectorPlan], ABC):
         self, recipe: IndexRecipe, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
     ) -> VectorPlan:
         """Resolve a recipe; with limited memory, use more cells or a smaller sample."""
-        return resolve(recipe, n, width) if memory is None else fitted(recipe, n, width, Room(memory, part_rows))
+        return resolve(recipe, n, width) if memory is None else fitted([recipe], n, width, memory, part_rows)
 
     @abstractmethod
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
@@ -88,12 +88,9 @@ class VectorKind(PlainKind[VectorPlan], ABC):
         index = self.open(files, entry)
         rows = index.search(trial.vectors, trial.k)[1]
         curve = sweep(index, trial)
-        return Measurement(
-            trial.recalls(rows),
-            curve,
-            _setting(index, trial, entry["search"], curve),
-            examine(files.index, files.rows()),
-        )
+        setting = _setting(index, trial, entry["search"], curve)
+        del index  # or its memory would be held twice: to examine the file it is opened again
+        return Measurement(trial.recalls(rows), curve, setting, examine(files.index, files.rows()))
 
     def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
         """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""

@@ -17,13 +17,11 @@ from rag_model.index.plan import IndexPlan
 from rag_model.index.postings.impact import ROW_BYTES
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for, kind_named
-from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.tokens.kind import TOKENS
-from rag_model.needs.machine import CHUNKER, CUT, ENCODER, LAUNCHER, LOOKED_UP, SPARE, Work
+from rag_model.needs.machine import CUT, LOOKED_UP, PROCESS, SPARE, Work
 from rag_model.needs.reading import PASSAGE, weights
 
 WORDS = 120  # most words of a passage, in the figures below
-_TEXT = 240  # bytes of a passage of 100 words, in a compressed Parquet file
 _ARTICLE = 60  # upper bound of the mean passages per article: 54 in the demo's long articles
 # Bytes of source per passage of the default chunker, by the ending of the file name: measured on the demo's dump, which
 # is mostly prose, and on psgs_w100.tsv. A whole Wikipedia has twice as many bytes per passage.
@@ -52,7 +50,7 @@ def row_bytes(represents: str, d: int) -> int:
 
     A row is its text, weighted terms, or vectors of `d` components in float16.
     """
-    return {"text": _TEXT, "sparse": ROW_BYTES, "vectors": 2 * d, "tokens": 2 * d * TOKENS}[represents]
+    return {"text": _BYTES[".parquet"], "sparse": ROW_BYTES, "vectors": 2 * d, "tokens": 2 * d * TOKENS}[represents]
 
 
 def stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
@@ -65,9 +63,7 @@ def stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
     return {stage: n * kind.seconds(plan, stage, plan.n // n, size) for stage, n in tasks.items() if n}
 
 
-def work_of(
-    passages: int, encoder: Path, indexes: Mapping[str, IndexRecipe], memory: int | None, *, local: bool = True
-) -> Work:
+def work_of(passages: int, encoder: Path, indexes: Mapping[str, IndexRecipe], memory: int | None) -> Work:
     """Return the work of a build, by stage.
 
     Args:
@@ -75,17 +71,15 @@ def work_of(
         encoder: folder of the passage encoder.
         indexes: the recipes of the indexes, by name.
         memory: bytes that the run may use; indexes are planned to fit. None: unknown.
-        local: whether the workers run on the launcher's machine; else they are not counted.
 
     Raises:
         InputError: the folder holds no encoder.
         ResourceError: an index does not fit; the message says which would.
     """
     model = architecture_of(encoder)
-    static = model.layers == 0
-    d, each = (model.hidden, CUT + LOOKED_UP) if static else (vector_length(encoder), CUT)
-    stages, seconds, disk = {"chunk": CHUNKER, "embed": ENCODER + 2 * weights(model)}, passages * each, 0
-    room = max(ENCODER, int(memory / SPARE) - LAUNCHER) if memory and local else None  # with less, it cannot encode
+    d = vector_length(encoder) if model.layers else model.hidden
+    stages, seconds, disk = {"chunk": PROCESS, "embed": PROCESS + 2 * weights(model)}, passages * (CUT + LOOKED_UP), 0
+    room = max(PROCESS, int(memory / SPARE) - PROCESS) if memory else None  # with less, it cannot encode
     for recipe in indexes.values():
         kind = kind_for(recipe.factory)
         width = {"vectors": d, "tokens": DIM}.get(kind.represents, 0)
@@ -94,11 +88,5 @@ def work_of(
         disk += cost.work_bytes
         seconds += sum(stage_seconds(plan, width).values())
         stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
-    sizes = {
-        "passages, about": f"{passages:,}",
-        "dimensions": f"{d:,}",
-        "weights of the encoder": gigabytes(weights(model)),
-    }
-    if not local:
-        return Work(sizes, {"launcher": 0}, disk=disk, workers=True)
+    sizes = {"passages, about": f"{passages:,}"}
     return Work(sizes, stages, passages * PASSAGE * model.operations, seconds, disk, workers=True)

@@ -8,9 +8,8 @@ from rag_model.encoders.files import CONFIG
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.folder import GENERATOR, QUESTION, rag_settings
-from rag_model.index.sizing.amounts import gigabytes
 from rag_model.needs.machine import Work
-from rag_model.needs.reading import NUMBER, PROMPT, decoding_bytes, retriever_bytes, weights
+from rag_model.needs.reading import PROMPT, decoding_bytes, retriever_bytes, weights
 from rag_model.reading.concat import K
 from rag_model.reading.model import holds_rag, model_folder_of, model_id
 from rag_model.store.store import Store
@@ -18,8 +17,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 _BATCH = 8  # questions decoded at once, as in `Reader`
 _PASSAGE = 4000  # bytes of a retrieved passage in memory
-_RESCORED = 1 << 26  # bytes of logits of RAG-Sequence's candidates
-_PARTS = {"question_encoder": QUESTION, "generator": GENERATOR}  # of a RAG model: in transformers' one file; in folders
+_REMOTE = Architecture(parameters=0, layers=0, hidden=0, heads=0, vocabulary=0)  # a generator behind an endpoint
 
 
 def work_of(store: str, model: str, questions: str, ref: str, settings: Evaluation | None, **_: Any) -> Work:
@@ -31,22 +29,23 @@ def work_of(store: str, model: str, questions: str, ref: str, settings: Evaluati
     opened, settings, n = Store.open(store), settings or Evaluation(), len(read_questions(questions).questions)
     folder, snapshot = model_folder_of(opened, model_id(opened, model)), Snapshot.from_store(opened, ref)
     k, models = settings.k or (rag_settings(folder).k if folder and holds_rag(folder) else K), _models(folder)
-    others = (k,) * (len(settings.reading(model)) - 1)  # readers; a prompt of k passages counts as k prompts of one
-    swept = (1, 1, k, *settings.ablations.sweep) if settings.ablations else ()  # closed book, gold, shuffled, k swept
-    read, found = [min(one, snapshot.n) for one in (k, *others, *swept)], min(settings.deepest(k), snapshot.n)
-    beams, answer, loaded = settings.decoding.beams, settings.decoding.max_new_tokens, weights(*models)
-    held = loaded + retriever_bytes(snapshot, settings.expression) + NUMBER * snapshot.n + n * found * _PASSAGE
-    decoded = sum(decoding_bytes(one, _BATCH * max(read) * beams, answer) + _RESCORED for one in models[-1:])
-    sizes = {"questions": f"{n:,}", "conditions": f"{len(read):,}", "weights": gigabytes(loaded)}
-    said = sum(one.operations * (PROMPT + answer * (beams + max(read))) for one in models[-1:])
+    read = [k] * len(settings.reading(model))  # by each reader; a prompt of k passages counts as k prompts of one
+    if settings.ablations:
+        read += [1, 1, k, *settings.ablations.sweep]  # closed book, gold, shuffled, k swept
+    generator, beams, answer = models[-1], settings.decoding.beams, settings.decoding.max_new_tokens
+    held = weights(*models) + retriever_bytes(snapshot, settings.expression) + n * settings.deepest(k) * _PASSAGE
+    decoded = decoding_bytes(generator, _BATCH * max(read) * beams, answer)
+    said = generator.operations * (PROMPT + answer * (beams + max(read)))
+    sizes = {"questions": f"{n:,}", "conditions": f"{len(read):,}"}
     return Work(sizes, {"retrieve": held, "answer": held + decoded}, n * sum(read) * said)
 
 
 def _models(folder: Path | None) -> list[Architecture]:
-    """Return the sizes of a model's parts, the generator last; nothing where it lies behind an endpoint."""
+    """Return the sizes of a model's parts, the generator last."""
     if folder is None:
-        return []
+        return [_REMOTE]
     if not holds_rag(folder):
         return [architecture_of(folder)]
-    whole = (folder / CONFIG).is_file()
-    return [architecture_of(folder, a) if whole else architecture_of(folder / b) for a, b in _PARTS.items()]
+    if (folder / CONFIG).is_file():  # transformers' layout
+        return [architecture_of(folder, part) for part in ("question_encoder", "generator")]
+    return [architecture_of(folder / part) for part in (QUESTION, GENERATOR)]

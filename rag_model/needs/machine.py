@@ -13,14 +13,11 @@ from rag_model.index.sizing.amounts import gigabytes, parse_bytes
 SPARE = 1.25  # factor on the memory of the largest stage, for what the bounds below leave out
 CORE = 1.5e11  # operations per second of a core in a transformer in fp32: measured, MiniLM at 47 passages per second
 GPU = 2e13  # the same for a recent GPU: a fifth of its vendor's figure
-PROCESS = 1 << 30  # bytes of a process with Prefect, torch, transformers and faiss: 700 MB measured
-LAUNCHER = 700 << 20  # bytes of a process with Prefect, Beam and faiss, which runs a flow while its workers do the work
-CHUNKER = 256 << 20  # bytes of a worker that cuts pages: 209 MB measured
-ENCODER = 600 << 20  # bytes of a worker that encodes, without twice its weights: 720 MB measured with MiniLM's 90
+PROCESS = 700 << 20  # bytes of any process, without its data and models: 490 MB measured with Prefect, torch and faiss
 LOOKED_UP = 6e-5  # seconds of a core to encode a passage with a static encoder: measured, 16,000 passages per second
 CUT = 2e-4  # seconds of a core to cut a passage: measured on the demo's dump
 
-_ALONE = ("launcher", "train", "merge")  # stages of one task; in other stages each core runs one task
+_ALONE = ("train", "merge")  # stages of one task; in other stages each core runs one task
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,14 @@ class Work:
 
     def held(self, cores: int) -> dict[str, int]:
         """Return the bytes of each stage on so many cores, the process that runs the flow included."""
-        flow, tasks = (LAUNCHER, cores) if self.workers else (PROCESS, 1)
-        return {stage: flow + size * (1 if stage in _ALONE else tasks) for stage, size in self.stages.items()}
+        tasks = cores if self.workers else 1
+        return {stage: PROCESS + size * (1 if stage in _ALONE else tasks) for stage, size in self.stages.items()}
+
+    def on(self, cores: int, gpus: int) -> "Needs":
+        """Return the memory and the hours that it takes on so many cores and GPUs."""
+        rate = gpus * GPU or cores * CORE
+        hours = (self.operations / rate + self.seconds / cores) / 3600
+        return Needs(self, ceil(SPARE * max(self.held(cores).values())), cores, gpus, hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +64,26 @@ class Needs:
 
 
 def needs_of(work: Work, most: Most, hours: float) -> Needs:
-    """Return the resources with which a run takes about `hours`, or as close to it as its limits allow.
+    """Return the fewest GPUs, then the fewest cores, with which a run takes `hours`; if none do, the fastest.
 
-    A GPU is requested only if cores alone would take longer. Cores are limited by memory, and a core is not requested
-    for less than a second of work.
+    Only what fits into the limit of memory is considered.
 
     Args:
         work: the work of the run.
         most: the limits of the run.
-        hours: the target time; 0: as little as possible.
+        hours: the target time; 0: as little as possible, but a core is not requested for less than a second of work.
 
     Raises:
         ResourceError: it does not fit into the limits; the message gives the memory needed.
     """
-    wanted, free = max(1.0, 3600 * hours), parse_bytes(most.memory)
-    left, gpus = work.operations / CORE + work.seconds, 0
-    if left / most.cores > wanted:
-        gpus = min(most.gpus, ceil(work.operations / GPU / wanted) if work.workers else 1)
-    left, on_gpus = (work.seconds, work.operations / GPU / gpus) if gpus else (left, 0.0)
-    cores = min(most.cores, max(1, ceil(left / wanted), gpus))
-    while cores > 1 and SPARE * max(work.held(cores).values()) > free:
-        cores -= 1
-    stages = work.held(cores)
-    worst = max(stages, key=stages.__getitem__)
-    memory = ceil(SPARE * stages[worst])
-    if memory > free:
+    free, gpus = parse_bytes(most.memory), most.gpus if work.workers else min(1, most.gpus)
+    every = [work.on(c, g) for g in range(gpus + 1) for c in range(max(1, g), most.cores + 1)]
+    fitting = [needs for needs in every if needs.memory <= free]
+    if not fitting:
+        stages = work.held(1)
         raise ResourceError(
-            f"it takes {gigabytes(memory)} of memory to {worst}, and a run may have {gigabytes(free)}: raise the "
-            "limit, or take smaller batches, fewer passages or a smaller model"
+            f"it takes {gigabytes(every[0].memory)} of memory to {max(stages, key=stages.__getitem__)}, and a run may "
+            f"have {gigabytes(free)}: raise the limit, or take smaller batches, fewer passages or a smaller model"
         )
-    return Needs(work, memory, cores, gpus, (left / cores + on_gpus) / 3600)
+    in_time = (needs for needs in fitting if needs.hours <= max(hours, 1 / 3600))
+    return next(in_time, min(fitting, key=lambda needs: needs.hours))

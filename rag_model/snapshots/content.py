@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
 from rag_model.corpus import chunk
 from rag_model.corpus.records import Plan
 from rag_model.encoders import embed
+from rag_model.extras import versions
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named
@@ -125,7 +125,7 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
         "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes],
         "seconds": dict(seconds),
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},
-        "versions": {name: version(name) for name in _DECIDING},
+        "versions": versions(*_DECIDING),
     }
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 from rag_model.corpus.chunk import BUCKET, ChunkFacts
@@ -13,6 +14,7 @@ from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.recipe_text import given
+from rag_model.store.objects.ranges import ASKED, read_ahead
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.paths import EMBEDDINGS, passages_path
@@ -89,19 +91,21 @@ def _encoded(content: Content, part: PartEntry, representation: str) -> EncodedP
 
 
 def _cut(snapshot: Snapshot) -> Iterator[CutPart]:
-    content = snapshot.manifest.content
-    for part in snapshot.parts:
-        pages, lengths = set[str](), Counter[int]()
-        for batch in snapshot.batches(part.name, ["page_id", "n_words"]):
-            pages.update(batch["page_id"].to_pylist())
-            lengths.update(words // BUCKET * BUCKET for words in batch["n_words"].to_pylist())
-        facts = ChunkFacts(
-            rows=part.rows,
-            articles=len(pages),
-            newest_revision=content.corpus.get("newest_revision") or "",
-            lengths={str(length): count for length, count in sorted(lengths.items())},
-        )
-        yield CutPart(content.files[passages_path(part.name)], facts)
+    return read_ahead(partial(_cut_part, snapshot), snapshot.parts, ASKED)
+
+
+def _cut_part(snapshot: Snapshot, part: PartEntry) -> CutPart:
+    content, pages, lengths = snapshot.manifest.content, set[str](), Counter[int]()
+    for batch in snapshot.batches(part.name, ["page_id", "n_words"]):
+        pages.update(batch["page_id"].to_pylist())
+        lengths.update(words // BUCKET * BUCKET for words in batch["n_words"].to_pylist())
+    facts = ChunkFacts(
+        rows=part.rows,
+        articles=len(pages),
+        newest_revision=content.corpus.get("newest_revision") or "",
+        lengths={str(length): count for length, count in sorted(lengths.items())},
+    )
+    return CutPart(content.files[passages_path(part.name)], facts)
 
 
 def _index(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:

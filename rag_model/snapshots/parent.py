@@ -7,7 +7,7 @@ their pages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,8 @@ from rag_model.errors import RefusedError
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.page_ranges import PageRanges
 from rag_model.store.versions.paths import articles_path, passages_path, spans_path
 from rag_model.store.versions.signatures import UnsignedError
 
@@ -41,6 +42,11 @@ class Parent:
     """The snapshot that a build may inherit from; without a manifest it inherits nothing."""
 
     manifest: Manifest | None = None
+    _ranges: PageRanges = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the parts by their pages."""
+        object.__setattr__(self, "_ranges", PageRanges(self.manifest.content.parts if self.manifest else ()))
 
     @classmethod
     def of(cls, store: Store, ref: str) -> Self:
@@ -84,8 +90,8 @@ class Parent:
             return ()
         return tuple(
             (number, passages)
-            for number, entry in enumerate(content.parts)
-            if _overlap(entry, part) and (passages := content.files.get(passages_path(entry.name))) is not None
+            for number, entry in self._ranges.within(part.first_page, part.last_page)
+            if (passages := content.files.get(passages_path(entry.name))) is not None
         )
 
     def encoded(self, part: Part, space: str) -> tuple[Earlier, ...]:
@@ -107,14 +113,10 @@ class Parent:
         if self._content is None:
             return
         files = self._content.files
-        for entry in self._content.parts:
+        for _, entry in self._ranges.within(part.first_page, part.last_page):
             passages, beside = files.get(passages_path(entry.name)), files.get(path(entry.name))
-            if _overlap(entry, part) and passages is not None and beside is not None:
+            if passages is not None and beside is not None:
                 yield Earlier(passages, beside, files.get(spans_path(entry.name)))
-
-
-def _overlap(entry: PartEntry, part: Part) -> bool:
-    return entry.first_page <= part.last_page and part.first_page <= entry.last_page
 
 
 def local_files(store: Store, earlier: Sequence[Earlier]) -> list[tuple[Path, Path]]:

@@ -85,7 +85,7 @@ def plan_indexes(
         kind, over = kind_for(recipe.factory), over_of(recipe)
         plan = kind.plan(recipe, sum(rows), widths.get(over, 0), memory=memory_bytes, part_rows=max(rows))
         kept = steady(recipe, plan, parent or Parent(), name)
-        fits = memory_bytes is None or kind.estimate(kept, max(rows)).build_bytes <= memory_bytes
+        fits = memory_bytes is None or kind.estimate(kept, max(rows)).needed_bytes() <= memory_bytes
         plans[name] = replace(kept if fits else plan, over=over)
     return plans
 

@@ -7,7 +7,6 @@ that its disk or server gives: copied again it counts as new, and is read.
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from typing import Any
 
 from rag_model.corpus import chunk
@@ -16,6 +15,7 @@ from rag_model.encoders import embed
 from rag_model.errors import StoreError
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.records.subject import digest_questions
+from rag_model.extras import versions
 from rag_model.snapshots.chunking import store_chunker
 from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.planning import CODE
@@ -54,7 +54,7 @@ def inputs_of(store: Store, dump: str, encoder: str, recipe: Recipe, limit: int 
         "questions": {name: digest_questions(read_questions(its.file)) for name, its in recipe.gate.questions.items()},
         "takedowns": len(store.takedowns.records()),
         "code": {"plan": CODE, "chunk": chunk.VERSION, "embed": embed.VERSION},
-        "versions": {name: version(name) for name in _DECIDING},
+        "versions": versions(*_DECIDING),
     }
 
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.reports.training import read_curves, render
+from rag_model.extras import versions
 from rag_model.landing import landing
 from rag_model.store.objects.memo import Memo
 from rag_model.store.store import MODEL
@@ -194,7 +194,7 @@ class Finetuning:
             **({"asked": [asdict(one) for one in trained.asked]} if trained.asked else {}),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "seconds": dict(seconds),
-            "versions": {name: version(name) for name in _DECIDING},
+            "versions": versions(*_DECIDING),
         }
 
     def _card(self, trained: Trained) -> Card:

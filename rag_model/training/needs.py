@@ -6,8 +6,7 @@ from rag_model.index.sizing.amounts import gigabytes
 from rag_model.needs.machine import CORE, Work
 from rag_model.needs.reading import weights
 from rag_model.training.finetuning import Finetuning
-from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.objective import LEARNED, Costs
+from rag_model.training.objectives.objective import LEARNED
 
 
 def work_of(finetuning: Finetuning, rebuild: Work | None = None) -> Work:
@@ -21,31 +20,23 @@ def work_of(finetuning: Finetuning, rebuild: Work | None = None) -> Work:
     """
     objective, job = finetuning.objective, finetuning.job
     models = {part: architecture_of(resolve_folder(name)) for part, name in job.origins.names.items()}
-    loop, costs = job.settings.loop, objective.costs(job, models)
-    parts, held = (*costs.before, costs), weights(*models.values())
-    every = [_spent(one, one.loop or loop) for one in parts]
-    steps, operations = (sum(column) for column in zip(*every, strict=True))
-    stages = {name: size for one in parts for name, size in one.stages.items()}
-    disk = len(every) * (loop.keep + 1) * (LEARNED - 1) * held
+    costs, held = objective.costs(job, models), weights(*models.values())
+    stages: dict[str, int] = {}
+    steps, operations, disk = 0, costs.rebuilds * costs.rebuild, 0
+    for part in (*costs.before, costs):
+        loop = part.loop or job.settings.loop
+        taken = loop.steps(part.batches, 1)
+        looks = 2 + taken // loop.evaluate_every
+        steps += taken
+        operations += part.once + taken * loop.accumulation * part.step + looks * part.look
+        disk += (loop.keep + 1) * (LEARNED - 1) * held
+        stages |= part.stages
     read, n = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
-    sizes = {"steps": f"{steps:,}", read: f"{n:,}", "weights": gigabytes(held)}
+    sizes = {"steps": f"{steps:,}", read: f"{n:,}"}
     if costs.rebuilds:
-        sizes["rebuilds of the index"] = f"{costs.rebuilds:,}, each {_told(costs.rebuild)}"
+        sizes["rebuilds of the index"] = f"{costs.rebuilds:,}, each {costs.rebuild / CORE:,.0f} s of a core"
     if rebuild is not None:
         peak, disk = max(rebuild.held(1).values()), disk + rebuild.disk
         stages["rebuild"] = max(costs.stages.values()) + peak
         sizes["a rebuild takes"] = f"{gigabytes(peak)} of memory, {gigabytes(rebuild.disk)} of disk"
-    if costs.once:
-        sizes["scores of the generator"] = _told(costs.once)
     return Work(sizes, stages, operations, disk=disk)
-
-
-def _told(operations: float) -> str:
-    return f"{operations / CORE:,.0f} s of a core ({operations:.1e} FLOPs)"
-
-
-def _spent(costs: Costs, loop: LoopSettings) -> tuple[int, float]:
-    """Return the steps of a stage, and its operations."""
-    steps = loop.steps(costs.batches, 1)
-    looks, rebuilds = 2 + steps // loop.evaluate_every, costs.rebuilds * costs.rebuild
-    return steps, costs.once + steps * loop.accumulation * costs.step + looks * costs.look + rebuilds

@@ -20,16 +20,21 @@ import psutil
 import pytest
 import s3fs
 
+from flows.rebuilds import rebuilds
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.moves import tag
+from rag_model.training.loop.journal import read_metrics
 from tests.benchmarks.flink_cluster import DEADLINE, SLOTS, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.faulty import FaultyServer, Request, faulty
+from tests.fixtures.moving import EVERY, prepare, trained
 from tests.fixtures.wanted import missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 
 RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
+WORDS = {"index": {"bm25": {"factory": "BM25", "over": "text"}}}
 LEAST_PARTS = 5  # more than there are slots, so that some are done and some are not
 STAGES = "chunk", "embed", "train", "scatter", "shard", "merge"
 IN_PROCESS = ["--runner=FnApiRunner"]
@@ -197,6 +202,26 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
     made = finished(reindex(store.url, IN_PROCESS))
     assert kept < records(store, "chunk")
     assert made["snapshot"] == local[0]["snapshot"]
+
+
+def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_makes(
+    cluster: Flink, bucket: str, tmp_path: Path
+) -> None:
+    before, found = set(cluster.jobs()), []
+    for name, options in (("here", []), ("there", cluster.flags)):
+        given, url = tmp_path / name, f"{bucket}/moving-{name}"
+        given.mkdir()
+        prepare(given, url=url, words=True, graph=False, recipe=WORDS)  # an index of vectors takes four more jobs
+        store = Store.open(url)
+        tag(store, "latest", "first")
+        with rebuilds(store, "refresh", options) as made:
+            task, done = trained(given, given / "run", retriever="exact", rebuild=lambda _, made=made: made, url=url)
+        assert [one.step for one in done.asked] == [0, EVERY + 1]
+        losses = [row["loss"] for row in read_metrics(given / "run") if row["kind"] == "train"]
+        found.append((task.asked, losses, store.snapshots.get(task.asked).content.files))
+    assert found[0] == found[1], "the same vectors and losses"
+    jobs = {job.split("-")[1]: state for job, state in cluster.jobs().items() if job not in before}
+    assert jobs == {"embed": "FINISHED"}
 
 
 def given_up(running: "subprocess.Popen[str]", *holds: Hold) -> None:

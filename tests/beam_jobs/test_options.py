@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
 
+from beam_jobs.launch import Launch
 from beam_jobs.options import checked
-from beam_jobs.workers import cores, here, side_by_side
+from beam_jobs.workers import cores, gpus, here, side_by_side
 from rag_model.errors import UsageError
 
 
@@ -26,6 +29,50 @@ def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
     assert side_by_side([], 1 << 60) == (("--direct_num_workers=1",) if cores() > 1 else ())
     for flags in (["--direct_num_workers=9"], ["--runner=FlinkRunner"]):
         assert side_by_side(flags, 1 << 60, 1) == tuple(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "count", "wanted"),
+    [
+        ([], 0, []),
+        ([], 2, ["--direct_num_workers=2"]),
+        (["--direct_num_workers=0"], 2, ["--direct_num_workers=2"]),  # Beam's word for one a core
+        (["--direct_num_workers=16", "--x=1"], 2, ["--x=1", "--direct_num_workers=2"]),
+        (["--direct_num_workers=1"], 2, ["--direct_num_workers=1"]),
+        (["--direct_num_workers=16"], 0, ["--direct_num_workers=16"]),
+        (["--runner=FlinkRunner"], 2, ["--runner=FlinkRunner"]),
+    ],
+)
+def test_each_gpu_has_one_worker_whatever_the_cores(flags: list[str], count: int, wanted: list[str]) -> None:
+    assert Launch("store", "run", tuple(flags)).for_gpus(count).flags == tuple(wanted)
+
+
+@pytest.mark.parametrize(
+    ("visible", "torch", "count"),
+    [
+        (None, "2.13.0", 3),
+        (None, "2.13.0+cu130", 3),
+        (None, "2.13.0+cpu", 0),
+        ("", "2.13.0", 0),
+        ("-1", "2.13.0", 0),
+        ("1", "2.13.0", 1),
+        ("0,2", "2.13.0", 2),
+        ("0,-1,2", "2.13.0", 1),
+        ("GPU-8932f937,MIG-3f1", "2.13.0", 2),
+        ("0,1,2,3,4", "2.13.0", 3),
+    ],
+)
+def test_gpus_are_counted_as_the_driver_shows_them_and_cuda_would_use_them(
+    visible: str | None, torch: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("beam_jobs.workers.versions", lambda name: {name: torch})
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus(tmp_path) == count
 
 
 @pytest.mark.parametrize("flags", [["--runner=FlinkRunner"], ["--runner", "FlinkRunner"], ["--x=1", "--runner=x"]])

@@ -8,12 +8,12 @@
    side, end-to-end, end-to-end with reconstruction, at equal steps: Success@1 and 5 and EM on questions about other
    subjects than those of training, each with its interval; with several seeds a line for all their questions.
 3. `stale`: an arm whose index is rebuilt every n, 4n, 30n steps, and never (`--ages`).
-4. `beside`: an arm without rebuilds, and beside rebuilds in child processes (asynchronous).
+4. `beside`: an arm without rebuilds, and beside rebuilds in child processes (asynchronous), in turns on one core, the
+   rebuilds on another (`turns`): how much slower it is by the clock, what it gains, and what other programs had.
 
 `--layers` takes the encoder's first layers, and of its vocabulary what the corpus uses: a step costs a fifth. Success
 and EM are of an index that the trained passage encoder makes, asked exactly; `dev` is the nll over the steps, of the
-index that was asked then. `python tests/benchmarks/bench_end2end.py --encoder DIR`; DIR is a bi-encoder such as
-all-MiniLM-L6-v2. 125 subjects have 2,000 passages. A line is printed as soon as it is there.
+index that was asked then. `--encoder DIR` is a bi-encoder such as all-MiniLM-L6-v2. 125 subjects have 2,000 passages.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
@@ -35,11 +35,13 @@ from alone import Spent, alone
 from made_world import FORM, examples, facts, write_corpus, write_reader, write_short_encoder
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel
+from turns import Elsewhere, Turn, compared, in_turns
 
 from flows.demo import demo_encoder
 from flows.rebuild import Task, rebuilt
 from flows.rebuilds import rebuilds
 from flows.reindex import reindex
+from rag_model.allocator import release_freed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.answers.measures import exact_match
 from rag_model.evaluation.bootstrap import mean_interval
@@ -187,7 +189,9 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
     return {name: [round(x, 3) for x in (one.value, one.low, one.high)] for name, one in found.items()}
 
 
-def trained(given: Given, arm: str, every: int, rebuild: Any = None, mode: Any = "synchronous") -> dict[str, Any]:
+def trained(
+    given: Given, arm: str, every: int, rebuild: Any = None, mode: Any = "synchronous", report: Any = None
+) -> dict[str, Any]:
     """Train an arm and measure it; `untrained` only measures."""
     settings = settings_of(given, every, mode)
     with tempfile.TemporaryDirectory(dir=given.folder) as work:
@@ -195,7 +199,7 @@ def trained(given: Given, arm: str, every: int, rebuild: Any = None, mode: Any =
         if arm == "untrained":
             return measured(task, given.test, settings.rag.k)
         began, cpu = time.perf_counter(), time.process_time()
-        train(task, settings.loop, Path(work))
+        train(task, settings.loop, Path(work), report)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         written = read_metrics(Path(work))
     rows = [row for row in written if row["kind"] == "train"]
@@ -216,6 +220,7 @@ def trained(given: Given, arm: str, every: int, rebuild: Any = None, mode: Any =
 
 def ours(given: Given, steps: int) -> list[tuple[float, float]]:
     """Do steps of this library; return CPU seconds and the loss of each."""
+    release_freed()  # as `train` does
     with tempfile.TemporaryDirectory() as work:
         task = task_of(given, Path(work), settings_of(given, 0), "end2end")
         task.module.train()
@@ -312,21 +317,16 @@ def one_step(given: Given) -> dict[str, Any]:
 
 
 def beside(given: Given, every: int) -> dict[str, Any]:
-    """Train without rebuilds and in asynchronous mode, with rebuilds in child processes: a thread and a core each.
+    """Train in asynchronous mode and without rebuilds, in turns on one core, with the rebuilds on the other."""
+    steps = given.options.block
+    trainings = [partial(in_turn, given, one) for one in (every, 0)]
+    (mine, found), (other, never) = in_turns(trainings, steps)
+    return {**compared(mine, other, steps), "asynchronous": found, "never": never}
 
-    On a machine that others use too, read CPU seconds a step: what the trainer itself pays for rebuilds.
-    """
-    alone = trained(given, given.options.aged, 0)
-    with ExitStack() as stack:
-        made = stack.enter_context(rebuilds(given.store, "moving", ("--direct_num_workers=1",)))
-        found = trained(given, given.options.aged, every, made, "asynchronous")
-    return {
-        "cpu_ratio": round(found["cpu_seconds"] / alone["cpu_seconds"], 3),
-        "steps_per_s_ratio": round(found["steps_per_s"] / alone["steps_per_s"], 3),
-        "waited_share": round(found["waited_seconds"] / found["seconds"], 3),
-        "asynchronous": found,
-        "never": alone,
-    }
+
+def in_turn(given: Given, every: int, turn: Turn) -> dict[str, Any]:
+    with rebuilds(given.store, "moving", ("--direct_num_workers=1",)) as made:
+        return trained(given, given.options.aged, every, Elsewhere(made, turn), "asynchronous", turn.report)
 
 
 def main() -> None:
@@ -353,6 +353,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=400, help="questions at most")
     parser.add_argument("--dev", type=int, default=8, help="questions whose nll is measured beside the training")
     parser.add_argument("--looks", type=int, default=0, help="how often it is measured; 0: before and after")
+    parser.add_argument("--block", type=int, default=8, help="steps of a turn, of `beside`")
     parser.add_argument("--timed", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()

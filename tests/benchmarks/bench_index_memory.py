@@ -47,7 +47,7 @@ def projected(factory: str) -> Row:
         "projected": plan.factory + (f",Refine({plan.refine})" if plan.refine else ""),
         "index_gb": round(needed.disk_bytes / 1e9, 1),
         "search_gb": round(needed.search_bytes / 1e9, 1),
-        "build_gb": round(needed.build_bytes / 1e9, 1),
+        "build_gb": round(needed.needed_bytes() / 1e9, 1),
         "vectors_on_disk_gb": round(beside / 1e9, 1),
     }
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from paper_findings import FINDINGS
 from paper_made import made
-from paper_real import load, real
+from paper_real import TASKS, load, real
 from paper_verdicts import NOT, REPRODUCED, UNDECIDABLE, judge, table
 
 from flows.demo import demo_encoder
@@ -60,6 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--encoder", default=demo_encoder())
     parser.add_argument("--questions", type=int, default=4, help="of each task with real models")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS, help="with real models; all by default")
     parser.add_argument("--library", type=int, default=200, help="passages beside those of the questions")
     parser.add_argument("--dtype", default="bfloat16", help="of the generator")
     parser.add_argument("--beams", type=int, default=1)

@@ -32,6 +32,7 @@ from transformers import (
     set_seed,
 )
 
+from rag_model.allocator import release_freed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
@@ -83,6 +84,7 @@ def batch() -> tuple[Tensor, Contexts, Targets]:
 
 def ours(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[float, float, float]]:
     """Train with this library; return wall seconds, CPU seconds and the loss of each step."""
+    release_freed()  # as `train` does
     question = TrainableEncoder.load(folder / "question", "question", device="cpu")
     settings = RagSettings("sequence" if kind == "sequence" else "token", K, label_smoothing=smoothing)
     rag = Rag(question, load_generator(folder / "generator", device="cpu"), settings).train()

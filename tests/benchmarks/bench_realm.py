@@ -38,6 +38,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel
 
 from flows.demo import demo_dump, demo_encoder
+from rag_model.allocator import release_freed
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
@@ -149,6 +150,7 @@ def batches(task: RealmTask, steps: int) -> Sequence[TextBatch]:
 
 def ours(store: Path, shape: Shape) -> list[tuple[float, float, float]]:
     """Train with this library; return wall seconds, CPU seconds and the loss of each step."""
+    release_freed()  # as `train` does
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
     task = RealmTask(model(1, dropout=False), Snapshot.open(str(store)), recipe)
     task.module.train()

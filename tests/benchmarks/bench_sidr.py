@@ -33,6 +33,7 @@ from passages import demo_passages, lines
 from torch import Tensor, nn
 
 from flows.demo import QUESTIONS, demo_encoder
+from rag_model.allocator import release_freed
 from rag_model.corpus.records import Passage
 from rag_model.corpus.sparse_file import SparseVectors, SparseWriter
 from rag_model.encoders.bag import BagEncoder, read_bag_spec, terms_of
@@ -62,6 +63,7 @@ def batch_of(examples: Sequence[Example]) -> tuple[list[str], list[Passage]]:
 
 def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[tuple[float, float]]:
     """Train with this library; return CPU seconds and the loss of each step."""
+    release_freed()  # as `train` does
     pair = SidrPair.load(folder, folder, device="cpu").eval()  # without dropout: equal losses
     gold = [Example(str(n), q, (), (passages[n],), (passages[len(questions) + n],)) for n, q in enumerate(questions)]
     task = SidrTask(pair, gold, gold, SidrRecipe(batch_size=len(gold)))

@@ -8,9 +8,9 @@ import bz2
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 _PAGE = re.compile(rb"[ \t]*<page>.*?</page>\n?", re.DOTALL)
@@ -18,11 +18,11 @@ _ARTICLE = re.compile(rb"<ns>0</ns>")
 _REVISION = re.compile(rb"(<revision>\s*<id>)(\d+)(</id>)")
 _PROSE = re.compile(rb"^(?!\s)[A-Z'\[][^{}|<>=*#\n]{120,}$", re.MULTILINE)  # a paragraph on a line of its own
 _WORD = re.compile(rb"(?<= )[a-z]+(?=[ ,.])")
-_HEAD = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en">
+HEAD = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en">
   <siteinfo><dbname>benchwiki</dbname><base>https://bench.wikipedia.org/wiki/Main_Page</base><case>first-letter</case>
   <namespaces><namespace key="0" case="first-letter" /></namespaces></siteinfo>
 """
-_FOOT = b"</mediawiki>\n"
+FOOT = b"</mediawiki>\n"
 _SENTENCE = b" In %d a sentence was put here that no one had read before, for editor %d found it missing."
 _STREAM = 100  # pages, as Wikimedia has them
 
@@ -61,7 +61,7 @@ def synthetic_export(articles: int, real: Export, seed: int = 0) -> Export:
     common = Counter(word.decode() for page in real.pages for word in _WORD.findall(page)).most_common(20_000)
     words, weights = [word for word, _ in common], list(accumulate(count for _, count in common))
     pages = (_synthetic(page, chance, words, weights) for page in range(1, articles + 1))
-    return Export(_HEAD, tuple(pages), _FOOT)
+    return Export(HEAD, tuple(pages), FOOT)
 
 
 def _synthetic(page: int, chance: random.Random, words: Sequence[str], weights: Sequence[int]) -> bytes:
@@ -124,21 +124,27 @@ def write_plain(export: Export, folder: Path) -> str:
 
 def write_multistream(export: Export, folder: Path) -> str:
     """Write streams of 100 pages with an offset index beside them; return the dump's path."""
+    return write_streams(export.head, export.pages, export.foot, folder)
+
+
+def write_streams(head: bytes, pages: Iterable[bytes], foot: bytes, folder: Path) -> str:
+    """Write pages as they come, as `write_multistream`."""
     path = folder / "wiki-20261101-pages-articles-multistream.xml.bz2"
     lines = []
     with path.open("wb") as file:
-        file.write(bz2.compress(export.head))
-        for stream in _streams(export.pages):
+        file.write(bz2.compress(head))
+        for stream in _streams(iter(pages)):
             lines += [b"%d:%s:%s\n" % (file.tell(), *_name(page)) for page in stream]
             file.write(bz2.compress(b"".join(stream)))
-        file.write(bz2.compress(export.foot))
+        file.write(bz2.compress(foot))
     index = folder / path.name.replace(".xml", "-index.txt")
     index.write_bytes(bz2.compress(b"".join(lines)))
     return str(path)
 
 
-def _streams(pages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    return (pages[start : start + _STREAM] for start in range(0, len(pages), _STREAM))
+def _streams(pages: Iterator[bytes]) -> Iterator[Sequence[bytes]]:
+    while stream := list(islice(pages, _STREAM)):
+        yield stream
 
 
 def _name(page: bytes) -> tuple[bytes, bytes]:

@@ -7,10 +7,13 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+from paper_findings import HELD
+
 from flows.reindex import reindex
-from rag_model.evaluation.answers.readings import Reads, read
+from rag_model.evaluation.answers.readings import Reading, Reads, read
 from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
 from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.retrieval.retrieved import match_hits
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.rag import Rag, Variant
 from rag_model.index.recipe import IndexRecipe
@@ -54,5 +57,15 @@ def measured(
     reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], kind: AnswerKind
 ) -> list[Scored]:
     """Answer the questions by any reader, and measure the answers."""
-    readings = read(reader, questions, hits)
-    return [score(question, one, kind) for question, one in zip(questions, readings, strict=True)]
+    return scored(questions, read(reader, questions, hits), hits, kind)
+
+
+def scored(
+    questions: Sequence[Question], readings: Sequence[Reading], hits: Sequence[Sequence[Hit]], kind: AnswerKind
+) -> list[Scored]:
+    """Measure answers, and whether a passage of each holds an answer; closed book none is asked for."""
+    found = [score(question, one, kind) for question, one in zip(questions, readings, strict=True)]
+    held = [float(any(match_hits(*pair).has_answer)) for pair in zip(questions, hits, strict=True)]
+    return [
+        replace(one, measures={**one.measures, HELD: held[at]}) if hits[at] else one for at, one in enumerate(found)
+    ]

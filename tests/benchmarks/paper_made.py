@@ -14,7 +14,18 @@ from pathlib import Path
 import torch
 from made_world import Fact, facts, write_reader
 from paper_answers import TEMPERATURE, answered, publish, variant
-from paper_findings import CLOSED, FROZEN, LEARNED, MADE, SWAP, WORDS
+from paper_findings import (
+    CLOSED,
+    CROSSED,
+    CROSSED_BACK,
+    FIRST,
+    FROZEN,
+    LEARNED,
+    MADE,
+    SECOND,
+    SWAP,
+    WORDS,
+)
 
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.answers.scores import Scored
@@ -40,7 +51,7 @@ def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list
     world = facts(options.subjects, seed)
     half = len(world) // 16 * 8
     told, asked = world[:half], world[half:][: options.made_questions]
-    reader = options.reader or folder / "reader"
+    reader = options.reader or folder.parent / "reader"  # of the first seed: worlds differ, and the reader knows none
     if not reader.is_dir():
         reader.mkdir()
         write_reader(reader, options.reader_steps)
@@ -49,7 +60,7 @@ def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list
     questions, others = (_questions(some[half:][: len(asked)], seed) for some in worlds)
     store = str(folder / "store")
     with Snapshot.open(store, ids[0]) as first, Snapshot.open(store, ids[1]) as second:
-        rags = {name: trained(name, first, told, reader, options) for name in (LEARNED, FROZEN, WORDS)}
+        rags = {name: trained(name, first, told, reader, options, seed) for name in (LEARNED, FROZEN, WORDS)}
         found = {
             f"{MADE}: {name}": _asked(rag, _retriever(name, first, rag), questions, options.k)
             for name, rag in rags.items()
@@ -62,10 +73,10 @@ def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list
             found[f"{MADE}: RAG-Sequence, {name}"] = _asked(rag, retrievers[0], questions, k)
             found[f"{MADE}: RAG-Token, {name}"] = _asked(variant(rag, "token"), retrievers[0], questions, k)
         for name, retriever, some in (
-            ("first index, its facts", retrievers[0], questions),
-            ("second index, the first's facts", retrievers[1], questions),
-            ("second index, its facts", retrievers[1], others),
-            ("first index, the second's facts", retrievers[0], others),
+            (FIRST, retrievers[0], questions),
+            (CROSSED, retrievers[1], questions),
+            (SECOND, retrievers[1], others),
+            (CROSSED_BACK, retrievers[0], others),
         ):
             found[f"{SWAP}: {name}"] = _asked(rag, retriever, some, options.k)
     return found
@@ -77,9 +88,11 @@ def changed(world: Sequence[Fact]) -> list[Fact]:
     return [replace(one, value=world[(at + eight) % len(world)].value) for at, one in enumerate(world)]
 
 
-def trained(name: str, snapshot: Snapshot, told: Sequence[Fact], reader: Path, options: argparse.Namespace) -> Rag:
+def trained(
+    name: str, snapshot: Snapshot, told: Sequence[Fact], reader: Path, options: argparse.Namespace, seed: int = 0
+) -> Rag:
     """Train the model of one retriever on questions about the facts told."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     words = name == WORDS
     recipe = RagRecipe(
         options.k,

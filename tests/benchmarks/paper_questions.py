@@ -1,6 +1,7 @@
 """Questions, texts, clues and claims for `bench_paper.py`, and the library that they are asked of, from public files.
 
-* *Questions*: Natural Questions of `train_triples`, short answers.
+* *Questions*: Natural Questions of `train_triples`, short answers; of contexts that `span_model` holds out, so that an
+  extractive reader may be trained on the others.
 * *Texts*: questions of `qa_questions` of 7 words or more whose longest answer has 8 or more.
 * *Clues*: from an answer that is a name the question that people asked for it, as Jeopardy's clues are from the answer.
 * *Claims*: the rows of the source `vitaminc` are VitaminC's evidence, sentences of several revisions of a page strung
@@ -21,6 +22,7 @@ from typing import Any
 
 from paper_findings import CLUE, FACT, QA, TEXT
 from passages import lines
+from span_model import held_out
 
 from rag_model.evaluation.questions.files import Question
 
@@ -42,7 +44,8 @@ class Asked:
 def draw(folder: Path, count: int, others: int, seed: int) -> Asked:
     """Draw `count` questions of each task and the passages of `others` more from the files in `folder`."""
     dice = random.Random(f"paper {seed}")
-    triples, pages = lines(folder / "train_triples.jsonl.xz"), lines(folder / "passages.jsonl.xz")
+    triples = [row for row in lines(folder / "train_triples.jsonl.xz") if held_out(row["context"])]
+    pages = lines(folder / "passages.jsonl.xz")
     dice.shuffle(triples)
     named = [row for row in triples if _NAME.match(row["answers"][0])]
     clues, held = named[:count], {row["context"] for row in named[:count]}

@@ -6,16 +6,35 @@ the task by its prompt. It reads k passages, or closed book the same prompt with
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
-from paper_answers import TEMPERATURE, answered, measured, publish, variant
-from paper_findings import CLOSED, CLUE, FACT, QA, SEQUENCE, SPANS, TEXT, TOKEN, WORDS
-from paper_questions import REFUTES, SUPPORTS, draw
+from paper_answers import TEMPERATURE, answered, measured, publish, scored, variant
+from paper_findings import (
+    CLOSED,
+    CLUE,
+    CROSSED,
+    CROSSED_BACK,
+    FACT,
+    FACTS,
+    FIRST,
+    FOUND,
+    FROZEN,
+    QA,
+    SECOND,
+    SEQUENCE,
+    SPANS,
+    TEXT,
+    TOKEN,
+    WORDS,
+)
+from paper_questions import REFUTES, SUPPORTS, Asked, draw
+from paper_swap import changed
 
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.readings import Reading, read
 from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
 from rag_model.evaluation.questions.files import Question
 from rag_model.generate.causal import CausalGenerator
@@ -27,7 +46,9 @@ from rag_model.generate.load import chat_form, load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.answer import CLOSED_BOOK
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
@@ -41,33 +62,81 @@ PROMPTS = {
 }
 _CUES = {QA: "Answer:", TEXT: "", CLUE: "Question:", FACT: "The claim is"}  # how each answer begins
 _LONGEST = {QA: 12, TEXT: 32, CLUE: 24}  # tokens of an answer; longer ones are cut
+TASKS = (FOUND, QA, FACTS, TEXT, CLUE, FACT)
 _KINDS: dict[str, AnswerKind] = {QA: "spans", TEXT: "texts", CLUE: "clues"}
 _LABELS = {"true": SUPPORTS, "false": REFUTES}  # one token each
 
 
 def real(options: argparse.Namespace, generator: CausalGenerator, folder: Path, seed: int) -> dict[str, list[Scored]]:
-    """Draw questions and a library, index it, and answer each task by each arm."""
+    """Draw questions and a library, index it, and answer each of the tasks asked for by each arm."""
     asked = draw(options.data, options.questions, options.library, seed)
     found: dict[str, list[Scored]] = {}
     with Snapshot.open(str(folder / "store"), publish(asked.library, folder, "real", options.encoder)) as snapshot:
+        sides = _Sides.of(snapshot)
+        if FOUND in options.tasks:
+            found |= sides.found(asked.tasks[QA], options.k)
+        for task in (one for one in asked.tasks if one in options.tasks):
+            rag = Rag(sides.question, _told(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
+            found |= sides.answers(rag, task, asked.tasks[task], options)
+        if FACTS in options.tasks:
+            rag = Rag(sides.question, _told(generator, QA), RagSettings("sequence", options.k, TEMPERATURE))
+            found |= _changed(rag, sides, asked, folder, options)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """MiniLM and BM25 over one snapshot."""
+
+    question: TrainableEncoder
+    dense: SnapshotRetriever
+    words: SnapshotRetriever
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Self:
         question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")
         dense = open_retriever(snapshot, "hnsw", encoder=question, products=True)
-        for task, questions in asked.tasks.items():
-            texts = [one.text for one in questions]
-            rag = Rag(question, _told(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
-            hits = dense.search(texts, options.k)
-            if task == FACT:
-                by_words = open_retriever(snapshot, "bm25").search(texts, options.k)
-                found |= _claims(rag, questions, hits, by_words)
-                continue
-            settings = _KINDS[task], Decoding(options.beams, _LONGEST[task])
-            found[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
-            found[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
-            found[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
-            if task == QA and options.spans:
+        return cls(question, dense, open_retriever(snapshot, "bm25"))
+
+    def found(self, questions: Sequence[Question], k: int) -> dict[str, list[Scored]]:
+        """Return which questions have an answer among the first k passages; no model reads them."""
+        texts = [one.text for one in questions]
+        silent = [Reading(one.id, "", None, ()) for one in questions]
+        both = {FROZEN: self.dense.search(texts, k), WORDS: self.words.search(texts, k)}
+        return {f"{FOUND}: {name}": scored(questions, silent, hits, "spans") for name, hits in both.items()}
+
+    def answers(
+        self, rag: Rag, task: str, questions: Sequence[Question], options: argparse.Namespace
+    ) -> dict[str, list[Scored]]:
+        """Answer the questions of a task by each of its arms."""
+        texts = [one.text for one in questions]
+        hits, found = self.dense.search(texts, options.k), dict[str, list[Scored]]()
+        by_words = self.words.search(texts, options.k) if task in (FACT, QA) else []
+        if task == FACT:
+            return _claims(rag, questions, hits, by_words)
+        settings = _KINDS[task], Decoding(options.beams, _LONGEST[task])
+        found[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
+        found[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
+        found[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
+        if task == QA:
+            found[f"{task}: {WORDS}"] = answered(_by_scores(rag), questions, by_words, *settings)
+            if options.spans:
                 spans = ExtractiveReader(None, SpanModel.load(options.spans))
                 found[f"{task}: {SPANS}"] = measured(spans, questions, hits, "spans")
-    return found
+        return found
+
+
+def _changed(
+    rag: Rag, sides: _Sides, asked: Asked, folder: Path, options: argparse.Namespace
+) -> dict[str, list[Scored]]:
+    """Ask the library as it is, and one whose facts differ; measure either answer by either library's facts."""
+    before, after, library = changed(asked.tasks[QA], asked.library)
+    reader, texts = MarginalReader(None, rag, Decoding(options.beams, _LONGEST[QA]), 4), [one.text for one in before]
+    with Snapshot.open(str(folder / "store"), publish(library, folder, "changed", options.encoder)) as second:
+        found = [one.dense.search(texts, options.k) for one in (sides, _Sides.of(second))]
+    said = [(read(reader, before, hits), hits) for hits in found]
+    pairs = {FIRST: (before, 0), CROSSED: (before, 1), SECOND: (after, 1), CROSSED_BACK: (after, 0)}
+    return {f"{FACTS}: {name}": scored(golds, *said[at], "spans") for name, (golds, at) in pairs.items()}
 
 
 def load(path: Path, dtype: str) -> CausalGenerator:
@@ -91,9 +160,12 @@ def _claims(
     rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]], by_words: Sequence[Sequence[Hit]]
 ) -> dict[str, list[Scored]]:
     """Label the claims from the passages of either retriever, and from none; BM25's scores weigh its passages."""
-    words = Rag(rag.question, rag.generator, replace(rag.settings, weighed_by="scores", temperature=1.0))
-    arms = {SEQUENCE: (rag, hits), WORDS: (words, by_words), CLOSED: (rag, [[CLOSED_BOOK]] * len(claims))}
+    arms = {SEQUENCE: (rag, hits), WORDS: (_by_scores(rag), by_words), CLOSED: (rag, [[CLOSED_BOOK]] * len(claims))}
     return {f"{FACT}: {name}": labelled(model, claims, some) for name, (model, some) in arms.items()}
+
+
+def _by_scores(rag: Rag) -> Rag:
+    return Rag(rag.question, rag.generator, replace(rag.settings, weighed_by="scores", temperature=1.0))
 
 
 @torch.inference_mode()

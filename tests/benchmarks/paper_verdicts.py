@@ -3,14 +3,17 @@
 Every finding is of one form: in the paper one side's figure is larger than the other's. Ours are of the same questions
 on both sides. The interval of our difference lies above 0: reproduced; below: not; it holds 0: undecidable at this
 size. Of fewer than 6 questions on which both sides differ nothing is concluded: a sign test of 5 that all agree has
-p = .0625, and a bootstrap of a handful says more than they do.
+p = .0625, and a bootstrap of a handful says more than they do. The interval is over the questions of all seeds, and
+says nothing of worlds and trainings: so a seed whose own difference has the other sign makes a finding undecidable too.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -49,10 +52,11 @@ class Judged:
     ours: tuple[float, float]  # shares in [0, 1]
     difference: Estimate
     differing: int  # questions
+    seeds: tuple[float, ...]  # the difference of each seed's questions
 
     @property
     def verdict(self) -> str:
-        return verdict(self.difference, self.differing)
+        return verdict(self.difference, self.differing, self.seeds)
 
     def to_json(self) -> dict[str, Any]:
         one, gap = self.finding, self.difference
@@ -63,15 +67,18 @@ class Judged:
             "theirs": one.theirs,
             "ours": [round(100 * value, 1) for value in self.ours],
             "difference": [round(100 * value, 1) for value in (gap.value, gap.low, gap.high)],
+            "seeds": [round(100 * value, 1) for value in self.seeds],
             "questions": gap.n,
             "differing": self.differing,
             "verdict": self.verdict,
         }
 
 
-def verdict(difference: Estimate, differing: int) -> str:
-    """Return the word for a paired difference of which the paper's is above 0."""
+def verdict(difference: Estimate, differing: int, seeds: Sequence[float] = ()) -> str:
+    """Return the word for a paired difference of which the paper's is above 0, and which each seed has of its own."""
     if differing < LEAST or difference.low <= 0 <= difference.high:
+        return UNDECIDABLE
+    if any(one * difference.value < 0 for one in seeds):
         return UNDECIDABLE
     return REPRODUCED if difference.low > 0 else NOT
 
@@ -79,16 +86,17 @@ def verdict(difference: Estimate, differing: int) -> str:
 def judge(finding: Finding, arms: Arms) -> Judged | None:
     """Compare both sides of a finding over the questions of both; None if an arm was not run."""
     larger, smaller = (_side(finding, name, arms) for name in (finding.larger, finding.smaller))
-    pairs = [(one, smaller[key]) for key, one in larger.items() if key in smaller]
-    if finding.measure in CORPUS:
-        return _of_corpus(finding, pairs) if pairs else None
-    name = finding.measure
-    both = [(a.measures[name], b.measures[name]) for a, b in pairs if name in a.measures and name in b.measures]
-    if not both:
+    name, seeds = finding.measure, defaultdict[str, list[Pair]](list)
+    for key, one in larger.items():
+        if key in smaller and all(name in CORPUS or name in side.measures for side in (one, smaller[key])):
+            seeds[key.rpartition("-")[0].partition("-")[0]].append((one, smaller[key]))
+    if not seeds:
         return None
-    ours = [a for a, _ in both], [b for _, b in both]
-    differing = sum(a != b for a, b in both)
-    return Judged(finding, (fmean(ours[0]), fmean(ours[1])), difference_interval(*ours), differing)
+    pairs = [pair for some in seeds.values() for pair in some]
+    compare = CORPUS.get(name) or partial(_means, name)
+    ours, difference = compare(pairs)
+    differing = sum(a.text != b.text if name in CORPUS else a.measures[name] != b.measures[name] for a, b in pairs)
+    return Judged(finding, ours, difference, differing, tuple(compare(some)[1].value for some in seeds.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,10 @@ class _Said:
     text: str
     golds: Sequence[str]
     measures: Mapping[str, float]
+
+
+Pair: TypeAlias = tuple[_Said, _Said]  # one question's, the larger side's first
+Compared: TypeAlias = tuple[tuple[float, float], Estimate]  # both figures, and their difference
 
 
 def _side(finding: Finding, name: str, arms: Arms) -> dict[str, _Said]:
@@ -114,13 +126,13 @@ def _side(finding: Finding, name: str, arms: Arms) -> dict[str, _Said]:
     return found
 
 
-def _of_corpus(finding: Finding, pairs: Sequence[tuple[_Said, _Said]]) -> Judged:
-    difference = CORPUS[finding.measure]
-    ours, gap = difference(pairs)
-    return Judged(finding, ours, gap, sum(a.text != b.text for a, b in pairs))
+def _means(name: str, pairs: Sequence[Pair]) -> Compared:
+    """Compare the means of a measure of each answer."""
+    ours = [a.measures[name] for a, _ in pairs], [b.measures[name] for _, b in pairs]
+    return (fmean(ours[0]), fmean(ours[1])), difference_interval(*ours)
 
 
-def _bleu_1(pairs: Sequence[tuple[_Said, _Said]]) -> tuple[tuple[float, float], Estimate]:
+def _bleu_1(pairs: Sequence[Pair]) -> Compared:
     """Compare corpus BLEU-1; the questions are drawn again, with both sides' counts."""
     rows = [[bleu_counts(one.text, one.golds, order=1) for one in pair] for pair in pairs]
     counts = np.array(rows).reshape(len(rows), -1)  # (n, 2, 4) -> (n, 8)
@@ -129,7 +141,7 @@ def _bleu_1(pairs: Sequence[tuple[_Said, _Said]]) -> tuple[tuple[float, float], 
     return (bleu(total[:4]), bleu(total[4:])), gap
 
 
-def _distinct_3(pairs: Sequence[tuple[_Said, _Said]]) -> tuple[tuple[float, float], Estimate]:
+def _distinct_3(pairs: Sequence[Pair]) -> Compared:
     """Compare the ratio of distinct trigrams; value ± z s of the jackknife over the questions, as of one side."""
     sides = [one.text for one, _ in pairs], [one.text for _, one in pairs]
 
@@ -146,13 +158,15 @@ def _distinct_3(pairs: Sequence[tuple[_Said, _Said]]) -> tuple[tuple[float, floa
     return ours, Estimate(value, value - width, value + width, n)
 
 
-_Difference = Callable[[Sequence[tuple[_Said, _Said]]], tuple[tuple[float, float], Estimate]]
-CORPUS: Mapping[str, _Difference] = {"BLEU-1": _bleu_1, "distinct-3": _distinct_3}  # of a set, not of one answer
+CORPUS: Mapping[str, Callable[[Sequence[Pair]], Compared]] = {
+    "BLEU-1": _bleu_1,
+    "distinct-3": _distinct_3,
+}  # of a set, not of one answer
 
 
 def table(judged: Sequence[Judged]) -> str:
     """Return the findings as a table, theirs and ours side by side, in percent."""
-    head = ["in the paper", "finding", "measure", "theirs", "ours", "difference, 95 %", "n", "verdict"]
+    head = ["in the paper", "finding", "measure", "theirs", "ours", "difference, 95 %", "each seed", "n", "verdict"]
     return "\n".join(_line(row) for row in (head, ["---"] * len(head), *map(_cells, judged)))
 
 
@@ -161,7 +175,8 @@ def _cells(one: Judged) -> list[str]:
     theirs = "{:.1f} v {:.1f}".format(*finding.theirs) if finding.theirs else "-"
     ours = "{:.1f} v {:.1f}".format(*(100 * value for value in one.ours))
     ends = f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
-    return [finding.where, finding.claim, finding.measure, theirs, ours, ends, str(gap.n), one.verdict]
+    seeds = ", ".join(f"{100 * value:+.1f}" for value in one.seeds)
+    return [finding.where, finding.claim, finding.measure, theirs, ours, ends, seeds, str(gap.n), one.verdict]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -66,11 +66,12 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Co
 
 def _watch(session: int, ended: threading.Event, seen: dict[int, Process], peaks: list[float]) -> None:
     while not ended.wait(_INTERVAL):
-        total = sum(_look(pid, seen) for pid in _members(session))
+        total = sum(_look(pid, seen) for pid in members(session))
         peaks[0] = max(peaks[0], total)
 
 
-def _members(session: int) -> Iterator[int]:
+def members(session: int) -> Iterator[int]:
+    """Yield the ids of a session's processes."""
     for entry in Path("/proc").iterdir():
         with suppress(ValueError, ProcessLookupError, PermissionError):
             if os.getsid(int(entry.name)) == session:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from flows.adopt import adopt_library
+from rag_model.allocator import release_freed
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
@@ -68,6 +69,7 @@ def prepare(folder: Path) -> None:
 
 def ours(folder: Path, stage: str, steps: int) -> list[tuple[float, float, float]]:
     """Take steps of a stage's task; return wall seconds, CPU seconds and the loss of each."""
+    release_freed()  # as `train` does
     task = _task(folder, stage)
     batch = task.batches(0)[0]
     return _timed(task.module.train(), lambda: task.loss(batch)[0], steps)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from flows.machine.ports import free_ports
 
 KEY, SECRET = "bookwheel", "bookwheel-secret"
 
@@ -70,17 +71,6 @@ def seaweed(folder: Path) -> Iterator[str]:
             for left in Path("/tmp").glob(f"seaweedfs-*-{name}.sock"):
                 left.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flows import cli
+from flows.machine.ports import free_ports
 from rag_model.store.store import Store
 from tests.docs.blocks import Block, words
 
@@ -37,8 +37,7 @@ class Shell:
         self.folder = folder
         self.names: dict[str, Any] = {}  # of the page's Python
         self._service: subprocess.Popen[bytes] | None = None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
 
     def __enter__(self) -> Self:
         return self

@@ -229,7 +229,7 @@ def test_planning_needs_no_vectors(bookwheel: Any) -> None:
 def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> None:
     command = ["index", "--plan", "--n", 40_000, "-d", 16, "--index", "IVF64,PQ4x4np,Refine(vectors)"]
     ran = bookwheel(*command)
-    assert "1 MB on disk beside the index, 32 bytes a passage: they rank 10 times as many" in ran.out, ran.err
+    assert "1 MB on disk beside the index, 32 bytes a passage" in ran.out, ran.err
     assert bookwheel(*command, "--json").json["beside_bytes"] == 40_000 * 32
 
 

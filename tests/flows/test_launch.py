@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 from prefect import Flow, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    DeploymentFilter,
+    DeploymentFilterName,
+)
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
@@ -19,7 +24,7 @@ from prefect.utilities.callables import parameter_schema
 from beam_jobs.workers import cores, worker_memory
 from flows.evaluate import evaluate
 from flows.finetune import finetune
-from flows.launch import launch
+from flows.launch import launch, weigh
 from flows.launch_model import launch_evaluate, launch_finetune, weigh_evaluation, weigh_training
 from flows.machine.pools import Launched, job_variables
 from flows.maintain import watch
@@ -34,7 +39,7 @@ from rag_model.generate.folder import save_rag
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.needs.machine import LAUNCHER, Most, Needs, Work
+from rag_model.needs.machine import PROCESS, Most, Needs, Work
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
@@ -42,6 +47,7 @@ from tests.fixtures.wikimedia import serving
 
 ROOT = Path(__file__).parents[2]
 OWN = ["deployment", "most", "hours"]
+LAST = ["disk", "hours, about"]
 MOST = Most(memory="64GB", cores=16, gpus=2)
 
 
@@ -78,12 +84,12 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
         "dump": str(mini_dump),
         "store": str(mini_dump.parent / "store"),
         "encoder": str(tiny),
-    } | {"ref": "latest"}
+    } | {"ref": "latest", "dry_run": False}
     assert run.state.name == "Scheduled"
     asked = run.job_variables
     assert asked["memory_request"] == asked["memory_limit"] == f"{-(-small.needs.memory // 2**20)}Mi"
     assert asked["cpu_request"] == asked["cpu_limit"] == str(small.needs.cores)
-    assert asked["env"]["BOOKWHEEL_WORKER_MEMORY"] == str(small.needs.memory - LAUNCHER)
+    assert asked["env"]["BOOKWHEEL_WORKER_MEMORY"] == str(small.needs.memory - PROCESS)
     dump = tmp_path / "enwiki.xml.bz2"
     with dump.open("wb") as file:
         file.truncate(2 << 30)  # its size is all that is looked at
@@ -91,24 +97,27 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
     assert large.needs.memory > small.needs.memory
     assert large.needs.cores > small.needs.cores
     assert run.job_variables["memory_request"] == f"{-(-large.needs.memory // 2**20)}Mi"
+    with get_client(sync_client=True) as client:
+        shown = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["launch-needs"])))
+    told = {row["what"]: row["value"] for one in shown for row in json.loads(str(one.data))}
+    assert told.keys() == {"passages, about", *(f"memory, {stage}" for stage in large.needs.work.stages), *LAST}
+    assert any(f"{large.needs.cores} × core" in (one.description or "") for one in shown)
 
 
 @pytest.mark.parametrize(
-    ("launched", "target", "left_out"),
-    [(launch, reindex, {"dry_run", "base"}), (launch_finetune, finetune, {"work"}), (launch_evaluate, evaluate, set())],
+    ("launched", "target"),
+    [(launch, reindex), (launch_finetune, finetune), (launch_evaluate, evaluate)],
     ids=["reindex", "finetune", "evaluate"],
 )
 def test_the_form_of_a_launch_is_that_of_its_run_with_the_limits(
-    launched: Flow[..., Launched], target: Flow[..., Any], left_out: set[str]
+    launched: Flow[..., Launched], target: Flow[..., Any]
 ) -> None:
     asked, run = parameter_schema(launched), parameter_schema(target)
-    assert list(asked.properties) == [*(name for name in run.properties if name not in left_out), *OWN]
+    assert list(asked.properties) == [*run.properties, *OWN]
     assert asked.required == run.required
     assert all(one["description"] for one in asked.properties.values())
     assert all(
-        asked.properties[name] | {"position": 0} == one | {"position": 0}
-        for name, one in run.properties.items()
-        if name not in left_out
+        asked.properties[name] | {"position": 0} == one | {"position": 0} for name, one in run.properties.items()
     )
     assert asked.properties["deployment"]["default"] == f"{target.name}/library"
     entrypoint = f"{launched.fn.__module__}:{launched.fn.__name__}"
@@ -129,6 +138,14 @@ def test_a_launch_that_is_tried_again_starts_no_second_run(
     assert tries() != tries()
 
 
+def test_workers_elsewhere_are_not_this_runs_to_count(mini_dump: Path, tiny: Path) -> None:
+    given: dict[str, Any] = {"dump": str(mini_dump), "store": "", "encoder": str(tiny), "limit": None, "recipe": None}
+    here, there = (weigh(8 << 30, **given, beam_options=flags) for flags in ([], ["--runner=FlinkRunner"]))
+    assert set(here.stages) > {"chunk", "embed", "train", "scatter", "merge"}
+    assert there.held(8) == {"launcher": PROCESS}
+    assert (there.operations, there.seconds, there.disk) == (0, 0, here.disk)
+
+
 @pytest.mark.parametrize("pool", ["cpu", "gpu"])
 def test_our_kubernetes_pools_know_what_they_are_told(pool: str) -> None:
     template = json.loads((ROOT / "infra" / "kubernetes" / "pools" / f"{pool}.json").read_text())
@@ -145,7 +162,7 @@ def needs_with(gpus: int) -> Needs:
 
 
 def test_docker_and_processes_are_told_in_their_own_words() -> None:
-    told = {"BOOKWHEEL_CORES": "3", "BOOKWHEEL_WORKER_MEMORY": str((4 << 30) - LAUNCHER), "OMP_NUM_THREADS": "3"}
+    told = {"BOOKWHEEL_CORES": "3", "BOOKWHEEL_WORKER_MEMORY": str((4 << 30) - PROCESS), "OMP_NUM_THREADS": "3"}
     assert job_variables("docker", needs_with(gpus=0)) == {
         "env": told,
         "mem_limit": f"{4 << 30}b",
@@ -155,7 +172,7 @@ def test_docker_and_processes_are_told_in_their_own_words() -> None:
     assert asked == [{"count": 2, "capabilities": [["gpu"]]}]
     assert job_variables("process", needs_with(gpus=2)) == {"env": told}
     assert job_variables("process", needs_with(gpus=0)) == {"env": told | {"CUDA_VISIBLE_DEVICES": ""}}
-    assert job_variables("kubernetes", needs_with(gpus=2))["scratch"] == "250Gi"
+    assert job_variables("kubernetes", needs_with(gpus=2))["scratch"] == "300Gi"
 
 
 def test_what_a_run_was_given_is_what_its_workers_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +203,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_started(
         (None, "say how large in `most`"),
         (Most("much", 4), "not an amount of memory"),
         (Most("8GB", 0), "a run needs a core"),
+        (Most("8GB", 10**9), "cannot have 1000000000 cores"),
     ],
 )
 def test_limits_that_are_none_are_refused(
@@ -269,7 +287,7 @@ def test_a_training_that_rebuilds_its_index_is_told_what_a_rebuild_needs(
     work = weigh_training(16 << 30, kind="rag-end2end", **common)
     content = Snapshot.open(str(library)).manifest.content
     over = [name for name in content.indexes if content.over(name) == "embeddings"]
-    assert work.stages["rebuild"] > work.stages["train"] + LAUNCHER
+    assert work.stages["rebuild"] > work.stages["train"] + PROCESS
     assert work.disk > sum(content.files[content.index_file(name)].size for name in over)
     assert re.fullmatch(r"[\d.]+ GB of memory, \d+ MB of disk", work.sizes["a rebuild takes"])
     plain = weigh_training(16 << 30, kind="rag-token", **common)
@@ -329,6 +347,6 @@ def test_a_generator_alone_is_weighed_and_an_endpoint_weighs_nothing(
         )
 
     alone, behind = weighed(str(save_bart(tmp_path / "bart")), "concat"), weighed("openai:any")
-    assert alone.stages["answer"] - alone.stages["retrieve"] > 1 << 26  # what decoding takes
+    assert alone.stages["answer"] > alone.stages["retrieve"], "decoding takes memory"
     assert behind.stages["answer"] == behind.stages["retrieve"] < alone.stages["retrieve"]
     assert (behind.operations, alone.operations > 0) == (0, True)

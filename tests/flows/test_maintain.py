@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from flows.maintain import built_from, upkeep, watch
-from flows.outcome import GateRefusedError
-from rag_model.errors import InputError
+from rag_model.errors import GateRefusedError, InputError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.snapshots.recipe import Recipe, read_recipe
 from rag_model.store.store import Store

@@ -14,7 +14,6 @@ def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
     assert found["beside_bytes"] == found["n"] * 120 * 128 * 2
     assert found["disk_bytes"] == pytest.approx(found["n"] * (120 * (2 + 32) + 8), rel=0.01)
     assert found["cpu_seconds"].keys() == found["stage_bytes"].keys() == {"train", "scatter", "merge"}
-    assert found["encoding_hours"]["MiniLM on a GPU"] < found["encoding_hours"]["BERT-base on a core"]
     told = bookwheel("index", "--plan", "--index", "MaxSim", "--n", 1000, "-d", 96).out
     assert "MaxSim,PQ24 over 1,000 passages" in told
     assert "a passage" in told

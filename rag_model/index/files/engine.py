@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import BookwheelError, InputError, ResourceError
+from rag_model.extras import check_one_faiss
 from rag_model.index.files.skeleton import ForeignError, check_skeleton
 
+check_one_faiss()
 faiss: Any = import_module("faiss")
 FaissIndex: TypeAlias = Any  # one of its many index classes
 Metric = Literal["ip", "l2"]

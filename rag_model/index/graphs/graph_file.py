@@ -122,7 +122,7 @@ class GraphFile:
             raise ValueError("the graph's arrays do not fit each other")
         return cls(n, int(slots[1]), entry, offsets, links, tail)
 
-    def bottom(self, nodes: Rows) -> Links:
+    def bottom(self, nodes: Rows | Links) -> Links:
         """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty.
 
         Raises:
@@ -137,7 +137,7 @@ class GraphFile:
         """Write the nodes' bottom lists, (m, 2M) int32, into the file."""
         self.links[self._slots(nodes)] = links
 
-    def _slots(self, nodes: Rows) -> Rows:
+    def _slots(self, nodes: Rows | Links) -> Rows:
         slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)  # (m, 1) + (2M,) -> (m, 2M)
         return slots
 

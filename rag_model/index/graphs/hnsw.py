@@ -54,6 +54,7 @@ from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import VectorPlan, default_search
 
 VERSION = 4
+_BLOCKS = 8  # whose candidates are in memory at once, 6 MB each
 LOSSES = 4_096  # vectors of the sample, at most twice as many, on which `losses` are measured
 
 
@@ -120,8 +121,7 @@ def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: 
         InputError: a piece is damaged or of another build.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    members = read_vectors(plan, trained, scattered, 2 * number)
-    sources = read_vectors(plan, trained, scattered, 2 * number + 1)
+    members, sources = read_vectors(plan, trained, scattered, number)
     with engine.guarded(
         ResourceError, f"cell {number} of {plan.factory} could not be built: run with --debug for the cause"
     ):
@@ -240,6 +240,17 @@ def _upper(plan: VectorPlan, levels: Links, files: VectorFiles) -> Upper:
 def _write_links(plan: VectorPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> None:
     """Write every node's lists; the bottom list holds the best candidates of its cells."""
     links = _links(plan)
-    for first, last in blocks(plan.n, BLOCK):
-        bottom = best_links(candidates(cells, first, last, 2 * links), 2 * links)
-        file.write(laid_out(bottom, levels[first:last], links, upper.within(first, last), first).data)
+    for start, end in blocks(plan.n, _asked_at_once(len(cells))):
+        keys = candidates(cells, start, end, 2 * links)
+        for first, last in ((start + low, start + high) for low, high in blocks(end - start)):
+            bottom = best_links(keys[first - start : last - start], 2 * links)
+            file.write(laid_out(bottom, levels[first:last], links, upper.within(first, last), first).data)
+
+
+def _asked_at_once(cells: int) -> int:
+    """Return the rows that all cells are asked about at once.
+
+    Every cell has a few rows of any block, and a question costs as much as a hundred rows: with a block of one size,
+    the merge would grow with the square of the corpus. More than eight blocks would take too much memory.
+    """
+    return BLOCK * min(_BLOCKS, max(1, cells // 16))

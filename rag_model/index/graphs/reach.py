@@ -23,12 +23,13 @@ class Reach:
     """The tree of nodes that a walk on the bottom level reaches from the entry point."""
 
     def __init__(self, graph: GraphFile) -> None:
-        """Walk a graph breadth first; holds 4 bytes per node."""
+        """Walk a graph breadth first; holds 8 bytes per node."""
         self._graph = graph
         self._parent = np.full(graph.n, -1, np.int32)
+        self._queue, self._reached = np.empty(graph.n, np.int32), 0  # every node that was reached, once, and how many
         self._last = graph.entry
         self._parent[self._last] = self._last
-        self._walk(np.array([self._last]))
+        self._walk(self._last)
 
     def missing(self) -> Rows:
         """Return the nodes that are not reached, ascending."""
@@ -55,7 +56,7 @@ class Reach:
                     self._graph.set_bottom(np.array([way]), links[None])
                     self._parent[node] = way
                     self._last = node
-                    self._walk(np.array([node]))
+                    self._walk(node)
                     return
         raise AssertionError("a leaf of the walk has no room for a link")
 
@@ -64,20 +65,27 @@ class Reach:
         spare: npt.NDArray[np.bool_] = (lists < 0) | (self._parent[lists] != np.array(ways)[:, None])  # (w, 2M)
         return spare
 
-    def _walk(self, front: Rows) -> None:
-        while len(front):
-            front = np.concatenate([self._step(front[first : first + BLOCK]) for first in range(0, len(front), BLOCK)])
-            if len(front):
-                self._last = int(front[-1])
+    def _walk(self, start: int) -> None:
+        """Reach what `start` leads to: one front after another, each the end of the queue that the last one wrote."""
+        first, end = self._reached, self._reached + 1
+        self._queue[first] = start
+        self._reached = end
+        while first < end:
+            for at in range(first, end, BLOCK):
+                found = self._step(self._queue[at : min(at + BLOCK, end)])
+                self._queue[self._reached : self._reached + len(found)] = found
+                self._reached += len(found)
+            first, end = end, self._reached
+            self._last = int(self._queue[end - 1])
 
-    def _step(self, front: Rows) -> Rows:
+    def _step(self, front: Links) -> Links:
         """Mark the nodes that `front` links to and that were not reached before; return them, ascending."""
         targets = self._graph.bottom(front)  # (f, 2M)
         new = (targets >= 0) & (self._parent[targets] < 0)
         sources = np.broadcast_to(front[:, None], targets.shape)[new]  # (f, 1) -> (f, 2M) -> (new,)
         found, first = np.unique(targets[new], return_index=True)
         self._parent[found] = sources[first]
-        return found.astype(np.int64)
+        return found
 
 
 def repair(path: Path, vectors: VectorFiles) -> int:

@@ -5,6 +5,7 @@ vectors that are linked into it. Within a group rows ascend, so reading the part
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from rag_model.index.graphs.cells import Cells
 from rag_model.index.graphs.graph import Links
 from rag_model.index.recipe import VectorPlan
 
+_READERS = 16  # pieces that are read at once
 _BEGINS, _ROWS, _VECTORS, _COUNT = range(4)  # the arrays of a piece
 
 
@@ -48,17 +50,26 @@ def _slice(vectors: Array, members: int) -> str:
     return digest_bytes(b"%d %s" % (members, vectors.data.cast("B")))[-32:] if len(vectors) else ""
 
 
-def read_vectors(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], group: int) -> Vectors:
-    """Return (m, d) float32: a group's vectors of all parts, in row order; fetches only their bytes.
+def read_vectors(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], cell: int) -> tuple[Vectors, Vectors]:
+    """Return a cell's members and the vectors linked into it: (m, d) and (l, d) float32, of all parts, in row order.
+
+    Fetches only their bytes, of many parts at once: on an object store that is mostly waiting.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.
     """
-    found = [np.empty((0, plan.d), np.float32)]
-    for piece in _pieces(plan, trained, scattered):
-        first, last = piece.read(_BEGINS, group, group + 2).tolist()
-        found.append(piece.read(_VECTORS, first, last).astype(np.float32))
-    return np.concatenate(found)
+
+    def read(number: int) -> tuple[Array, int]:
+        with _piece(plan, trained, scattered, number) as piece:
+            first, middle, last = piece.read(_BEGINS, 2 * cell, 2 * cell + 3).tolist()
+            return piece.read(_VECTORS, first, last), middle - first
+
+    members, linked = ([np.empty((0, plan.d), np.float32)] for _ in range(2))
+    with ThreadPoolExecutor(_READERS) as threads:
+        for vectors, count in threads.map(read, range(len(scattered))):
+            members.append(vectors[:count].astype(np.float32))
+            linked.append(vectors[count:].astype(np.float32))
+    return np.concatenate(members), np.concatenate(linked)
 
 
 def read_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
@@ -88,7 +99,11 @@ def _sorted(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Lin
 
 def _pieces(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[Piece]:
     """Open the pieces one after the other: there may be more pieces than the limit of open files."""
-    for number, opener in enumerate(scattered):
-        stamp = stamp_of(plan, trained, "scattered", number)
-        with Piece.open(opener, stamp, 4, f"the scattered piece of part {number}") as piece:
+    for number in range(len(scattered)):
+        with _piece(plan, trained, scattered, number) as piece:
             yield piece
+
+
+def _piece(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int) -> Piece:
+    stamp = stamp_of(plan, trained, "scattered", number)
+    return Piece.open(scattered[number], stamp, 4, f"the scattered piece of part {number}")

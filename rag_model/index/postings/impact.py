@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _BITS = {"Impact": 8, "Impact1": 1}  # of a weight
 TERMS = 128  # of a passage, for estimates: SPLADE's models have 100 to 200 on passages of 100 words
 _GAP = 10  # bits of a posting's row, for estimates: of 128 terms by Zipf's law in 40,000 passages
-VOCABULARY = 30_522  # BERT's, for estimates
 ROW_BYTES = 5 * TERMS + 4  # of a passage in its part's file
 _PIECE = 8 * TERMS  # bytes a passage in a part's piece
 _SORTED = 48 * TERMS  # bytes a passage in memory while a part is sorted

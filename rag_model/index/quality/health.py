@@ -12,7 +12,6 @@ from typing import Self
 
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.factory import Structure
-from rag_model.index.files import engine
 from rag_model.index.files.anatomy import GraphAnatomy, ListAnatomy, graph_anatomy, list_anatomy, quantization_error
 from rag_model.index.files.engine import Rows, Vectors, faiss
 from rag_model.index.files.vectors import VectorFiles
@@ -93,15 +92,12 @@ def examine(path: Path, vectors: Sequence[Path] = ()) -> Health:
     Raises:
         InputError: the file is damaged or of another type, or the vectors are not those that it was built from.
     """
-    file, index = open_index(path), engine.read(path, mmap=True)
-    files = VectorFiles.of(vectors, file.n, file.dim) if vectors else None
-    return Health(
-        kind=file.kind,
-        n=file.n,
-        graph=graph_anatomy(path) if file.kind == "hnsw" else None,
-        lists=list_anatomy(index) if file.kind == "ivf" else None,
-        quantization_error=None if files is None else quantization_error(index, files),
-    )
+    file = open_index(path)
+    kind, n = file.kind, file.n
+    error = quantization_error(file.opened, VectorFiles.of(vectors, n, file.dim)) if vectors else None
+    lists = list_anatomy(file.opened) if kind == "ivf" else None
+    del file  # an open graph holds 12 bytes a node, and its anatomy reads the file
+    return Health(kind, n, graph_anatomy(path) if kind == "hnsw" else None, lists, error)
 
 
 def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Effort]:

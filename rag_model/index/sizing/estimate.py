@@ -6,7 +6,7 @@ training sample. A recipe that leaves it open gets the best that fits: a graph o
 then lists of codes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rag_model.errors import ResourceError
@@ -23,7 +23,6 @@ from rag_model.index.sizing.amounts import gigabytes
 PROCESS = 192 << 20  # Python, numpy and faiss, for any n
 _LINK = 8  # bytes of a link with its similarity, in a shard
 _UNEVEN = 2.0  # assumed size of the largest cell, as a multiple of the mean: splitting keeps it below
-_LESS = (2, 4, 8)  # times as many cells, or as few vectors to train on: both lose recall
 _LEAST_POINTS = 10  # training points per centroid: with fewer, some lists are random
 
 Sums = tuple[int, float, dict[str, float]]  # bytes of the index, of the pieces on disk, and memory by stage
@@ -38,23 +37,9 @@ class Estimate:
     disk_bytes: int  # the finished index file
     work_bytes: int  # disk during the build, without the vectors: pieces, and twice the file
 
-    @property
-    def build_bytes(self) -> int:
-        """Return the memory of the largest stage, for one task at a time."""
-        return max(self.stages.values())
-
-    def needed_bytes(self, *, serving: bool) -> int:
-        """Return the memory of a machine that builds the index and, with `serving`, searches it."""
-        return max(self.build_bytes, self.search_bytes if serving else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The memory for an index."""
-
-    memory: int  # bytes of one machine, for the largest stage of the build
-    part_rows: int | None = None  # rows of the largest part; None: the default size of a part
-    serving: bool = False  # whether the finished index must fit as well; not needed if it is searched elsewhere
+    def needed_bytes(self, *, serving: bool = False) -> int:
+        """Return the memory of a machine that builds the index, a task at a time, and with `serving` searches it."""
+        return max(*self.stages.values(), self.search_bytes if serving else 0)
 
 
 def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
@@ -106,51 +91,53 @@ def _node_bytes(links: int) -> float:
     return 4 * (2 * links + links / (links - 1)) + 4 + 8
 
 
-def fitted(recipe: IndexRecipe, n: int, d: int, room: Room, *, free: bool = False) -> VectorPlan:
-    """Return the recipe's plan; if it would not fit, with more cells, or trained on fewer vectors.
+def fitted(
+    recipes: Sequence[IndexRecipe], n: int, d: int, memory: int, part_rows: int | None = None, *, serving: bool = False
+) -> VectorPlan:
+    """Return the plan of the first recipe that fits, if necessary with more cells, or trained on fewer vectors.
 
     Args:
-        recipe: what to build.
+        recipes: one, or the `ladder` of one.
         n: vectors.
         d: dimensions.
-        room: the memory, and what must fit in it.
-        free: whether the structure is free: the best that fits is chosen, and the recipe's own factory is not read.
+        memory: bytes of one machine, for the largest stage of the build.
+        part_rows: rows of the largest part; None: the default size of a part.
+        serving: whether the finished index must fit as well; not needed if it is searched elsewhere.
 
     Raises:
-        ResourceError: it does not fit; the message gives the memory needed, and a factory string that would fit unless
-            there is none.
+        ResourceError: none fits; the message gives the memory needed, and of one recipe a factory string that would fit
+            unless there is none.
     """
-    plans = (plan for one in (_ladder(recipe, d) if free else [recipe]) for plan in _plans(one, resolve(one, n, d)))
-    tried = ((plan, estimate(plan, room.part_rows).needed_bytes(serving=room.serving)) for plan in plans)
-    plan, needed = min(tried, key=lambda one: max(room.memory, one[1]))  # the first that fits, or the smallest
-    if needed <= room.memory:
+    plans = [plan for recipe in recipes for plan in _plans(recipe, resolve(recipe, n, d))]
+    tried = [(plan, estimate(plan, part_rows).needed_bytes(serving=serving)) for plan in plans]
+    plan, needed = min(tried, key=lambda one: max(memory, one[1]))  # the first that fits, or the smallest
+    if needed <= memory:
         return plan
-    over, held = f"{n:,} vectors of {d} dimensions", gigabytes(room.memory)
-    if free:
-        raise ResourceError(f"no index of {over} fits {held} of memory: the smallest needs {gigabytes(needed)}")
-    work = "build and search" if room.serving else "build"
+    work = "build and search" if serving else "build"
+    advice = "add memory, since no index is smaller"
+    if len(recipes) == 1:
+        advice = f"use {fitted(ladder(recipes[0], d), n, d, memory, part_rows, serving=serving).factory}"
     raise ResourceError(
-        f"{plan.factory} over {over} needs {gigabytes(needed)} of memory to {work}, and {held} are free: "
-        f"use {fitted(recipe, n, d, room, free=True).factory}"
+        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {gigabytes(needed)} of memory to {work}, and "
+        f"{gigabytes(memory)} are free: {advice}"
     )
+
+
+def ladder(recipe: IndexRecipe, d: int) -> list[IndexRecipe]:
+    """Return the recipe with other factories for d dimensions, the best first; a graph keeps its links and cells."""
+    links = getattr(parse(recipe.factory), "links", None) or LINKS
+    graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
+    codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
+    factories = [*graphs, "IVF,PQ", *codes, "IVF,RaBitQ"]  # codes of d/4, d/8, d/16 bytes, and of a bit per dimension
+    return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
 
 
 def _plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
     """Yield the plan, then smaller ones, as far as the recipe leaves the number of cells and the sample open."""
     yield plan
     least = min(plan.train_sample, max(PQ_SAMPLE, _LEAST_POINTS * lists_in(plan)))
-    for times in _LESS:
+    for times in (2, 4, 8):  # as many cells, or as few vectors to train on: both lose recall
         sample = recipe.train_sample or max(least, plan.train_sample // times)
         less = resolve(replace(recipe, cells=recipe.cells or times * plan.cells, train_sample=sample), plan.n, plan.d)
         changed = f"{less.cells:,} cells" if less.shards else f"trained on {less.train_sample:,} vectors"
         yield replace(less, notes=(*less.notes, f"{changed}, so that the build fits in memory"))
-
-
-def _ladder(recipe: IndexRecipe, d: int) -> Iterator[IndexRecipe]:
-    """Yield the recipe with each factory in turn, the best first; a graph keeps its links and cells."""
-    links = getattr(parse(recipe.factory), "links", None) or LINKS
-    for storage in ("", "_SQfp16", "_SQ8"):
-        yield replace(recipe, factory=f"HNSW{links}{storage}", train_sample=None, search={})
-    codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
-    for factory in ("IVF,PQ", *codes, "IVF,RaBitQ"):  # of d/4, d/8, d/16 bytes, and of a bit per dimension
-        yield replace(recipe, factory=factory, cells=None, train_sample=None, search={})

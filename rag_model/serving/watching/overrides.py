@@ -2,9 +2,10 @@
 
 Every n-th answer that was read from passages is taken, so the sampled share of overrides is that of all answers. One
 that a passage supports is none, and costs nothing more. Of any other a model in memory reads its text twice, with the
-passages and without: no token is generated. An endpoint is asked the question once more, without passages. That is done
-one answer after another, in a thread of the lowest priority on one core, and never delays the answer itself. Where 32
-answers wait, none is taken, whatever it says; and one whose check fails, or takes too long, is dropped.
+passages and without: no token is generated. An endpoint is asked the question once more, without passages. All that is
+done one answer after another, when each has left, in a thread of the lowest priority on one core. Only an endpoint that
+takes one request at a time keeps the next answer waiting meanwhile. Where 32 answers wait, none is taken, whatever it
+says; and one whose check fails, or takes too long, is dropped.
 """
 
 import logging

@@ -3,7 +3,8 @@
 Only the ids, titles and hashes of passages are read, and only from parts whose file differs between the snapshots.
 Parts with the same page range are compared in memory, pair by pair. Where ranges differ (the dump was split otherwise,
 or its last part grew) the passages of an article may be in any of the remaining parts: they are distributed by page
-into buckets on disk, and the buckets are compared in memory. So memory is bounded by one part or one bucket.
+into buckets on disk, and the buckets are compared in memory. So memory is bounded by a few
+parts or one bucket.
 """
 
 import tempfile
@@ -21,12 +22,14 @@ import pyarrow.compute as pc
 
 from rag_model.corpus.passages import PASSAGE_SCHEMA
 from rag_model.errors import StoreError
+from rag_model.store.objects.ranges import read_ahead
 from rag_model.store.versions.manifest import PartEntry
 from rag_model.store.versions.paths import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
 BUCKET = 1 << 18  # approximate rows of a bucket: about 30 MB, and 100 MB if all of them changed
+_AHEAD = 8  # pairs of parts that are read at once: on an object store that is mostly waiting
 _COLUMNS = ("id", "page_id", "title", "hash")
 _SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
 
@@ -51,8 +54,8 @@ def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) 
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
     """
     pairs, rest_before, rest_after = _matched(before, after)
-    for part_before, part_after in pairs:
-        yield from _compare(before.columns(part_before.name, _COLUMNS), after.columns(part_after.name, _COLUMNS))
+    for own, other in read_ahead(lambda pair: _columns(before, after, *pair), pairs, _AHEAD):
+        yield from _compare(own, other)
     if not rest_before and not rest_after:
         return
     count = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
@@ -61,6 +64,10 @@ def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) 
         dealt_after = _deal(after, rest_after, count, Path(folder) / "after")
         for number in range(count):
             yield from _compare(_gather(dealt_before, number), _gather(dealt_after, number))
+
+
+def _columns(before: Snapshot, after: Snapshot, own: PartEntry, other: PartEntry) -> tuple[pa.Table, pa.Table]:
+    return before.columns(own.name, _COLUMNS), after.columns(other.name, _COLUMNS)
 
 
 def _matched(

@@ -6,12 +6,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rag_model.store.comparing.changes import ArticleChange, Change, article_changes
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.ranges import read_ahead
+from rag_model.store.pulling.deltas import offered
+from rag_model.store.pulling.deltas import steps as steps_of
 from rag_model.store.pulling.kinds import FOR_BUILDS, kind_of
 from rag_model.store.pulling.overlap import Overlap, Patch
+from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
 
+_AHEAD = 8  # files that are compared at once: on an object store that is mostly waiting
 CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
 
 
@@ -88,10 +94,18 @@ def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tu
 def _pull(before: Snapshot, after: Snapshot) -> dict[str, PullBytes]:
     files, there = after.manifest.content.files, set(before.manifest.content.files.values())
     paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
-    overlap = Overlap.of(before, after)
+    overlap, store = Overlap.of(before, after), Store.open(after.where) if isinstance(after.where, str) else None
+    steps = {step.after: step for step in steps_of(before.manifest.content, after.manifest.content)}
     fetched, reused = Counter[str](), Counter[str]()
-    for ref, path in paths.items():
-        lacking = 0 if ref in there else _lacking(ref.size, overlap.patch(path) if overlap else None)
+
+    def lacked(ref: BlobRef) -> int:
+        patch = overlap.patch(paths[ref]) if overlap and ref not in there else None
+        lacking, step = 0 if ref in there else _lacking(ref.size, patch), steps.get(ref)
+        if store and step and (patch or not step.head) and (delta := offered(store, step)):
+            lacking -= (step.head or ref.size) - delta.size
+        return lacking
+
+    for (ref, path), lacking in zip(paths.items(), read_ahead(lacked, [*paths], _AHEAD), strict=True):
         fetched[kind_of(path)] += lacking
         reused[kind_of(path)] += ref.size - lacking
     return {kind: PullBytes(fetched[kind], reused[kind]) for kind in sorted(fetched.keys() - FOR_BUILDS)}

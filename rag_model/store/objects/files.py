@@ -25,7 +25,7 @@ from rag_model.json_text import parse_json
 from rag_model.landing import landing
 from rag_model.store.objects.clouds import cloud_of
 from rag_model.store.objects.create import create_exclusive, excludes
-from rag_model.store.objects.ranges import AHEAD, RangeFile, read_ahead
+from rag_model.store.objects.ranges import AHEAD, ASKED, RangeFile, read_ahead
 
 _CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` chunks in memory, for a file of any size
 _MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
@@ -103,27 +103,25 @@ class Files:
         return Found(path, int(info["size"]), _written(info)) if info["type"] == "file" else None
 
     def tree(self, folder: str = "") -> Iterator[Found]:
-        """Yield all files below a folder, dot-files too, from a fresh listing; none if the folder does not exist."""
-        with self._explaining("list", folder):
-            try:
-                entries = self._fs.ls(self._path(folder), detail=True, refresh=True)
-            except (FileNotFoundError, NotADirectoryError):
-                return
-        for entry in entries:
-            path = entry["name"][len(self._root) :].strip("/")
-            if entry["type"] == "file" and not entry["name"].endswith("/"):
-                yield Found(path, int(entry["size"]), _written(entry))
-            elif entry["type"] == "directory" and path != folder:
-                yield from self.tree(path)
+        """Yield all files below a folder, dot-files too, from fresh listings; none if the folder does not exist.
+
+        Folders of one depth are listed at once, those above first.
+        """
+        ahead = [folder]
+        while ahead:
+            level, ahead = ahead, []
+            for parent, entries in zip(level, read_ahead(self._entries, level, ASKED), strict=True):
+                for entry in entries:
+                    path = entry["name"][len(self._root) :].strip("/")
+                    if entry["type"] == "file" and not entry["name"].endswith("/"):
+                        yield Found(path, int(entry["size"]), _written(entry))
+                    elif entry["type"] == "directory" and path != parent:
+                        ahead.append(path)
 
     def names(self, folder: str, *, kind: str = "file") -> list[str]:
         """Return the sorted base names of a folder's files, or of its folders (`kind="directory"`)."""
-        with self._explaining("list", folder):
-            try:
-                found = self._fs.ls(self._path(folder), detail=True, refresh=True)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
-        bases = (entry["name"].rpartition("/")[2] for entry in found if entry["type"] == kind)
+        found = (entry for entry in self._entries(folder) if entry["type"] == kind)
+        bases = (entry["name"].rpartition("/")[2] for entry in found)
         # An object store may list the folder itself (a name that ends in a slash). A dot-file is a temporary file.
         return sorted(base for base in bases if base and not base.startswith("."))
 
@@ -238,6 +236,13 @@ class Files:
             return fs, str(root)
         fs = self._cloud.connected()
         return fs, str(fs._strip_protocol(url))
+
+    def _entries(self, folder: str) -> list[dict[str, Any]]:
+        with self._explaining("list", folder):
+            try:
+                return list(self._fs.ls(self._path(folder), detail=True, refresh=True))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def _put_remote(self, source: Path, path: str) -> None:
         """Upload a file, a large one in parts; s3fs alone would hold 500 MB of it in memory."""

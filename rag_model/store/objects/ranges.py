@@ -8,7 +8,9 @@ from itertools import islice
 from typing import Any, TypeVar
 
 Place = TypeVar("Place")
+Answer = TypeVar("Answer")
 AHEAD = 4  # chunks that are in memory or being read at once
+ASKED = 32  # small requests at once: on an object store an answer is nearly all waiting
 
 
 class RangeFile(io.RawIOBase):
@@ -40,8 +42,11 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
 
-def read_ahead(read: Callable[[Place], bytes], places: Sequence[Place], ahead: int = AHEAD) -> Iterator[bytes]:
+def read_ahead(read: Callable[[Place], Answer], places: Sequence[Place], ahead: int = AHEAD) -> Iterator[Answer]:
     """Yield `read(place)` for each place, in order, while the next ones are read by `ahead` other threads."""
+    if len(places) < 2:
+        yield from map(read, places)  # without a thread
+        return
     with ThreadPoolExecutor(ahead) as pool:
         waiting = deque(pool.submit(read, place) for place in places[:ahead])
         later = iter(places[ahead:])

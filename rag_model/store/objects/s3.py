@@ -15,6 +15,8 @@ import botocore.exceptions  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs import S3FileSystem
 
+from rag_model.store.objects.ranges import ASKED
+
 _TRIES = 7
 _PAUSE = 0.1  # seconds before the second try, doubled for each further one: 6 s in all
 _PASSING_STATUS = {429, 500, 502, 503, 504}
@@ -43,7 +45,7 @@ class S3(S3FileSystem):  # type: ignore[misc]
     errors = (botocore.exceptions.BotoCoreError, aiohttp.ClientError)  # those that are no `OSError`
 
     def __init__(self, *args: Any, config_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        once = {**(config_kwargs or {}), "retries": {"total_max_attempts": 1}}
+        once = {"max_pool_connections": ASKED, **(config_kwargs or {}), "retries": {"total_max_attempts": 1}}
         super().__init__(*args, config_kwargs=once, **kwargs)
 
     async def _call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
 """Materialise a version's blobs in a folder: verify those that are there, download the others, or patch.
 
 Vectors of passages that an earlier pulled snapshot has too are not fetched again (`store.pulling.overlap`). Files that
-a kind of index can make of what is here (`Derive`) are made.
+a kind of index can make of what is here (`Derive`) are made, and passage files of earlier ones and deltas
+(`store.pulling.deltas`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,13 +18,14 @@ from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.landing import TEMPORARY
 from rag_model.partition import Rows
-from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.blobs import BlobRef, Chunks
+from rag_model.store.pulling.deltas import Step, renewed, unpacked
 from rag_model.store.pulling.kinds import kind_of
 from rag_model.store.pulling.overlap import Overlap
 from rag_model.store.pulling.pulled import blob_copy, mapped_copy, mapped_identity, stamps_of
 from rag_model.store.pulling.tables import Vectors, convertible
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.mapped import write_mapped
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -84,12 +86,14 @@ class Puller:
         """Materialise one blob by fetching all of it; return the number of bytes fetched."""
         return self._materialise(ref, self._fetch)
 
-    def mapped(self, ref: BlobRef) -> int:
-        """Materialise a passage file and its memory-mapped copy; return the number of bytes fetched."""
-        fetched = self.whole(ref)
+    def renewed(self, ref: BlobRef, path: str, before: Snapshot, content: Content) -> int:
+        """Materialise a passage file, of an earlier one and a delta if there are both; return the bytes fetched."""
+        return self.derived(ref, partial(renewed, self.store, before, content, path), self.whole)
+
+    def mapped(self, ref: BlobRef) -> None:
+        """Write the memory-mapped copy of a passage file that is here."""
         with self.watch.stopping():
             _derive(ref, self.dest)
-        return fetched
 
     def patched(self, ref: BlobRef, path: str, overlap: Overlap, known: Mapping[str, Vectors]) -> int:
         """Materialise a blob by a patch: take vectors of an earlier snapshot from this disk, and fetch the rest."""
@@ -98,23 +102,36 @@ class Puller:
             patch = overlap.patch(path)
             vectors = known.get(patch.table.over) if patch else None
             if patch and vectors and convertible(vectors.width, patch.table.width):
-                chunks = partial(patch.chunks, vectors)
-                if self.store.blobs.assemble(ref, copy, chunks, self.watch):
-                    return patch.fetched_bytes
+                with self._packed(ref, patch.table.head) as (fetched, head):
+                    chunks = partial(_after, head, partial(patch.chunks, vectors))
+                    if self.store.blobs.assemble(ref, copy, chunks, self.watch):
+                        return patch.fetched_bytes + fetched
             return self._fetch(ref, copy)
 
         return self._materialise(ref, assemble)
 
-    def derived(self, ref: BlobRef, make: Callable[[Path], bool], other: Callable[[BlobRef], int]) -> int:
-        """Materialise a blob that `make` writes, fetching nothing; if it does not, or writes another, use `other`."""
+    @contextmanager
+    def _packed(self, ref: BlobRef, size: int) -> Iterator[tuple[int, Path | None]]:
+        """Yield how many bytes more are fetched than without a packed beginning, and its file; None: there is none."""
+        with TemporaryDirectory(dir=self.dest, prefix=TEMPORARY) as folder:
+            head = Path(folder) / "head"
+            fetched = unpacked(self.store, Step(ref, head=size), head)
+            yield (0, None) if fetched is None else (fetched - size, head)
+
+    def derived(self, ref: BlobRef, make: Callable[[Path], int | None], other: Callable[[BlobRef], int]) -> int:
+        """Materialise a blob that `make` writes, returning the bytes that it fetched for that.
+
+        If it returns None, or writes other bytes, use `other`.
+        """
         with TemporaryDirectory(dir=self.dest, prefix=TEMPORARY) as folder:
             made = Path(folder) / "made"
 
             def assemble(ref: BlobRef, copy: Path) -> int:
-                written = not copy.exists() and make(made) and made.stat().st_size == ref.size
-                if written and self.store.blobs.assemble(ref, copy, partial(_bytes_of, made), self.watch):
-                    return 0
-                return other(ref)
+                fetched = None if copy.exists() else make(made)
+                fits = fetched is not None and made.stat().st_size == ref.size
+                if fits and self.store.blobs.assemble(ref, copy, partial(_bytes_of, made), self.watch):
+                    return fetched or 0
+                return other(ref) + (fetched or 0)
 
             return self._materialise(ref, assemble)
 
@@ -149,10 +166,17 @@ def obtain_snapshot(
     paths = {ref: path for path, ref in files.items()}
     passages = {ref for ref, path in paths.items() if kind_of(path) == "passages"}
 
-    def obtain(ref: BlobRef) -> int:
-        return puller.mapped(ref) if mapped and ref in passages else puller.whole(ref)
-
     with _pulled_before(puller.dest) as before:
+
+        def obtain(ref: BlobRef) -> int:
+            if ref not in passages:
+                return puller.whole(ref)
+            content = manifest.content
+            fetched = puller.renewed(ref, paths[ref], before, content) if before else puller.whole(ref)
+            if mapped:
+                puller.mapped(ref)
+            return fetched
+
         if before is None or before.id == manifest.id:
             return puller.obtain(paths, obtain)
         fetched, arriving = puller.obtain(passages, obtain), _arriving(manifest, puller.dest)
@@ -164,7 +188,9 @@ def obtain_snapshot(
             return puller.patched(ref, paths[ref], overlap, known)
 
         def made(ref: BlobRef) -> int:
-            make = partial(derive, before, arriving, paths[ref], overlap.kept)
+            def make(out: Path) -> int | None:
+                return 0 if derive(before, arriving, paths[ref], overlap.kept, out) else None
+
             return puller.derived(ref, make, patched)
 
         indexes = {manifest.content.index_file(name) for name in manifest.content.indexes}
@@ -190,6 +216,20 @@ def _arriving(manifest: Manifest, dest: Path) -> Snapshot:
         return blob_copy(dest, manifest.content.files[file])
 
     return Snapshot(manifest, path, path, dest)
+
+
+def _after(head: Path | None, chunks: Chunks, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
+    """Yield what `chunks` yields, which gets the first bytes of the file from `head`, if that is there."""
+    held = head.stat().st_size if head else 0
+
+    def found(first: int, end: int) -> bytes:
+        if not head or end > held:
+            return read(first, end)
+        with head.open("rb") as file:
+            file.seek(first)
+            return file.read(end - first)
+
+    return chunks(found, start)
 
 
 def _bytes_of(path: Path, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:

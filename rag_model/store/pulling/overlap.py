@@ -8,7 +8,7 @@ the bit; a patched file with another digest is fetched whole.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple, Self
 
@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rag_model.errors import BookwheelError, StoreError
-from rag_model.partition import Rows
+from rag_model.partition import Partition, Rows
 from rag_model.store.objects.ranges import read_ahead
 from rag_model.store.pulling.tables import Table, Vectors, convertible, tables_of
 from rag_model.store.versions.manifest import Content, PartEntry
+from rag_model.store.versions.page_ranges import PageRanges
 from rag_model.store.versions.snapshot import Snapshot
 
 _NEAR = 32 << 10  # bytes; a shorter gap between two fetched ranges is fetched too: cheaper than another request
@@ -85,7 +86,9 @@ class Overlap:
         self._tables = {path: one for path, one in tables_of(after.manifest.content).items() if one.over in over}
         self._widths = {(table.over, table.width) for table in tables_of(before.manifest.content).values()}
         self._kept: dict[str, Rows] = {}
-        self._lock = Lock()
+        self._locks = {part.name: Lock() for part in after.parts}  # one a part: others are joined meanwhile
+        self._ranges = PageRanges(before.parts)
+        self._starts = Partition(part.rows for part in before.parts).starts
 
     @classmethod
     def of(cls, before: Snapshot, after: Snapshot) -> Self | None:
@@ -107,7 +110,7 @@ class Overlap:
         if not any(over == table.over and convertible(width, table.width) for over, width in self._widths):
             return None
         try:
-            kept = np.concatenate([self._kept_of(part) for part in table.parts])
+            kept = np.concatenate([*read_ahead(self._kept_of, table.parts, _AHEAD)])
         except BookwheelError:  # passages that were not pulled, or are damaged
             return None
         return Patch(table, kept) if (kept >= 0).any() else None
@@ -118,10 +121,11 @@ class Overlap:
         Raises:
             BookwheelError: passages were not pulled, or are damaged.
         """
-        return np.concatenate([np.empty(0, np.int64), *map(self._kept_of, self._after.parts)])
+        joined = read_ahead(self._kept_of, self._after.parts, _AHEAD)
+        return np.concatenate([np.empty(0, np.int64), *joined])
 
     def _kept_of(self, part: PartEntry) -> Rows:
-        with self._lock:
+        with self._locks[part.name]:
             if part.name not in self._kept:
                 self._kept[part.name] = self._joined(part)
             return self._kept[part.name]
@@ -129,11 +133,9 @@ class Overlap:
     def _joined(self, part: PartEntry) -> Rows:
         """Join a part with the earlier parts that had its pages; return the earlier row of each passage, or -1."""
         hashes, kept = self._hashes(self._after, part), np.full(part.rows, -1, np.int64)
-        starts = accumulate((entry.rows for entry in self._before.parts), initial=0)
-        for entry, start in zip(self._before.parts, starts, strict=False):
-            if entry.first_page <= part.last_page and part.first_page <= entry.last_page:
-                found = pc.index_in(hashes, value_set=self._hashes(self._before, entry)).fill_null(-1).to_numpy()
-                kept = np.where(found < 0, kept, found + start)
+        for number, entry in self._ranges.within(part.first_page, part.last_page):
+            found = pc.index_in(hashes, value_set=self._hashes(self._before, entry)).fill_null(-1).to_numpy()
+            kept = np.where(found < 0, kept, found + self._starts[number])
         return kept
 
     @staticmethod

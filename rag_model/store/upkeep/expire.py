@@ -23,13 +23,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.store.objects.files import Found
+from rag_model.store.objects.ranges import ASKED, read_ahead
 from rag_model.store.store import MODEL, Store
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
 from rag_model.store.upkeep.unfinished import abandoned
 from rag_model.store.versions.evaluations import every, subjects
+from rag_model.store.versions.shelf import Shelf
 from rag_model.store.versions.trainings import RECORD
 
 _MOVE = re.compile(r"(models/)?refs/([^/]+)/(\d{8})\.json")
@@ -93,11 +96,13 @@ class _Planner:
         ended, kept_by_trainings = abandoned(self.store, view, bound)
         forgotten, named = [], {*view.needs, *map(self.store.snapshots.path, kept_by_trainings)}
         for shelf, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
-            for ref, moves in _logs(files).items():
-                keep = self.policy.keep if shelf.refs.at(ref, max(moves)).snapshot else 1
+            logs = _logs(files)
+            names = _names(shelf, [(ref, number) for ref, moves in logs.items() for number in moves])
+            for ref, moves in logs.items():
+                keep = self.policy.keep if names[ref, max(moves)] else 1
                 gone = self._old(moves, bound, keep)
                 forgotten += [moves[number] for number in sorted(gone)]
-                kept = (shelf.refs.at(ref, number).snapshot for number in moves if number not in gone)
+                kept = (names[ref, number] for number in moves if number not in gone)
                 named |= {shelf.path(identity) for identity in kept if identity}
         manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
         unnamed = [file for file in manifests if file.path not in named and file.written <= bound]
@@ -120,6 +125,12 @@ class _Planner:
                 break
             gone.add(number)
         return gone
+
+
+def _names(shelf: Shelf[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """Return what each move names; "" for nothing."""
+    found = read_ahead(lambda move: shelf.refs.at(*move).snapshot, moves, ASKED)
+    return dict(zip(moves, found, strict=True))
 
 
 def _logs(files: Sequence[Found]) -> dict[str, dict[int, Found]]:

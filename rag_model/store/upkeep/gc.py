@@ -31,6 +31,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.landing import TEMPORARY
 from rag_model.store.objects.files import PROBED, Found
 from rag_model.store.objects.intents import INTENT_COUNTS
+from rag_model.store.objects.ranges import ASKED
 from rag_model.store.store import Store
 from rag_model.store.upkeep.roots import mark
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
@@ -58,7 +59,6 @@ _FOLDERS = {
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
 _RUN = re.compile(r"runs/([^/]+)/.+")
 _PASSING = re.compile(rf"(?:{'|'.join(PROBED)})/.+|(?:.+/)?{re.escape(TEMPORARY)}[^/]*")
-_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def gc(store: Store, grace: float = MARGIN, *, dry_run: bool = False) -> dict[st
     if grace < 0:
         raise UsageError(f"a grace must be 0 or more, not {grace} s")
     planner = _Planner(store, grace)
-    return _tallies(rehearse(store, planner) if dry_run else sweep(store, planner, threads=_THREADS))
+    return _tallies(rehearse(store, planner) if dry_run else sweep(store, planner, threads=ASKED))
 
 
 def _tallies(files: Iterable[Found]) -> dict[str, Tally]:

@@ -1,19 +1,22 @@
 """Mark the blobs and records that a store needs: those of its versions, and the origins of current snapshots.
 
 A snapshot names its own files. The memo tells what they were made from: the record that has a file among its outputs
-also names its inputs, and those are outputs of other records, or lists of blobs, which name more blobs.
+also names its inputs, and those are outputs of other records, or lists of blobs, which name more blobs. A delta is
+needed as long as a snapshot has the file that it makes (`store.pulling.deltas`).
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import Found
 from rag_model.store.objects.memo import RECORD, parsed
+from rag_model.store.objects.ranges import ASKED, read_ahead
+from rag_model.store.pulling.deltas import AFTER
+from rag_model.store.pulling.deltas import STAGE as DELTAS
 from rag_model.store.store import Store
 from rag_model.store.upkeep.sweep import View
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
@@ -27,7 +30,7 @@ _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
 _LIST = b'[{"id": "sha256:'  # the first bytes of a list of blobs
 _TRAINED = "train"  # outputs of this stage are kept without their inputs, such as vectors of an earlier month
-_THREADS = 8
+_MANIFESTS = 8  # read at once: one names thousands of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ def mark(store: Store, view: View, old: float) -> Marked:
     relied = {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
     needed, current = snapshots.all | models.all | evaluations.all | relied, snapshots.current
     needed |= _origins(store, current, records, dict(blobs))
+    needed |= set().union(*(record.outputs for record in records if record.makes in snapshots.all))
     passed = [] if view.building else [record for record in records if record.newest.written <= old]
     needed |= set().union(*(record.names for record in records if view.building or record.newest.written > old))
     unneeded = [record for record in passed if not record.serves(needed)]
@@ -67,6 +71,7 @@ class _Record:
     files: tuple[Found, ...]  # newest first
     outputs: frozenset[str]
     names: frozenset[str]  # the digests of its inputs and outputs
+    makes: str = ""  # of a delta: the digest of the file that is made with it
 
     @property
     def newest(self) -> Found:
@@ -82,8 +87,7 @@ def _records(store: Store) -> list[_Record]:
     for file in store.files.tree("memo"):
         if found := RECORD.fullmatch(file.path):
             generations[found[1], found[2]][int(found[3] or 1)] = file
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda item: _record(store, *item), generations.items()))
+    return list(read_ahead(lambda item: _record(store, *item), [*generations.items()], ASKED))
 
 
 def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Found]) -> _Record:
@@ -91,7 +95,9 @@ def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Foun
     data = store.files.read(files[0].path) or b""
     record = parsed(*place, data)
     outputs = frozenset(_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
-    return _Record(place[0], files, outputs, frozenset(_named(data)))
+    made = record.facts.get(AFTER) if record and record.stage == DELTAS else None
+    makes = _digest(made) if isinstance(made, str) else ""
+    return _Record(place[0], files, outputs, frozenset(_named(data)), makes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +109,39 @@ class _Files:
 
 
 def _named_files(shelf: Shelf[Any], manifests: Iterable[Found], moves: Iterable[Found]) -> _Files:
-    files = {manifest.id: _digests(manifest) for manifest in _manifests(shelf, manifests)}
-    current = (_of_ref(shelf, ref, number, files) for ref, number in _current(moves))
-    return _Files(set().union(*files.values()), set().union(*current))
+    named, found, there = _named_now(shelf, moves), _Files(set(), set()), set[str]()
+    for manifest in _manifests(shelf, manifests):
+        digests = _digests(manifest)
+        there.add(manifest.id)
+        found.all.update(digests)
+        if manifest.id in named:
+            found.current.update(digests)
+    for identity, ref in named.items():
+        if identity not in there:
+            raise _missing(shelf, identity, ref)
+    return found
 
 
 def _manifests(shelf: Shelf[Any], files: Iterable[Found]) -> Iterator[Any]:
-    for file in files:
-        if named := _MANIFEST.fullmatch(file.path):
-            try:
-                yield shelf.get(named[1])
-            except StoreError:
-                if shelf.files.find(file.path) is not None:  # otherwise it has just expired
-                    raise
+    paths = [file.path for file in files if _MANIFEST.fullmatch(file.path)]
+    return filter(None, read_ahead(lambda path: _manifest(shelf, path), paths, _MANIFESTS))
+
+
+def _manifest(shelf: Shelf[Any], path: str) -> Any:
+    """Return a listed manifest; None if it has just expired."""
+    try:
+        return shelf.get(path.rpartition("/")[2].removesuffix(".json"))
+    except StoreError:
+        if shelf.files.find(path) is not None:
+            raise
+        return None
+
+
+def _named_now(shelf: Shelf[Any], moves: Iterable[Found]) -> dict[str, str]:
+    """Return the ids that refs name now, each with one of its refs."""
+    current = [*_current(moves)]
+    found = read_ahead(lambda its: shelf.refs.at(*its).snapshot, current, ASKED)
+    return {named: ref for named, (ref, _) in zip(found, current, strict=True) if named}  # "": the ref was deleted
 
 
 def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
@@ -126,16 +152,11 @@ def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
     return newest.items()
 
 
-def _of_ref(shelf: Shelf[Any], ref: str, number: int, files: Mapping[str, set[str]]) -> set[str]:
-    named = shelf.refs.at(ref, number).snapshot
-    if not named:  # the ref was deleted
-        return set()
-    if named not in files:
-        raise StoreError(
-            f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "
-            f"of the store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
-        )
-    return files[named]
+def _missing(shelf: Shelf[Any], named: str, ref: str) -> StoreError:
+    return StoreError(
+        f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "
+        f"of the store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
+    )
 
 
 def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:

@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.ranges import ASKED, read_ahead
+from rag_model.store.pulling.deltas import offered, steps
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
 
@@ -40,6 +42,7 @@ def verify(store: Store, identity: str, shelf: Shelf[Any] | None = None) -> list
     hold at most four chunks of 16 MiB each.
     """
     found = _manifest_and_files(store, shelf or store.snapshots, identity, _hashed)
+    found += _deltas(store, identity) if shelf in (None, store.snapshots) else []
     return [*found, *_refs(store.snapshots), *_refs(store.models)]
 
 
@@ -70,10 +73,22 @@ def _files(store: Store, content: Filed, check: Callable[[Store, BlobRef], str |
     paths: dict[BlobRef, list[str]] = defaultdict(list)
     for path, ref in content.files.items():
         paths[ref].append(path)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        verdicts = pool.map(lambda ref: check(store, ref), paths)
-        found = list(zip(paths, verdicts, strict=True))
+    verdicts = read_ahead(partial(check, store), [*paths], _THREADS if check is _hashed else ASKED)
+    found = list(zip(paths, verdicts, strict=True))
     return [Problem(path, ref.id, what) for ref, what in found if what is not None for path in paths[ref]]
+
+
+def _deltas(store: Store, identity: str) -> list[Problem]:
+    """Return the damaged deltas from a snapshot's parent: pullers fetch the whole files."""
+    try:
+        manifest = store.snapshots.get(identity)
+        before = [store.snapshots.get(parent).content for parent in manifest.parents]
+    except StoreError:  # told already; or the parent has expired
+        return []
+    paths = {ref: path for path, ref in manifest.content.files.items()}
+    named = [(paths[step.after], offered(store, step)) for one in before for step in steps(one, manifest.content)]
+    found = [(path, ref, _hashed(store, ref)) for path, ref in named if ref]
+    return [Problem(f"the delta of {path}", ref.id, what) for path, ref, what in found if what]
 
 
 def _sized(store: Store, ref: BlobRef) -> str | None:
@@ -102,12 +117,18 @@ def _refs(shelf: Shelf[Any]) -> list[Problem]:
         numbers = refs.numbers(name)
         missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # others expired
         problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
-        for number in numbers:
-            try:
-                named = refs.at(name, number).snapshot
-            except StoreError as error:
-                problems.append(Problem(refs.path(name, number), None, str(error)))
-                continue
-            if named and named not in known and shelf.files.find(shelf.path(named)) is None:
-                problems.append(Problem(refs.path(name, number), None, f"its {shelf.noun} {named} is missing"))
+        wrong = read_ahead(partial(_move, shelf, known, name), numbers, ASKED)
+        said = zip(numbers, wrong, strict=True)
+        problems += [Problem(refs.path(name, number), None, what) for number, what in said if what]
     return problems
+
+
+def _move(shelf: Shelf[Any], known: set[str], ref: str, number: int) -> str | None:
+    """Describe what is wrong with a move of a ref; None if it is sound."""
+    try:
+        named = shelf.refs.at(ref, number).snapshot
+    except StoreError as error:
+        return str(error)
+    if named and named not in known and shelf.files.find(shelf.path(named)) is None:
+        return f"its {shelf.noun} {named} is missing"
+    return None

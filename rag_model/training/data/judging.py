@@ -51,13 +51,18 @@ class Verdict:
 class Judge:
     """Reads questions with passages; a `PairScorer` with two numbers a pair."""
 
-    def __init__(self, generator: Generator, examples: Sequence[Example], settings: JudgeSettings) -> None:
+    def __init__(
+        self, generator: Generator, examples: Sequence[Example], settings: JudgeSettings, *, writes: bool = True
+    ) -> None:
         """Take the gold answers of `examples`; questions that are asked twice share theirs.
+
+        `writes`: without it the generator writes nothing, and no free answer is right: for who needs log p alone,
+        which costs one pass and not one a token.
 
         Raises:
             InputError: an answer is not among the choices.
         """
-        self._generator, self._settings = generator, settings
+        self._generator, self._settings, self._writes = generator, settings, writes
         self._golds: dict[str, tuple[str, ...]] = {}
         for one in examples:
             self._golds[one.question] = tuple(dict.fromkeys((*self._golds.get(one.question, ()), *one.answers)))
@@ -69,7 +74,8 @@ class Judge:
 
     def identity(self, digest: str) -> str:
         """Return the digest of all that decides a verdict but the pair; `digest` is of the generator's files."""
-        return digest_json([VERSION, digest, asdict(self._settings), sorted(self._golds.items())])
+        silent = [] if self._writes else ["log p alone"]
+        return digest_json([VERSION, digest, asdict(self._settings), sorted(self._golds.items()), *silent])
 
     @torch.inference_mode()
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -79,9 +85,10 @@ class Judge:
         golds = [self._golds[question] for question in questions]
         if self._settings.choices:
             return self._chosen(contexts, golds)
-        said = [Answers(own).are_in(text) for own, text in zip(golds, self._written(contexts), strict=True)]
+        said = self._written(contexts) if self._writes else [""] * len(golds)
+        right = [Answers(own).are_in(text) for own, text in zip(golds, said, strict=True)]
         log_p = self._log_p(contexts, [own[0] for own in golds])
-        return np.stack([np.array(said, np.float32), log_p], axis=1)
+        return np.stack([np.array(right, np.float32), log_p], axis=1)
 
     def _chosen(self, contexts: Contexts, golds: Sequence[tuple[str, ...]]) -> npt.NDArray[np.float32]:
         choices = self._settings.choices

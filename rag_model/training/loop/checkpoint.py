@@ -27,6 +27,8 @@ from rag_model.landing import TEMPORARY, sync
 
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_BEST = re.compile(r"best-\d{1,12}")
+_MOST_STEPS = 10**12
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -59,15 +61,24 @@ class Standing:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back the result of `asdict`."""
+        """Read back the result of `asdict`; it may come from another machine's store.
+
+        Raises:
+            ValueError: a step is no number of a step, or the best weights are elsewhere than beside the checkpoints.
+        """
         asked = tuple(Asked(**one) for one in value.get("asked", ()))  # checkpoints of 0.1 have none
-        return cls(value["step"], value["before"], Best(**value["best"]), value["scaler"], asked)
+        best = Best(**value["best"])
+        if not all(type(step) is int and 0 <= step < _MOST_STEPS for step in (value["step"], best.step)):
+            raise ValueError("its step is no number of a step")
+        if not _BEST.fullmatch(best.folder):
+            raise ValueError(f"its best weights are in {best.folder!r}")
+        return cls(value["step"], value["before"], best, value["scaler"], asked)
 
 
 def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, standing: Standing) -> Path:
     """Write the checkpoint of a step into `root` and return its folder; one of the same step is replaced."""
     root.mkdir(parents=True, exist_ok=True)
-    dest = root / f"step-{standing.step:08d}"
+    dest = root / _folder_of(standing.step)
     with new_folder(dest) as folder:
         save_file(_packed(_learned(module)), str(folder / _WEIGHTS))
         save_file(_packed(_moments(module, optimizer)), str(folder / _OPTIMIZER))
@@ -134,9 +145,16 @@ def digests_of(folder: Path) -> Mapping[str, str]:
 def _state(folder: Path) -> tuple[Mapping[str, str], Standing]:
     try:
         state = parse_json((folder / _STATE).read_bytes(), finite=False)
-        return dict(state["files"]), Standing.from_json(state["standing"])
+        digests, standing = dict(state["files"]), Standing.from_json(state["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
         raise _corrupt(folder, str(broken)) from broken
+    if folder.name != _folder_of(standing.step):
+        raise _corrupt(folder, f"it is of step {standing.step}")
+    return digests, standing
+
+
+def _folder_of(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _corrupt(folder: Path, why: str) -> InputError:

@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
+from rag_model.errors import InputError
+from rag_model.json_text import parse_json
 from rag_model.landing import landing
 
 METRICS = "metrics.jsonl"
@@ -54,7 +56,21 @@ class Journal:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a training folder, in order; an incomplete last line after a crash is left out."""
+    """Read the rows of a training folder, in order; an incomplete last line after a crash is left out.
+
+    Raises:
+        InputError: a line is no row.
+    """
     path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return [_row(line, path, number) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+
+
+def _row(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = parse_json(line)
+        if type(row["kind"]) is str and type(row["step"]) is int:
+            return dict(row)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise InputError(f"{path} is corrupt in line {number}: delete it, and the curves begin with the next step")

@@ -19,6 +19,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from rag_model.allocator import release_freed
 from rag_model.digest import digest_json
 from rag_model.errors import RefusedError, UsageError
 from rag_model.training.loop.checkpoint import Asked, Best, Standing, checkpoints, new_folder
@@ -58,6 +59,8 @@ def train(
     Kinds of reports: `train` after a step; `evaluate`, without values, before an evaluation; `dev` after it; `move`,
     without values, before a step at which a task that searches a snapshot may move to another one.
 
+    This process gives freed memory back at once from now on (`allocator.release_freed`).
+
     `workdir` gets `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/` and `best-<n>/`.
 
     Raises:
@@ -67,6 +70,7 @@ def train(
         UsageError: `workdir` holds another training, an epoch has no batch, or this machine does not support the
         precision.
     """
+    release_freed()
     run = _Run(task, settings, TrainingFolder(workdir), _accelerator(settings), kept or (lambda _, __: None))
     standing = run.resume()
     with run.journal(-1 if standing is None else standing.step) as journal:

@@ -28,7 +28,7 @@ from typing import Any
 from accelerate.state import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from rag_model.errors import BookwheelError, ResourceError, UsageError
+from rag_model.errors import BookwheelError, GateRefusedError, ResourceError, UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.lease import Lease
 from rag_model.store.versions.snapshot import Snapshot
@@ -127,6 +127,7 @@ class MovingIndex:
             self._resumed = False
             if (found := self._continued(done)) is not None:
                 return found
+            due &= self._running is None or self._running[0].step < done  # that of this step is under way again
         finished = self._finished() if self._running is not None and self._running[1].done() else None
         self._overdue |= due
         if self._overdue and self._running is None:
@@ -165,6 +166,8 @@ class MovingIndex:
         try:
             made = running.result()
             self._refreshes.record(made)
+        except GateRefusedError as refused:
+            self._fail(order.step, str(refused), "was refused by the gate")
         except BookwheelError as failed:
             self._fail(order.step, str(failed))
         except OSError as full:
@@ -203,8 +206,8 @@ class MovingIndex:
             raise
         self._asked = snapshot
 
-    def _fail(self, step: int, why: str) -> None:
+    def _fail(self, step: int, why: str, how: str = "failed") -> None:
         self._failed += 1
         if PartialState().is_main_process:
             self._refreshes.forget(step)
-        _log.warning("the rebuild of step %d failed, and snapshot %s is asked on: %s", step, self._asked[:12], why)
+        _log.warning("the rebuild of step %d %s, and snapshot %s is asked on: %s", step, how, self._asked[:12], why)

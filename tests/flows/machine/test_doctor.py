@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flows.machine.doctor import versions
+from rag_model.extras import faiss_packages
 from rag_model.store.store import Store
 
 
@@ -54,7 +55,8 @@ def test_a_sound_machine_and_store(bookwheel: Any, tmp_path: Path) -> None:
     ran = bookwheel("doctor", "--store", str(tmp_path / "store"), "--json")
     found = of(ran)
     assert found["store, conditional create"]["ok"]
-    assert found["faiss-cpu"]["ok"]
+    assert found["faiss"]["ok"]
+    assert found["faiss"]["found"] in [f"{name} {own}" for name, own in faiss_packages().items()]
     assert {"memory", "disk, cache", "gpu", "prefect", "beam", "store, clock"} <= set(found)
 
 
@@ -101,3 +103,25 @@ def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.machine.doctor.requires", lambda _: ["numpy>=900", "no-such-thing>=1"])
     (_, finding) = versions()
     assert (finding.what, finding.ok, finding.todo) == ("numpy", False, "pip install 'numpy>=900'")
+
+
+@pytest.mark.parametrize(
+    ("found", "ok", "says", "todo"),
+    [
+        ({"faiss-gpu": "1.15.1"}, True, "faiss-gpu 1.15.1", ""),
+        ({"faiss-gpu": "1.9.0"}, False, "faiss-gpu 1.9.0", "pip install 'faiss-gpu<1.16,>=1.15'"),
+        (
+            {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"},
+            False,
+            "faiss-cpu 1.15.1 and faiss-gpu 1.15.1, over each other",
+            "pip uninstall --yes faiss-cpu faiss-gpu, then pip install --no-deps 'faiss-gpu<1.16,>=1.15'",
+        ),
+    ],
+)
+def test_one_faiss_is_sound_whichever_it_is(
+    found: dict[str, str], ok: bool, says: str, todo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.machine.doctor.faiss_packages", lambda: found)
+    (finding,) = (one for one in versions() if one.what == "faiss")
+    assert (finding.ok, finding.found) == (ok, says)
+    assert todo in finding.todo

@@ -196,6 +196,45 @@ def test_numbers_that_are_not_finite_are_refused_before_a_build_and_by_row(tmp_p
         Encoder.load(folder).encode_questions(["music", "king"])
 
 
+NOTHING = np.zeros((ROWS, DIM), np.float32)
+HALF = np.concatenate([NOTHING[:1], EMBEDDINGS[1:]])
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"embeddings": NOTHING},
+        {"embeddings": NOTHING.astype(np.int8)},
+        {"embeddings": EMBEDDINGS, "weights": np.zeros(ROWS, np.float32)},
+        {"embeddings": HALF, "mapping": np.zeros(ROWS, np.int64)},
+        {"embeddings": HALF, "weights": np.eye(ROWS, dtype=np.float32)[0]},
+    ],
+)
+def test_an_encoder_whose_vectors_are_all_zero_is_refused_before_a_build(tensors: Any, tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match="has a zero vector for every token"):
+        passage_space(folder)
+
+
+def test_one_token_that_means_something_is_enough(tmp_path: Path) -> None:
+    folder = save_model2vec(tmp_path / "static")
+    save_file({"embeddings": np.eye(ROWS, DIM, dtype=np.float32)}, folder / "model.safetensors")
+    assert passage_space(folder).dim == DIM
+
+
+@pytest.mark.parametrize("inside", [None, "", "0_StaticEmbedding"])
+def test_a_folder_without_its_tensors_is_named_in_our_words(inside: str | None, tmp_path: Path) -> None:
+    if inside is None:
+        folder = save_model2vec(tmp_path / "static")
+    else:
+        folder = save_static_embedding(tmp_path / "static", inside=inside)
+    (folder / (inside or "") / "model.safetensors").unlink()
+    for use in (Encoder.load, passage_space):
+        with pytest.raises(InputError, match=r"has no model\.safetensors: give the folder"):
+            use(folder)
+
+
 @pytest.mark.parametrize(
     ("modules", "says"),
     [

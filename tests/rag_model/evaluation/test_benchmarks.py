@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.questions.files import Question
+from tests.benchmarks.paper_swap import changed
 from tests.benchmarks.paper_verdicts import GOLD, NOT, REPRODUCED, UNDECIDABLE, Finding, Judged, judge, verdict
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_paper.py"
@@ -48,6 +50,36 @@ def test_a_verdict_is_the_side_of_zero_on_which_the_interval_lies(
     assert verdict(Estimate((low + high) / 2, low, high, 100), differing) == said
 
 
+def test_a_seed_that_disagrees_makes_a_finding_undecidable() -> None:
+    difference = Estimate(0.1, 0.01, 0.2, 100)
+    assert verdict(difference, 60, (0.3, 0.2, 0.0)) == REPRODUCED
+    assert verdict(difference, 60, (0.3, 0.2, -0.1)) == UNDECIDABLE
+    assert verdict(Estimate(-0.1, -0.2, -0.01, 100), 60, (-0.3, 0.1)) == UNDECIDABLE
+
+
+def test_each_seed_has_a_difference_of_its_own() -> None:
+    right = [
+        replace(one, question=replace(one.question, id=f"{at // 4}-questions-{at}"))
+        for at, one in enumerate(answers([f"king {at}" for at in range(8)], "king", "spans"))
+    ]
+    wrong = [replace(one, measures={**one.measures, "EM": float(at > 5)}) for at, one in enumerate(right)]
+    assert judged("EM", right, wrong).seeds == (1.0, 0.5)
+
+
+def test_a_library_is_changed_where_it_holds_an_answer() -> None:
+    asked = [
+        Question("0", "who ruled?", ("Queen Ann",)),
+        Question("1", "who came then?", ("King Bob", "Bob")),
+        Question("2", "in which year?", ("1702",)),  # no other number: nothing to change it for
+        Question("3", "who was last?", ("Carl",)),
+    ]
+    library = [("", "Queen Ann ruled from 1702."), ("", "King Bob came then, Bob!"), ("", "It was carl."), ("", "-")]
+    before, after, texts = changed(asked, library)
+    assert [one.id for one in before] == ["0", "1"]  # a Carl of small letters is still one
+    assert [one.answers for one in after] == [("King Bob",), ("Carl",)]
+    assert [text for _, text in texts] == ["King Bob ruled from 1702.", "Carl came then, Carl!", "It was carl.", "-"]
+
+
 def test_a_measure_of_each_answer_is_compared_question_by_question() -> None:
     right, wrong = answers([f"king {at}" for at in range(8)], "king", "spans"), answers(["?"] * 8, "king", "spans")
     assert judged("EM", right, wrong).verdict == REPRODUCED
@@ -78,5 +110,5 @@ def test_the_smallest_run_judges_each_finding_of_the_made_world() -> None:
     *table, line = done.stdout.splitlines()
     found = json.loads(line)
     assert len(table) == 2 + len(found["findings"])
-    assert found["verdicts"] == {REPRODUCED: 0, NOT: 0, UNDECIDABLE: 7}
+    assert found["verdicts"] == {REPRODUCED: 0, NOT: 0, UNDECIDABLE: 9}
     assert {one["where"] for one in found["findings"]} == {"table 6", "section 4.5", "figure 3"}

@@ -25,10 +25,8 @@ GRAPH_AND_CODES = Recipe().index
 CODES = {"ivfpq": IndexRecipe("OPQ96_768,IVF16384_HNSW32,PQ96np")}
 
 
-def needs_of(
-    passages: int, encoder: Path, indexes: Mapping[str, IndexRecipe], most: Most, hours: float, *, local: bool = True
-) -> Needs:
-    return given_to(work_of(passages, encoder, indexes, parse_bytes(most.memory), local=local), most, hours)
+def needs_of(passages: int, encoder: Path, indexes: Mapping[str, IndexRecipe], most: Most, hours: float) -> Needs:
+    return given_to(work_of(passages, encoder, indexes, parse_bytes(most.memory)), most, hours)
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +90,6 @@ def test_cores_that_memory_has_no_room_for_are_not_asked_for(base: Path) -> None
     short = needs_of(SMALL, base, GRAPH_AND_CODES, Most("5GB", 8), hours=0)
     assert 1 <= short.cores < 8
     assert short.memory <= 5 * 10**9
-
-
-def test_workers_elsewhere_are_not_this_runs_to_count(base: Path) -> None:
-    assert needs_of(WIKIPEDIA, base, GRAPH_AND_CODES, Most("1GB", 8), hours=0, local=False).cores == 1
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,22 @@
 """A training on one machine that goes on on another one, which has only the store."""
 
 import json
+import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rag_model.errors import StoreError
+from rag_model.digest import digest_bytes
+from rag_model.errors import BookwheelError, StoreError
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.training.loop.checkpoint import checkpoints
 from rag_model.training.loop.journal import read_metrics
@@ -139,6 +144,70 @@ def test_what_is_damaged_in_the_store_is_one_sentence_and_no_matter_to_who_is_fu
     shutil.rmtree(tmp_path / "one")
     run(store, tmp_path / "two", told)  # the record was replaced by the next checkpoint
     assert told[1:] == ["goes on after step 8, whose checkpoint is in the store"]
+
+
+def rewritten(store: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    """Change a file of the stored checkpoint, with the digest that fits: as a broken or hostile writer would."""
+    root = store / "trainings" / KEY
+    (record,) = root.glob("*.json")
+    told = json.loads(record.read_text())
+    data = change((root / BlobRef.from_json(told["files"][name]).path).read_bytes())
+    ref = BlobRef(digest_bytes(data), len(data))
+    (root / ref.path).parent.mkdir(exist_ok=True)
+    (root / ref.path).write_bytes(data)
+    told["files"][name] = ref.to_json()
+    record.unlink()
+    record.write_text(json.dumps(told))
+
+
+STATE, CURVES = "checkpoints/step-00000004/state.json", "metrics.jsonl"
+BEST = re.compile(rb'"folder": "[^"]*"')
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        (STATE, lambda data: BEST.sub(b'"folder": "../../../etc"', data), "no checkpoint in .* is undamaged"),
+        (STATE, lambda data: re.sub(rb'^    "step": 4', b'    "step": -1', data, flags=re.MULTILINE), "is undamaged"),
+        (STATE, lambda data: re.sub(rb'^    "step": 4', b'    "step": 9', data, flags=re.MULTILINE), "is undamaged"),
+        (STATE, lambda data: b"[" * 100_000, "no checkpoint in .* is undamaged"),
+        (CURVES, lambda data: data[:9] + b"\xff" + data[9:], "is corrupt in line 1: delete it"),
+        (CURVES, lambda data: b"[]\n" + data, "is corrupt in line 1: delete it"),
+        ("training.json", lambda data: b"null", "holds another training"),
+    ],
+)
+def test_a_checkpoint_that_no_training_wrote_is_one_sentence_and_opens_nothing_elsewhere(
+    name: str, change: Callable[[bytes], bytes], says: str, store: Store, tmp_path: Path, told: list[str]
+) -> None:
+    with pytest.raises(LostError):
+        run(store, tmp_path / "one", told, 7)
+    rewritten(tmp_path / "store", name, change)
+    before = sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file())
+    with pytest.raises(BookwheelError, match=says):
+        run(store, tmp_path / "two", told)
+    assert sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file()) == before
+
+
+def test_a_disk_that_is_full_while_a_checkpoint_is_put_leaves_the_one_before(
+    store: Store, tmp_path: Path, told: list[str]
+) -> None:
+    with pytest.raises(LostError):
+        run(store, tmp_path / "one", told, 7)
+    found = store.trainings.newest(KEY)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Keeper(origin(store, tmp_path / "one"), told.append) as keeper:
+        (tmp_path / "one" / CURVES).write_bytes(b"\n" * 5_000)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limit[1]))
+            keeper.put("", 4, 30)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    (said,) = told
+    assert said.startswith("the checkpoint of step 4 is not in the store: ")
+    assert "File too large" in said
+    assert store.trainings.newest(KEY) == found
+    restore(origin(store, tmp_path / "two"), told.append)
+    assert told[1:] == ["goes on after step 4, whose checkpoint is in the store"]
 
 
 def test_a_killed_process_leaves_a_whole_checkpoint_in_the_store(store: Store, tmp_path: Path, told: list[str]) -> None:

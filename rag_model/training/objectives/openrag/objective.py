@@ -8,6 +8,7 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.sparse_spec import is_sparse_encoder
 from rag_model.errors import InputError, UsageError
+from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
 from rag_model.needs.reading import PASSAGE as PASSAGE_TOKENS
 from rag_model.needs.reading import PROMPT, decoding_bytes, retriever_bytes, weights
@@ -97,9 +98,11 @@ class OpenRag(Objective[OpenRagTraining]):
         settings, pools = job.settings, job.examples["train"]
         if not isinstance(pools, Pools):
             raise UsageError("the examples of an OpenRAG training have no pools: call `prepare` before")
-        pair, judge = _pair(job), _judge(job, [*pools, *job.examples["dev"]])
+        pair, generator, every = _pair(job), _generator(job), [*pools, *job.examples["dev"]]
+        judge = _judge(job, generator, every)
+        scorer = None if settings.judge.choices else _judge(job, generator, every, writes=False)
         memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms)
-        online = Online(memory, judge, settings.judge)
+        online = Online(memory, judge, settings.judge, scorer)
         return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
 
     def costs(self, job: Job[OpenRagTraining], models: Mapping[str, Architecture]) -> Costs:
@@ -126,11 +129,15 @@ def _pair(job: Job[OpenRagTraining]) -> SidrPair:
     return SidrPair.load(resolve_folder(names[QUESTION]), resolve_folder(names[PASSAGE]))
 
 
-def _judge(job: Job[OpenRagTraining], examples: Sequence[Example]) -> PairScorer:
-    """Load the generator; with a work folder its verdicts are kept, in the blocks in which they were asked."""
-    device = "cpu" if job.settings.loop.cpu else None
-    generator = load_generator(job.origins.names[GENERATOR], device=device)
-    judge = Judge(generator, [one for one in examples if one.answers], job.settings.judge)
+def _generator(job: Job[OpenRagTraining]) -> Generator:
+    return load_generator(job.origins.names[GENERATOR], device="cpu" if job.settings.loop.cpu else None)
+
+
+def _judge(
+    job: Job[OpenRagTraining], generator: Generator, examples: Sequence[Example], *, writes: bool = True
+) -> PairScorer:
+    """Let a generator judge; with a work folder its verdicts are kept, in the blocks in which they were asked."""
+    judge = Judge(generator, [one for one in examples if one.answers], job.settings.judge, writes=writes)
     identity = judge.identity(job.digests.get(GENERATOR, ""))
     return KeptScores(judge, identity, job.work, block=_JUDGED) if job.work else judge
 
@@ -139,7 +146,7 @@ def _judged(
     job: Job[OpenRagTraining], train: Sequence[Example]
 ) -> Iterator[tuple[Example, Sequence[Passage], Sequence[Verdict]]]:
     """Yield each example with its passages and their verdicts."""
-    judge = _judge(job, train)
+    judge = _judge(job, _generator(job), train)
     for example, passages in _found(job, train):
         yield example, passages, _in_blocks(judge, example.question, passages)
 

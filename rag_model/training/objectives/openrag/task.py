@@ -72,6 +72,7 @@ class Online:
     memory: BagMemory
     judge: PairScorer  # a `Judge`, or one whose verdicts are kept
     settings: JudgeSettings
+    scorer: PairScorer | None = None  # the same without writing, where answers are free: log p decides; None: the judge
 
 
 class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
@@ -193,15 +194,16 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             helps = _label(example, passage)
             if helps is None:
                 judged += 1
-                helps = self._helps(example, self._verdict(example.question, passage))
+                helps = self._helps(example, self._verdict(example.question, passage, self._online.scorer))
             if helps is False:
                 return Found(positive, passage, judged)
             if helps and positive is None:
                 positive = passage
         return Found(positive, None, judged)
 
-    def _verdict(self, question: str, passage: Passage) -> Verdict:
-        return verdicts(self._online.judge, question, [passage])[0]  # alone, so that no other passage changes its bits
+    def _verdict(self, question: str, passage: Passage, scorer: PairScorer | None = None) -> Verdict:
+        judge = scorer or self._online.judge
+        return verdicts(judge, question, [passage])[0]  # alone, so that no other passage changes its bits
 
     def _helps(self, example: Example, told: Verdict) -> bool | None:
         if self._online.settings.choices:

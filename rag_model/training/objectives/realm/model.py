@@ -70,13 +70,11 @@ class Realm(nn.Module):
             for place, passage in enumerate(some)
             if place
         ]
-        alone: Tensor = self.reader(nulls)  # (b, m)
-        found = alone.new_zeros(len(texts), candidates.most, alone.shape[1])  # (b, c, m)
-        found[:, 0] = alone
-        if others:
-            rows, places, inputs = zip(*others, strict=True)
-            read = self.reader(inputs)  # (k, at most m)
-            found[list(rows), list(places), : read.shape[1]] = read
+        read: Tensor = self.reader(nulls, [one for _, _, one in others])  # (b + k, m)
+        rows = [*range(len(texts)), *(row for row, _, _ in others)]
+        places = [0] * len(texts) + [place for _, place, _ in others]
+        found = read.new_zeros(len(texts), candidates.most, read.shape[1])  # (b, c, m)
+        found[rows, places] = read
         return found
 
     def save(self, folder: Path) -> Space:

@@ -4,7 +4,7 @@ import pytest
 
 from rag_model.errors import ResourceError
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.sizing.estimate import Room, estimate, fitted
+from rag_model.index.sizing.estimate import estimate, fitted, ladder
 
 WIKIPEDIA = (21_015_324, 768)
 GB = 10**9
@@ -22,20 +22,21 @@ OPEN = IndexRecipe("HNSW")
     ],
 )
 def test_the_best_that_fits_is_chosen(memory: int, factory: str) -> None:
-    plan = fitted(OPEN, *WIKIPEDIA, Room(memory * GB, serving=True), free=True)
+    plan = fitted(ladder(OPEN, 768), *WIKIPEDIA, memory * GB, serving=True)
     assert plan.factory == factory
-    cost = estimate(plan)
-    assert max(cost.build_bytes, cost.search_bytes) <= memory * GB
+    assert estimate(plan).needed_bytes(serving=True) <= memory * GB
 
 
 def test_where_nothing_fits_the_smallest_is_named() -> None:
-    with pytest.raises(ResourceError, match=r"no index of 21,015,324 .* fits 1\.0 GB .* smallest needs \d\.\d GB$"):
-        fitted(OPEN, *WIKIPEDIA, Room(GB, serving=True), free=True)
+    with pytest.raises(ResourceError, match=r"^OPQ48.* 1\.7 GB .* 1\.0 GB are free: add memory, since no index"):
+        fitted(ladder(OPEN, 768), *WIKIPEDIA, GB, serving=True)
+    with pytest.raises(ResourceError, match="no index is smaller"):
+        fitted([IndexRecipe("HNSW32")], *WIKIPEDIA, GB, serving=True)
 
 
 def test_what_was_settled_stays() -> None:
     recipe = IndexRecipe("HNSW16", "l2", ef_construction=40, seed=3)
-    plan = fitted(recipe, *WIKIPEDIA, Room(30 * GB, serving=True), free=True)
+    plan = fitted(ladder(recipe, 768), *WIKIPEDIA, 30 * GB, serving=True)
     assert (plan.factory, plan.metric, plan.ef_construction, plan.seed) == ("HNSW16_SQ8", "l2", 40, 3)
 
 
@@ -43,32 +44,32 @@ def test_a_named_structure_that_cannot_be_searched_here_is_refused_with_one_that
     with pytest.raises(
         ResourceError, match=r"70\.5 GB of memory to build and search, and 16\.0 GB are free"
     ) as refused:
-        fitted(IndexRecipe("HNSW32"), *WIKIPEDIA, Room(16 * GB, serving=True))
+        fitted([IndexRecipe("HNSW32")], *WIKIPEDIA, 16 * GB, serving=True)
     offered = re.search(r"use (\S+)$", str(refused.value))
     assert offered is not None
-    assert fitted(IndexRecipe(offered[1]), *WIKIPEDIA, Room(16 * GB, serving=True)).factory == offered[1]
+    assert fitted([IndexRecipe(offered[1])], *WIKIPEDIA, 16 * GB, serving=True).factory == offered[1]
 
 
 def test_a_graph_is_built_where_it_could_not_be_searched() -> None:
-    assert fitted(IndexRecipe("HNSW32"), *WIKIPEDIA, Room(16 * GB)).factory == "HNSW32"
+    assert fitted([IndexRecipe("HNSW32")], *WIKIPEDIA, 16 * GB).factory == "HNSW32"
 
 
 def test_cells_are_made_smaller_until_one_fits() -> None:
     default = resolve(IndexRecipe("HNSW32"), 10**6, 768)
     memory = estimate(default).stages["shard"] - GB // 10
-    plan = fitted(IndexRecipe("HNSW32"), 10**6, 768, Room(memory, 10_000))
+    plan = fitted([IndexRecipe("HNSW32")], 10**6, 768, memory, 10_000)
     assert plan.cells == 2 * default.cells
     assert any("cells" in note for note in plan.notes)
     with pytest.raises(ResourceError, match=r"HNSW32 over 1,000,000 vectors of 768 dimensions needs .* to build, and"):
-        fitted(IndexRecipe("HNSW32", cells=default.cells), 10**6, 768, Room(memory, 10_000))
+        fitted([IndexRecipe("HNSW32", cells=default.cells)], 10**6, 768, memory, 10_000)
 
 
 def test_lists_are_trained_on_less_where_memory_is_short() -> None:
-    plan = fitted(IndexRecipe("IVF,PQ"), *WIKIPEDIA, Room(4 * GB))
+    plan = fitted([IndexRecipe("IVF,PQ")], *WIKIPEDIA, 4 * GB)
     assert plan.train_sample < resolve(IndexRecipe("IVF,PQ"), *WIKIPEDIA).train_sample
     assert any("trained on" in note for note in plan.notes)
 
 
 def test_a_demo_fits_anywhere() -> None:
     for factory in ("HNSW32", "IVF,PQ"):
-        assert estimate(fitted(IndexRecipe(factory), 5000, 384, Room(2**29))).disk_bytes < 2**25
+        assert estimate(fitted([IndexRecipe(factory)], 5000, 384, 2**29)).disk_bytes < 2**25

@@ -58,6 +58,15 @@ def test_of_choices_the_likeliest_counts(generator: Generator) -> None:
         assert told.log_p == pytest.approx(log_p[1], rel=1e-4)
 
 
+def test_a_judge_that_does_not_write_says_the_same_log_p(generator: Generator) -> None:
+    examples, settings = [Example("1", QUESTION, ("king", "the"))], JudgeSettings(max_new_tokens=6)
+    judge, silent = (Judge(generator, examples, settings, writes=writes) for writes in (True, False))
+    told, found = (verdicts(one, QUESTION, PASSAGES) for one in (judge, silent))
+    assert [one.log_p for one in found] == [one.log_p for one in told]
+    assert not any(one.right for one in found)
+    assert judge.identity("x") != silent.identity("x")
+
+
 def test_all_that_decides_a_verdict_is_in_its_identity(generator: Generator) -> None:
     one, other = Example("1", QUESTION, ("a",)), Example("1", QUESTION, ("b",))
     judge = Judge(generator, [one], JudgeSettings())

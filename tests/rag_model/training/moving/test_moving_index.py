@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rag_model.errors import InputError, RefusedError, StoreError, UsageError
+from rag_model.errors import BookwheelError, GateRefusedError, InputError, StoreError, UsageError
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import Policy, expire
 from rag_model.store.upkeep.gc import gc
@@ -20,6 +20,7 @@ from tests.fixtures.tiny_snapshot import publish_tiny
 
 ARTICLES = {"York": "the king of york.", "Oslo": "the river of oslo.", "Riga": "the war of riga."}
 NOW = Policy(keep=1, older_than=0)
+LOW = "recall is 0.100, wanted at least 0.950"
 
 
 class Kept:
@@ -82,17 +83,20 @@ def test_the_trainer_waits_in_synchronous_mode(kept: Kept) -> None:
     assert told == [(0, first), (1, first), (0, second), (1, second), (0, third)]
 
 
+@pytest.mark.parametrize(
+    ("error", "how"), [(GateRefusedError(LOW), "was refused by the gate"), (StoreError(LOW), "failed")]
+)
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_rebuild_that_fails_leaves_the_snapshot_and_says_so(
-    kept: Kept, mode: str, caplog: pytest.LogCaptureFixture
+    kept: Kept, mode: str, error: BookwheelError, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = kept.index(mode)
-    kept.rebuild.ended[2] = RefusedError("recall is 0.100, wanted at least 0.950")
+    kept.rebuild.ended[2] = error
     kept.rebuild.end(4, kept.made[1])
     with caplog.at_level(logging.WARNING):
         failed = [index.move(step)["refreshes_failed"] for step in range(1, 5)]
     assert (failed[-1], index.asked) == (1, kept.made[0])
-    assert f"snapshot {kept.made[0][:12]} is asked on: recall is 0.100" in caplog.text
+    assert f"the rebuild of step 2 {how}, and snapshot {kept.made[0][:12]} is asked on: {LOW}" in caplog.text
     index.move(5)
     index.move(6)
     assert index.asked == kept.made[1], "the next one is tried"
@@ -130,6 +134,16 @@ def test_a_run_that_was_killed_asks_its_snapshot_and_finishes_what_was_begun(kep
         kept.rebuild.end(2, kept.made[1])
         again.move(5)
         assert again.asked == kept.made[1]
+
+
+def test_a_run_that_goes_on_where_a_rebuild_was_begun_makes_it_once(kept: Kept) -> None:
+    kept.index().move(3)
+    again = kept.index()
+    again.ask(kept.made[0])  # of the checkpoint after step 2
+    again.move(3)
+    kept.rebuild.end(2, kept.made[1])
+    again.move(4)
+    assert (again.asked, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 2])
 
 
 def test_a_run_that_resumes_knows_the_age_of_what_it_asks(kept: Kept) -> None:

@@ -1,0 +1,200 @@
+"""A store as that of all of Wikipedia after ten years, of descriptors alone, on which each request takes 20 ms.
+
+Made in memory (`far_store.py`): `--months` snapshots of `--parts` parts, of which `--changed` change each month; the
+records of chunk, embed and scatter of every part, and of `--cells` shards; a ref a month beside `latest`. Blobs have a
+size and no bytes. Then what looks at descriptors runs on it: the look-ups of a rebuild in which nothing changed,
+`log`, the settings and pull sizes of `diff`, `expire` to twelve months, and `gc` of what that leaves.
+
+Each has its seconds, its requests by kind, and `rounds`, seconds over the latency: how often it waits, one answer after
+the other. The peer is the same requests asked one by one (`alone` seconds). Prints one JSON line.
+`python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34 --months 120]`; the real thing has 6,000 parts and 336
+cells.
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from far_store import Far, latency
+
+from beam_jobs.here import recorded
+from rag_model.corpus.records import Part
+from rag_model.digest import digest_bytes
+from rag_model.snapshots.parent import Parent
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.files import json_bytes
+from rag_model.store.objects.memo import Memo, Produced
+from rag_model.store.store import Store
+from rag_model.store.upkeep.expire import Policy, expire
+from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.verify import absent
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+
+_MONTH = 30 * 86400.0  # seconds
+_PAGES = 3_000  # ids of a part
+_STAGES = {"chunk": ("passages", "article_log"), "embed": ("embeddings",), "scatter": ("out",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a store holds."""
+
+    parts: int
+    cells: int
+    months: int
+    changed: float  # share of the parts, and of the shards, that differ from the month before
+
+
+class Made:
+    """The store, written without requests."""
+
+    def __init__(self, size: Size) -> None:
+        """Write the months, the oldest first."""
+        self.size, self.url = size, "far://wikipedia"
+        self._age = 0.0
+        self._known: dict[tuple[str, int, int], list[BlobRef]] = {}
+        self.store = Store.open(self.url, create=True)
+        for month in range(size.months):
+            self._age = (size.months - 1 - month) * _MONTH
+            self._month(month)
+
+    def version(self, part: int, month: int) -> int:
+        """Return the month in which a part changed last."""
+        every = max(1, round(1 / self.size.changed))
+        return max(0, month - (month - part) % every)
+
+    def inputs(self, stage: str, part: int, month: int) -> dict[str, Any]:
+        """Return what decides the output of a stage."""
+        return {"stage": stage, "part": part, "version": self.version(part, month), "code": 1}
+
+    def _month(self, month: int) -> None:
+        parts, files = list[PartEntry](), dict[str, BlobRef]()
+        for part in range(self.size.parts):
+            name = f"part-{part:05d}"
+            made = {stage: self._stage(stage, part, month) for stage in _STAGES}
+            files[f"passages/{name}.parquet"], files[f"articles/{name}.parquet"] = made["chunk"]
+            (files[f"embeddings/{name}.npy"],) = made["embed"]
+            parts.append(PartEntry(name, part * _PAGES, (part + 1) * _PAGES - 1, 3_500))
+        for cell in range(self.size.cells):
+            self._stage("shard", cell, month)
+        files["index/hnsw.faiss"] = self._blob(f"index {month}", 1 << 34)
+        index = {"hnsw": {"factory": "HNSW32", "d": 384, "kind": "hnsw", "over": "embeddings"}}
+        space = {"embeddings": {"kind": "vectors", "space": {"digest": "sha256:" + "0" * 64, "dim": 384}}}
+        content = Content({"kind": "wiki", "dbname": "enwiki"}, tuple(parts), files, {"month": month}, space, index)
+        manifest = Manifest(content)
+        identity = manifest.id
+        self._put(f"snapshots/{identity}.json", json_bytes(manifest.to_json()))
+        self._move("latest", month + 1, identity)
+        self._move(f"month-{month:03d}", 1, identity)
+
+    def _stage(self, stage: str, part: int, month: int) -> list[BlobRef]:
+        known = stage, part, self.version(part, month)
+        if known not in self._known:
+            self._known[known] = self._record(stage, self.inputs(stage, part, month), _STAGES.get(stage, ("out",)))
+        return self._known[known]
+
+    def _record(self, stage: str, inputs: dict[str, Any], names: tuple[str, ...]) -> list[BlobRef]:
+        key = Memo.key(inputs)
+        outputs = {name: self._blob(f"{key} {name}", 20 << 20) for name in names}
+        value = {"format": 1, "stage": stage, "key": key, "facts": {"rows": 3_500}, "inputs": inputs, "by": None}
+        told = {name: ref.to_json() for name, ref in outputs.items()}
+        self._put(f"memo/{stage}/{key}.json", json_bytes({**value, "outputs": told, "nonce": "0" * 16}))
+        return [*outputs.values()]
+
+    def _blob(self, seed: str, size: int) -> BlobRef:
+        ref = BlobRef(digest_bytes(seed.encode()), size)
+        self._put(ref.path, b"", size)
+        return ref
+
+    def _move(self, ref: str, number: int, snapshot: str) -> None:
+        value = {"format": 1, "number": number, "snapshot": snapshot, "created_at": "2026-11-01T00:00:00+00:00"}
+        value |= {"previous": None, "nonce": "0" * 32, "note": ""}
+        self._put(f"refs/{ref}/{number:08d}.json", json_bytes(value))
+
+    def _put(self, path: str, data: bytes, size: int | None = None) -> None:
+        folder, _, name = f"wikipedia/{path}".rpartition("/")
+        if name not in Far.folders.get(folder, {}):
+            Far.write(f"wikipedia/{path}", data, len(data) if size is None else size, time.time() - self._age - 3600)
+
+
+def verbs(made: Made) -> dict[str, Callable[[], Any]]:
+    """Return what is measured, in its order."""
+    store = made.store
+    return {
+        "plan": partial(planned, made),
+        "look-ups": partial(looked_up, made),
+        "publish": lambda: len(absent(store, store.snapshots.get(store.snapshots.resolve("latest")).content)),
+        "refs": lambda: len(store.refs.names()),
+        "log": lambda: len(store.refs.history("latest")),
+        "expire": lambda: len(expire(store, Policy(keep=12, older_than=366 * 86400.0)).moves),
+        "gc": lambda: {kind: tally.files for kind, tally in gc(store).items()},
+    }
+
+
+def planned(made: Made) -> int:
+    """Find what every part of the next build inherits."""
+    parent = Parent.of(made.store, "latest")
+    parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(made.size.parts))
+    return sum(len(parent.cut(part)) + len(parent.numbered(part)) for part in parts)
+
+
+def looked_up(made: Made) -> int:
+    """Look up the records of a rebuild in which nothing changed."""
+    last = made.size.months - 1
+    asked = [made.inputs(stage, part, last) for stage in _STAGES for part in range(made.size.parts)]
+    asked += [made.inputs("shard", cell, last) for cell in range(made.size.cells)]
+    return sum(found is not None for found in recorded(_look, asked, made.store))
+
+
+def _look(inputs: dict[str, Any], store: Store) -> dict[str, Any]:
+    return dict(store.memo.once(inputs["stage"], inputs, _never)[0].facts)
+
+
+def _never(_: object) -> Produced:
+    raise AssertionError("it is recorded")
+
+
+def measured(made: Made, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each verb with what it took."""
+    for name, verb in verbs(made).items():
+        with latency(seconds) as requests:
+            began, spent = time.perf_counter(), time.process_time()
+            found = verb()
+            took, cpu = time.perf_counter() - began, time.process_time() - spent
+            asked: Counter[str] = Counter(requests)
+        yield (
+            name,
+            {
+                "seconds": round(took, 1),
+                "cpu_seconds": round(cpu, 1),
+                "requests": dict(asked),
+                "alone": round(asked.total() * seconds, 1),
+                "found": found,
+            },
+        )
+
+
+def main() -> None:
+    """Make the store and measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", type=int, default=60)
+    parser.add_argument("--cells", type=int, default=4)
+    parser.add_argument("--months", type=int, default=24)
+    parser.add_argument("--changed", type=float, default=0.1)
+    parser.add_argument("--ms", type=float, default=20.0, help="milliseconds of a request")
+    options = parser.parse_args()
+    size = Size(options.parts, options.cells, options.months, options.changed)
+    made = Made(size)
+    files = sum(map(len, Far.folders.values()))
+    told = {name: getattr(size, name) for name in ("parts", "cells", "months", "changed")}
+    found = dict(measured(made, options.ms / 1e3))
+    print(json.dumps({"benchmark": "descriptors", **told, "ms": options.ms, "files": files, "verbs": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""How the cost of every stage and verb grows with the library: dumps of several sizes, each through its whole life.
+
+For each size a synthetic dump of real sentences is written (`scaled_dump.py`), and the same a month later. Then, as a
+user types it: `reindex`, `reindex` of the month after, `pull`, `verify`, `diff`, `takedown` of a page (which builds
+all snapshots that hold it again), `gc`, and `serve`, which answers one question. Of each stage and verb: seconds, CPU
+seconds of all processes, and the anonymous memory of the launcher and of the largest worker at its peak.
+
+`growth` is, for stages and verbs of at least a CPU second, the exponent e of CPU = a n^e and of wall-clock seconds, by
+least squares of the logarithms over the three largest sizes; and `bytes_a_passage`, by which memory grows from the
+smallest to the largest size. `largest_kb` is the largest manifest, list of files, report and record. 1 is linear; a
+start that costs the same at any size makes it less.
+
+The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`): it costs next to
+nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line.
+`python tests/benchmarks/bench_scale.py [--passages 2000,8000] [--texts FILE]`, where FILE is JSON lines with `title`
+and `text`, plain or `.xz`; by default the passages of the demo, which repeat often in a large dump.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from made_static import made_static
+from passages import demo_passages, lines
+from scaled_dump import Corpus, Sentences
+from served import get, load
+from stages import OUTSIDE, Spent, Told, bookwheel, service
+
+from flows.demo import demo_encoder
+
+_RECIPE = """
+[gate.floors.hnsw]
+mean = 0.0
+p5 = 0.0
+[gate.floors.ivfpq]
+mean = 0.0
+p5 = 0.0
+"""  # the default, but for the gate's: recall is other benchmarks' matter
+_LARGEST = 3  # sizes that an exponent is fitted to
+_LEAST = 1.0  # CPU seconds, below which an exponent says nothing
+_ASK = 0.2  # seconds between two looks whether the service is ready
+Costs = dict[str, Spent]  # by stage or verb
+
+
+def lived(corpus: Corpus, encoder: str, folder: Path) -> tuple[dict[str, Told], dict[str, Any]]:
+    """Take a corpus through its life; return what each verb took, and the sizes of the store."""
+    store, told = folder / "store", dict[str, Told]()
+    (folder / "recipe.toml").write_text(_RECIPE)
+    cache = {"BOOKWHEEL_CACHE": str(folder / "cache")}
+    build = ("--store", str(store), "--encoder", encoder, "--recipe", str(folder / "recipe.toml"))
+    for verb, month in (("reindex", "old"), ("rebuild", "new")):
+        dump = corpus.write("old" if month == "old" else "new", folder / month)
+        told[verb] = bookwheel("reindex", "--dump", dump, *build, environment=cache)
+        shutil.rmtree(folder / month)
+    sizes = measured_sizes(store)
+    for verb, words in _verbs(corpus, folder / "pulled").items():
+        told[verb] = bookwheel(*words, "--store", str(store), environment=cache)
+    shutil.rmtree(folder / "pulled")
+    told["serve"] = answered(store, corpus.question(), cache)
+    counts = told["reindex"].reply["counts"]
+    return told, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
+
+
+def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
+    return {
+        "pull": ("pull", "latest", str(pulled)),
+        "verify": ("verify", "latest"),
+        "diff": ("diff", "latest@1", "latest"),
+        "takedown": ("takedown", corpus.article(), "--yes"),
+        "gc": ("gc", "--grace", "0", "--yes"),
+    }
+
+
+def answered(store: Path, question: str, environment: dict[str, str]) -> Told:
+    """Start the service and ask it one question."""
+    with service("serve", "--store", str(store), environment=environment) as (address, told):
+        while get(address, "/readyz")[0] != 200:
+            time.sleep(_ASK)
+        if {one.status for one in load(address, [question], 1, 0.0)} != {200}:
+            raise SystemExit("the service gave no answer")
+        time.sleep(_ASK)
+    return told
+
+
+def measured_sizes(store: Path) -> dict[str, float]:
+    """Return the kilobytes of the largest file of each kind that could grow with the corpus and is read whole."""
+    kinds = {kind: store.glob(f"{kind}/**/*") for kind in ("snapshots", "memo", "reports")}
+    largest = {
+        kind: max((path.stat().st_size for path in paths if path.is_file()), default=0) for kind, paths in kinds.items()
+    }
+    largest["lists"] = max((path.stat().st_size for path in _lists(store)), default=0)
+    return {kind: round(size / 1e3, 1) for kind, size in largest.items()}
+
+
+def _lists(store: Path) -> Iterator[Path]:
+    """Yield the blobs that are lists of other blobs."""
+    for path in store.glob("blobs/**/*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(1) == b"[":
+                    yield path
+
+
+def costs_of(told: Mapping[str, Told]) -> Costs:
+    """Return what each verb took, and each stage of those that have stages."""
+    costs = {verb: its.whole for verb, its in told.items()}
+    staged = {f"{verb}: {stage}": spent for verb, its in told.items() for stage, spent in its.stages.items()}
+    return costs | {name: spent for name, spent in staged.items() if not name.endswith(OUTSIDE)}
+
+
+def growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
+    """Return the exponents and the bytes a passage of each stage and verb that costs enough."""
+    found: dict[str, Any] = {}
+    for name, last in costs[-1].items():
+        runs = [(n, cost[name]) for n, cost in zip(passages, costs, strict=True) if name in cost]
+        slopes = {kind: _slope(runs, kind) for kind in ("launcher_mb", "worker_mb")}
+        found[name] = {"bytes_a_passage": slopes}
+        if last.cpu_seconds >= _LEAST:
+            found[name] |= {kind: _exponent(runs[-_LARGEST:], kind) for kind in ("cpu_seconds", "seconds")}
+    return found
+
+
+def _exponent(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
+    took = [max(getattr(spent, kind), 1e-3) for _, spent in runs]
+    if len(runs) < 2:
+        return None
+    return round(float(np.polyfit(np.log([n for n, _ in runs]), np.log(took), 1)[0]), 3)
+
+
+def _slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
+    (few, small), (many, large) = runs[0], runs[-1]
+    return round((getattr(large, kind) - getattr(small, kind)) * 1e6 / (many - few), 1) if many > few else None
+
+
+def rounded(costs: Costs) -> dict[str, list[float]]:
+    """Return seconds, CPU seconds, and megabytes of launcher and worker, by name."""
+    return {name: [round(value, 1) for value in asdict(spent).values()] for name, spent in costs.items()}
+
+
+def main() -> None:
+    """Measure each size, the smallest first."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--passages", default="2000,8000", help="about how many, of each size")
+    parser.add_argument("--texts", type=Path, help="JSON lines with title and text")
+    parser.add_argument("--encoder", help="a folder or hub name")
+    parser.add_argument("--work", type=Path, help="a folder on a disk with room for the stores")
+    options = parser.parse_args()
+    sentences = Sentences.of(lines(options.texts) if options.texts else demo_passages())
+    runs, facts = list[Costs](), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.work) as at:
+        encoder = options.encoder or str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(at, "encoder")))
+        for size in sorted(map(int, options.passages.split(","))):
+            folder = Path(at, str(size))
+            folder.mkdir()
+            told, fact = lived(Corpus.for_passages(sentences, size), encoder, folder)
+            shutil.rmtree(folder)
+            runs.append(costs_of(told))
+            facts.append(fact)
+    line = {
+        "benchmark": "scale",
+        "encoder": Path(encoder).name,
+        "sizes": facts,
+        "columns": ["seconds", "CPU seconds", "launcher MB", "worker MB"],
+        "costs": [rounded(costs) for costs in runs],
+        "growth": growth([fact["passages"] for fact in facts], runs),
+    }
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Training steps of OpenRAG, of the inverse cloze task and of DPR, each beside a plain loop of the same equations.
+
+`pools`: OpenRAG's step from the offline pools. `online`: the bags propose, today's encoder orders, and a generator
+reads until the first passage that does not help (`openrag_steps`). `ict`, `dpr`: `contrast_steps`. Passages are the
+demo's. Loops are of torch and transformers alone, over the same weights and draws. Each side runs in a process of its
+own, in turns; the first step of each is a warm-up. One JSON line a step: `time_ratio` is our CPU seconds by the loop's,
+`memory_ratio` our peak by its; and the losses' largest relative difference.
+`python tests/benchmarks/bench_steps.py [--only pools online ict dpr] [--rounds 1]`, about two minutes.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import contrast_steps
+import openrag_steps
+import torch
+from alone import Spent, alone
+from bench_realm import library
+from passages import lines
+
+from flows.demo import QUESTIONS
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example
+
+KINDS = ("pools", "online", "ict", "dpr")
+Side = tuple[Callable[..., Any], tuple[Any, ...]]  # makes modules and the loss of a step, from its arguments
+
+
+def taken(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int) -> list[tuple[float, float]]:
+    """Take steps of AdamW; return CPU seconds and the loss of each."""
+    module, loss = side(*arguments)
+    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=1e-6)
+    spent = []
+    for number in range(steps):
+        started = time.process_time()
+        value = loss(number)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        spent.append((time.process_time() - started, value.item()))
+    return spent
+
+
+def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) -> dict[str, Any]:
+    """Run both sides in turns."""
+    runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
+    for _ in range(options.rounds):
+        for name, (side, arguments) in zip(runs, sides, strict=True):
+            runs[name].append(alone(taken, side, arguments, options.steps))
+    cpu = {name: [step[0] for run in some for step in run.value[1:]] for name, some in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
+    losses = [[step[1] for step in some[0].value] for some in runs.values()]
+    return {
+        "benchmark": "step",
+        "kind": kind,
+        "time_ratio": round(statistics.median(cpu["ours"]) / statistics.median(cpu["plain"]), 3),
+        "memory_ratio": round(peak["ours"] / peak["plain"], 3),
+        "cpu_s": {name: [round(value, 2) for value in some] for name, some in cpu.items()},
+        "peak_mb": {name: round(value) for name, value in peak.items()},
+        "largest_loss_difference": max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)),
+    }
+
+
+def sides_of(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Side, Side]]:
+    """Return both sides of each kind."""
+    store, steps, size = library(folder, options.passages), options.steps, options.batch
+    snapshot = Snapshot.open(str(store))
+    corpus = snapshot.passages(range(snapshot.n))
+    asked = [(one["question"], one["answers"][0]) for one in lines(Path(QUESTIONS))][: options.questions * steps]
+    given = openrag_steps.prepare(folder, corpus, asked, options.questions, steps)
+    told = [
+        Example(str(at), f"what is {one.title}?", (), (one,), (corpus[-1 - at],))
+        for at, one in enumerate(corpus[: size * steps])
+    ]
+    some = replace(given, proposed=options.proposed)
+    pairs = {"ict": contrast_steps.ict_pairs(store, size, steps), "dpr": contrast_steps.dpr_pairs(told, size, steps)}
+    return {
+        "pools": ((openrag_steps.ours, (given,)), (openrag_steps.plain, (given,))),
+        "online": ((openrag_steps.ours, (some,)), (openrag_steps.plain, (some,))),
+        "ict": ((contrast_steps.ours_ict, (store, size)), (contrast_steps.plain, (pairs["ict"],))),
+        "dpr": ((contrast_steps.ours_dpr, (told, size)), (contrast_steps.plain, (pairs["dpr"],))),
+    }
+
+
+def main() -> None:
+    """Compare each kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = {"passages": 120, "questions": 4, "proposed": 8, "batch": 8, "steps": 3, "rounds": 1}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="bench-steps-") as work:
+        every = sides_of(Path(work), options)
+        for kind in options.only:
+            print(json.dumps(compare(kind, every[kind], options)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

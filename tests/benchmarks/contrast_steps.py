@@ -1,0 +1,98 @@
+"""A step of the inverse cloze task, and one of DPR, ours and a plain loop of the same equations.
+
+Two encoders begin as MiniLM: one reads questions or sentences, the other passages, and each question's passage is told
+from all others of the batch (temperature .05). There is no dropout, so losses are equal.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from openrag_steps import Step, without_dropout, written
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertModel
+
+from flows.demo import demo_encoder
+from rag_model.allocator import release_freed
+from rag_model.corpus.records import Passage
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example
+from rag_model.training.data.texts import TextBatch
+from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.dpr import DprRecipe, DprTask
+from rag_model.training.objectives.ict import IctRecipe, IctTask
+
+TEMPERATURE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A batch for the plain loop: texts, passages, and the place of each text's own passage."""
+
+    asked: list[str]
+    passages: list[Passage]
+    gold: list[int]
+
+
+def ict_task(store: Path, size: int) -> IctTask:
+    encoders = without_dropout(BiEncoder.load(demo_encoder(), device="cpu").train())
+    return IctTask(
+        encoders, Snapshot.open(str(store)), IctRecipe(batch_size=size, temperature=TEMPERATURE, dev_texts=8)
+    )
+
+
+def ict_pairs(store: Path, size: int, steps: int) -> list[Pairs]:
+    """Return the batches of the first steps."""
+    task = ict_task(store, size)
+    told = [task.pairs(batch) for batch in [task.batches(0)[at] for at in range(steps)]]
+    return [Pairs(asked, read, list(range(len(read)))) for asked, read in told]
+
+
+def ours_ict(store: Path, size: int) -> tuple[nn.Module, Step]:
+    """Return the encoders, and the loss of a step, as this library trains."""
+    release_freed()  # as `train` does
+    task = ict_task(store, size)
+    batches: Sequence[TextBatch] = task.batches(0)
+    return task.module, lambda number: task.loss(batches[number])[0]
+
+
+def dpr_task(examples: list[Example], size: int) -> DprTask:
+    encoders = without_dropout(BiEncoder.load(demo_encoder(), device="cpu").train())
+    return DprTask(encoders, examples, examples[:1], DprRecipe(batch_size=size, temperature=TEMPERATURE))
+
+
+def dpr_pairs(examples: list[Example], size: int, steps: int) -> list[Pairs]:
+    """Return the batches of the first steps."""
+    some = dpr_task(examples, size).batches(0)[:steps]
+    return [Pairs([x.question for x in one.examples], list(one.passages), list(one.gold)) for one in some]
+
+
+def ours_dpr(examples: list[Example], size: int) -> tuple[nn.Module, Step]:
+    """Return the encoders, and the loss of a step, as this library trains."""
+    release_freed()  # as `train` does
+    task = dpr_task(examples, size)
+    batches = task.batches(0)
+    return task.module, lambda number: task.loss(batches[number])[0]
+
+
+def plain(batches: list[Pairs]) -> tuple[nn.Module, Step]:
+    """Return the same of a plain loop."""
+    models = [BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False) for _ in range(2)]
+    tokenizer, model = AutoTokenizer.from_pretrained(demo_encoder()), without_dropout(nn.ModuleList(models).train())
+
+    def encoded(place: int, texts: list[str]) -> Tensor:
+        read = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+        hidden, mask = models[place](**read).last_hidden_state, read["attention_mask"][..., None]
+        return nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
+
+    def loss(number: int) -> Tensor:
+        one = batches[number]
+        read = encoded(1, [written(passage) for passage in one.passages])
+        scores = encoded(0, one.asked) @ read.T / TEMPERATURE
+        return nn.functional.cross_entropy(scores, torch.tensor(one.gold))
+
+    return model, loss
+
+
+Made = Callable[..., tuple[nn.Module, Step]]

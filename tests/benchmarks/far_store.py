@@ -1,0 +1,116 @@
+"""A store far away: files in memory behind a file system of fsspec, each request of which takes so many milliseconds.
+
+`far://NAME` is one dictionary by folder, and a listing costs a request for each thousand files, as S3's does. What
+is asked at once waits at once. Requests are counted by kind. It lives in one process.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec import AbstractFileSystem
+
+_PAGE = 1000  # files that one request lists
+Body = bytes | Callable[[], bytes]  # or what makes it: millions of records need not be held
+
+
+class Far(AbstractFileSystem):  # type: ignore[misc]
+    """The files of all stores `far://`."""
+
+    protocol = "far"
+    cachable = False
+    folders: ClassVar[dict[str, dict[str, tuple[Body, int, float]]]] = {}  # folder -> name -> body, size, when written
+    below: ClassVar[dict[str, set[str]]] = {}  # folder -> its folders
+    requests: ClassVar[Counter[str]] = Counter()
+    seconds: ClassVar[float] = 0.0  # that a request takes
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def write(cls, path: str, body: Body, size: int, written: float) -> None:
+        """Put a file there, without a request."""
+        folder, _, name = path.rpartition("/")
+        cls.folders.setdefault(folder, {})[name] = body, size, written
+        while folder and folder.rpartition("/")[2] not in cls.below.get(folder.rpartition("/")[0], ()):
+            above, _, own = folder.rpartition("/")
+            cls.below.setdefault(above, set()).add(own)
+            folder = above
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """List a folder."""
+        path = self._strip_protocol(path)
+        files, folders = self.folders.get(path, {}), self.below.get(path, set())
+        self._ask("list", 1 + (len(files) + len(folders)) // _PAGE)
+        if not files and not folders:
+            raise FileNotFoundError(path)
+        found = [{"name": f"{path}/{name}", "type": "directory", "size": 0} for name in sorted(folders)]
+        for name, (_, size, written) in sorted(files.items()):
+            found.append({"name": f"{path}/{name}", "type": "file", "size": size, "mtime": written})
+        return found
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Say a file's size and time."""
+        self._ask("head")
+        _, size, written = self._found(path)
+        return {"name": path, "type": "file", "size": size, "mtime": written}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        """Read a file, or a range of it."""
+        self._ask("get")
+        body = self._found(path)[0]
+        return (body() if callable(body) else body)[start:end]
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        """Write a file; `create` only where there is none."""
+        self._ask("put")
+        with self._lock:
+            if mode == "create" and self._there(path):
+                raise FileExistsError(path)
+            self.write(self._strip_protocol(path), bytes(value), len(value), time.time())
+
+    def rm_file(self, path: str) -> None:
+        """Delete a file."""
+        self._ask("delete")
+        folder, _, name = self._strip_protocol(path).rpartition("/")
+        self._found(path)
+        del self.folders[folder][name]
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete a folder's files, a thousand with each request."""
+        folder = self._strip_protocol(path)
+        names = [own for own in self.folders if own == folder or own.startswith(f"{folder}/")]
+        self._ask("delete", 1 + sum(len(self.folders.pop(own)) for own in names) // _PAGE)
+
+    def _found(self, path: str) -> tuple[Body, int, float]:
+        folder, _, name = self._strip_protocol(path).rpartition("/")
+        try:
+            return self.folders[folder][name]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    def _there(self, path: str) -> bool:
+        folder, _, name = self._strip_protocol(path).rpartition("/")
+        return name in self.folders.get(folder, {})
+
+    def _ask(self, kind: str, count: int = 1) -> None:
+        with self._lock:
+            self.requests[kind] += count
+        if self.seconds:
+            time.sleep(self.seconds * count)
+
+
+@contextmanager
+def latency(seconds: float) -> Iterator[Counter[str]]:
+    """Let each request take so long inside the block; yields the count of its requests by kind."""
+    Far.requests.clear()
+    Far.seconds = seconds
+    try:
+        yield Far.requests
+    finally:
+        Far.seconds = 0.0
+
+
+fsspec.register_implementation("far", Far, clobber=True)

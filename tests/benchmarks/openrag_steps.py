@@ -1,0 +1,230 @@
+"""A step of OpenRAG, ours and a plain loop of the same equations in torch and transformers.
+
+Both encoders begin as MiniLM; the generator that judges is a BART of 3 + 3 layers of 256 with random weights, which
+reads MiniLM's wordpieces. Whether a passage helps is then chance, half of the time: the bounds of a question lie in the
+middle of the scores of some passages. Both sides take the same questions and draws, read one passage after the other
+until the first that does not help, and step AdamW. There is no dropout, so losses are equal.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bench_openrag import Proposals, by_bags
+from bench_sidr import rectangle
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForConditionalGeneration
+
+from flows.demo import demo_encoder
+from rag_model.allocator import release_freed
+from rag_model.corpus.records import Passage
+from rag_model.encoders.bag import terms_of
+from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.evaluation.bootstrap import mean_interval
+from rag_model.generate.inputs import PaperForm
+from rag_model.generate.load import load_generator
+from rag_model.training.data.batches import DprBatch
+from rag_model.training.data.examples import Example
+from rag_model.training.data.judging import Judge, JudgeSettings, verdicts
+from rag_model.training.data.pools import Pooled, Pools
+from rag_model.training.objectives.openrag.task import Online, OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.sidr.pair import SidrPair
+
+LENGTHS, KEPT, AT_ONCE, POOL = (128, 256), 768, 64, 4
+FORM = PaperForm()
+Step = Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What both sides train on."""
+
+    reader: Path
+    corpus: list[Passage]
+    pools: list[Pooled]
+    batches: list[DprBatch]  # with the passages that are drawn from the pools
+    proposed: int  # passages a question online
+
+
+def prepare(folder: Path, corpus: list[Passage], asked: Sequence[tuple[str, str]], questions: int, steps: int) -> Given:
+    """Write the generator, and make pools and batches of questions with their answers."""
+    write_reader(folder / "reader")
+    examples = [Example(str(at), *one, (), ()) for at, one in enumerate((q, (a,)) for q, a in asked)]
+    judge = Judge(load_generator(folder / "reader", FORM, device="cpu"), examples, JudgeSettings(max_new_tokens=1))
+    dice = np.random.default_rng(0)
+    pools = list[Pooled]()
+    for one in examples:
+        some = [corpus[row] for row in dice.permutation(len(corpus))[: 2 * POOL]]
+        scores = sorted(told.log_p for told in verdicts(judge, one.question, some))
+        middle = (scores[POOL - 1] + scores[POOL]) / 2
+        own = one.id, one.question, one.answers, tuple(some[:POOL]), tuple(some[POOL:])
+        pools.append(Pooled(*own, surest_negative=middle, least_positive=middle))
+    given = Given(folder / "reader", corpus, pools, [], 0)
+    task = task_of(given, SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu"), None, questions, online=False)
+    return Given(folder / "reader", corpus, pools, list(task.batches(0)[:steps]), 0)
+
+
+def write_reader(folder: Path) -> None:
+    """Write a BART with random weights and MiniLM's tokenizer."""
+    torch.manual_seed(1)
+    sizes = {"d_model": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, "vocab_size": 30_522, "dropout": 0.0}
+    sizes |= {
+        f"{part}_{what}": n for part in ("encoder", "decoder") for what, n in (("layers", 3), ("attention_heads", 4))
+    }
+    special = {"bos_token_id": 101, "pad_token_id": 0, "eos_token_id": 102, "decoder_start_token_id": 102}
+    BartForConditionalGeneration(BartConfig(**sizes, **special, forced_eos_token_id=None)).save_pretrained(folder)
+    shutil.copy(Path(demo_encoder()) / "tokenizer.json", folder)
+    names = {"bos_token": "[CLS]", "eos_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+
+
+def task_of(given: Given, pair: SidrPair, asking: Online | None, size: int, **settings: Any) -> OpenRagTask:
+    """Return the task of these pools."""
+    pools = Pools(tuple(given.pools), 0, 0, mean_interval([1.0]))
+    return OpenRagTask(pair, pools, given.pools[:1], OpenRagRecipe(batch_size=size, **settings), asking)  # type: ignore[arg-type]
+
+
+def ours(given: Given) -> tuple[nn.Module, Step]:
+    """Return the modules, and the loss of a step, as this library trains."""
+    release_freed()  # as `train` does
+    pair = without_dropout(SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu").train())
+    asking, size = None, len(given.batches[0].examples)
+    if given.proposed:
+        with tempfile.TemporaryDirectory() as work:
+            memory = Proposals(given.corpus, by_bags(pair, given.corpus, Path(work)))
+        settings = JudgeSettings()
+        judge = Judge(load_generator(given.reader, FORM, device="cpu"), given.pools, settings, writes=False)
+        asking = Online(memory, judge, settings, judge)  # type: ignore[arg-type]
+    more = {"online": bool(given.proposed), "proposed": max(1, given.proposed)}
+    task = task_of(given, pair, asking, size, **more)
+    return pair, lambda number: task.loss(given.batches[number])[0]
+
+
+def plain(given: Given) -> tuple[nn.Module, Step]:
+    """Return the same of a plain loop."""
+    folder = Path(demo_encoder())
+    bodies = nn.ModuleList([AutoModel.from_pretrained(str(folder), add_pooling_layer=False) for _ in range(2)])
+    norms = nn.ModuleList([nn.LayerNorm(body.config.hidden_size) for body in bodies])
+    model, size = without_dropout(nn.ModuleList([bodies, norms]).train()), bodies[0].config.vocab_size
+    tokenizers = [load_tokenizer(folder, length) for length in LENGTHS]
+    terms = torch.from_numpy(terms_of(tokenizers[0], size))
+    find = plain_search(given, tokenizers[1], terms) if given.proposed else None
+    judge = plain_judge(given.reader) if given.proposed else None
+
+    def weigh(place: int, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        ids, real = (torch.from_numpy(part) for part in rectangle(tokenize(tokenizers[place], texts), 0))
+        hidden = norms[place](bodies[place](input_ids=ids, attention_mask=real.long())[0])
+        products = nn.functional.elu(hidden @ bodies[place].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
+        weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms
+        return weights, torch.zeros(len(ids), size).scatter(1, ids, 1) * terms
+
+    @torch.no_grad()
+    def scanned(questions: Sequence[Pooled]) -> list[tuple[Passage | None, Passage | None]]:
+        asked = kept(*weigh(0, [one.question for one in questions]))
+        found = find(asked)  # type: ignore[misc]
+        every = sorted({row for rows in found for row in rows})
+        read = torch.cat(
+            [
+                kept(*weigh(1, [written(given.corpus[row]) for row in every[first : first + AT_ONCE]]))
+                for first in range(0, len(every), AT_ONCE)
+            ]
+        )
+        scores = asked @ read.T
+        best = [
+            sorted(own, key=lambda row, at=at: -float(scores[at, every.index(row)])) for at, own in enumerate(found)
+        ]  # type: ignore[misc]
+        return [scan(one, [given.corpus[row] for row in own], judge) for one, own in zip(questions, best, strict=True)]
+
+    def loss(number: int) -> Tensor:
+        batch = given.batches[number]
+        drawn = [(one.positives[0], one.negatives[0]) for one in batch.examples]
+        if given.proposed:
+            found = scanned(batch.examples)  # type: ignore[arg-type]
+            drawn = [(a or c, b or d) for (a, b), (c, d) in zip(found, drawn, strict=True)]
+        passages = list(dict.fromkeys([*(one for one, _ in drawn), *(one for _, one in drawn)]))
+        gold = torch.tensor([passages.index(one) for one, _ in drawn])
+        others = [
+            [one in (mine, *own.positives) for one in passages]
+            for own, (mine, _) in zip(batch.examples, drawn, strict=True)
+        ]
+        ignored = torch.tensor(others).scatter(1, gold[:, None], False)
+        read, read_bag = weigh(1, [written(one) for one in passages])
+        asked, asked_bag = weigh(0, [one.question for one in batch.examples])
+        pairs = ((kept(asked, asked_bag), read), (asked, kept(read, read_bag)), (asked_bag, read), (asked, read_bag))
+        return torch.stack([info_nce(one @ other.T, gold, ignored) for one, other in pairs]).mean()
+
+    return model, loss
+
+
+def scan(one: Pooled, ranked: Sequence[Passage], judge: Any) -> tuple[Passage | None, Passage | None]:
+    """Return the first passage that helps, and the first that does not, where reading ends."""
+    positive = None
+    for passage in ranked:
+        known = passage in one.positives or (False if passage in one.negatives else None)
+        score = judge(one.question, one.answers[0], passage) if known is None else 0.0
+        above, below = score > one.surest_negative, score < one.least_positive
+        helps = known if known is not None else (None if above == below else above)
+        if helps is False:
+            return positive, passage
+        positive = positive or (passage if helps else None)
+    return positive, None
+
+
+def plain_search(given: Given, tokenizer: Any, terms: Tensor) -> Callable[[Tensor], list[list[int]]]:
+    """Return a search of the bags of all passages: a sparse product."""
+    bags = torch.zeros(len(given.corpus), len(terms))
+    for row, ids in enumerate(tokenize(tokenizer, [written(one) for one in given.corpus])):
+        bags[row, torch.tensor(ids)] = 1
+    sparse = (bags * terms).to_sparse_csr()
+    return lambda asked: (sparse @ heaviest(asked).T).T.topk(given.proposed).indices.tolist()
+
+
+def plain_judge(folder: Path) -> Callable[[str, str, Passage], float]:
+    """Return log p of an answer after a question with a passage."""
+    reader = AutoModelForSeq2SeqLM.from_pretrained(folder).eval().requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def judge(question: str, answer: str, passage: Passage) -> float:
+        context = f"{passage.title} / {passage.text} // {question}".replace("  ", " ")
+        read = tokenizer(context, truncation=True, max_length=FORM.max_length, return_tensors="pt")
+        said = tokenizer(answer, return_tensors="pt")["input_ids"]
+        before = torch.cat([torch.full((1, 1), 102), said[:, :-1]], 1)
+        ids, mask = read["input_ids"], read["attention_mask"]
+        logits = reader(input_ids=ids, attention_mask=mask, decoder_input_ids=before, use_cache=False).logits
+        return float(logits.log_softmax(-1).gather(-1, said[..., None]).sum())
+
+    return judge
+
+
+def heaviest(weights: Tensor) -> Tensor:
+    return torch.zeros_like(weights).scatter(1, weights.topk(KEPT, 1).indices, 1) * weights
+
+
+def kept(weights: Tensor, bag: Tensor) -> Tensor:
+    mask = torch.zeros_like(weights).scatter(1, weights.detach().topk(KEPT, 1).indices, 1)
+    return weights * torch.logical_or(mask, bag)
+
+
+def info_nce(scores: Tensor, gold: Tensor, ignored: Tensor) -> Tensor:
+    entropy, count = nn.functional.cross_entropy, len(gold)
+    shared = (gold[:, None] == gold) & ~torch.eye(count, dtype=torch.bool)
+    back = scores[:, gold].T.masked_fill(ignored[:, gold].T | shared, -torch.inf)
+    return entropy(scores.masked_fill(ignored, -torch.inf), gold) + entropy(back, torch.arange(count))
+
+
+def written(passage: Passage) -> str:
+    return f"{passage.title} {passage.text}" if passage.title else passage.text
+
+
+def without_dropout(model: Any) -> Any:
+    """Set every dropout to 0, and return the model."""
+    for one in model.modules():
+        if isinstance(one, nn.Dropout):
+            one.p = 0.0
+    return model

@@ -1,0 +1,194 @@
+"""Train a small extractive reader, the baseline that the paper compares with: MiniLM with a head for starts and ends.
+
+    python tests/benchmarks/span_model.py --data FOLDER --to DIR
+
+`--data` has `train_triples.jsonl.xz`: questions, answers and a context that holds one. Each question is trained on its
+context and on another question's, with starts and ends normalised over both, as `rag_model.reading.extractive` reads,
+and every occurrence of an answer counts (Clark & Gardner 2018, equation 1):
+
+    loss = -log sum over occurrences of p(start) - log sum over occurrences of p(end)
+
+Training ends after `--cpu-seconds`, and the rate falls to 0 by then. Contexts that `held_out` names are never seen, so
+that benchmarks can ask about them. Writes a folder as transformers does, and prints one JSON line: EM and F1 on
+questions that were held out, each from its own context alone.
+"""
+
+import argparse
+import json
+import random
+import resource
+import shutil
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from passages import lines
+from torch import Tensor
+from transformers import AutoTokenizer, BertForQuestionAnswering, set_seed
+
+from flows.demo import demo_encoder
+from rag_model.encoders.resolve import resolve_folder
+from rag_model.evaluation.answers.measures import exact_match, token_f1
+from rag_model.evaluation.bootstrap import mean_interval
+from rag_model.reading.extractive import SpanModel
+
+_PARTS = 8  # one of so many contexts is held out
+_LONGEST = 128  # tokens of a question and its context while training
+_HEAD = 10.0  # the head's rate by that of the others: it is new
+_WARMUP = 0.1  # of the time
+
+
+def held_out(context: str) -> bool:
+    """Say whether questions about a context are for measuring, and not for training.
+
+    >>> held_out("Paris is the capital of France .")
+    False
+    """
+    return zlib.crc32(context.encode()) % _PARTS == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Some questions, each beside two passages, and where the answers stand in the first."""
+
+    inputs: Any  # of the model: (2 q, t), the q contexts first
+    texts: Tensor  # (2 q, t) bool: tokens of passages
+    starts: Tensor  # (q, t) bool: an answer begins here
+    ends: Tensor  # (q, t) bool: it ends here
+
+
+def lesson(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> Lesson:
+    """Pair the questions with their contexts, and each with the next question's context."""
+    contexts = [row["context"] for row in rows]
+    read = tokenizer(
+        [row["question"] for row in rows] * 2,
+        contexts + contexts[1:] + contexts[:1],
+        truncation="only_second",
+        max_length=_LONGEST,
+        padding=True,
+        return_tensors="pt",
+        return_offsets_mapping=True,
+    )
+    offsets = read.pop("offset_mapping")
+    texts = torch.tensor([[one == 1 for one in read.sequence_ids(row)] for row in range(2 * len(rows))])
+    starts, ends = (torch.zeros(len(rows), texts.shape[1], dtype=torch.bool) for _ in range(2))
+    for at, row in enumerate(rows):
+        for first, last in _occurrences(row):
+            start = texts[at] & (offsets[at, :, 0] == first)
+            end = texts[at] & (offsets[at, :, 1] == last)
+            if start.any() and end.any():
+                starts[at] |= start
+                ends[at] |= end
+    return Lesson(read, texts, starts, ends)
+
+
+def _occurrences(row: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    for answer in row["answers"]:
+        at = row["context"].find(answer)
+        while at >= 0:
+            yield at, at + len(answer)
+            at = row["context"].find(answer, at + 1)
+
+
+def loss_of(module: Any, some: Lesson) -> Tensor:
+    """Return the mean loss of the questions whose answer the cut left whole."""
+    found, n = module(**some.inputs), len(some.starts)
+    kept = some.starts.any(1)
+    total = torch.zeros(())
+    for logits, right in ((found.start_logits, some.starts), (found.end_logits, some.ends)):
+        masked = logits.float().masked_fill(~some.texts, -torch.inf)
+        both = torch.cat((masked[:n], masked[n:]), 1)  # (q, 2 t): a question's two passages
+        gold = masked[:n].masked_fill(~right, -torch.inf)
+        total = total + (both.logsumexp(1) - gold.logsumexp(1))[kept].mean()
+    return total
+
+
+def train(module: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """Train until the CPU seconds are spent; return steps and the mean loss of the first and the last tenth."""
+    head = [one for name, one in module.named_parameters() if name.startswith("qa_outputs")]
+    module.bert.embeddings.word_embeddings.weight.requires_grad_(False)  # a few hundred steps teach words nothing
+    rest = [one for one in module.bert.parameters() if one.requires_grad]
+    groups = [{"params": rest, "lr": options.rate}, {"params": head, "lr": options.rate * _HEAD}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    rates, losses, began = [group["lr"] for group in optimizer.param_groups], [], time.process_time()
+    for some in _batches(rows, options.batch, options.seed):
+        spent = (time.process_time() - began) / options.cpu_seconds
+        if spent >= 1:
+            break
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * min(spent / _WARMUP, (1 - spent) / (1 - _WARMUP))
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
+            loss = loss_of(module, lesson(tokenizer, some))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([*rest, *head], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    tenth = max(1, len(losses) // 10)
+    first, last = (round(sum(some) / len(some), 2) for some in (losses[:tenth], losses[-tenth:]))
+    return {"steps": len(losses), "loss": [first, last]}
+
+
+def _batches(rows: Sequence[dict[str, Any]], size: int, seed: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield batches of about equally long contexts, so that little is padding, in an order drawn by the seed."""
+    dice = random.Random(f"spans {seed}")
+    while True:
+        some = sorted(dice.sample(rows, len(rows)), key=lambda row: len(row["context"]) // 50)
+        batches = [some[at : at + size] for at in range(0, len(some) - size + 1, size)]
+        yield from dice.sample(batches, len(batches))
+
+
+def checked(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return EM and F1 of the saved model, each from the question's own context alone, with 95 % intervals."""
+    model, said = SpanModel.load(folder), []
+    for row in rows:
+        _, start, end, _ = model.score(row["question"], [row["context"]]).best(model.longest)
+        said.append((row["context"][start:end], row["answers"]))
+    found = {name: mean_interval([of(*one) for one in said]) for name, of in (("EM", exact_match), ("F1", token_f1))}
+    return {name: [round(value, 3) for value in (one.value, one.low, one.high)] for name, one in found.items()}
+
+
+def main() -> None:
+    """Train, save, check, and print one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of train_triples, as .jsonl.xz")
+    parser.add_argument("--to", type=Path, required=True, help="a new folder for the model")
+    parser.add_argument("--encoder", default=demo_encoder(), help="a BERT to begin with")
+    parser.add_argument("--cpu-seconds", type=float, default=90.0, help="of training; 700 gave the figures in the docs")
+    parser.add_argument("--batch", type=int, default=12, help="questions a step, of two passages each")
+    parser.add_argument("--rate", type=float, default=1.5e-4, help="of the body; the head's is 10 times as high")
+    parser.add_argument("--check", type=int, default=100, help="questions held out that are asked in the end")
+    parser.add_argument("--no-bf16", dest="bf16", action="store_false", help="train in float32 alone")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.to.mkdir(parents=True)
+    torch.set_num_threads(1)
+    set_seed(options.seed)
+    began, spent, source = time.perf_counter(), time.process_time(), resolve_folder(options.encoder)
+    rows = lines(options.data / "train_triples.jsonl.xz")
+    told = [row for row in rows if not held_out(row["context"])]
+    module, tokenizer = BertForQuestionAnswering.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    found = train(module.train(), tokenizer, told, options)
+    module.save_pretrained(options.to)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, options.to / name)
+    asked = random.Random(options.seed).sample([row for row in rows if held_out(row["context"])], options.check)
+    line = {
+        "benchmark": "span_model",
+        "questions": len(told),
+        **found,
+        "held_out": {"n": len(asked), **checked(options.to, asked)},
+        "seconds": round(time.perf_counter() - began),
+        "cpu_seconds": round(time.process_time() - spent),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

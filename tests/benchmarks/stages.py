@@ -1,0 +1,143 @@
+"""What each stage of a command costs: CPU seconds of all its processes, and the anonymous memory of each.
+
+A command says on standard error which stage it is in; a watcher looks ten times a second at every process of its
+session, and counts what each spent since the look before to the stage of the moment. Anonymous memory (`RssAnon`) is
+what a process holds itself: pages of mapped files, which the kernel can drop, are left out.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from processes import members
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_INTERVAL = 0.1  # seconds between two looks: a process that ends loses half of it, on average
+_SAID = re.compile(r"(.+) …|(.+) done, [\d.]+ s")  # how a stage begins and ends
+OUTSIDE = "outside"  # of all stages: start, and what stands between and after them
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a stage, or a whole verb, took."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    launcher_mb: float = 0.0  # anonymous memory of the command's own process at its peak
+    worker_mb: float = 0.0  # of the largest of the others
+
+
+@dataclass(slots=True)
+class Told:
+    """What a command printed, and what its stages took, in their order."""
+
+    reply: Any = None
+    stages: dict[str, Spent] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Spent:
+        """All stages together."""
+        every = list(self.stages.values())
+        sums = (sum(getattr(one, name) for one in every) for name in ("seconds", "cpu_seconds"))
+        return Spent(*sums, *(max(getattr(one, name) for one in every) for name in ("launcher_mb", "worker_mb")))
+
+
+class Watch:
+    """Looks at a command's session until it is stopped."""
+
+    def __init__(self, session: int) -> None:
+        """Begin to look, outside of any stage."""
+        self.stages: dict[str, Spent] = {OUTSIDE: Spent()}
+        self._session, self._stage, self._cpu = session, OUTSIDE, dict[int, float]()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def read(self, lines: Iterator[str]) -> str:
+        """Follow the stages that a command names, until it says no more; return all that it said."""
+        said = []
+        for line in lines:
+            said.append(line)
+            if found := _SAID.fullmatch(line.strip()):
+                self._stage = found[1] or OUTSIDE
+        return "".join(said)
+
+    def stop(self) -> dict[str, Spent]:
+        """Return what each stage took."""
+        self._ended.set()
+        self._thread.join()
+        return self.stages
+
+    def _run(self) -> None:
+        last = time.perf_counter()
+        while not self._ended.wait(_INTERVAL):
+            stage, now = self.stages.setdefault(self._stage, Spent()), time.perf_counter()
+            stage.seconds, last = stage.seconds + now - last, now
+            for pid in members(self._session):
+                self._look(pid, stage)
+
+    def _look(self, pid: int, stage: Spent) -> None:
+        folder = Path("/proc", str(pid))
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            status = (folder / "status").read_text()
+        except OSError:  # it has just ended
+            return
+        spent = (int(fields[11]) + int(fields[12])) / _TICKS
+        stage.cpu_seconds += spent - self._cpu.get(pid, 0.0)
+        self._cpu[pid] = spent
+        held = int(status.partition("RssAnon:")[2].split()[0]) * 1024 / 1e6 if "RssAnon:" in status else 0.0
+        name = "launcher_mb" if pid == self._session else "worker_mb"
+        setattr(stage, name, max(getattr(stage, name), held))
+
+
+def bookwheel(*words: str, environment: dict[str, str]) -> Told:
+    """Run a verb to its end; a failure ends the benchmark with what it said."""
+    process = _started(words, environment)
+    watch, said = Watch(process.pid), list[str]()
+    assert process.stderr is not None
+    assert process.stdout is not None
+    reader = threading.Thread(target=lambda: said.append(watch.read(process.stderr)))  # type: ignore[arg-type]
+    reader.start()
+    output = process.stdout.read()
+    process.wait()
+    reader.join()
+    stages = watch.stop()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}: {said[0][-2000:]}")
+    return Told(json.loads(output), stages)
+
+
+@contextmanager
+def service(*words: str, environment: dict[str, str]) -> Iterator[tuple[str, Told]]:
+    """Run `serve` until the block ends; yield its address, and what it took, which is there after the block."""
+    process, told = _started((*words, "--port", "0"), environment, subprocess.DEVNULL), Told()
+    watch = Watch(process.pid)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"].removeprefix("http://"), told
+    finally:
+        told.stages = watch.stop()
+        process.terminate()
+        process.wait()
+
+
+def _started(words: Sequence[str], environment: dict[str, str], errors: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    program = str(Path(sys.executable).with_name("bookwheel"))
+    return subprocess.Popen(
+        [program, *words, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )

@@ -1,0 +1,154 @@
+"""Trainings in turns on one core, each in a process of its own, and the rebuilds of their indexes on another core.
+
+A training whose turn it is not stands still, and so do its rebuilds. So two trainings meet the same other programs, in
+blocks of a few seconds, and may be compared by the clock. What other programs had of both cores is counted.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flows.rebuilds import Child, Rebuilds
+from rag_model.evaluation.bootstrap import mean_interval
+from rag_model.training.moving.rebuild import Order
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_IDLE = (4, 5)  # words of a core's line in /proc/stat: idle, and waiting for a disk
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The steps of one turn."""
+
+    seconds: float
+    cpu_seconds: float  # of the trainer
+    busy: tuple[float, float]  # share of the trainer's core and of the other one that any program had
+    beside: int  # steps beside which a rebuild ran
+
+
+def two_cores() -> tuple[int, int]:
+    """Return the core of the trainers, and that of rebuilds."""
+    found = sorted(os.sched_getaffinity(0))
+    if len(found) < 2:
+        raise SystemExit("this process may use one core only: rebuilds need another one")
+    return found[0], found[1]
+
+
+@dataclass
+class Turn:
+    """What a training's process has of its turns: pass `report` to the training, and let `moved` start its rebuilds."""
+
+    pipe: Connection
+    steps: int  # of a block
+    cores: tuple[int, int] = field(default_factory=two_cores)
+    children: list[Child] = field(default_factory=list)
+    beside: int = 0
+    began: tuple[float, ...] = ()
+
+    def report(self, kind: str, step: int, _: int, __: Mapping[str, float]) -> None:
+        """Wait for this process's turn before a block, and tell what the block took after it."""
+        if kind == "move" and (step - 1) % self.steps == 0:
+            self._stand_still()
+            self.began, self.beside = self._now(), 0
+        if kind == "train":
+            self.beside += any(one._process.poll() is None for one in self.children)
+            if step % self.steps == 0:
+                seconds, cpu, *busy = (now - then for now, then in zip(self._now(), self.began, strict=True))
+                first, second = (one / seconds for one in busy)
+                self.pipe.send(Block(seconds, cpu, (first, second), self.beside))
+
+    def _now(self) -> tuple[float, ...]:
+        return time.perf_counter(), time.process_time(), *(_busy(core) for core in self.cores)
+
+    def _stand_still(self) -> None:
+        self._signal(signal.SIGSTOP)
+        self.pipe.send(None)
+        self.pipe.recv()
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, sent: signal.Signals) -> None:
+        for child in self.children:
+            with suppress(ProcessLookupError):
+                os.killpg(child._process.pid, sent)
+
+
+@dataclass
+class Elsewhere:
+    """Rebuilds on the core that trainers leave to them."""
+
+    rebuilds: Rebuilds
+    turn: Turn
+
+    def start(self, order: Order) -> Child:
+        trainers, others = self.turn.cores
+        os.sched_setaffinity(0, {others})  # of this thread: a child has what its parent's thread has
+        try:
+            child = self.rebuilds.start(order)
+        finally:
+            os.sched_setaffinity(0, {trainers})
+        self.turn.children.append(child)
+        return child
+
+
+def in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tuple[list[Block], Any]]:
+    """Run trainings, partials of a module's functions, in blocks of so many steps; return blocks and value of each."""
+    context, running = get_context("spawn"), []
+    for training in trainings:
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_serve, args=(theirs, training, steps))
+        child.start()
+        theirs.close()
+        running.append((ours, list[Block](), list[Any]()))
+    for pipe, _, _ in running:
+        pipe.recv()  # it is at its first step
+    while left := [one for one in running if not one[2]]:
+        for pipe, blocks, values in left:
+            pipe.send(None)
+            while isinstance(said := pipe.recv(), Block):
+                blocks.append(said)
+            if said is not None:
+                values.extend(said)
+    return [(blocks, values[0]) for _, blocks, values in running]
+
+
+def compared(mine: Sequence[Block], other: Sequence[Block], steps: int) -> dict[str, Any]:
+    """Return how much longer `mine` took than `other` by the clock, with a 95 % interval over the pairs of blocks."""
+    mean = np.mean([one.seconds for one in other])
+    slower = mean_interval([float((a.seconds - b.seconds) / mean) for a, b in zip(mine, other, strict=True)])
+    cpu = [sum(one.cpu_seconds for one in some) for some in (mine, other)]
+    others = [one.busy[0] - one.cpu_seconds / one.seconds for one in (*mine, *other)]
+    return {
+        "slower": [round(x, 3) for x in (slower.value, slower.low, slower.high)],
+        "steps_per_s": [round(steps * len(some) / sum(one.seconds for one in some), 3) for some in (mine, other)],
+        "cpu_ratio": round(cpu[0] / cpu[1], 3),
+        "blocks": len(mine),
+        "steps_beside_a_rebuild": sum(one.beside for one in mine),
+        "others_on_the_trainers_core": round(float(np.mean(others)), 3),
+        "others_on_the_rebuilds_core": round(float(np.mean([one.busy[1] for one in other])), 3),
+    }
+
+
+def _serve(pipe: Connection, training: Callable[[Turn], Any], steps: int) -> None:
+    turn = Turn(pipe, steps)
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), {turn.cores[0]})
+    torch.set_num_threads(1)
+    pipe.send([training(turn)])
+
+
+def _busy(core: int) -> float:
+    """Return the seconds that a core was not idle since the machine started."""
+    lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    words = next(line.split() for line in lines if line.startswith(f"cpu{core} "))
+    return sum(int(word) for place, word in enumerate(words) if place and place not in (*_IDLE, 9, 10)) / _TICKS
