@@ -5,7 +5,8 @@ a client with fewer.
 
 A batch gathers while earlier batches are worked on. A thread that has just answered several requests waits a moment
 for its share of those and of the ones being worked on: callers that were answered together tend to ask again together,
-and batches of equal size waste the least. A single caller never waits.
+and batches of equal size waste the least. A single caller never waits. One sleeping thread is woken at a time, the
+first that has enough to do: so who asks alone is always answered by the same thread, and no other wakes for it.
 """
 
 import asyncio
