@@ -35,6 +35,8 @@ def work_of(finetuning: Finetuning, rebuild: Work | None = None) -> Work:
     sizes = {"steps": f"{steps:,}", read: f"{n:,}"}
     if costs.rebuilds:
         sizes["rebuilds of the index"] = f"{costs.rebuilds:,}, each {costs.rebuild / CORE:,.0f} s of a core"
+    if costs.once:
+        sizes["scores of the generator"] = f"{costs.once / CORE:,.0f} s of a core"
     if rebuild is not None:
         peak, disk = max(rebuild.held(1).values()), disk + rebuild.disk
         stages["rebuild"] = max(costs.stages.values()) + peak

@@ -420,5 +420,7 @@ def test_its_price_is_known_before(job_of: Any) -> None:
     assert both.operations == pytest.approx(lm.operations + retriever.operations)
     assert (both.sizes["steps"], lm.sizes["steps"]) == ("8", "4")
     assert both.disk == lm.disk + retriever.disk
+    assert "s of a core" in both.sizes["scores of the generator"]
+    assert "scores of the generator" not in lm.sizes
     texts = work_of(Finetuning(RA_DIT, job_of(stages="retriever", retriever={"text_share": 0.0})))
     assert texts.operations < retriever.operations, "plain texts are scored too"
