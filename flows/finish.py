@@ -62,8 +62,9 @@ def finish(build: Build) -> Reindexed:
         BookwheelError: a stage failed; finished work is recorded.
     """
     manifest, measured = indexed(build)
-    with build.clock("deltas") as tell:
-        make_deltas(build.store, manifest.content, Parent.of(build.store, build.base or build.ref), build.launch, tell)
+    if before := Parent.of(build.store, build.base or build.ref).manifest:
+        with build.clock("deltas") as tell:
+            make_deltas(before.content, manifest.content, build.launch, tell)
     published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref, build.base)
     build.store.runs.clear(build.launch.run)
     outcome = reported(build, manifest, published, measured)
@@ -159,9 +160,9 @@ def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex
 
 
 @stage
-def make_deltas(store: Store, content: Content, parent: Parent, launch: Launch, tell: OnProgress) -> int:
-    """Make what pullers of the parent need to make the changed passage files; return the bytes."""
-    return delta.run(parent.manifest.content, content, launch, tell) if parent.manifest else 0
+def make_deltas(before: Content, after: Content, launch: Launch, tell: OnProgress) -> int:
+    """Make that of which pullers of the snapshot before make the files that changed; return the bytes."""
+    return delta.run(before, after, launch, tell)
 
 
 @stage
