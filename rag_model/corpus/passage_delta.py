@@ -120,7 +120,9 @@ def _checked(noted: bytes, earlier: int, new: int, rows: int) -> Sequence[Run] |
             return None
     except (ValueError, TypeError):
         return None
-    inside = all(first >= _NEW and count > 0 and first + count <= earlier for first, count in runs if first != _NEW)
+    kept = [(first, first + count) for first, count in runs if first != _NEW]
+    rising = all(left[1] <= right[0] for left, right in pairwise([(0, 0), *kept, (earlier, earlier)]))
+    inside = rising and all(first < end for first, end in kept)  # each row once at most: as large as the earlier file
     fresh = [count for first, count in runs if first == _NEW]
     whole = sum(count for _, count in runs) == rows and sum(fresh) == new
     return runs if inside and whole and min(fresh, default=1) > 0 else None

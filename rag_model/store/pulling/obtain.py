@@ -115,25 +115,28 @@ class Puller:
         """Yield how many bytes more are fetched than without a packed beginning, and its file; None: there is none."""
         with TemporaryDirectory(dir=self.dest, prefix=TEMPORARY) as folder:
             head = Path(folder) / "head"
-            fetched = unpacked(self.store, Step(ref, head=size), head)
+            fetched = None
+            with suppress(OSError):
+                fetched = unpacked(self.store, Step(ref, head=size), head)
             yield (0, None) if fetched is None else (fetched - size, head)
 
     def derived(self, ref: BlobRef, make: Callable[[Path], int | None], other: Callable[[BlobRef], int]) -> int:
         """Materialise a blob that `make` writes, returning the bytes that it fetched for that.
 
-        If it returns None, or writes other bytes, use `other`.
+        If it returns None, writes other bytes, or finds no room for them, use `other`, which needs less of it.
         """
-        with TemporaryDirectory(dir=self.dest, prefix=TEMPORARY) as folder:
-            made = Path(folder) / "made"
 
-            def assemble(ref: BlobRef, copy: Path) -> int:
+        def assemble(ref: BlobRef, copy: Path) -> int:
+            fetched = None
+            with suppress(OSError, StoreError), TemporaryDirectory(dir=self.dest, prefix=TEMPORARY) as folder:
+                made = Path(folder) / "made"
                 fetched = None if copy.exists() else make(made)
                 fits = fetched is not None and made.stat().st_size == ref.size
                 if fits and self.store.blobs.assemble(ref, copy, partial(_bytes_of, made), self.watch):
                     return fetched or 0
-                return other(ref) + (fetched or 0)
+            return other(ref) + (fetched or 0)
 
-            return self._materialise(ref, assemble)
+        return self._materialise(ref, assemble)
 
     def _fetch(self, ref: BlobRef, copy: Path) -> int:
         self.store.blobs.fetch(ref, copy, self.watch)

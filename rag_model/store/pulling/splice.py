@@ -11,6 +11,7 @@ Source: Tridgell, Mackerras. The rsync algorithm. TR-CS-96-05, Australian Nation
 
 import struct
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ _WINDOW = 8 << 20  # bytes that are looked up at once
 _COPIED = 1 << 20
 _HEAD = struct.Struct("<QQ")
 _STEP = 24  # bytes
-_MOST_STEPS = 1 << 26  # bytes of them, beyond what the file has
+_AT_ONCE = 1 << 16  # steps as Python's numbers
 _MARKED = np.uint64(40)
 
 
@@ -68,7 +69,7 @@ def apply_splice(before: Path, splice: Path, size: int, out: Path) -> None:
     with splice.open("rb") as file:
         head = file.read(_HEAD.size)
     count, between = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-    if not count or count * _STEP + between > size + _MOST_STEPS:
+    if not 0 < count <= size // _KNOWN + 1 or between > size:
         raise InputError(wrong)
     raw = out.with_name("raw")
     unpack(splice, count * _STEP + between, raw, _HEAD.size)
@@ -77,17 +78,26 @@ def apply_splice(before: Path, splice: Path, size: int, out: Path) -> None:
     _check(steps, len(earlier), between, size, wrong)
     with landing(out) as temporary, temporary.open("wb") as file:
         at = count * _STEP
-        for literal, start, length in steps.tolist():
+        for literal, start, length in chain.from_iterable(_by_some(steps)):
             for part in (data[at : at + literal], earlier[start : start + length]):
                 for first in range(0, len(part), _COPIED):
                     file.write(part[first : first + _COPIED].data)
             at += literal
 
 
+def _by_some(steps: Rows) -> Iterator[list[list[int]]]:
+    return (steps[at : at + _AT_ONCE].tolist() for at in range(0, len(steps), _AT_ONCE))
+
+
 def _check(steps: Rows, earlier: int, between: int, size: int, wrong: str) -> None:
     """Check (m, 3) steps: all within the files, and as many bytes as there are to be."""
-    inside = (steps >= 0).all() and (steps <= max(size, earlier)).all() and (steps[:, 1:].sum(axis=1) <= earlier).all()
-    if not inside or int(steps[:, 0].sum()) != between or int(steps[:, 2].sum()) + between != size:
+    bound, literals, copied = max(size, earlier), 0, 0
+    for some in np.array_split(steps, range(_AT_ONCE, len(steps), _AT_ONCE)):
+        inside = (some >= 0).all() and (some <= bound).all() and (some[:, 1:].sum(axis=1) <= earlier).all()
+        literals, copied = literals + sum(some[:, 0].tolist()), copied + sum(some[:, 2].tolist())  # may pass 64 bits
+        if not inside or literals > between or literals + copied > size:
+            raise InputError(wrong)
+    if literals != between or literals + copied != size:
         raise InputError(wrong)
 
 

@@ -1,5 +1,7 @@
 """Deltas beside the files of a store: what a pull fetches with them, and that nothing depends on them."""
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,6 +135,18 @@ def test_without_a_sound_delta_the_file_is_fetched(
         assert months.pulled(dest) == before - spared
         return
     assert months.pulled(dest) >= before
+
+
+def test_a_file_that_there_is_no_room_to_make_is_fetched(months: Months, tmp_path: Path) -> None:
+    def full(before: Snapshot, after: Snapshot, path: str, kept: object, out: Path) -> bool:
+        out.write_bytes(bytes(9))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    pull(months.store, months.old.id, tmp_path)
+    report = pull(months.store, months.new.id, tmp_path, derive=full)
+    for path, ref in months.new.manifest.content.files.items():
+        assert digest_file(report.path / path) == ref.id, path
+    assert report.fetched_bytes == told(months)
 
 
 def _swap(store: Store, step: Step, other: BlobRef) -> None:

@@ -54,6 +54,7 @@ def test_what_lies_in_the_earlier_file_is_not_in_the_splice(tmp_path: Path, monk
         [(3, -1, 97)],
         [(-1, 0, 97), (4, 0, 0)],
         [(3, 0, 1 << 62), (0, 1 << 62, 1 << 62)],
+        [*[(0, 0, 0)] * 4, (3, 0, 97)],  # steps that do nothing, of which there might be any number
         [],
     ],
 )
