@@ -12,6 +12,7 @@ from flows import artifacts
 from flows.outcome import Reindexed, gate_refused
 from flows.progress import StageClock
 from flows.stage import stage
+from rag_model.errors import BookwheelError
 from rag_model.evaluation.gate import judge
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import BuiltIndex, counts, provenance, rows_of
@@ -63,8 +64,7 @@ def finish(build: Build) -> Reindexed:
     """
     manifest, measured = indexed(build)
     if before := Parent.of(build.store, build.base or build.ref).manifest:
-        with build.clock("deltas") as tell:
-            make_deltas(before.content, manifest.content, build.launch, tell)
+        offer_deltas(build, before.content, manifest.content)
     published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref, build.base)
     build.store.runs.clear(build.launch.run)
     outcome = reported(build, manifest, published, measured)
@@ -95,6 +95,15 @@ def indexed(build: Build) -> tuple[Manifest, Measured]:
         measured = measure_indexes(store, Manifest(content), built, recipe)
     made = {**provenance(build.source, build.encoder, built, clock.seconds), **build.derived}
     return Manifest(content, measured.metrics(), provenance=made), measured
+
+
+def offer_deltas(build: Build, before: Content, after: Content) -> None:
+    """Make the deltas; without them the snapshot is published all the same, and pullers fetch whole files."""
+    with build.clock("deltas") as tell:
+        try:
+            make_deltas(before, after, build.launch, tell)
+        except (BookwheelError, OSError, ValueError, MemoryError) as failed:  # ValueError: of Arrow too
+            tell.say(f"not made, so pullers fetch whole files: {failed}")
 
 
 def embed_stage(representation: str) -> str:
