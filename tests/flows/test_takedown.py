@@ -1,9 +1,5 @@
 """A page is taken down: out of every snapshot, out of all bytes of the store, and out of whatever is built later."""
 
-import bz2
-import gzip
-import io
-import json
 import os
 import shutil
 import subprocess
@@ -13,12 +9,12 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.held_text import told
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
@@ -33,22 +29,6 @@ def store(library: Path, tmp_path: Path) -> Path:
 
 def pages_of(snapshot: Snapshot) -> set[str]:
     return {passage.page_id for passage in snapshot.passages(range(snapshot.n))}
-
-
-def told(store: Path, text: bytes) -> list[str]:
-    """The blobs that hold a text, however they are packed."""
-    found = []
-    for path in sorted((store / "blobs").glob("??/*")):
-        data = path.read_bytes()
-        if data.startswith(b"PAR1"):
-            data = json.dumps(pq.read_table(io.BytesIO(data)).to_pylist(), default=repr, ensure_ascii=False).encode()
-        elif data.startswith(b"\x1f\x8b"):
-            data = gzip.decompress(data)
-        elif data.startswith(b"BZh"):
-            data = bz2.decompress(data)
-        if text in data:
-            found.append(path.name)
-    return found
 
 
 def vectors_of(store: Path, snapshot: Snapshot, page: str) -> list[bytes]:

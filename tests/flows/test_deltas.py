@@ -1,0 +1,110 @@
+"""Deltas of a real rebuild: what pulls spare by them, that no build needs them, and that a takedown ends them."""
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.reindex import reindex
+from flows.takedown import takedown
+from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.digest import digest_file
+from rag_model.evaluation.gate import Floor, GateRecipe
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.recipe import Recipe
+from rag_model.store.comparing.diff import diff
+from rag_model.store.pulling.deltas import STAGE
+from rag_model.store.pulling.kinds import FOR_BUILDS, kind_of
+from rag_model.store.pulling.pull import pull
+from rag_model.store.pulling.pulled import MANIFEST
+from rag_model.store.store import Store
+from rag_model.store.upkeep.gc import gc
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.held_text import told
+
+pytestmark = pytest.mark.xdist_group("flows")
+
+LOOSE = Floor(0.0, 0.0)  # the neighbours of random vectors are hard to find
+RECIPE = replace(
+    Recipe(chunk=ChunkRecipe(words=10)),
+    index={"hnsw": IndexRecipe("HNSW8"), "lists": IndexRecipe("IVF4,SQ8")},
+    gate=GateRecipe(queries=8, floors={"hnsw": LOOSE, "lists": LOOSE}),
+)
+PAGES, EDITED = 100, 50
+SECRET = b"Xylophagous"  # the edit, of which no byte may be left
+
+
+@pytest.fixture(scope="module")
+def dumps(
+    tmp_path_factory: pytest.TempPathFactory, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
+) -> tuple[str, str]:
+    """A dump, and the one of a month later: one page of a hundred is edited."""
+    words = random.Random(1)
+    texts = {page: " ".join(f"w{words.randrange(10**6)}" for _ in range(40)) for page in range(1, PAGES + 1)}
+    folder = tmp_path_factory.mktemp("dumps")
+    for name, edit in (("old.xml", ""), ("new.xml", f"{SECRET.decode()} ")):
+        pages = [
+            page_xml(page, edit * (page == EDITED) + text, rev_id=1 + (page == EDITED and bool(edit)))
+            for page, text in texts.items()
+        ]
+        (folder / name).write_bytes(export_xml(*pages))
+    return str(folder / "old.xml"), str(folder / "new.xml")
+
+
+@pytest.fixture(scope="module")
+def first(dumps: tuple[str, str], tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the first month."""
+    store = tmp_path_factory.mktemp("first") / "store"
+    reindex.fn(dumps[0], str(store), str(tiny), RECIPE)
+    return store
+
+
+@pytest.fixture
+def store(first: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(first, tmp_path / "store"))
+
+
+def deltas(store: Store) -> dict[str, str]:
+    """The blobs of all deltas, by the stage's key."""
+    keys = [name.partition(".")[0] for name in store.files.names(f"memo/{STAGE}")]
+    found = {key: store.memo.get(STAGE, key) for key in keys}
+    return {key: ref.path.rpartition("/")[2] for key, made in found.items() if made for ref in made.outputs.values()}
+
+
+def test_a_takedown_ends_the_deltas_with_the_page(store: Path, dumps: tuple[str, str], tiny: Path) -> None:
+    """And before it a pull of the second month takes a part of the bytes, and gives the same files."""
+    opened, dest = Store.open(str(store)), store.with_name("dest")
+    old = opened.snapshots.resolve("latest")
+    pull(opened, old, dest)
+    new = reindex.fn(dumps[1], str(store), str(tiny), RECIPE).to_json()["snapshot"]
+    files = opened.snapshots.get(new).content.files
+    report = pull(opened, new, dest, select=lambda path: kind_of(path) not in FOR_BUILDS)
+    here = [path.relative_to(report.path).as_posix() for path in report.path.rglob("*.*") if path.name != MANIFEST]
+    assert len(here) >= 4
+    assert all(digest_file(report.path / path) == files[path].id for path in here)
+    made = {*deltas(opened).values()}
+    assert len(made) == 3, "passages, a graph, lists"
+    with Snapshot.from_store(opened, old) as before, Snapshot.from_store(opened, new) as after:
+        assert report.fetched_bytes == sum(its.fetched_bytes for its in diff(before, after).pull.values())
+
+    assert {*told(store, SECRET)} & made, "or there is nothing to take down"
+    takedown.fn(str(store), [str(EDITED)])
+    gc(opened, 0.0)
+    assert told(store, SECRET) == []
+    assert deltas(opened) == {}
+    assert not made & {path.name for path in (store / "blobs").glob("??/*")}
+
+
+def test_a_build_whose_deltas_cannot_be_made_is_published(
+    store: Path, dumps: tuple[str, str], tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    opened = Store.open(str(store))
+    before = opened.snapshots.get(opened.snapshots.resolve("latest")).content
+    (store / before.files[before.index_file("lists")].path).unlink()  # what the new lists are compared with
+    made = reindex.fn(dumps[1], str(store), str(tiny), RECIPE).to_json()["snapshot"]
+    assert opened.snapshots.resolve("latest") == made
+    assert "deltas not made, so pullers fetch whole files: " in capfd.readouterr().err
