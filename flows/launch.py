@@ -34,4 +34,4 @@ def weigh(
     return Work(work.sizes, {"launcher": 0}, disk=work.disk)  # no workers, or not this run's
 
 
-launch = launching("launch", reindex, weigh)
+launch = launching("launch", reindex, weigh, "dry_run", "base")
