@@ -23,15 +23,13 @@ from rag_model.store.store import Store
 def weigh(
     memory: int, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
 ) -> Work:
-    """Estimate what a rebuild needs; a dry run of one that fits needs a process alone."""
+    """Estimate what a rebuild needs."""
     named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     recipe, local = other["recipe"] or Recipe(), here(beam_options)
     words: int = getattr(recipe.chunk.built(), "words", WORDS)  # other chunkers: assume the default's length
     count = passages_of(dump, words, limit)
     work = work_of(count, resolve_folder(named or encoder), recipe.index, memory if local else None)
-    if local and not other.get("dry_run"):
-        return work
-    return Work(work.sizes, {"launcher": 0}, disk=work.disk)  # no workers, or not this run's
+    return work if local else Work(work.sizes, {"launcher": 0}, disk=work.disk)  # the workers are not this run's
 
 
 launch = launching("launch", reindex, weigh, "dry_run", "base")
