@@ -24,6 +24,7 @@ _SETTINGS = {
     _TRIM_THRESHOLD: 128 * _MIB,  # free at the end of the heap; a layer of MiniLM over a batch needs 80 in float32
     _TOP_PAD: 64 * _MIB,  # a heap of a thread: an empty one stays; only address space until it is written to
 }
+_RELEASING = {_MMAP_THRESHOLD: _LARGE, _TRIM_THRESHOLD: 128 << 10, _TOP_PAD: 128 << 10}  # the last two: glibc's own
 
 
 def reuse_freed() -> bool:
@@ -40,7 +41,8 @@ def release_freed() -> bool:
 
     It is for the whole process, as `reuse_freed`, whose opposite it is: the one that is called last holds.
     """
-    return not chosen(os.environ) and _apply({_MMAP_THRESHOLD: _LARGE})
+    _set.cache_clear()
+    return not chosen(os.environ) and _apply(_RELEASING)
 
 
 def give_back() -> None:

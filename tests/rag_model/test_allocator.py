@@ -10,7 +10,7 @@ from rag_model.allocator import chosen
 
 _CHILD = """
 import resource, sys, threading
-from rag_model.allocator import give_back, reuse_freed
+from rag_model.allocator import give_back, release_freed, reuse_freed
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
@@ -25,7 +25,9 @@ def faults():
         layers()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, resident())
 
-reused = reuse_freed() if sys.argv[1] == "reuse" else None
+reused = reuse_freed() if sys.argv[1] != "plain" else None
+if sys.argv[1] == "again":
+    reused = release_freed() and reuse_freed()
 work = threading.Thread(target=faults)
 work.start() if sys.argv[2] == "thread" else work.run()
 work.join() if sys.argv[2] == "thread" else None
@@ -61,10 +63,11 @@ def child(*words: str, **environment: str) -> tuple[int, int, str, int]:
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
-@pytest.mark.parametrize("where", ["main", "thread"])
-def test_freed_memory_is_used_again_and_given_back_when_told(where: str) -> None:
+@pytest.mark.parametrize(("how", "where"), [("reuse", "main"), ("reuse", "thread"), ("again", "main")])
+def test_freed_memory_is_used_again_and_given_back_when_told(how: str, where: str) -> None:
+    """Also where a training released it before."""
     plain, before, _, _ = child("plain", where)
-    faults, held, said, left = child("reuse", where)
+    faults, held, said, left = child(how, where)
     assert said == "True"
     assert 10 * faults < plain
     assert left <= held - _LAYERS / 2 if where == "main" else left <= before + _HEAP

@@ -116,7 +116,7 @@ def fitted(
     work = "build and search" if serving else "build"
     advice = "add memory, since no index is smaller"
     if len(recipes) == 1:
-        advice = f"use {fitted(ladder(recipes[0], d), n, d, memory, part_rows, serving=serving).factory}"
+        advice = f"use {fitted([*recipes, *ladder(recipes[0], d)], n, d, memory, part_rows, serving=serving).factory}"
     raise ResourceError(
         f"{plan.factory} over {n:,} vectors of {d} dimensions needs {gigabytes(needed)} of memory to {work}, and "
         f"{gigabytes(memory)} are free: {advice}"

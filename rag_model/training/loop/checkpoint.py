@@ -148,6 +148,8 @@ def _state(folder: Path) -> tuple[Mapping[str, str], Standing]:
         digests, standing = dict(state["files"]), Standing.from_json(state["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
         raise _corrupt(folder, str(broken)) from broken
+    if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # others would be left unchecked, or read although they are elsewhere
+        raise _corrupt(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
     if folder.name != _folder_of(standing.step):
         raise _corrupt(folder, f"it is of step {standing.step}")
     return digests, standing

@@ -32,6 +32,8 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
         fitted(ladder(OPEN, 768), *WIKIPEDIA, GB, serving=True)
     with pytest.raises(ResourceError, match="no index is smaller"):
         fitted([IndexRecipe("HNSW32")], *WIKIPEDIA, GB, serving=True)
+    with pytest.raises(ResourceError, match=r"^Flat .* no index is smaller"):  # to build, exact vectors need least
+        fitted([IndexRecipe("Flat")], *WIKIPEDIA, GB // 10)
 
 
 def test_what_was_settled_stays() -> None:

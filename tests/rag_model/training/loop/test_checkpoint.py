@@ -100,6 +100,15 @@ def test_a_damaged_checkpoint_is_told_and_nothing_is_changed(tmp_path: Path, nam
     assert all(torch.equal(tensor, before[key]) for key, tensor in module.state_dict().items())
 
 
+@pytest.mark.parametrize("files", [{}, {"weights.safetensors": ""}, {"/dev/zero": "0" * 64}, [[1, 2]]])
+def test_a_checkpoint_is_checked_by_the_digests_of_its_own_files_alone(tmp_path: Path, files: object) -> None:
+    path = save_checkpoint(tmp_path, *stepped(1), STANDING)
+    state = json.loads((path / "state.json").read_bytes())
+    (path / "state.json").write_text(json.dumps(state | {"files": files}))
+    with pytest.raises(InputError, match=r"is corrupt \(it has digests of "):
+        read_checkpoint(path)
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, *stepped(1), STANDING)
     wide = Tied(5)
