@@ -32,4 +32,4 @@ def weigh(
     return work if local else Work(work.sizes, {"launcher": 0}, disk=work.disk)  # the workers are not this run's
 
 
-launch = launching("launch", reindex, weigh)
+launch = launching("launch", reindex, weigh, "dry_run", "base")

@@ -40,5 +40,5 @@ def weigh_evaluation(memory: int, **given: Any) -> Work:
     return evaluation.work_of(**given)
 
 
-launch_finetune = launching("launch-finetune", finetune, weigh_training)
+launch_finetune = launching("launch-finetune", finetune, weigh_training, "work")
 launch_evaluate = launching("launch-evaluate", evaluate, weigh_evaluation)

@@ -38,20 +38,21 @@ class Launched:
     needs: Needs
 
 
-def launching(name: str, target: Flow[..., Any], weigh: Weigh) -> Flow[..., Launched]:
+def launching(name: str, target: Flow[..., Any], weigh: Weigh, *left_out: str) -> Flow[..., Launched]:
     """Return a flow that estimates the needs of a run of `target`, and starts a deployment of it with them.
 
-    Its parameters, and their descriptions in Prefect's form, are those of `target`, then `deployment`, `most` and
-    `hours` of `start`.
+    Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
+    `deployment`, `most` and `hours` of `start`.
 
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated; the run gets its parameters.
         weigh: returns a run's work.
+        left_out: parameters of `target` that a launch does not take: other flows that it may start lack them.
     """
     own = [*signature(start).parameters.values()][2:]
     own[0] = own[0].replace(default=f"{target.name}/library")
-    asked = [*signature(target.fn).parameters.values(), *own]
+    asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
 
     def launch(*args: Any, **kwargs: Any) -> Launched:
         bound = taken.bind(*args, **kwargs)
@@ -59,7 +60,7 @@ def launching(name: str, target: Flow[..., Any], weigh: Weigh) -> Flow[..., Laun
         chosen = [bound.arguments.pop(one.name) for one in own]
         return start(bound.arguments, stage(weigh), *chosen)
 
-    taken = launch.__dict__["__signature__"] = Signature(asked, return_annotation=Launched)  # Prefect's form
+    taken = launch.__dict__["__signature__"] = Signature([*asked, *own], return_annotation=Launched)  # Prefect's form
     args = "\n".join((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
     launch.__doc__ = f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
     launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__

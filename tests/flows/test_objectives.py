@@ -194,6 +194,6 @@ def test_it_is_weighed_and_launched(registered: dict[str, str], given: dict[str,
     )
     assert done.returncode == 0, done.stderr
     run, work = json.loads(done.stdout.splitlines()[-1])
-    assert work == {"steps": "5", "examples": "8", "weights": "0 MB"}
+    assert work == {"steps": "5", "examples": "8"}
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(run).parameters == {"kind": "toy", **what, "ref": "latest", "max_steps": 5}

@@ -5,6 +5,7 @@ operations, and is found again.
 """
 
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.evaluation.gate import Verdict
 from rag_model.snapshots.publish import publish
 from rag_model.store import BlobRef, Content, Manifest, Store
-from rag_model.store.objects import intents
+from rag_model.store.objects import files, intents
 from rag_model.store.objects.files import Files, Found
 from rag_model.store.upkeep import gc, roots, verify
 from rag_model.store.upkeep.expire import Policy, expire
+from rag_model.store.versions import refs
 from rag_model.store.versions.moves import rollback, tag
 
 Actor = Callable[[Store], object]
@@ -147,8 +149,9 @@ def library() -> Iterator[Store]:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread an actor, and no pause between two looks: turns take its place."""
-    for module in (gc, roots, verify):
-        monkeypatch.setattr(module, "_THREADS", 1)
+    for module in (files, refs, sys.modules[expire.__module__], gc, roots, verify):
+        for name in {"ASKED", "_MANIFESTS", "_THREADS"} & vars(module).keys():
+            monkeypatch.setattr(module, name, 1)
     monkeypatch.setattr(intents, "_PAUSE", 0)
 
 
