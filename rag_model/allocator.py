@@ -18,13 +18,16 @@ from typing import Any
 
 _MIB = 1 << 20
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt's numbers, in glibc's malloc.h
-_LARGE = 4 * _MIB  # of a training: larger blocks are mapped; smaller ones cost more to map than they hold
-_SETTINGS = {
+_KEEPING = {
     _MMAP_THRESHOLD: 32 * _MIB,  # the most that glibc takes; larger blocks are mapped, and go back at once
     _TRIM_THRESHOLD: 128 * _MIB,  # free at the end of the heap; a layer of MiniLM over a batch needs 80 in float32
     _TOP_PAD: 64 * _MIB,  # a heap of a thread: an empty one stays; only address space until it is written to
 }
-_RELEASING = {_MMAP_THRESHOLD: _LARGE, _TRIM_THRESHOLD: 128 << 10, _TOP_PAD: 128 << 10}  # the last two: glibc's own
+_GIVING = {
+    _MMAP_THRESHOLD: 4 * _MIB,  # larger blocks are mapped; smaller ones cost more to map than they hold
+    _TRIM_THRESHOLD: _MIB // 8,  # glibc's default, as the next
+    _TOP_PAD: _MIB // 8,
+}
 
 
 def reuse_freed() -> bool:
@@ -42,11 +45,11 @@ def release_freed() -> bool:
     It is for the whole process, as `reuse_freed`, whose opposite it is: the one that is called last holds.
     """
     _set.cache_clear()
-    return not chosen(os.environ) and _apply(_RELEASING)
+    return not chosen(os.environ) and _apply(_GIVING)
 
 
 def give_back() -> None:
-    """Give the kernel the free pages, as after a large object that no other will follow; only if `reuse_freed` did.
+    """Give the kernel the free pages, as after a large object that no other will follow; only if `reuse_freed` holds.
 
     glibc keeps those at the end of each thread's heap: at most 64 MiB a thread.
     """
@@ -69,7 +72,7 @@ def chosen(environment: Mapping[str, str]) -> bool:
 
 @cache
 def _set() -> bool:
-    return _apply(_SETTINGS)
+    return _apply(_KEEPING)
 
 
 def _apply(settings: Mapping[int, int]) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from dumps import Export, Months, a_month_apart, read_export, synthetic_export, write_multistream, write_plain
+from dumps import UNGATED, Export, Months, a_month_apart, read_export, synthetic_export, write_multistream, write_plain
 from processes import Cost, run
 
 from flows.demo import demo_dump, demo_encoder
@@ -46,14 +46,6 @@ from rag_model.store.versions.paths import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash", "revised")
-_RECIPE = """
-[gate.floors.hnsw]
-mean = 0.0
-p5 = 0.0
-[gate.floors.ivfpq]
-mean = 0.0
-p5 = 0.0
-"""  # the default, but for the gate's: the neighbours of random vectors are hard to find
 QUERIES = 1000  # of the comparison: the gate's 256 know a recall to .01 or so
 Write = Callable[[Export, Path], str]
 
@@ -69,7 +61,7 @@ class Built:
 def reindex(dump: str, store: Path, encoder: str) -> Built:
     """Build as a user does."""
     recipe = store.with_name("recipe.toml")
-    recipe.write_text(_RECIPE)
+    recipe.write_text(UNGATED)  # the neighbours of random vectors are hard to find
     given = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
     options = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
     cost = run([_bookwheel(), "reindex", *options, "--json"], {"BOOKWHEEL_CACHE": str(store.with_name("cache"))})

@@ -25,6 +25,14 @@ HEAD = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version=
 FOOT = b"</mediawiki>\n"
 _SENTENCE = b" In %d a sentence was put here that no one had read before, for editor %d found it missing."
 _STREAM = 100  # pages, as Wikimedia has them
+UNGATED = """
+[gate.floors.hnsw]
+mean = 0.0
+p5 = 0.0
+[gate.floors.ivfpq]
+mean = 0.0
+p5 = 0.0
+"""  # a recipe: the default without the gate's floors; recall is other benchmarks' matter
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,8 @@ def train(module: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], options: 
 
 def _batches(rows: Sequence[dict[str, Any]], size: int, seed: int) -> Iterator[list[dict[str, Any]]]:
     """Yield batches of about equally long contexts, so that little is padding, in an order drawn by the seed."""
+    if len(rows) < size:
+        raise SystemExit(f"{len(rows)} questions are fewer than a batch of {size}: give more, or a smaller --batch")
     dice = random.Random(f"spans {seed}")
     while True:
         some = sorted(dice.sample(rows, len(rows)), key=lambda row: len(row["context"]) // 50)

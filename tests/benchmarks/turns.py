@@ -72,9 +72,11 @@ class Turn:
 
     def _stand_still(self) -> None:
         self._signal(signal.SIGSTOP)
-        self.pipe.send(None)
-        self.pipe.recv()
-        self._signal(signal.SIGCONT)
+        try:
+            self.pipe.send(None)
+            self.pipe.recv()
+        finally:  # also when the other end is gone: rebuilds that stand still would stay for ever
+            self._signal(signal.SIGCONT)
 
     def _signal(self, sent: signal.Signals) -> None:
         for child in self.children:

@@ -97,13 +97,14 @@ class _Planner:
         forgotten, named = [], {*view.needs, *map(self.store.snapshots.path, kept_by_trainings)}
         for shelf, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
             logs = _logs(files)
-            names = _names(shelf, [(ref, number) for ref, moves in logs.items() for number in moves])
-            for ref, moves in logs.items():
-                keep = self.policy.keep if names[ref, max(moves)] else 1
-                gone = self._old(moves, bound, keep)
-                forgotten += [moves[number] for number in sorted(gone)]
-                kept = (names[ref, number] for number in moves if number not in gone)
-                named |= {shelf.path(identity) for identity in kept if identity}
+            newest = {ref: (ref, max(moves)) for ref, moves in logs.items()}
+            names = _names(shelf, [*newest.values()])
+            keep = {ref: self.policy.keep if names[its] else 1 for ref, its in newest.items()}
+            gone = {ref: self._old(moves, bound, keep[ref]) for ref, moves in logs.items()}
+            forgotten += [moves[number] for ref, moves in logs.items() for number in sorted(gone[ref])]
+            kept = [(ref, number) for ref, moves in logs.items() for number in moves if number not in gone[ref]]
+            names |= _names(shelf, [its for its in kept if its not in names])
+            named |= {shelf.path(identity) for identity in names.values() if identity}
         manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
         unnamed = [file for file in manifests if file.path not in named and file.written <= bound]
         left = {file.path for file in manifests} - {file.path for file in unnamed}

@@ -123,24 +123,22 @@ class MovingIndex:
             if due:
                 self._begin(done)
             return self._finished() if due else None
-        if self._resumed:
-            self._resumed = False
-            if (found := self._continued(done)) is not None:
-                return found
-            due &= self._running is None or self._running[0].step < done  # that of this step is under way again
-        finished = self._finished() if self._running is not None and self._running[1].done() else None
+        found, self._resumed = self._continued(done) if self._resumed else None, False
+        due &= found is None or found.step < done  # that of this step was begun before
+        finished = found if isinstance(found, Rebuilt) else None
+        if finished is None and self._running is not None and self._running[1].done():
+            finished = self._finished()
         self._overdue |= due
         if self._overdue and self._running is None:
             self._overdue = False
             self._begin(done)
         return finished
 
-    def _continued(self, done: int) -> Rebuilt | None:
-        """Return the rebuild that an earlier run finished and had not moved to; start one that it left unfinished."""
+    def _continued(self, done: int) -> Order | Rebuilt | None:
+        """Return the rebuild that an earlier run finished and had not moved to, or left unfinished: that is started."""
         found = self._refreshes.begun_between(self._made.step if self._made else 0, done)
         if isinstance(found, Order):
             self._start(found)
-            return None
         return found
 
     def _begin(self, done: int) -> None:

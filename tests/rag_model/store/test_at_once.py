@@ -75,9 +75,12 @@ def test_the_refs_of_a_store(memory_store: Store) -> None:
 
 
 def test_the_moves_that_may_expire(memory_store: Store) -> None:
-    moved(memory_store, MANY)
-    with crowd(("cat_file", "latest")):
-        assert len(expire(memory_store, Policy(keep=1, older_than=0)).moves) == MANY - 1
+    identity = published(memory_store)
+    for name in range(MANY):
+        for number in range(3):
+            memory_store.refs.move(f"month-{name}", identity, number)
+    with crowd(("cat_file", "refs")):
+        assert len(expire(memory_store, Policy(keep=2, older_than=0)).moves) == MANY
 
 
 def test_the_moves_that_are_verified(memory_store: Store) -> None:

@@ -41,6 +41,19 @@ def test_moves_go_when_they_are_neither_new_nor_among_the_last(
     assert verify(store, named("D")) == []
 
 
+def test_a_damaged_move_goes_as_others_and_one_that_stays_is_told(
+    store: Store, named: Callable[[str], str], later: Callable[..., None]
+) -> None:
+    for letter in "ABC":
+        tag(store, named(letter), "latest")
+        later(store, DAY)
+    for number in (1, 2):
+        store.files.put(store.refs.path("latest", number), b"{")
+    with pytest.raises(StoreError, match=store.refs.path("latest", 2)):
+        expire(store, Policy(keep=2, older_than=0))
+    assert expire(store, Policy(keep=1, older_than=0)).moves == ("latest@1", "latest@2")
+
+
 def test_the_age_of_a_move_counts_from_when_the_ref_moved_on(
     store: Store, named: Callable[[str], str], later: Callable[..., None]
 ) -> None:

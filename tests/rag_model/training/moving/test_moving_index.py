@@ -146,6 +146,17 @@ def test_a_run_that_goes_on_where_a_rebuild_was_begun_makes_it_once(kept: Kept) 
     assert (again.asked, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 2])
 
 
+def test_a_run_that_goes_on_with_a_finished_rebuild_begins_the_one_that_is_due(kept: Kept) -> None:
+    index = kept.index()
+    index.move(3)
+    kept.rebuild.end(2, kept.made[1])
+    index.move(4)  # and is killed before it has a checkpoint that asks the new snapshot
+    again = kept.index()
+    again.ask(kept.made[0])  # of a checkpoint after step 4
+    again.move(5)
+    assert (again.asked, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 4])
+
+
 def test_a_run_that_resumes_knows_the_age_of_what_it_asks(kept: Kept) -> None:
     index = kept.index("synchronous")
     kept.rebuild.end(2, kept.made[1])
