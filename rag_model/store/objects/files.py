@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,13 +19,14 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.json_text import parse_json
 from rag_model.landing import landing
 from rag_model.store.objects.clouds import cloud_of
 from rag_model.store.objects.create import create_exclusive, excludes
-from rag_model.store.objects.ranges import AHEAD, ASKED, RangeFile, read_ahead
+from rag_model.store.objects.ranges import AHEAD, ASKED, Answer, Place, RangeFile, read_ahead
 
 _CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` chunks in memory, for a file of any size
 _MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
@@ -76,6 +77,15 @@ class Files:
         """Whether the files are on this machine's disk."""
         return isinstance(self._fs, LocalFileSystem)
 
+    @property
+    def at_once(self) -> int:
+        """How many small requests to make at once: one on this machine, where nothing is gained by waiting together."""
+        return 1 if isinstance(self._fs, LocalFileSystem | MemoryFileSystem) else ASKED
+
+    def ask(self, read: Callable[[Place], Answer], places: Sequence[Place]) -> Iterator[Answer]:
+        """Yield `read(place)` for each place, in order: small requests, `at_once` of them at once."""
+        return read_ahead(read, places, self.at_once)
+
     def local_path(self, path: str) -> Path:
         """Return the local path of `path` (only where `is_local`)."""
         return Path(self._path(path))
@@ -110,7 +120,7 @@ class Files:
         ahead = [folder]
         while ahead:
             level, ahead = ahead, []
-            for parent, entries in zip(level, read_ahead(self._entries, level, ASKED), strict=True):
+            for parent, entries in zip(level, self.ask(self._entries, level), strict=True):
                 for entry in entries:
                     path = entry["name"][len(self._root) :].strip("/")
                     if entry["type"] == "file" and not entry["name"].endswith("/"):

@@ -43,8 +43,8 @@ class RangeFile(io.RawIOBase):
 
 
 def read_ahead(read: Callable[[Place], Answer], places: Sequence[Place], ahead: int = AHEAD) -> Iterator[Answer]:
-    """Yield `read(place)` for each place, in order, while the next ones are read by `ahead` other threads."""
-    if len(places) < 2:
+    """Yield `read(place)` for each place, in order, while up to `ahead` of them are read by other threads."""
+    if min(len(places), ahead) < 2:
         yield from map(read, places)  # without a thread
         return
     with ThreadPoolExecutor(ahead) as pool:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import Files, json_bytes
-from rag_model.store.objects.ranges import ASKED, read_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Runs:
         """Return a stage's reports so far, in the order of their elements."""
         folder = _folder(run, stage)
         names = sorted(self.files.names(folder), key=lambda name: int(name.removesuffix(".json")))
-        reports = read_ahead(lambda name: self.files.read(f"{folder}/{name}"), names, ASKED)
+        reports = self.files.ask(lambda name: self.files.read(f"{folder}/{name}"), names)
         return [json.loads(report) for report in reports if report is not None]
 
     def count(self, run: str, stage: str) -> int:

@@ -27,7 +27,6 @@ from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.store.objects.files import Found
-from rag_model.store.objects.ranges import ASKED, read_ahead
 from rag_model.store.store import MODEL, Store
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
 from rag_model.store.upkeep.unfinished import abandoned
@@ -130,7 +129,7 @@ class _Planner:
 
 def _names(shelf: Shelf[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
     """Return what each move names; "" for nothing."""
-    found = read_ahead(lambda move: shelf.refs.at(*move).snapshot, moves, ASKED)
+    found = shelf.files.ask(lambda move: shelf.refs.at(*move).snapshot, moves)
     return dict(zip(moves, found, strict=True))
 
 

@@ -31,7 +31,6 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.landing import TEMPORARY
 from rag_model.store.objects.files import PROBED, Found
 from rag_model.store.objects.intents import INTENT_COUNTS
-from rag_model.store.objects.ranges import ASKED
 from rag_model.store.store import Store
 from rag_model.store.upkeep.roots import mark
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
@@ -85,7 +84,7 @@ def gc(store: Store, grace: float = MARGIN, *, dry_run: bool = False) -> dict[st
     if grace < 0:
         raise UsageError(f"a grace must be 0 or more, not {grace} s")
     planner = _Planner(store, grace)
-    return _tallies(rehearse(store, planner) if dry_run else sweep(store, planner, threads=ASKED))
+    return _tallies(rehearse(store, planner) if dry_run else sweep(store, planner, threads=store.files.at_once))
 
 
 def _tallies(files: Iterable[Found]) -> dict[str, Tally]:

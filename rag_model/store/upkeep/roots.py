@@ -14,7 +14,7 @@ from typing import Any
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import Found
 from rag_model.store.objects.memo import RECORD, parsed
-from rag_model.store.objects.ranges import ASKED, read_ahead
+from rag_model.store.objects.ranges import read_ahead
 from rag_model.store.pulling.deltas import AFTER
 from rag_model.store.pulling.deltas import STAGE as DELTAS
 from rag_model.store.store import Store
@@ -87,7 +87,7 @@ def _records(store: Store) -> list[_Record]:
     for file in store.files.tree("memo"):
         if found := RECORD.fullmatch(file.path):
             generations[found[1], found[2]][int(found[3] or 1)] = file
-    return list(read_ahead(lambda item: _record(store, *item), [*generations.items()], ASKED))
+    return list(store.files.ask(lambda item: _record(store, *item), [*generations.items()]))
 
 
 def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Found]) -> _Record:
@@ -140,7 +140,7 @@ def _manifest(shelf: Shelf[Any], path: str) -> Any:
 def _named_now(shelf: Shelf[Any], moves: Iterable[Found]) -> dict[str, str]:
     """Return the ids that refs name now, each with one of its refs."""
     current = [*_current(moves)]
-    found = read_ahead(lambda its: shelf.refs.at(*its).snapshot, current, ASKED)
+    found = shelf.files.ask(lambda its: shelf.refs.at(*its).snapshot, current)
     return {named: ref for named, (ref, _) in zip(found, current, strict=True) if named}  # "": the ref was deleted
 
 

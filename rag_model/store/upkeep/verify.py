@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.ranges import ASKED, read_ahead
+from rag_model.store.objects.ranges import read_ahead
 from rag_model.store.pulling.deltas import offered, steps
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
@@ -73,7 +73,7 @@ def _files(store: Store, content: Filed, check: Callable[[Store, BlobRef], str |
     paths: dict[BlobRef, list[str]] = defaultdict(list)
     for path, ref in content.files.items():
         paths[ref].append(path)
-    verdicts = read_ahead(partial(check, store), [*paths], _THREADS if check is _hashed else ASKED)
+    verdicts = read_ahead(partial(check, store), [*paths], _THREADS if check is _hashed else store.files.at_once)
     found = list(zip(paths, verdicts, strict=True))
     return [Problem(path, ref.id, what) for ref, what in found if what is not None for path in paths[ref]]
 
@@ -117,7 +117,7 @@ def _refs(shelf: Shelf[Any]) -> list[Problem]:
         numbers = refs.numbers(name)
         missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # others expired
         problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
-        wrong = read_ahead(partial(_move, shelf, known, name), numbers, ASKED)
+        wrong = shelf.files.ask(partial(_move, shelf, known, name), numbers)
         said = zip(numbers, wrong, strict=True)
         problems += [Problem(refs.path(name, number), None, what) for number, what in said if what]
     return problems

@@ -17,7 +17,6 @@ from typing import Any, Self
 
 from rag_model.errors import NotFoundError, RefConflictError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
-from rag_model.store.objects.ranges import ASKED, read_ahead
 from rag_model.store.versions.signatures import Signatures, Trust, as_stored
 from rag_model.store.versions.takedowns import Takedowns
 from rag_model.terminal import check_printable
@@ -86,7 +85,7 @@ class Refs:
         logs = [name for name in self._files.names(self._folder, kind="directory") if _NAME.fullmatch(name)]
         if deleted:
             return logs
-        return [name for name, move in zip(logs, read_ahead(self.current, logs, ASKED), strict=True) if move]
+        return [name for name, move in zip(logs, self._files.ask(self.current, logs), strict=True) if move]
 
     def current(self, name: str) -> RefMove | None:
         """Return a ref's newest move; None when the ref does not exist."""
@@ -108,7 +107,7 @@ class Refs:
     def naming(self, snapshot: str) -> list[tuple[str, int]]:
         """Return name and number of the refs whose newest move was written for a snapshot, replaced or not."""
         names = self.names(deleted=True)
-        newest = zip(names, read_ahead(lambda name: self._read(name, slice(-1, None)), names, ASKED), strict=True)
+        newest = zip(names, self._files.ask(lambda name: self._read(name, slice(-1, None)), names), strict=True)
         return [(name, moves[0].number) for name, moves in newest if moves and moves[0].snapshot == snapshot]
 
     def _newest(self, name: str) -> RefMove | None:
@@ -126,7 +125,7 @@ class Refs:
         numbers = self.numbers(name)
         while True:
             try:
-                return list(read_ahead(lambda number: self._written(name, number), numbers[some], ASKED))
+                return list(self._files.ask(lambda number: self._written(name, number), numbers[some]))
             except StoreError:
                 listed, numbers = numbers, self.numbers(name)
                 if listed == numbers:
