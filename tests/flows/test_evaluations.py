@@ -64,9 +64,10 @@ def test_an_evaluation_of_retrieval_is_recorded_once_and_shown(
     other = bookwheel(*words, "-k", 5, "--retriever", "exact", "--retriever", "hnsw", "--json").json["evaluation"]
     assert sorted([identity, other]) == recorded(store)
 
-    (listed, _) = bookwheel("show", "--store", store, "--json").json["evaluations"]
-    assert (listed["id"], listed["model"], listed["n"]) == (identity, None, 3)
-    assert listed["figures"]["hnsw"] == {**first["metrics"], **first["ranks"]}
+    listed = {one["id"]: one for one in bookwheel("show", "--store", store, "--json").json["evaluations"]}
+    assert {*listed} == {identity, other}
+    assert (listed[identity]["model"], listed[identity]["n"]) == (None, 3)
+    assert listed[identity]["figures"]["hnsw"] == {**first["metrics"], **first["ranks"]}
     lines = bookwheel("show", "--store", store).out.splitlines()
     assert any(
         line.startswith(f"evaluated {identity[:12]}: retrieval, 3 questions of questions.jsonl, ") for line in lines

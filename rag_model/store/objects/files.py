@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.json_text import parse_json
@@ -80,7 +79,7 @@ class Files:
     @property
     def at_once(self) -> int:
         """How many small requests to make at once: one on this machine, where nothing is gained by waiting together."""
-        return 1 if isinstance(self._fs, LocalFileSystem | MemoryFileSystem) else ASKED
+        return 1 if self.is_local else ASKED
 
     def ask(self, read: Callable[[Place], Answer], places: Sequence[Place]) -> Iterator[Answer]:
         """Yield `read(place)` for each place, in order: small requests, `at_once` of them at once."""
