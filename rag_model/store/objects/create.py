@@ -80,6 +80,8 @@ def _create_local(path: Path, data: bytes) -> bool:
         with landing(path, exclusive=True) as temporary:
             temporary.write_bytes(data)
     except FileExistsError:
+        if path.parent.is_file():  # what exists is no file of this name, and no later try creates one
+            raise NotADirectoryError(errno.ENOTDIR, "a file is where the folder must be", str(path.parent)) from None
         return False
     return True
 

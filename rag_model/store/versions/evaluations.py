@@ -8,7 +8,6 @@ recorded of such a snapshot afterwards.
 
 import secrets
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import absent, lacking
 from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figures, Subject
 from rag_model.store.versions.signatures import signs
-
-_THREADS = 8  # reading is waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +99,8 @@ def every(store: Store) -> Iterator[EvaluationManifest]:
     Raises:
         StoreError: one is damaged.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for found in pool.map(lambda identity: _read(store, identity), store.evaluations.list()):
-            yield from found
+    for found in store.files.ask(lambda identity: _read(store, identity), store.evaluations.list()):
+        yield from found
 
 
 def _read(store: Store, identity: str) -> list[EvaluationManifest]:

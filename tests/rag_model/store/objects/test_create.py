@@ -8,6 +8,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from rag_model.errors import StoreError
 from rag_model.store.objects.create import create_exclusive, excludes
 from rag_model.store.store import Store
 from tests.fixtures.looking import Looking
@@ -69,3 +70,12 @@ def test_others_are_told_apart_and_nothing_stays(kind: type[LooksThenWrites], go
 class TestS3:
     def test_a_real_server_lets_one_win(self, s3_store: Store) -> None:
         assert [s3_store.files.excludes() for _ in range(3)] == [True] * 3
+
+
+def test_a_file_where_a_folder_must_be_is_said(tmp_path: Path) -> None:
+    """A record of the memo is written until one is there: it must not be tried forever."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    (tmp_path / "store/memo").mkdir(exist_ok=True)
+    (tmp_path / "store/memo/chunk").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"a file is where the folder must be.*memo/chunk"):
+        store.memo.record("chunk", "0" * 64, {}, {})
