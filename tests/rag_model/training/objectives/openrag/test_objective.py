@@ -159,7 +159,7 @@ def test_passages_are_judged_in_order_until_the_first_that_does_not_help(
     pair = task.module
     seen = set()
     for one, own in zip(pools, ranked, strict=True):
-        scores = pair.scores([one.question], own)[0][0]
+        scores = pair.scores(pair.asked([one.question]), own)[0][0]
         assert (scores.diff() <= 1e-4).all(), "in the order of the encoder"
         found = task._scan(one, own)
         wanted = naive(task, judge, one, own, closed=closed)
