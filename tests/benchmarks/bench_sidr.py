@@ -79,7 +79,7 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
     terms = torch.from_numpy(terms_of(load_tokenizer(folder, 256), size))
     texts = [questions, [f"{one.title} {one.text}" if one.title else one.text for one in passages]]
     inputs = [
-        [torch.from_numpy(part) for part in rectangle(tokenize(load_tokenizer(folder, length), some), 0)]
+        [torch.from_numpy(part) for part in rectangle(tokenize(load_tokenizer(folder, length), some), 0, 1)]
         for some, length in zip(texts, (128, 256), strict=True)
     ]
 

@@ -97,7 +97,7 @@ def ours(given: Given) -> tuple[nn.Module, Step]:
     asking, size = None, len(given.batches[0].examples)
     if given.proposed:
         with tempfile.TemporaryDirectory() as work:
-            memory = Proposals(given.corpus, by_bags(pair, given.corpus, Path(work)))
+            memory = Proposals(given.corpus, by_bags(pair, given.corpus, Path(work)), terms=KEPT)
         settings = JudgeSettings()
         judge = Judge(load_generator(given.reader, FORM, device="cpu"), given.pools, settings, writes=False)
         asking = Online(memory, judge, settings, judge)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def plain(given: Given) -> tuple[nn.Module, Step]:
     judge = plain_judge(given.reader) if given.proposed else None
 
     def weigh(place: int, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        ids, real = (torch.from_numpy(part) for part in rectangle(tokenize(tokenizers[place], texts), 0))
+        ids, real = (torch.from_numpy(part) for part in rectangle(tokenize(tokenizers[place], texts), 0, 1))
         hidden = norms[place](bodies[place](input_ids=ids, attention_mask=real.long())[0])
         products = nn.functional.elu(hidden @ bodies[place].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
         weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms
