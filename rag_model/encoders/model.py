@@ -88,6 +88,11 @@ class Model:
         return hidden.sum(1, dtype=torch.float32) / lengths[:, None]  # (b, t, h) -> (b, h), divided by (b, 1)
 
 
+def learning_multiple(device: torch.device) -> int:
+    """Return what the length of a batch with gradient is a multiple of: float32 on a CPU gains nothing by padding."""
+    return 1 if device.type == "cpu" and not torch.is_autocast_enabled("cpu") else LENGTH_MULTIPLE
+
+
 def load_model(
     folder: Path, spec: EncoderSpec, device: str | None = None, dtype: str | None = None, *, trainable: bool = False
 ) -> Model:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rag_model.corpus.ragged_file import offsets_of
 from rag_model.corpus.sparse_file import MOST_WEIGHT, QUESTION_UNITS, SparseVectors
 from rag_model.digest import digest_json
-from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
+from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.resolve import resolve_folder
@@ -27,6 +27,7 @@ from rag_model.errors import InputError
 from rag_model.extras import require
 
 if TYPE_CHECKING:
+    import torch
     from tokenizers import Tokenizer
 
     from rag_model.encoders.sidr_model import SidrModel
@@ -79,8 +80,7 @@ class SparseEncoder:
         else:
             sparse = import_module("rag_model.encoders.sparse_model")
             model = sparse.SparseModel.load(folder, spec, device=device, dtype=kind)
-        budget = _CUDA_BATCH_TOKENS if where.type == "cuda" else _CPU_BATCH_TOKENS
-        return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model, budget)
+        return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model, batch_tokens(where))
 
     @property
     def dim(self) -> int:
@@ -100,17 +100,17 @@ class SparseEncoder:
         """
         return asked_space(self.folder) or sparse_space(self.folder, self.spec, self.name)
 
-    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+    def encode_questions(self, questions: Sequence[str], *, steady: bool = True) -> Vectors:
         """Return (q, l, 2) float32 of questions, in order: terms and their weights, the heaviest first.
 
         l is the most terms of a question, at least 1 and at most the spec's; a shorter one ends in weights of 0.
-        Weights are multiples of 1 / 4096.
+        Weights are multiples of 1 / 4096. `steady` as of `weighed`.
 
         Raises:
             InputError: a weight is not finite.
         """
         texts = [self.spec.question(question) for question in questions]
-        terms, units = self._heaviest(texts, self.spec.question_terms, QUESTION_UNITS, _MOST_UNITS)
+        terms, units = self._heaviest(texts, self.spec.question_terms, QUESTION_UNITS, _MOST_UNITS, steady=steady)
         width = max(1, int((units > 0).sum(axis=1).max(initial=0)))
         weights = (units / QUESTION_UNITS)[:, :width]
         return np.stack([np.where(weights > 0, terms[:, :width], 0), weights], axis=2).astype(np.float32)
@@ -136,39 +136,54 @@ class SparseEncoder:
             InputError: a weight is not finite.
         """
         out = np.zeros((len(texts), self.dim), np.float32)
-        for rows, weights, _ in self._batches(texts):
+        for rows, weights, _ in self._finite(texts):
             out[rows] = weights.cpu().numpy()
         return out
 
-    def _heaviest(self, texts: Sequence[str], count: int, units: int, most: int) -> tuple[Ints, Ints]:
+    def _heaviest(
+        self, texts: Sequence[str], count: int, units: int, most: int, *, steady: bool = True
+    ) -> tuple[Ints, Ints]:
         """Return terms and units, both (n, c), as `sparse_model.heaviest`."""
         heaviest = import_module("rag_model.encoders.sparse_model").heaviest
         model: Any = self.model
         shape = len(texts), min(count + (self.spec.max_length if self.spec.own_terms else 0), self.dim)
         terms, held = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for rows, weights, ids in self._batches(texts):
+        for rows, weights, ids in self._finite(texts, steady=steady):
             own = model.own(ids) if self.spec.own_terms else None
             for out, found in zip((terms, held), heaviest(weights, count, units, most, own), strict=True):
                 out[rows, : found.shape[1]] = found.cpu().numpy()
         return terms, held
 
-    def _batches(self, texts: Sequence[str]) -> Iterator[tuple[Ints, Any, Any]]:
-        """Yield rows, their (b, V) float32 weights, which depend on no other text, and their (b, t) ids."""
+    def weighed(self, texts: Sequence[str], *, steady: bool = True) -> Iterator[tuple[Ints, Any, Any]]:
+        """Yield rows, their (b, V) float32 weights and their (b, t) ids, the longest texts first, without prompts.
+
+        `steady` weights depend on no other text: a batch of too few texts repeats them (`batches.STEADY_TOKENS`).
+        They may be not finite.
+        """
         torch = require("torch", "model")
         lines = tokenize(self.tokenizer, texts)
 
-        def weighed(rows: Ints) -> tuple[Any, Any]:
+        def of(rows: Ints) -> tuple[Any, Any]:
             ids, real = rectangle([lines[row] for row in rows], self.model.pad_id)
             with torch.inference_mode():
                 inputs = [torch.from_numpy(one).to(self.model.device) for one in (ids, real)]
                 return self.model(*inputs), inputs[0]
 
-        batches = by_length([len(line) for line in lines], self.budget, min(STEADY_TOKENS, self.budget))
-        for rows, (weights, ids) in halved(batches, weighed):
+        least = min(STEADY_TOKENS, self.budget) if steady else 0
+        for rows, (weights, ids) in halved(by_length([len(line) for line in lines], self.budget, least), of):
             with torch.inference_mode():
-                if not bool(torch.isfinite(weights).all()):
-                    raise InputError(f"encoder {self.name} gave a weight that is not finite: fetch the model again")
                 yield rows, weights, ids
+
+    def _finite(self, texts: Sequence[str], *, steady: bool = True) -> Iterator[tuple[Ints, Any, Any]]:
+        for rows, weights, ids in self.weighed(texts, steady=steady):
+            if not bool(weights.isfinite().all()):
+                raise InputError(f"encoder {self.name} gave a weight that is not finite: fetch the model again")
+            yield rows, weights, ids
+
+
+def batch_tokens(device: "torch.device") -> int:
+    """Return how many tokens a batch has on a device, padding included."""
+    return _CUDA_BATCH_TOKENS if device.type == "cuda" else _CPU_BATCH_TOKENS
 
 
 def sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Space:
@@ -209,9 +224,11 @@ def sparse_files(folder: Path, spec: SparseSpec, space: Space, workdir: Path) ->
     return {path.name: path for path in [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]}
 
 
-def rectangle(lines: Sequence[TokenIds], fill: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return (b, t) ids, padded with `fill`, and (b, t) what is no padding."""
-    width = padded(max(map(len, lines)))
+def rectangle(
+    lines: Sequence[TokenIds], fill: int, multiple: int = LENGTH_MULTIPLE
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return (b, t) ids, padded with `fill`, and (b, t) what is no padding; t is a multiple of `multiple`."""
+    width = padded(max(map(len, lines)), multiple)
     real = np.arange(width) < np.array([len(line) for line in lines])[:, None]  # (t,) < (b, 1) -> (b, t)
     ids = np.full(real.shape, fill, np.int64)
     ids[real] = np.concatenate(lines)

@@ -15,10 +15,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
-from rag_model.encoders.batches import LENGTH_MULTIPLE
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
-from rag_model.encoders.model import Model
+from rag_model.encoders.model import Model, learning_multiple
 from rag_model.encoders.space import Space, asked_space, named_by_content, space_of
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import copy_tokenizer, tokenize
@@ -79,9 +78,8 @@ class TrainableEncoder(nn.Module):
         A tuple is a passage's title and text. `role`, by default the encoder's own, determines prompt and layout.
         Longer texts are cut; an empty text has only special tokens.
         """
-        plain = self.device.type == "cpu" and not torch.is_autocast_enabled("cpu")  # float32: padding gains nothing
         tokens = tokenize(self.tokenizer, self._inputs(texts, role))
-        return self._here().vectors(tokens, 1 if plain else LENGTH_MULTIPLE)
+        return self._here().vectors(tokens, learning_multiple(self.device))
 
     def read(self, passages: Sequence[Passage]) -> Tensor:
         """Return (m, d) float32 vectors of passages with gradient, in order, whatever the encoder's own role."""

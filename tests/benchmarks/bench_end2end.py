@@ -30,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import taken
 import torch
 from alone import Spent, alone
 from made_world import FORM, examples, facts, write_corpus, write_reader, write_short_encoder
+from taken import Step
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel
 from turns import Elsewhere, Turn, compared, in_turns
@@ -41,7 +43,6 @@ from flows.demo import demo_encoder
 from flows.rebuild import Task, rebuilt
 from flows.rebuilds import rebuilds
 from flows.reindex import reindex
-from rag_model.allocator import release_freed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.answers.measures import exact_match
 from rag_model.evaluation.bootstrap import mean_interval
@@ -218,18 +219,17 @@ def trained(
     }
 
 
-def ours(given: Given, steps: int) -> list[tuple[float, float]]:
-    """Do steps of this library; return CPU seconds and the loss of each."""
-    release_freed()  # as `train` does
+def ours(given: Given, steps: int) -> list[Step]:
+    """Do steps of this library."""
     with tempfile.TemporaryDirectory() as work:
         task = task_of(given, Path(work), settings_of(given, 0), "end2end")
         task.module.train()
         switch_off_dropout(task.module)
         order = task.batches(0)
-        return spent(task.module, lambda number: task.loss(order[number % len(order)])[0], steps)
+        return taken.ours(task.module, lambda number: task.loss(order[number % len(order)])[0], steps, 1e-5)
 
 
-def theirs(given: Given, steps: int) -> list[tuple[float, float]]:
+def theirs(given: Given, steps: int) -> list[Step]:
     """Do the same steps with transformers' classes alone."""
     order = task_order(given)
     options, snapshot = given.options, Snapshot.from_store(given.store)
@@ -267,7 +267,7 @@ def theirs(given: Given, steps: int) -> list[tuple[float, float]]:
         each = logits.gather(-1, own)[..., 0].unflatten(0, (-1, options.k))  # (b, k, t)
         return -((each * mask[:, None]).sum(-1) + prior).logsumexp(-1).mean()
 
-    return spent(model, loss, steps)
+    return taken.plain(model, loss, steps, 1e-5)
 
 
 def task_order(given: Given) -> list[list[Example]]:
@@ -285,28 +285,15 @@ def switch_off_dropout(model: torch.nn.Module) -> None:
             module.dropout = 0.0
 
 
-def spent(model: torch.nn.Module, loss: Any, steps: int) -> list[tuple[float, float]]:
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-5)
-    found = []
-    for number in range(steps):
-        began = time.process_time()
-        value = loss(number)
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append((time.process_time() - began, float(value.detach())))
-    return found
-
-
 def one_step(given: Given) -> dict[str, Any]:
     """Compare both sides in turns; the first step of each process is a warm-up."""
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(given.options.rounds):
         for side in (ours, theirs):
             runs[side.__name__].append(alone(side, given, given.options.timed + 1))
-    cpu = {name: statistics.median(step[0] for run in some for step in run.value[1:]) for name, some in runs.items()}
+    cpu = {name: taken.median(some, "cpu_seconds") for name, some in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
-    losses = [[step[1] for step in some[0].value] for some in runs.values()]
+    losses = [[step.loss for step in some[0].value] for some in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
         "memory_ratio": round(peak["ours"] / peak["theirs"], 3),

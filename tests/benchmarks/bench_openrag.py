@@ -63,13 +63,13 @@ class Data:
 class Proposals:
     """An index of some passages, by bags or by weights: what `BagMemory` is over a snapshot."""
 
-    def __init__(self, corpus: list[Passage], index: ImpactIndex) -> None:
-        """Ask `index`, row i of which is passage i."""
-        self.corpus, self.index, self.snapshot = corpus, index, None
+    def __init__(self, corpus: list[Passage], index: ImpactIndex, **parameters: int) -> None:
+        """Ask `index`, row i of which is passage i; `parameters` are of its search."""
+        self.corpus, self.index, self.snapshot, self.parameters = corpus, index, None, parameters
 
     def propose(self, asked: Vectors, k: int) -> list[list[Passage]]:
         """Return the k best passages of each question."""
-        rows = self.index.search(asked, min(k, len(self.corpus)))[1]
+        rows = self.index.search(asked, min(k, len(self.corpus)), **self.parameters)[1]
         return [[self.corpus[row] for row in own if row >= 0] for own in rows.tolist()]
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import radit_steps
+import taken
 import torch
 from alone import Spent, alone
 from bench_dpr import Data, read_data, rounded
@@ -66,17 +67,14 @@ def step(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any
     for _ in range(options.rounds):
         for side in (radit_steps.ours, radit_steps.theirs):
             runs[side.__name__].append(alone(side, folder, stage, options.timed + 1, threads=options.threads))
-    told = {
-        name: [statistics.median(one[at] for run in some for one in run.value[1:]) for at in (0, 1)]
-        for name, some in runs.items()
-    }
+    cpu, wall = ({name: taken.median(some, what) for name, some in runs.items()} for what in ("cpu_seconds", "seconds"))
     peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
-    losses = [[one[2] for one in some[0].value] for some in runs.values()]
+    losses = [[one.loss for one in some[0].value] for some in runs.values()]
     return {
-        "time_ratio": round(told["ours"][1] / told["theirs"][1], 3),
-        "wall_ratio": round(told["ours"][0] / told["theirs"][0], 3),
+        "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
+        "wall_ratio": round(wall["ours"] / wall["theirs"], 3),
         "memory_ratio": round(peak["ours"] / peak["theirs"], 3),
-        "cpu_s": {name: round(values[1], 3) for name, values in told.items()},
+        "cpu_s": {name: round(value, 3) for name, value in cpu.items()},
         "peak_mb": {name: round(value) for name, value in peak.items()},
         "largest_loss_difference": max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)),
     }

@@ -12,12 +12,12 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
+import taken
 import torch
 from alone import Spent, alone
+from taken import Step
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
@@ -32,7 +32,6 @@ from transformers import (
     set_seed,
 )
 
-from rag_model.allocator import release_freed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
@@ -82,22 +81,21 @@ def batch() -> tuple[Tensor, Contexts, Targets]:
     return vectors, Contexts(tokens.masked_fill(~mask, 1), mask, K), Targets(said.masked_fill(~real, 1), real)
 
 
-def ours(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[float, float, float]]:
-    """Train with this library; return wall seconds, CPU seconds and the loss of each step."""
-    release_freed()  # as `train` does
+def ours(folder: Path, kind: str, smoothing: float, steps: int) -> list[Step]:
+    """Train with this library."""
     question = TrainableEncoder.load(folder / "question", "question", device="cpu")
     settings = RagSettings("sequence" if kind == "sequence" else "token", K, label_smoothing=smoothing)
     rag = Rag(question, load_generator(folder / "generator", device="cpu"), settings).train()
     vectors, contexts, targets = batch()
 
-    def loss() -> Tensor:
+    def loss(_: int) -> Tensor:
         scores = torch.einsum("bd,bkd->bk", rag.ask(QUESTIONS), vectors)
         return rag.loss(scores, contexts, targets).sum()
 
-    return train(rag, loss, steps)
+    return taken.ours(rag, loss, steps, 1e-4)
 
 
-def theirs(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[float, float, float]]:
+def theirs(folder: Path, kind: str, smoothing: float, steps: int) -> list[Step]:
     """Train with transformers' class."""
     question = DPRQuestionEncoder.from_pretrained(folder / "question")
     generator = AutoModelForSeq2SeqLM.from_pretrained(folder / "generator")
@@ -111,26 +109,13 @@ def theirs(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[
     labels = torch.cat([torch.full((B, 1), 2), targets.tokens], 1)
     mask = contexts.mask.long()
 
-    def loss() -> Tensor:
+    def loss(_: int) -> Tensor:
         scores = torch.einsum("bd,bkd->bk", rag.question_encoder(asked).pooler_output, vectors)
         given = {"context_input_ids": contexts.tokens, "context_attention_mask": mask, "doc_scores": scores}
         found: Tensor = rag(**given, labels=labels).loss
         return found
 
-    return train(rag, loss, steps)
-
-
-def train(model: torch.nn.Module, loss: Any, steps: int) -> list[tuple[float, float, float]]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    spent = []
-    for _ in range(steps):
-        started, cpu = time.perf_counter(), time.process_time()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        spent.append((time.perf_counter() - started, time.process_time() - cpu, value.item()))
-    return spent
+    return taken.plain(rag, loss, steps, 1e-4)
 
 
 def compare(folder: Path, kind: str, smoothing: float, options: argparse.Namespace) -> dict[str, object]:
@@ -140,10 +125,10 @@ def compare(folder: Path, kind: str, smoothing: float, options: argparse.Namespa
         for side in (ours, theirs):
             spent = alone(side, folder, kind, smoothing, options.steps + 1, threads=options.threads)
             runs[side.__name__].append(spent)
-    cpu = {name: statistics.median(step[1] for run in found for step in run.value[1:]) for name, found in runs.items()}
-    wall = {name: statistics.median(step[0] for run in found for step in run.value[1:]) for name, found in runs.items()}
+    cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
+    wall = {name: taken.median(found, "seconds") for name, found in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
-    losses = [[step[2] for step in found[0].value] for found in runs.values()]
+    losses = [[step.loss for step in found[0].value] for found in runs.values()]
     tokens = B * K * (CONTEXT + TARGET)
     return {
         "ratio": round(cpu["theirs"] / cpu["ours"], 3),

@@ -29,16 +29,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import taken
 import torch
 from alone import Spent, alone
 from made_masks import names_in, passages, write_masked_lm
 from made_world import facts, write_short_encoder
 from scipy.stats import t as student
+from taken import Step
 from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel
 
 from flows.demo import demo_dump, demo_encoder
-from rag_model.allocator import release_freed
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
@@ -148,13 +149,13 @@ def batches(task: RealmTask, steps: int) -> Sequence[TextBatch]:
     return [task.batches(0)[number] for number in range(steps)]
 
 
-def ours(store: Path, shape: Shape) -> list[tuple[float, float, float]]:
-    """Train with this library; return wall seconds, CPU seconds and the loss of each step."""
-    release_freed()  # as `train` does
+def ours(store: Path, shape: Shape) -> list[Step]:
+    """Train with this library."""
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
     task = RealmTask(model(1, dropout=False), Snapshot.open(str(store)), recipe)
     task.module.train()
-    return timed(task.module, [lambda one=one: task.loss(one)[0] for one in batches(task, shape.steps)])
+    some = batches(task, shape.steps)
+    return taken.ours(task.module, lambda number: task.loss(some[number])[0], shape.steps, 3e-5)
 
 
 def given(store: Path, shape: Shape) -> tuple[list[list[Masked]], list[list[list[tuple[str, str]]]]]:
@@ -172,9 +173,7 @@ def given(store: Path, shape: Shape) -> tuple[list[list[Masked]], list[list[list
     return texts, found
 
 
-def theirs(
-    texts: list[list[Masked]], found: list[list[list[tuple[str, str]]]], shape: Shape
-) -> list[tuple[float, float, float]]:
+def theirs(texts: list[list[Masked]], found: list[list[list[tuple[str, str]]]], shape: Shape) -> list[Step]:
     """Train with a plain loop over the same texts and candidates."""
     torch.manual_seed(1)
     question = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
@@ -194,7 +193,8 @@ def theirs(
         hidden, mask = encoder(**read).last_hidden_state, read["attention_mask"][..., None]
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
 
-    def loss(some: list[Masked], candidates: list[list[tuple[str, str]]]) -> Tensor:
+    def loss(number: int) -> Tensor:
+        some, candidates = texts[number], found[number]
         b, c = len(some), shape.candidates
         asked = encoded(question, [text.question for text in some])
         read = encoded(passage, [f"{title} {text}".strip() for own in candidates for title, text in own])
@@ -218,21 +218,7 @@ def theirs(
         summed = torch.zeros(b * c).index_add(0, rows, log_p).view(b, c)
         return -(scores.log_softmax(1) + summed).logsumexp(1).mean()
 
-    steps = zip(texts, found, strict=True)
-    return timed(every, [lambda one=one: loss(*one) for one in steps])
-
-
-def timed(module: torch.nn.Module, losses: Sequence[Any]) -> list[tuple[float, float, float]]:
-    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=3e-5)
-    spent = []
-    for loss in losses:
-        started, cpu = time.perf_counter(), time.process_time()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        spent.append((time.perf_counter() - started, time.process_time() - cpu, value.item()))
-    return spent
+    return taken.plain(every, loss, shape.steps, 3e-5)
 
 
 def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, Any]:
@@ -242,13 +228,13 @@ def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, A
     for _ in range(rounds):
         runs["ours"].append(alone(ours, store, shape, threads=threads))
         runs["theirs"].append(alone(theirs, *told, shape, threads=threads))
-    cpu = {name: sum(step[1] for run in found for step in run.value[1:]) for name, found in runs.items()}
+    cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
-    losses = [[step[2] for step in found[0].value] for found in runs.values()]
+    losses = [[step.loss for step in found[0].value] for found in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
         "memory_ratio": round(peak["ours"] / peak["theirs"], 3),
-        "cpu_s_a_step": {name: round(value / rounds / (shape.steps - 1), 2) for name, value in cpu.items()},
+        "cpu_s_a_step": {name: round(value, 2) for name, value in cpu.items()},
         "peak_mb": {name: round(value) for name, value in peak.items()},
         "loss": [round(one, 3) for one in losses[0]],
         "first_loss_difference": abs(losses[0][0] - losses[1][0]) / losses[1][0],  # later ones may retrieve others

@@ -26,14 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import taken
 import torch
 import transformers
 from alone import Spent, alone
 from passages import demo_passages, lines
+from taken import Step
 from torch import Tensor, nn
 
 from flows.demo import QUESTIONS, demo_encoder
-from rag_model.allocator import release_freed
 from rag_model.corpus.records import Passage
 from rag_model.corpus.sparse_file import SparseVectors, SparseWriter
 from rag_model.encoders.bag import BagEncoder, read_bag_spec, terms_of
@@ -61,17 +62,16 @@ def batch_of(examples: Sequence[Example]) -> tuple[list[str], list[Passage]]:
     return [one.question for one in some], [one.positives[0] for one in (*some, *others)]
 
 
-def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[tuple[float, float]]:
-    """Train with this library; return CPU seconds and the loss of each step."""
-    release_freed()  # as `train` does
+def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[Step]:
+    """Train with this library."""
     pair = SidrPair.load(folder, folder, device="cpu").eval()  # without dropout: equal losses
     gold = [Example(str(n), q, (), (passages[n],), (passages[len(questions) + n],)) for n, q in enumerate(questions)]
     task = SidrTask(pair, gold, gold, SidrRecipe(batch_size=len(gold)))
     batch = task.batch(gold, random.Random(0))
-    return trained(pair, lambda: task.loss(batch)[0], steps)
+    return taken.ours(pair, lambda _: task.loss(batch)[0], steps, 1e-6)
 
 
-def plain(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[tuple[float, float]]:
+def plain(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[Step]:
     """Train with the same equations in torch and transformers alone."""
     bodies = nn.ModuleList([transformers.AutoModel.from_pretrained(str(folder)).eval() for _ in range(2)])
     norms = nn.ModuleList([nn.LayerNorm(body.config.hidden_size) for body in bodies])
@@ -79,7 +79,7 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
     terms = torch.from_numpy(terms_of(load_tokenizer(folder, 256), size))
     texts = [questions, [f"{one.title} {one.text}" if one.title else one.text for one in passages]]
     inputs = [
-        [torch.from_numpy(part) for part in rectangle(tokenize(load_tokenizer(folder, length), some), 0)]
+        [torch.from_numpy(part) for part in rectangle(tokenize(load_tokenizer(folder, length), some), 0, 1)]
         for some, length in zip(texts, (128, 256), strict=True)
     ]
 
@@ -100,25 +100,12 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         entropy = nn.functional.cross_entropy
         return entropy(scores, places) + entropy(scores[:, :count].T, places)
 
-    def loss() -> Tensor:
+    def loss(_: int) -> Tensor:
         (asked, asked_bag), (read, read_bag) = weigh(0), weigh(1)
         pairs = ((kept(asked, asked_bag), read), (asked, kept(read, read_bag)), (asked_bag, read), (asked, read_bag))
         return torch.stack([info_nce(*both) for both in pairs]).mean()
 
-    return trained(nn.ModuleList([bodies, norms]), loss, steps)
-
-
-def trained(module: nn.Module, loss: Callable[[], Tensor], steps: int) -> list[tuple[float, float]]:
-    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=1e-6)
-    spent = []
-    for _ in range(steps):
-        started = time.process_time()
-        value = loss()
-        value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        spent.append((time.process_time() - started, value.item()))
-    return spent
+    return taken.plain(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
 
 
 def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> dict[str, Any]:
@@ -127,9 +114,9 @@ def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.N
     for _ in range(options.rounds):
         for side in (ours, plain):
             runs[side.__name__].append(alone(side, folder, *batch_of(examples), 3))
-    cpu = {name: [step[0] for run in found for step in run.value[1:]] for name, found in runs.items()}
+    cpu = {name: [step.cpu_seconds for run in found for step in run.value[1:]] for name, found in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
-    losses = np.array([[step[1] for step in found[0].value] for found in runs.values()])
+    losses = np.array([[step.loss for step in found[0].value] for found in runs.values()])
     middle = {name: statistics.median(some) for name, some in cpu.items()}
     return {
         "benchmark": "sidr_step",

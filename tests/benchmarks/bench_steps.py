@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,12 @@ from typing import Any
 
 import contrast_steps
 import openrag_steps
+import taken
 import torch
 from alone import Spent, alone
 from bench_realm import library
 from passages import lines
+from taken import Step
 
 from flows.demo import QUESTIONS
 from rag_model.store.versions.snapshot import Snapshot
@@ -33,30 +34,22 @@ KINDS = ("pools", "online", "ict", "dpr")
 Side = tuple[Callable[..., Any], tuple[Any, ...]]  # makes modules and the loss of a step, from its arguments
 
 
-def taken(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int) -> list[tuple[float, float]]:
-    """Take steps of AdamW; return CPU seconds and the loss of each."""
+def run(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int, take: Callable[..., Any]) -> list[Step]:
+    """Make one side, and take steps."""
     module, loss = side(*arguments)
-    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=1e-6)
-    spent = []
-    for number in range(steps):
-        started = time.process_time()
-        value = loss(number)
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        spent.append((time.process_time() - started, value.item()))
-    return spent
+    found: list[Step] = take(module, loss, steps, 1e-6)
+    return found
 
 
 def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) -> dict[str, Any]:
     """Run both sides in turns."""
     runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
     for _ in range(options.rounds):
-        for name, (side, arguments) in zip(runs, sides, strict=True):
-            runs[name].append(alone(taken, side, arguments, options.steps))
-    cpu = {name: [step[0] for run in some for step in run.value[1:]] for name, some in runs.items()}
-    peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
-    losses = [[step[1] for step in some[0].value] for some in runs.values()]
+        for take, (side, arguments) in zip((taken.ours, taken.plain), sides, strict=True):
+            runs[take.__name__].append(alone(run, side, arguments, options.steps, take))
+    cpu = {name: [step.cpu_seconds for one in some for step in one.value[1:]] for name, some in runs.items()}
+    peak = {name: statistics.median(one.anonymous_mb for one in some) for name, some in runs.items()}
+    losses = [[step.loss for step in some[0].value] for some in runs.values()]
     return {
         "benchmark": "step",
         "kind": kind,

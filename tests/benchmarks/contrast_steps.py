@@ -4,17 +4,17 @@ Two encoders begin as MiniLM: one reads questions or sentences, the other passag
 from all others of the batch (temperature .05). There is no dropout, so losses are equal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from openrag_steps import Step, without_dropout, written
+from openrag_steps import without_dropout, written
+from taken import Loss
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertModel
 
 from flows.demo import demo_encoder
-from rag_model.allocator import release_freed
 from rag_model.corpus.records import Passage
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
@@ -49,9 +49,8 @@ def ict_pairs(store: Path, size: int, steps: int) -> list[Pairs]:
     return [Pairs(asked, read, list(range(len(read)))) for asked, read in told]
 
 
-def ours_ict(store: Path, size: int) -> tuple[nn.Module, Step]:
+def ours_ict(store: Path, size: int) -> tuple[nn.Module, Loss]:
     """Return the encoders, and the loss of a step, as this library trains."""
-    release_freed()  # as `train` does
     task = ict_task(store, size)
     batches: Sequence[TextBatch] = task.batches(0)
     return task.module, lambda number: task.loss(batches[number])[0]
@@ -68,15 +67,14 @@ def dpr_pairs(examples: list[Example], size: int, steps: int) -> list[Pairs]:
     return [Pairs([x.question for x in one.examples], list(one.passages), list(one.gold)) for one in some]
 
 
-def ours_dpr(examples: list[Example], size: int) -> tuple[nn.Module, Step]:
+def ours_dpr(examples: list[Example], size: int) -> tuple[nn.Module, Loss]:
     """Return the encoders, and the loss of a step, as this library trains."""
-    release_freed()  # as `train` does
     task = dpr_task(examples, size)
     batches = task.batches(0)
     return task.module, lambda number: task.loss(batches[number])[0]
 
 
-def plain(batches: list[Pairs]) -> tuple[nn.Module, Step]:
+def plain(batches: list[Pairs]) -> tuple[nn.Module, Loss]:
     """Return the same of a plain loop."""
     models = [BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False) for _ in range(2)]
     tokenizer, model = AutoTokenizer.from_pretrained(demo_encoder()), without_dropout(nn.ModuleList(models).train())
@@ -93,6 +91,3 @@ def plain(batches: list[Pairs]) -> tuple[nn.Module, Step]:
         return nn.functional.cross_entropy(scores, torch.tensor(one.gold))
 
     return model, loss
-
-
-Made = Callable[..., tuple[nn.Module, Step]]

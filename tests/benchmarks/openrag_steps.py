@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from bench_openrag import Proposals, by_bags
 from bench_sidr import rectangle
+from taken import Loss
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForConditionalGeneration
 
 from flows.demo import demo_encoder
-from rag_model.allocator import release_freed
 from rag_model.corpus.records import Passage
 from rag_model.encoders.bag import terms_of
 from rag_model.encoders.tokens import load_tokenizer, tokenize
@@ -38,7 +38,6 @@ from rag_model.training.objectives.sidr.pair import SidrPair
 
 LENGTHS, KEPT, AT_ONCE, POOL = (128, 256), 768, 64, 4
 FORM = PaperForm()
-Step = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +89,13 @@ def task_of(given: Given, pair: SidrPair, asking: Online | None, size: int, **se
     return OpenRagTask(pair, pools, given.pools[:1], OpenRagRecipe(batch_size=size, **settings), asking)  # type: ignore[arg-type]
 
 
-def ours(given: Given) -> tuple[nn.Module, Step]:
+def ours(given: Given) -> tuple[nn.Module, Loss]:
     """Return the modules, and the loss of a step, as this library trains."""
-    release_freed()  # as `train` does
     pair = without_dropout(SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu").train())
     asking, size = None, len(given.batches[0].examples)
     if given.proposed:
         with tempfile.TemporaryDirectory() as work:
-            memory = Proposals(given.corpus, by_bags(pair, given.corpus, Path(work)))
+            memory = Proposals(given.corpus, by_bags(pair, given.corpus, Path(work)), terms=KEPT)
         settings = JudgeSettings()
         judge = Judge(load_generator(given.reader, FORM, device="cpu"), given.pools, settings, writes=False)
         asking = Online(memory, judge, settings, judge)  # type: ignore[arg-type]
@@ -106,7 +104,7 @@ def ours(given: Given) -> tuple[nn.Module, Step]:
     return pair, lambda number: task.loss(given.batches[number])[0]
 
 
-def plain(given: Given) -> tuple[nn.Module, Step]:
+def plain(given: Given) -> tuple[nn.Module, Loss]:
     """Return the same of a plain loop."""
     folder = Path(demo_encoder())
     bodies = nn.ModuleList([AutoModel.from_pretrained(str(folder), add_pooling_layer=False) for _ in range(2)])
@@ -118,7 +116,7 @@ def plain(given: Given) -> tuple[nn.Module, Step]:
     judge = plain_judge(given.reader) if given.proposed else None
 
     def weigh(place: int, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        ids, real = (torch.from_numpy(part) for part in rectangle(tokenize(tokenizers[place], texts), 0))
+        ids, real = (torch.from_numpy(part) for part in rectangle(tokenize(tokenizers[place], texts), 0, 1))
         hidden = norms[place](bodies[place](input_ids=ids, attention_mask=real.long())[0])
         products = nn.functional.elu(hidden @ bodies[place].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
         weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms

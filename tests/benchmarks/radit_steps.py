@@ -5,19 +5,18 @@ words, a BERT of MiniLM's size. Both sides read the same texts, tokenise them at
 """
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import taken
 import torch
+from taken import Loss, Step
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from flows.adopt import adopt_library
-from rag_model.allocator import release_freed
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
@@ -32,7 +31,6 @@ from rag_model.training.origins import Origins
 
 WORDS, PASSAGES, K, B_LM, B_RETRIEVER, ANSWER = 49_152, 64, 10, 2, 32, 6
 TEMPERATURE, TAU, RATE = 0.05, 0.1, 1e-4
-Step = Callable[[], Tensor]
 
 
 def prepare(folder: Path) -> None:
@@ -67,18 +65,17 @@ def prepare(folder: Path) -> None:
         _task(folder, stage)  # lists and scores are recorded: they are no part of a step
 
 
-def ours(folder: Path, stage: str, steps: int) -> list[tuple[float, float, float]]:
-    """Take steps of a stage's task; return wall seconds, CPU seconds and the loss of each."""
-    release_freed()  # as `train` does
+def ours(folder: Path, stage: str, steps: int) -> list[Step]:
+    """Take steps of a stage's task."""
     task = _task(folder, stage)
     batch = task.batches(0)[0]
-    return _timed(task.module.train(), lambda: task.loss(batch)[0], steps)
+    return taken.ours(task.module.train(), lambda _: task.loss(batch)[0], steps, RATE)
 
 
-def theirs(folder: Path, stage: str, steps: int) -> list[tuple[float, float, float]]:
+def theirs(folder: Path, stage: str, steps: int) -> list[Step]:
     """Do the same in a plain loop, on the same texts."""
     told = json.loads((folder / f"{stage}.json").read_text())
-    return _timed(*(_plain_lm if stage == "lm" else _plain_retriever)(folder, told), steps)
+    return taken.plain(*(_plain_lm if stage == "lm" else _plain_retriever)(folder, told), steps, RATE)
 
 
 def write_batch(folder: Path, stage: str) -> None:
@@ -96,11 +93,11 @@ def write_batch(folder: Path, stage: str) -> None:
     (folder / f"{stage}.json").write_text(json.dumps(told))
 
 
-def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Step]:
+def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
     model = AutoModelForCausalLM.from_pretrained(folder / "generator").train()
     tokenizer = AutoTokenizer.from_pretrained(folder / "generator")
 
-    def loss() -> Tensor:
+    def loss(_: int) -> Tensor:
         rows = list[tuple[list[int], int]]()
         for prompts, answer in told:
             said = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
@@ -118,7 +115,7 @@ def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Step]:
     return model, loss
 
 
-def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Step]:
+def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
     model = BertModel.from_pretrained(folder / "encoder", add_pooling_layer=False).train()
     tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
     vectors = torch.from_numpy(np.load(folder / "vectors.npy"))
@@ -127,7 +124,7 @@ def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Step]:
     target = (log_p / tokens[:, None] / TAU).log_softmax(1).float()
     rows = torch.tensor([rows for _, rows, _, _ in told])
 
-    def loss() -> Tensor:
+    def loss(_: int) -> Tensor:
         read = tokenizer([text for text, *_ in told], padding=True, return_tensors="pt", return_token_type_ids=False)
         hidden, mask = model(**read).last_hidden_state, read["attention_mask"][..., None]
         asked = nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
@@ -135,19 +132,6 @@ def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Step]:
         return (own.exp() * (own - target)).sum(1).mean()
 
     return model, loss
-
-
-def _timed(module: nn.Module, loss: Step, steps: int) -> list[tuple[float, float, float]]:
-    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=RATE)
-    spent = []
-    for _ in range(steps):
-        started, cpu = time.perf_counter(), time.process_time()
-        value = loss()
-        value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        spent.append((time.perf_counter() - started, time.process_time() - cpu, value.item()))
-    return spent
 
 
 def _task(folder: Path, stage: str) -> Any:

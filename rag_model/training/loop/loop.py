@@ -26,6 +26,7 @@ from rag_model.training.loop.checkpoint import Asked, Best, Standing, checkpoint
 from rag_model.training.loop.folder import TrainingFolder
 from rag_model.training.loop.journal import Journal
 from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.optimizer import adamw
 from rag_model.training.loop.schedule import learning_rate
 from rag_model.training.loop.task import AskingTask, Batch, Measures, Task
 
@@ -135,7 +136,7 @@ class _Run(Generic[Batch]):
     def __post_init__(self) -> None:
         processes = self.accelerator.num_processes
         self.first = self.accelerator.is_main_process
-        self.optimizer = _optimizer(self.task.module, self.settings)
+        self.optimizer = adamw(self.task.module, self.settings, self.accelerator.device)
         self.learner, self.stepper = self.accelerator.prepare(_Learner(self.task), self.optimizer)
         self.epoch = (0, self.task.batches(0))
         if not self.epoch[1]:
@@ -260,20 +261,6 @@ def _accelerator(settings: LoopSettings) -> Accelerator:
     if settings.precision == "fp16" and accelerator.scaler is None:  # accelerate would silently train in float32
         raise UsageError("precision fp16 needs a GPU: use bf16 or no")
     return accelerator
-
-
-def _optimizer(module: nn.Module, settings: LoopSettings) -> torch.optim.Optimizer:
-    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in learning if parameter.ndim > 1]
-    others = [parameter for parameter in learning if parameter.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_epsilon,
-        weight_decay=settings.weight_decay,
-    )
 
 
 def _mixed(*numbers: int) -> int:

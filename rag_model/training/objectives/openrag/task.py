@@ -164,13 +164,13 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         learning = self.module.training
         try:
             self.module.eval()
-            asked = self.module.question.encoder().encode_questions(questions)
+            asked = self.module.asked(questions)
             proposed = self._online.memory.propose(asked, self._recipe.proposed)
             every = {passage.hash: passage for own in proposed for passage in own}
             if not every:
                 return proposed
             places = {key: place for place, key in enumerate(every)}
-            scores = self.module.scores(questions, list(every.values()))[0].cpu()  # (q, m)
+            scores = self.module.scores(asked, list(every.values()))[0].cpu()  # (q, m)
         finally:
             self.module.train(learning)
         return [

@@ -133,7 +133,7 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
     def evaluate(self) -> Measures:
         """Return the dev set's `average_rank` and `Success@k`, by weights, and `bag_…`, by bags; see `Ranking`."""
         ranking = self._ranking
-        scores = self.module.scores([example.question for example in ranking.examples], ranking.pool)
+        scores = self.module.scores(self.module.asked([one.question for one in ranking.examples]), ranking.pool)
         by_weights, by_bags = (ranking.measure_scores([one.cpu().numpy()]) for one in scores)
         return {**by_weights, **{f"{BAG}{name}": value for name, value in by_bags.items()}}
 

@@ -1,6 +1,6 @@
 """A SiDR in training: one encoder of weighted terms for questions and one for passages, or one for both."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -10,18 +10,18 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import longest_input
-from rag_model.encoders.model import CPU_BATCH_TOKENS
+from rag_model.encoders.model import learning_multiple
 from rag_model.encoders.sidr_model import SidrModel
 from rag_model.encoders.space import check_same_tokenizer
-from rag_model.encoders.sparse_encoder import SparseEncoder, rectangle, sparse_space
+from rag_model.encoders.sparse_encoder import SparseEncoder, batch_tokens, rectangle, sparse_space
 from rag_model.encoders.sparse_spec import SIDR, SparseSpec, is_sparse_encoder, read_sparse_spec
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import UsageError
 from rag_model.store.versions.model_parts import PASSAGE, QUESTION
 from rag_model.training.objectives.sidr.semiparametric import kept_terms
 
-_AT_ONCE = 64  # texts encoded together, without gradient
 Weighed = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag
 
 
@@ -69,14 +69,16 @@ class TrainableSidr(nn.Module):
 
     def forward(self, texts: Sequence[str]) -> Weighed:
         """Return the weights of texts over the whole vocabulary, and their bags; the texts are one batch."""
-        ids, real = rectangle(tokenize(self._tokenizer, texts), self.model.pad_id)
-        tokens = torch.from_numpy(ids).to(self.model.device)
-        weights: Tensor = self.model(tokens, torch.from_numpy(real).to(self.model.device))
+        here = self.model.device
+        ids, real = rectangle(tokenize(self._tokenizer, texts), self.model.pad_id, learning_multiple(here))
+        tokens = torch.from_numpy(ids).to(here)
+        weights: Tensor = self.model(tokens, torch.from_numpy(real).to(here))
         return weights, self.model.own(tokens)
 
     def encoder(self) -> SparseEncoder:
         """Return the encoder of the current weights, for retrieval."""
-        return SparseEncoder(str(self.folder), self.folder, self.spec, self._tokenizer, self.model, CPU_BATCH_TOKENS)
+        budget = batch_tokens(self.model.device)
+        return SparseEncoder(str(self.folder), self.folder, self.spec, self._tokenizer, self.model, budget)
 
 
 class SidrPair(nn.Module):
@@ -125,15 +127,29 @@ class SidrPair(nn.Module):
         weighed: Weighed = self.passage([self.passage.spec.passage(one.title, one.text) for one in passages])
         return weighed
 
+    def asked(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, l, 2) weighted terms of questions without gradient, as `SparseEncoder.encode_questions` does.
+
+        Raises:
+            InputError: a weight is not finite.
+        """
+        return self.question.encoder().encode_questions(questions, steady=False)
+
     @torch.no_grad()
-    def scores(self, questions: Sequence[str], passages: Sequence[Passage]) -> Weighed:
-        """Return the (n, m) scores of questions and passages by the weights of both, and by the passages' bags."""
-        asked = torch.cat([*self._asked(questions)]).coalesce()  # (n, V), sparse
-        found = [
-            (torch.sparse.mm(asked, kept.T), torch.sparse.mm(asked, bag.to(kept).T))
-            for kept, bag in self._read(passages)
-        ]
-        return torch.cat([one for one, _ in found], 1), torch.cat([one for _, one in found], 1)
+    def scores(self, asked: Vectors, passages: Sequence[Passage]) -> Weighed:
+        """Return the (n, m) scores of questions and passages by the weights of both, and by the passages' bags.
+
+        `asked` as `asked` returns it; each passage is encoded once, with those of its length.
+        """
+        model, spec = self.passage.model, self.passage.spec
+        questions = self._sparse(asked)
+        by_weights, by_bags = (torch.empty((len(asked), len(passages)), device=model.device) for _ in range(2))
+        texts = [spec.passage(one.title, one.text) for one in passages]
+        for rows, weights, ids in self.passage.encoder().weighed(texts, steady=False):
+            bag = model.own(ids)
+            by_weights[:, rows] = torch.sparse.mm(questions, kept_terms(weights, bag, spec.passage_terms).T)
+            by_bags[:, rows] = torch.sparse.mm(questions, bag.to(weights).T)
+        return by_weights, by_bags
 
     def save(self, folder: Path) -> None:
         """Write `passage/`, and `question/` for the space of the first."""
@@ -141,12 +157,10 @@ class SidrPair(nn.Module):
         asks = sparse_space(folder / PASSAGE, self.passage.spec)
         self.question.model.save(folder / QUESTION, self.question.folder, self.question.spec, asks)
 
-    def _asked(self, questions: Sequence[str]) -> Iterator[Tensor]:
-        for first in range(0, len(questions), _AT_ONCE):
-            weights, own = self.ask(questions[first : first + _AT_ONCE])
-            yield kept_terms(weights, own, self.question.spec.question_terms).to_sparse()
-
-    def _read(self, passages: Sequence[Passage]) -> Iterator[Weighed]:
-        for first in range(0, len(passages), _AT_ONCE):
-            weights, own = self.read(passages[first : first + _AT_ONCE])
-            yield kept_terms(weights, own, self.passage.spec.passage_terms), own
+    def _sparse(self, asked: Vectors) -> Tensor:
+        """Return the (n, V) weights of (n, l, 2) terms."""
+        terms, weights = (torch.from_numpy(asked[..., part]).to(self.passage.model.device) for part in (0, 1))
+        rows = torch.arange(len(asked), device=terms.device)[:, None].expand(terms.shape)
+        places = torch.stack([rows.flatten(), terms.flatten().long()])
+        size = len(asked), len(self.passage.model.terms)
+        return torch.sparse_coo_tensor(places, weights.flatten(), size, check_invariants=True).coalesce()

@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import elu
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import architecture_of
+from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.load import load_generator
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.bag_memory import BagMemory
+from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example
 from rag_model.training.data.judging import Judge, JudgeSettings, verdicts
 from rag_model.training.data.pools import Pools
@@ -26,7 +30,8 @@ from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.openrag.objective import OPENRAG, OpenRagTraining
 from rag_model.training.objectives.openrag.task import OpenRagRecipe, OpenRagTask
-from rag_model.training.objectives.sidr.pair import SidrPair
+from rag_model.training.objectives.sidr.pair import SidrPair, TrainableSidr
+from rag_model.training.objectives.sidr.semiparametric import two_way_loss
 from rag_model.training.origins import Named
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_bart
@@ -159,7 +164,7 @@ def test_passages_are_judged_in_order_until_the_first_that_does_not_help(
     pair = task.module
     seen = set()
     for one, own in zip(pools, ranked, strict=True):
-        scores = pair.scores([one.question], own)[0][0]
+        scores = pair.scores(pair.asked([one.question]), own)[0][0]
         assert (scores.diff() <= 1e-4).all(), "in the order of the encoder"
         found = task._scan(one, own)
         wanted = naive(task, judge, one, own, closed=closed)
@@ -170,6 +175,73 @@ def test_passages_are_judged_in_order_until_the_first_that_does_not_help(
     batch = task.batches(0)[0]
     told = task.loss(batch)[1]
     assert {"judged", "online_positives", "online_negatives", "accuracy"} <= set(told)
+
+
+def plain_weights(one: TrainableSidr, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return (n, V) weights and bags by SiDR's equation, each text alone and without a padding."""
+    body, found = one.model.body, list[Tensor]()
+    lines = [torch.from_numpy(line).long() for line in tokenize(load_tokenizer(one.folder, one.spec.max_length), texts)]
+    for line in lines:
+        hidden = one.model.norm(body(input_ids=line[None])[0][0])  # (t, h)
+        found.append((elu(hidden @ body.get_input_embeddings().weight.T) + 1).amax(0) * one.model.terms)
+    bags = [torch.zeros(len(one.model.terms)).index_fill(0, line, 1) * one.model.terms for line in lines]
+    return torch.stack(found), torch.stack(bags)
+
+
+def plain_kept(weights: Tensor, bags: Tensor, count: int) -> Tensor:
+    return weights * (bags.bool() | (weights >= weights.topk(count).values[:, -1:]))
+
+
+def plain_loss(task: OpenRagTask, batch: DprBatch, judge: Judge, every: Sequence[Passage]) -> Tensor:
+    """OpenRAG's online step as the papers say it."""
+    pair, asked = task.module, [one.question for one in batch.examples]
+    layout = pair.passage.spec.passage
+    (questions, question_bags), (read, bags) = (
+        plain_weights(one, texts)
+        for one, texts in ((pair.question, asked), (pair.passage, [layout(one.title, one.text) for one in every]))
+    )
+    by_bags, by_weights = (
+        (plain_kept(questions, question_bags, pair.question.spec.question_terms) @ other.T).tolist()
+        for other in (bags, plain_kept(read, bags, pair.passage.spec.passage_terms))
+    )
+    positives, negatives = list[int](), list[int]()
+    for one, proposing, ordering in zip(batch.examples, by_bags, by_weights, strict=True):
+        best = sorted(range(len(every)), key=lambda row, own=proposing: -own[row])[: RECIPE.proposed]  # type: ignore[misc]
+        ranked = [every[row] for row in sorted(best, key=lambda row, own=ordering: -own[row])]  # type: ignore[misc]
+        found = naive(task, judge, one, ranked, closed=True)
+        positives.append(every.index(found[0] or one.positives[0]))
+        negatives.append(every.index(found[1] or one.negatives[0]))
+    rows = list(dict.fromkeys([*positives, *negatives]))
+    gold = torch.tensor([rows.index(row) for row in positives])
+    known = torch.tensor([[every[row] in one.positives for row in rows] for one in batch.examples])
+    weights, own = read[rows], bags[rows]
+    pairs = (
+        (plain_kept(questions, question_bags, RECIPE.terms), weights),
+        (questions, plain_kept(weights, own, RECIPE.terms)),
+        (question_bags, weights),
+        (questions, own),
+    )
+    losses = [
+        two_way_loss(a @ b.T / RECIPE.temperature, gold, known.scatter(1, gold[:, None], False)) for a, b in pairs
+    ]
+    return torch.stack(losses).mean()
+
+
+def test_an_online_step_has_loss_and_gradient_of_the_plain_equations(
+    job_of: Any, folders: dict[str, Path], snapshot: Snapshot
+) -> None:
+    task = OPENRAG.task(prepared(job_of()))
+    task.module.eval()  # without dropout
+    batch, learned = task.batches(0)[0], [one for one in task.module.parameters() if one.requires_grad]
+    loss, told = task.loss(batch)
+    assert float(told["online_negatives"]) > 0
+    wanted = plain_loss(task, batch, judge_of(folders), snapshot.passages(range(snapshot.n)))
+    assert torch.allclose(loss, wanted, rtol=1e-5)
+    gradients = [torch.autograd.grad(one, learned, allow_unused=True) for one in (loss, wanted)]
+    largest = max(float(one.abs().max()) for one in gradients[1] if one is not None)
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or theirs is None or torch.allclose(ours, theirs, atol=1e-5 * largest)
 
 
 def test_the_gradient_reaches_the_encoders_and_not_the_generator(job_of: Any) -> None:

@@ -61,7 +61,7 @@ def test_scores_are_dense_products_and_bags_score_by_the_questions_weights(tiny:
     questions, passages = [one.question for one in kings], [one.positives[0] for one in kings[:5]]
     with torch.no_grad():
         asked, read = pair.question.encoder().encode_questions(questions), pair.read(passages)
-        by_weights, by_bags = pair.scores(questions, passages)
+        by_weights, by_bags = pair.scores(pair.asked(questions), passages)
     dense = torch.zeros(len(questions), len(pair.question.model.terms))
     for row, own in enumerate(asked):
         dense[row, own[:, 0].astype(int)] += torch.from_numpy(own[:, 1])

@@ -1,0 +1,53 @@
+"""Steps of a training, ours and a plain loop's, and what each took. AdamW has the same equation on both sides."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from alone import Spent
+from torch import Tensor, nn
+
+from rag_model.allocator import release_freed
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.optimizer import adamw
+
+Loss = Callable[[int], Tensor]  # of a step, by its number from 0 on
+
+
+class Step(NamedTuple):
+    """What a step took: loss, gradient and update."""
+
+    seconds: float
+    cpu_seconds: float
+    loss: float
+
+
+def ours(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
+    """Take steps as `train` does: freed memory goes back at once, and the optimizer is its own."""
+    release_freed()
+    return _taken(adamw(module, LoopSettings(learning_rate=rate), torch.device("cpu")), loss, steps)
+
+
+def plain(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
+    """Take steps with torch's AdamW as it comes."""
+    learned = [one for one in module.parameters() if one.requires_grad]
+    return _taken(torch.optim.AdamW(learned, lr=rate, weight_decay=0.0), loss, steps)
+
+
+def median(runs: Sequence[Spent], what: str) -> float:
+    """Return the median of a value of the steps of all runs; the first step of each is a warm-up."""
+    return statistics.median(getattr(step, what) for run in runs for step in run.value[1:])
+
+
+def _taken(optimizer: torch.optim.Optimizer, loss: Loss, steps: int) -> list[Step]:
+    found = []
+    for number in range(steps):
+        started, cpu = time.perf_counter(), time.process_time()
+        value = loss(number)
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(Step(time.perf_counter() - started, time.process_time() - cpu, value.item()))
+    return found
