@@ -1,42 +1,58 @@
 """A store as that of all of Wikipedia after ten years, of descriptors alone, on which each request takes 20 ms.
 
 Made in memory (`far_store.py`): `--months` snapshots of `--parts` parts, of which `--changed` change each month; the
-records of chunk, embed and scatter of every part, and of `--cells` shards; a ref a month beside `latest`. Blobs have a
-size and no bytes. Then what looks at descriptors runs on it: what each part inherits (`plan`), the look-ups of a
-rebuild in which nothing changed, the check of a snapshot's files before it is published, all refs, `log`, `expire` to
-twelve months, and `gc` of what that leaves.
+records of chunk, embed and scatter of every part, of `--cells` shards, and of the deltas from each month to the next; a
+ref a month beside `latest`. Blobs have a size and no bytes, but for passages: those of all parts are the same 3,500, as
+they were before a change and after it (1 % of the articles edited, one added, one deleted). Then what looks at
+descriptors runs on it: what each part inherits (`plan`), the look-ups of a rebuild in which nothing changed, the check
+of a snapshot's files before it is published, all refs, `log`, `diff` of the last two months, `expire` to twelve months,
+and `gc` of what that leaves.
 
 Each has its seconds and its requests by kind. The peer is the same requests asked one by one (`alone`: their seconds).
-Prints one JSON line. `python tests/benchmarks/bench_descriptors.py [--parts 600 --cells 34 --months 120]`; the real
-thing has 6,000 parts and 336 cells.
+Prints a line as each ends on standard error, and one JSON line. `python tests/benchmarks/bench_descriptors.py [--parts
+6000 --cells 336 --months 120]`, which is as many as all of Wikipedia has.
 """
 
 import argparse
 import json
+import random
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from far_store import Far, latency
 
 from beam_jobs.here import recorded
-from rag_model.corpus.records import Part
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Part, Passage
 from rag_model.digest import digest_bytes
 from rag_model.snapshots.parent import Parent
+from rag_model.store.comparing.diff import diff
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.objects.memo import Memo, Produced
+from rag_model.store.pulling.deltas import AFTER, steps
+from rag_model.store.pulling.deltas import STAGE as DELTAS
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import Policy, expire
 from rag_model.store.upkeep.gc import gc
 from rag_model.store.upkeep.verify import absent
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.snapshot import Snapshot
 
 _MONTH = 30 * 86400.0  # seconds
 _PAGES = 3_000  # ids of a part
+_ARTICLES, _EACH = 1_250, 3  # articles of a part, and passages of an article, but for the last one
+_EDITED = 100  # one article in so many is edited in a month
+_WIDTH, _LINKS = 4 * 384, 140  # bytes of a vector and of its links in a graph
+_ROWS = _ARTICLES * _EACH
+_NPY = 128  # bytes before the vectors of a part, which are float16
 _STAGES = {"chunk": ("passages", "article_log"), "embed": ("embeddings",), "scatter": ("out",)}
 
 
@@ -58,57 +74,72 @@ class Made:
         self.size, self.url = size, "far://wikipedia"
         self._age = 0.0
         self._known: dict[tuple[str, int, int], list[BlobRef]] = {}
+        self._passages = [passages(changed=changed) for changed in (False, True)]
         self.store = Store.open(self.url, create=True)
+        before: Content | None = None
         for month in range(size.months):
             self._age = (size.months - 1 - month) * _MONTH
-            self._month(month)
+            before = self._month(month, before)
 
     def version(self, part: int, month: int) -> int:
         """Return the month in which a part changed last."""
-        every = max(1, round(1 / self.size.changed))
-        return max(0, month - (month - part) % every)
+        return max(0, month - (month - part) % self._every)
+
+    @property
+    def _every(self) -> int:
+        return max(1, round(1 / self.size.changed))
 
     def inputs(self, stage: str, part: int, month: int) -> dict[str, Any]:
         """Return what decides the output of a stage."""
         return {"stage": stage, "part": part, "version": self.version(part, month), "code": 1}
 
-    def _month(self, month: int) -> None:
+    def _month(self, month: int, before: Content | None) -> Content:
         parts, files = list[PartEntry](), dict[str, BlobRef]()
         for part in range(self.size.parts):
             name = f"part-{part:05d}"
             made = {stage: self._stage(stage, part, month) for stage in _STAGES}
             files[f"passages/{name}.parquet"], files[f"articles/{name}.parquet"] = made["chunk"]
             (files[f"embeddings/{name}.npy"],) = made["embed"]
-            parts.append(PartEntry(name, part * _PAGES, (part + 1) * _PAGES - 1, 3_500))
+            parts.append(PartEntry(name, part * _PAGES, (part + 1) * _PAGES - 1, _ROWS))
         for cell in range(self.size.cells):
             self._stage("shard", cell, month)
-        files["index/hnsw.faiss"] = self._blob(f"index {month}", 1 << 34)
-        index = {"hnsw": {"factory": "HNSW32", "d": 384, "kind": "hnsw", "over": "embeddings"}}
+        files["index/hnsw.faiss"] = self._blob(f"index {month}", len(parts) * _ROWS * (_WIDTH + _LINKS))
+        index = {"hnsw": {"factory": "HNSW32", "d": 384, "kind": "hnsw", "over": "embeddings", "row_bytes": _WIDTH}}
         space = {"embeddings": {"kind": "vectors", "space": {"digest": "sha256:" + "0" * 64, "dim": 384}}}
         content = Content({"kind": "wiki", "dbname": "enwiki"}, tuple(parts), files, {"month": month}, space, index)
+        for step in steps(before, content) if before else ():
+            self._record(DELTAS, step.inputs(), {"delta": step.after.size // 20}, {AFTER: step.after.id})
         manifest = Manifest(content)
         identity = manifest.id
         self._put(f"snapshots/{identity}.json", json_bytes(manifest.to_json()))
         self._move("latest", month + 1, identity)
         self._move(f"month-{month:03d}", 1, identity)
+        return content
 
     def _stage(self, stage: str, part: int, month: int) -> list[BlobRef]:
-        known = stage, part, self.version(part, month)
+        version = self.version(part, month)
+        known = stage, part, version
         if known not in self._known:
-            self._known[known] = self._record(stage, self.inputs(stage, part, month), _STAGES.get(stage, ("out",)))
+            sizes = dict.fromkeys(_STAGES.get(stage, ("out",)), _NPY + _ROWS * _WIDTH // 2)
+            body = self._passages[version // self._every % 2] if stage == "chunk" else b""
+            sizes |= {"passages": len(body)} if body else {}
+            self._known[known] = self._record(stage, self.inputs(stage, part, month), sizes, {"rows": _ROWS}, body)
         return self._known[known]
 
-    def _record(self, stage: str, inputs: dict[str, Any], names: tuple[str, ...]) -> list[BlobRef]:
-        key = Memo.key(inputs)
-        outputs = {name: self._blob(f"{key} {name}", 20 << 20) for name in names}
-        value = {"format": 1, "stage": stage, "key": key, "facts": {"rows": 3_500}, "inputs": inputs, "by": None}
+    def _record(
+        self, stage: str, inputs: dict[str, Any], sizes: dict[str, int], facts: dict[str, Any], first: bytes = b""
+    ) -> list[BlobRef]:
+        """Write a record and its outputs, of these sizes by name; the first one has the bytes `first`."""
+        key, bodies = Memo.key(inputs), iter([first])
+        outputs = {name: self._blob(f"{key} {name}", size, next(bodies, b"")) for name, size in sizes.items()}
+        value = {"format": 1, "stage": stage, "key": key, "facts": facts, "inputs": inputs, "by": None}
         told = {name: ref.to_json() for name, ref in outputs.items()}
         self._put(f"memo/{stage}/{key}.json", json_bytes({**value, "outputs": told, "nonce": "0" * 16}))
         return [*outputs.values()]
 
-    def _blob(self, seed: str, size: int) -> BlobRef:
+    def _blob(self, seed: str, size: int, body: bytes = b"") -> BlobRef:
         ref = BlobRef(digest_bytes(seed.encode()), size)
-        self._put(ref.path, b"", size)
+        self._put(ref.path, body, size)
         return ref
 
     def _move(self, ref: str, number: int, snapshot: str) -> None:
@@ -122,6 +153,23 @@ class Made:
             Far.write(f"wikipedia/{path}", data, len(data) if size is None else size, time.time() - self._age - 3600)
 
 
+def passages(*, changed: bool) -> bytes:
+    """Return a part's passage file, as it was before a month's changes or after them."""
+    chance, words = random.Random(0), [f"w{number}" for number in range(5_000)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "passages.parquet")
+        with PassageWriter(path) as writer:
+            for article in range(_ARTICLES):
+                page = str(_ARTICLES + 1 if changed and article == 0 else article + 1)  # one is deleted, one is new
+                for place in range(_EACH):
+                    text = " ".join(chance.choices(words, k=100))
+                    if changed and place == 0 and article % _EDITED == 1:
+                        text = f"Edited. {text}"
+                    hashed = Passage.hash_of(page, text)
+                    writer.write(Passage(f"{page}-{place}", page, 1, page, "", text, 100 * place, 100, hashed))
+        return path.read_bytes()
+
+
 def verbs(made: Made) -> dict[str, Callable[[], Any]]:
     """Return what is measured, in its order."""
     store = made.store
@@ -131,9 +179,18 @@ def verbs(made: Made) -> dict[str, Callable[[], Any]]:
         "publish": lambda: len(absent(store, store.snapshots.get(store.snapshots.resolve("latest")).content)),
         "refs": lambda: len(store.refs.names()),
         "log": lambda: len(store.refs.history("latest")),
+        "diff": lambda: compared(store),
         "expire": lambda: len(expire(store, Policy(keep=12, older_than=366 * 86400.0)).moves),
         "gc": lambda: {kind: tally.files for kind, tally in gc(store).items()},
     }
+
+
+def compared(store: Store) -> dict[str, Any]:
+    """Compare the last two months."""
+    before = store.refs.numbers("latest")[-2]
+    found = diff(Snapshot.from_store(store, f"latest@{before}"), Snapshot.from_store(store, "latest"))
+    fetched = {kind: pull.fetched_bytes for kind, pull in found.pull.items()}
+    return {"articles": dict(found.articles), "passages": dict(found.passages), "fetched_bytes": fetched}
 
 
 def planned(made: Made) -> int:
@@ -167,6 +224,8 @@ def measured(made: Made, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]
             found = verb()
             took, cpu = time.perf_counter() - began, time.process_time() - spent
             asked: Counter[str] = Counter(requests)
+        told = f"{name}: {took:.1f} s, {cpu:.1f} CPU s, {asked.total():,} requests"
+        print(told, file=sys.stderr, flush=True)
         yield (
             name,
             {

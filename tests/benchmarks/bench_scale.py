@@ -2,8 +2,14 @@
 
 For each size a synthetic dump of real sentences is written (`scaled_dump.py`), and the same a month later. Then, as a
 user types it: `reindex`, `reindex` of the month after, `pull`, `verify`, `diff`, `takedown` of a page (which builds
-all snapshots that hold it again), `gc`, and `serve`, which answers one question. Of each stage and verb: seconds, CPU
-seconds of all processes, and the anonymous memory of the launcher and of the largest worker at its peak.
+all snapshots that hold it again), `gc`, and `serve`, which answers one question, with indexes in memory, as by
+default, and mapped (`--low-memory`). Of each stage and verb: seconds, CPU seconds of all processes, and the anonymous
+memory of the launcher and of the largest worker at its peak.
+
+Parts have 256 KiB of compressed dump at any size: by default a part is a sixteenth of a dump of less than 512 MiB, so
+that what holds a part would seem to grow with the library. Up to 100,000 passages a graph is built at once, and from
+there on in cells of 62,500: `shard` jumps there, and is linear beyond, so ask for sizes above it. The first gate in a
+checkout also compiles the search for words, some twenty CPU seconds.
 
 `growth` is, for stages and verbs of at least a CPU second, the exponent e of CPU = a n^e and of wall-clock seconds, by
 least squares of the logarithms over the three largest sizes; and `bytes_a_passage`, by which memory grows from the
@@ -11,7 +17,8 @@ smallest to the largest size. `largest_kb` is the largest manifest, list of file
 start that costs the same at any size makes it less.
 
 The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`): it costs next to
-nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line.
+nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line, and what a verb took on
+standard error as it ends: half a million passages take an hour.
 `python tests/benchmarks/bench_scale.py [--passages 1000,4000] [--texts FILE]`, where FILE is JSON lines with `title`
 and `text`, plain or `.xz`; by default the passages of the demo, which repeat often in a large dump.
 """
@@ -19,6 +26,7 @@ and `text`, plain or `.xz`; by default the passages of the demo, which repeat of
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +46,7 @@ from flows.demo import demo_encoder
 
 _MONTHS: dict[str, Month] = {"reindex": "old", "rebuild": "new"}
 _LARGEST = 3  # sizes that an exponent is fitted to
+_RECIPE = f"part_bytes = {1 << 18}\n{UNGATED}"
 _LEAST = 1.0  # CPU seconds, below which an exponent says nothing
 _ASK = 0.2  # seconds between two looks whether the service is ready
 Costs = dict[str, Spent]  # by stage or verb
@@ -46,20 +55,26 @@ Costs = dict[str, Spent]  # by stage or verb
 def lived(corpus: Corpus, encoder: str, folder: Path) -> tuple[dict[str, Told], dict[str, Any]]:
     """Take a corpus through its life; return what each verb took, and the sizes of the store."""
     store, told = folder / "store", dict[str, Told]()
-    (folder / "recipe.toml").write_text(UNGATED)
+    (folder / "recipe.toml").write_text(_RECIPE)
     cache = {"BOOKWHEEL_CACHE": str(folder / "cache")}
     build = ("--store", str(store), "--encoder", encoder, "--recipe", str(folder / "recipe.toml"))
     for verb, month in _MONTHS.items():
         dump = corpus.write(month, folder / month)
-        told[verb] = bookwheel("reindex", "--dump", dump, *build, environment=cache)
+        told[verb] = _said(verb, bookwheel("reindex", "--dump", dump, *build, environment=cache))
         shutil.rmtree(folder / month)
     sizes = measured_sizes(store)
     for verb, words in _verbs(corpus, folder / "pulled").items():
-        told[verb] = bookwheel(*words, "--store", str(store), environment=cache)
+        told[verb] = _said(verb, bookwheel(*words, "--store", str(store), environment=cache))
     shutil.rmtree(folder / "pulled")
-    told["serve"] = answered(store, corpus.question(), cache)
+    for verb in ("serve", "serve --low-memory"):
+        told[verb] = _said(verb, answered(verb.split(), store, corpus.question(), cache))
     counts = told["reindex"].reply["counts"]
     return told, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
+
+
+def _said(verb: str, told: Told) -> Told:
+    print(json.dumps(rounded(costs_of({verb: told}))), file=sys.stderr, flush=True)
+    return told
 
 
 def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
@@ -72,9 +87,9 @@ def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-def answered(store: Path, question: str, environment: dict[str, str]) -> Told:
+def answered(words: Sequence[str], store: Path, question: str, environment: dict[str, str]) -> Told:
     """Start the service and ask it one question."""
-    with service("serve", "--store", str(store), environment=environment) as (address, told):
+    with service(*words, "--store", str(store), environment=environment) as (address, told):
         while get(address, "/readyz")[0] != 200:
             time.sleep(_ASK)
         if {one.status for one in load(address, [question], 1, 0.0)} != {200}:

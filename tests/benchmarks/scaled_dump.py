@@ -18,7 +18,7 @@ from dumps import FOOT, HEAD, write_streams
 
 _STOP = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _PLAIN = re.compile(r"[^\[\]{}<>|=*#]{40,400}[.!?]")  # no markup, and a whole sentence
-_WORDS = 105.5  # of a dump, for each passage that the default chunker makes of it
+_WORDS = 79.0  # of a dump, for each passage that the default chunker makes of it
 _NEAR, _PARAGRAPH, _SECTION, _MOST = 30, 6, 14, 400  # sentences
 _REDIRECTS, _LINKED, _EDITED, _DELETED, _ADDED = 0.25, 0.33, 0.01, 0.005, 0.005
 Month = Literal["old", "new"]

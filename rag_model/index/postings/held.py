@@ -14,18 +14,18 @@ from rag_model.index.postings.weighting import IMPACT, Weighting
 from rag_model.index.postings.windowed import search_all
 
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this
-MOST_POSTINGS = (
-    1 << 25
-)  # held at once, 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
+# held at once, 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
+MOST_POSTINGS = 1 << 25
+FEW_POSTINGS = 1 << 22  # for who asks some hundred questions once: 63 MB at most
 
 
 class HeldLists:
     """The decoded lists of one file; safe among threads."""
 
-    def __init__(self, file: PostingsFile) -> None:
-        """Hold nothing yet."""
+    def __init__(self, file: PostingsFile, most: int | None = None) -> None:
+        """Hold nothing yet, and `most` postings later; by default `MOST_POSTINGS`."""
         self._file, self._lock = file, Lock()
-        self._room = min(file.layout.postings, MOST_POSTINGS)
+        self._room = min(file.layout.postings, MOST_POSTINGS if most is None else most)
         self._lists = DecodedLists(IMPACT, 0)
 
     def suit(self, found: Ints) -> bool:

@@ -96,6 +96,7 @@ class ImpactKind(PostingsKind):
     def measure(self, files: IndexFiles, entry: Entry, trial: SparseTrial) -> Measurement:
         """Compare search with a reading of every posting, and the scores with the passages' own weights."""
         index = self.open(files, entry)
+        index.hold_few()
         scores, found = index.search(trial.questions, trial.k)
         every = index.search(trial.questions, trial.k, skip=False)[1]
         _check_scores(index, trial.questions, scores, found, files.rows(), str(entry["factory"]))

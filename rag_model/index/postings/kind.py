@@ -118,6 +118,7 @@ class Bm25Kind(PostingsKind):
     def measure(self, files: IndexFiles, entry: Entry, trial: TextTrial) -> Measurement:
         """Compare search with a reading of every posting, and postings with the words of the questions' passages."""
         index = self.open(files, entry)
+        index.hold_few()
         found = index.search(trial.questions, trial.k)[1]
         every = index.every(trial.questions, trial.k)
         _check_sources(index, trial)

@@ -11,7 +11,7 @@ from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.postings import maxscore
 from rag_model.index.postings.dictionary import find
 from rag_model.index.postings.file import PostingsFile
-from rag_model.index.postings.held import HeldLists
+from rag_model.index.postings.held import FEW_POSTINGS, HeldLists
 from rag_model.index.postings.weighting import Weighting
 
 Ints = npt.NDArray[np.int64]
@@ -72,6 +72,10 @@ class PostingsIndex:
             held = np.arange(k) < sizes[:, None]  # (q, k)
             scores[held], rows[held] = units[held] / unit, found[held]
         return scores, rows
+
+    def hold_few(self) -> None:
+        """Hold few decoded lists from now on: for who asks some hundred questions once. What is found is the same."""
+        self._held = HeldLists(self.file, FEW_POSTINGS)
 
     def check_depth(self, k: int) -> None:
         """Check that `k` rows a question can be asked for.

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from rag_model.errors import BookwheelError, StoreError
 from rag_model.partition import Partition, Rows
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.ranges import read_ahead
 from rag_model.store.pulling.tables import Table, Vectors, convertible, tables_of
 from rag_model.store.versions.manifest import Content, PartEntry
 from rag_model.store.versions.page_ranges import PageRanges
+from rag_model.store.versions.paths import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _NEAR = 32 << 10  # bytes; a shorter gap between two fetched ranges is fetched too: cheaper than another request
@@ -131,12 +133,22 @@ class Overlap:
             return self._kept[part.name]
 
     def _joined(self, part: PartEntry) -> Rows:
-        """Join a part with the earlier parts that had its pages; return the earlier row of each passage, or -1."""
+        """Join a part with the earlier parts that had its pages; return the earlier row of each passage, or -1.
+
+        A part whose file is the same as before is not read: most are, and all of a large library would be.
+        """
+        for number, entry in self._ranges.within(part.first_page, part.last_page):
+            if entry.rows == part.rows and self._file(self._before, entry) == self._file(self._after, part):
+                return np.arange(part.rows) + self._starts[number]
         hashes, kept = self._hashes(self._after, part), np.full(part.rows, -1, np.int64)
         for number, entry in self._ranges.within(part.first_page, part.last_page):
             found = pc.index_in(hashes, value_set=self._hashes(self._before, entry)).fill_null(-1).to_numpy()
             kept = np.where(found < 0, kept, found + self._starts[number])
         return kept
+
+    @staticmethod
+    def _file(snapshot: Snapshot, part: PartEntry) -> BlobRef | None:
+        return snapshot.manifest.content.files.get(passages_path(part.name))
 
     @staticmethod
     def _hashes(snapshot: Snapshot, part: PartEntry) -> pa.ChunkedArray:

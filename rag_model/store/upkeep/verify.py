@@ -86,9 +86,11 @@ def _deltas(store: Store, identity: str) -> list[Problem]:
     except StoreError:  # told already; or the parent has expired
         return []
     paths = {ref: path for path, ref in manifest.content.files.items()}
-    named = [(paths[step.after], offered(store, step)) for one in before for step in steps(one, manifest.content)]
-    found = [(path, ref, _hashed(store, ref)) for path, ref in named if ref]
-    return [Problem(f"the delta of {path}", ref.id, what) for path, ref, what in found if what]
+    made = [step for one in before for step in steps(one, manifest.content)]
+    refs = read_ahead(partial(offered, store), made, ASKED)
+    named = {ref: paths[step.after] for step, ref in zip(made, refs, strict=True) if ref}
+    verdicts = zip(named, read_ahead(partial(_hashed, store), [*named], _THREADS), strict=True)
+    return [Problem(f"the delta of {named[ref]}", ref.id, what) for ref, what in verdicts if what]
 
 
 def _sized(store: Store, ref: BlobRef) -> str | None:

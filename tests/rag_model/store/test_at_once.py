@@ -89,6 +89,18 @@ def test_the_moves_that_are_verified(memory_store: Store) -> None:
         assert verify(memory_store, identity) == []
 
 
+def test_the_deltas_that_are_verified(memory_store: Store) -> None:
+    parts = tuple(PartEntry(f"part-{number:05d}", number, number, 1) for number in range(MANY))
+    identity = ""
+    for month in range(2):
+        files = {f"passages/{part.name}.parquet": memory_store.blobs.put_bytes(b"%d" % month) for part in parts}
+        parents = (identity,) if identity else ()
+        content = Content({"kind": "wiki"}, parts, files, {"month": month}, {}, {})
+        identity = memory_store.snapshots.put(Manifest(content, parents=parents))
+    with crowd(("cat_file", "memo/delta")):
+        assert verify(memory_store, identity) == []
+
+
 def test_the_sizes_of_the_files_of_a_snapshot(memory_store: Store) -> None:
     identity = published(memory_store, files=MANY)
     with crowd(("info", "blobs")):

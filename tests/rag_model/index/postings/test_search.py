@@ -1,6 +1,7 @@
 """BM25 beside its oracle (bm25s), beside itself without skipping, on damaged files, and by any division into parts."""
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
-from rag_model.index.postings import held
+from rag_model.index.postings import held, ranking
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.search import Bm25Index
@@ -83,6 +84,21 @@ def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypat
         every = opened.search(questions, k, skip=False, **parameters)
         np.testing.assert_array_equal(skipped[1], every[1])
         np.testing.assert_array_equal(skipped[0], every[0])
+
+
+def test_few_held_lists_find_the_same_in_less_memory(index: Bm25Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "FEW_POSTINGS", 3_000)
+    peaks, found = [], []
+    for few in (False, True):
+        opened = Bm25Index(index.file.path, Analyzer(), {})
+        if few:
+            opened.hold_few()
+        tracemalloc.start()
+        found.append(opened.search(asked(60), 10))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found[1], found[0])
+    assert peaks[1] < peaks[0] / 2
 
 
 def test_threads_share_what_is_held(index: Bm25Index) -> None:

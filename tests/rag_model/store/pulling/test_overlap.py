@@ -161,6 +161,23 @@ def test_another_cut_of_the_pages_changes_nothing(local_store: Store, month: Pub
     assert report.reused_bytes == (new.n - NEW_ROWS) * 2 * D
 
 
+def test_passages_of_a_part_that_did_not_change_are_not_read(local_store: Store, month: Publish) -> None:
+    old, new = month(local_store, LAST), month(local_store, {**LAST, 112: NOW[112]})
+
+    def kept() -> Any:
+        overlap = Overlap.of(old, new)
+        assert overlap is not None
+        return overlap.kept()
+
+    joined = kept()
+    assert (joined < 0).sum() == 1
+    local_store.files.remove(new.manifest.content.files["passages/part-00002.parquet"].path)
+    np.testing.assert_array_equal(kept(), joined)
+    local_store.files.remove(new.manifest.content.files["passages/part-00001.parquet"].path)
+    with pytest.raises(StoreError, match="missing"):
+        kept()
+
+
 @pytest.mark.parametrize("change", [{"space": "two"}, {"shift": 1.0}])
 def test_vectors_that_are_others_are_fetched_whole(
     local_store: Store, month: Publish, change: dict[str, Any], tmp_path: Path
