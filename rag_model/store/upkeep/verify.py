@@ -87,7 +87,7 @@ def _deltas(store: Store, identity: str) -> list[Problem]:
         return []
     paths = {ref: path for path, ref in manifest.content.files.items()}
     made = [step for one in before for step in steps(one, manifest.content)]
-    refs = read_ahead(partial(offered, store), made, ASKED)
+    refs = store.files.ask(partial(offered, store), made)
     named = {ref: paths[step.after] for step, ref in zip(made, refs, strict=True) if ref}
     verdicts = zip(named, read_ahead(partial(_hashed, store), [*named], _THREADS), strict=True)
     return [Problem(f"the delta of {named[ref]}", ref.id, what) for ref, what in verdicts if what]

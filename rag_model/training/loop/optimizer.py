@@ -12,8 +12,8 @@ def adamw(module: nn.Module, settings: LoopSettings, device: torch.device) -> to
     """Return the optimizer of a module that will learn on `device`.
 
     On a CPU one pass updates each parameter (`fused`). Torch's default there makes two temporary copies of each, of
-    which those of the word embeddings make a step's peak of memory, and takes five times as long. On a GPU it is torch's
-    default, which a scaler of fp16 gradients needs.
+    which those of the word embeddings make a step's peak of memory, and takes five times as long. On a GPU it is
+    torch's default, which a scaler of fp16 gradients needs.
     """
     learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in learning if parameter.ndim > 1]
