@@ -3,7 +3,7 @@
 All indexes of a snapshot share the four jobs. The parent's trained file is inherited while it fits; training then only
 tests it with some new vectors, or moves the lists that miss them. A piece or a shard does not depend on the size of the
 corpus or on the rest of it: the piece of an unchanged part, and the shard of a cell with unchanged slices, are reused
-by their memo records.
+by their memo records. An index of words is made of the parent's if it can be (`derive`).
 
 Each task uses one thread, so that equal vectors give equal bytes; work is distributed by parts, shards and indexes. The
 jobs pass on blobs of the store, which are read by range: only the merging worker reads whole files.
@@ -11,28 +11,33 @@ jobs pass on blobs of the store, which are read by range: only the merging worke
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.index_tasks import IndexBuild, NumberedRows, ScatterTask, ShardTask, StageOutput, deciding, sharing
+from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutput, deciding, sharing
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.threads import limit_threads
 from rag_model.digest import digest_json
+from rag_model.errors import InputError, StoreError
+from rag_model.index.deriving import DerivingKind
 from rag_model.index.files.pieces import Opener, opener
-from rag_model.index.kind import EarlierPart
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit, TrainingFit
 from rag_model.index.registry import kind_named
 from rag_model.index.sizing.amounts import check_disk
 from rag_model.snapshots.content import BuiltIndex
+from rag_model.snapshots.earlier_index import EarlierIndex
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
+
+Job = Callable[..., list[IndexBuild]]
 
 
 def start(
@@ -41,14 +46,41 @@ def start(
     plan: IndexPlan,
     rows: Sequence[BlobRef],
     inherited: Heirloom | None = None,
-    earlier: Sequence[Sequence[NumberedRows]] = (),
+    earlier: EarlierIndex | None = None,
 ) -> IndexBuild:
-    """Return the record of an index before its jobs; `earlier` are the parent's parts with the pages of each part."""
-    told = [[[number, ref.to_json()] for number, ref in own] for own in earlier]
-    known = store.blobs.put_bytes(json.dumps(told).encode()) if any(earlier) else None
+    """Return the record of an index before its jobs; `earlier` is the parent's, of which it may be made."""
+    known = store.blobs.put_bytes(json.dumps(earlier.to_json()).encode()) if earlier else None
     return IndexBuild(name, plan, _put_list(store, rows), inherited, known)
 
 
+def derive(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
+    """Make indexes of the parent's where that is possible: they pass through the other jobs as they are."""
+    asked = [build for build in builds if build.earlier]
+    told = iter(run_job("derive", derive_one, asked, _to_derive(asked, launch), on_progress, _to_merge, memoised=True))
+    outputs = [StageOutput.from_json(next(told)) if build.earlier else None for build in builds]
+    return [
+        replace(build, derived=made if made and made.out else None) for build, made in zip(builds, outputs, strict=True)
+    ]
+
+
+def _to_derive(builds: Sequence[IndexBuild], launch: Launch) -> Launch:
+    """Return the launch with room for the indexes that are made of earlier ones."""
+    kinds = [(kind_named(build.plan.kind), build.plan.n) for build in builds]
+    return launch.for_tasks(max((kind.to_derive(n) for kind, n in kinds if isinstance(kind, DerivingKind)), default=1))
+
+
+def _unless_derived(job: Job) -> Job:
+    """Return a job that leaves out indexes that are derived."""
+
+    @wraps(job)
+    def run(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
+        left = iter(job([build for build in builds if not build.derived], launch, on_progress))
+        return [build if build.derived else next(left) for build in builds]
+
+    return run
+
+
+@_unless_derived
 def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
     """Train all indexes except those whose inherited file fits; the plan's notes say which was done, and why.
 
@@ -83,6 +115,7 @@ def _noted(build: IndexBuild, said: str) -> IndexBuild:
     return replace(build, plan=replace(build.plan, notes=(*build.plan.notes, said)))
 
 
+@_unless_derived
 def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
     """Sort every part's vectors by shard, for all indexes."""
     store = Store.open(launch.store_url)
@@ -96,12 +129,10 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
 
 
 def _scatter_tasks(store: Store, build: IndexBuild) -> list[ScatterTask]:
-    rows = _listed(store, build.rows)
-    told = json.loads(store.blobs.read(build.earlier)) if build.earlier else [[] for _ in rows]
-    earlier = [tuple((number, BlobRef.from_json(ref)) for number, ref in own) for own in told]
-    return [ScatterTask(build, number, *known) for number, known in enumerate(zip(rows, earlier, strict=True))]
+    return [ScatterTask(build, number, rows) for number, rows in enumerate(_listed(store, build.rows))]
 
 
+@_unless_derived
 def build_shards(
     builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexBuild]:
@@ -122,18 +153,42 @@ def build_shards(
 def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
     store = Store.open(launch.store_url)
-    told = run_job("merge", merge_one, builds, launch, on_progress, _to_merge, memoised=True)
+    left = [build for build in builds if not build.derived]
+    told = map(StageOutput.from_json, run_job("merge", merge_one, left, launch, on_progress, _to_merge, memoised=True))
+    outputs = [(build, build.derived or next(told)) for build in builds]
     return [
         BuiltIndex(build.name, build.plan, _made(made.out), made.facts, _passed_on(store, build))
-        for build, made in zip(builds, map(StageOutput.from_json, told), strict=True)
+        for build, made in outputs
     ]
 
 
 def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, TrainingFit] | None:
     """Return the trained file that later builds inherit, and how evenly it now fills its cells."""
+    if build.derived:
+        return None
     rows = [cell["rows"] for cell in json.loads(store.blobs.read(_made(build.cells)))]
     imbalance = round(max(rows) * len(rows) / max(1, sum(rows)), 4) if rows else 0.0
     return (_made(build.trained), build.fitted.used(imbalance)) if build.fitted else None
+
+
+def derive_one(build: IndexBuild, store: Store) -> Report:
+    """Make one index of the parent's, once; report nothing if it is to be built as a whole."""
+
+    def make(out: Path) -> Facts:
+        earlier = EarlierIndex.from_json(json.loads(store.blobs.read(_made(build.earlier))))
+        with suppress(InputError, StoreError):  # what is damaged is not used; a whole build tells what it needs itself
+            if (facts := earlier.derive(store, build.plan, out)) is not None:
+                return facts
+        raise _WholeError
+
+    try:
+        return _once(store, "derive", deciding(build.plan), make, vectors=build.rows.id).to_json()
+    except _WholeError:
+        return StageOutput(None, {}).to_json()
+
+
+class _WholeError(Exception):
+    """An index is to be built as a whole."""
 
 
 def train_one(build: IndexBuild, store: Store) -> Report:
@@ -186,27 +241,10 @@ def scatter_one(part: ScatterTask, store: Store) -> Report:
 
     def make(out: Path) -> Facts:
         files = store.blobs.local(trained), store.blobs.local(part.rows), part.number
-        earlier = [*_earlier_parts(part, trained, store)]
-        if earlier:
-            return kind_named(plan.kind).scatter_changes(plan, *files, earlier, out)
         return kind_named(plan.kind).scatter(plan, *files, out)
 
-    return _once(store, "scatter", sharing(plan), make, **_scattered(part.rows, trained, part.number)).to_json()
-
-
-def _earlier_parts(part: ScatterTask, trained: BlobRef, store: Store) -> Iterator[EarlierPart]:
-    """Yield the parent's parts whose rows, and pieces under the same plan, are still in the store."""
-    for number, rows in part.earlier:
-        key = store.memo.key(sharing(part.build.plan) | _scattered(rows, trained, number))
-        record = store.memo.get("scatter", key)
-        if record is not None and store.blobs.exists(rows):
-            piece = opener(store.blobs.local(record.outputs["out"]))
-            yield EarlierPart(number, store.blobs.local(rows), piece)
-
-
-def _scattered(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
-    """Return the inputs of a part's piece beside the plan's."""
-    return {"vectors": rows.id, "trained": trained.id, "number": number}
+    inputs = {"vectors": part.rows.id, "trained": trained.id, "number": part.number}
+    return _once(store, "scatter", sharing(plan), make, **inputs).to_json()
 
 
 def build_shard(shard: ShardTask, store: Store) -> Report:

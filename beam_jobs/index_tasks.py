@@ -12,44 +12,6 @@ from rag_model.index.registry import kind_named
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.store.objects.blobs import BlobRef
 
-NumberedRows = tuple[int, BlobRef]  # a part's number in its snapshot, and its rows
-
-
-@dataclass(frozen=True, slots=True)
-class IndexBuild:
-    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the record stays small."""
-
-    name: str
-    plan: IndexPlan
-    rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
-    inherited: Heirloom | None = None  # used instead of training, if it fits
-    earlier: BlobRef | None = None  # JSON list: for each part the parent's parts with its pages, and their row files
-    trained: BlobRef | None = None  # the trained file, which all workers read
-    fitted: TrainingFit | None = None  # how well it fitted its training vectors
-    scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
-    shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterTask:
-    """One part's rows, to be scattered."""
-
-    build: IndexBuild
-    number: int
-    rows: BlobRef
-    earlier: tuple[NumberedRows, ...] = ()  # of the parent: what they have in common is taken over
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTask:
-    """One worker's share of an index."""
-
-    build: IndexBuild
-    number: int
-    rows: int  # members of its cell
-    slices: str  # digest of the slices that it is built from
-
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
@@ -70,6 +32,42 @@ class StageOutput:
         """Read back what `to_json` wrote."""
         out = BlobRef.from_json(value["out"]) if value["out"] else None
         return cls(out, value["facts"], value["made"], value["note"])
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBuild:
+    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the record stays small."""
+
+    name: str
+    plan: IndexPlan
+    rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
+    inherited: Heirloom | None = None  # used instead of training, if it fits
+    earlier: BlobRef | None = None  # the parent's index, of which it may be made (`snapshots.earlier_index`), as JSON
+    derived: StageOutput | None = None  # the index, made of that one: no other job has work
+    trained: BlobRef | None = None  # the trained file, which all workers read
+    fitted: TrainingFit | None = None  # how well it fitted its training vectors
+    scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
+    cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
+    shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterTask:
+    """One part's rows, to be scattered."""
+
+    build: IndexBuild
+    number: int
+    rows: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One worker's share of an index."""
+
+    build: IndexBuild
+    number: int
+    rows: int  # members of its cell
+    slices: str  # digest of the slices that it is built from
 
 
 def deciding(plan: IndexPlan) -> dict[str, Any]:

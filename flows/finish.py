@@ -17,6 +17,7 @@ from rag_model.evaluation.gate import judge
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import BuiltIndex, counts, provenance, rows_of
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.earlier_index import EarlierIndex
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.snapshots.measure import Measured, measure
@@ -25,10 +26,9 @@ from rag_model.snapshots.publish import Published, publish, vitals
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.report import write_report
 from rag_model.snapshots.tuning import tune_searches
-from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT
+from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -52,7 +52,7 @@ class Build:
         default_factory=dict
     )  # by index: the parent's trained file that may be inherited
     base: str | None = None  # the ref that the gate compares with; None: `ref`
-    earlier: Sequence[Sequence[tuple[int, BlobRef]]] = ()  # for each part with rows the parent's with its pages
+    parent: Content | None = None  # what indexes of words are made of, if it has them
 
 
 def finish(build: Build) -> Reindexed:
@@ -80,8 +80,9 @@ def indexed(build: Build) -> tuple[Manifest, Measured]:
         BookwheelError: a stage failed; finished work is recorded.
     """
     store, launch, clock, recipe = build.store, build.launch, build.clock, build.recipe
+    earlier = earlier_indexes(build)
     with clock("train") as tell:
-        indexes = train_indexes(store, build, launch, tell)
+        indexes = train_indexes(store, build, earlier, launch, tell)
     with clock("scatter") as tell:
         indexes = scatter_vectors(indexes, launch, tell)
     with clock("shard") as tell:
@@ -126,15 +127,29 @@ def reported(build: Build, manifest: Manifest, published: Published, measured: M
     return outcome
 
 
+def earlier_indexes(build: Build) -> dict[str, EarlierIndex]:
+    """Return the parent's indexes of which others are made, by name; makes the deltas of passages, which tell how."""
+    if build.parent is None:
+        return {}
+    draft = build.assembled(())
+    of = partial(EarlierIndex.of, build.store, build.parent, draft)
+    found = {name: index for name, plan in build.plans.items() if (index := of(name, plan))}
+    if found:
+        offer_deltas(build, build.parent, draft)
+    return found
+
+
 @stage
-def train_indexes(store: Store, build: Build, launch: Launch, tell: OnProgress) -> list[IndexBuild]:
-    """Train each index, or inherit the parent's trained file."""
+def train_indexes(
+    store: Store, build: Build, earlier: Mapping[str, EarlierIndex], launch: Launch, tell: OnProgress
+) -> list[IndexBuild]:
+    """Make indexes of the parent's; train each of the others, or inherit the parent's trained file."""
     rows, heirlooms = rows_of(build.passages, build.embeddings), build.heirlooms
     builds = [
-        index.start(store, name, plan, rows[plan.over], heirlooms.get(name), build.earlier if plan.over == TEXT else ())
+        index.start(store, name, plan, rows[plan.over], heirlooms.get(name), earlier.get(name))
         for name, plan in build.plans.items()
     ]
-    return index.train(builds, launch, tell)
+    return index.train(index.derive(builds, launch), launch, tell)
 
 
 @stage

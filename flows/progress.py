@@ -27,7 +27,7 @@ class StageClock:
         started = time.monotonic()
         with shown(stage) as show:
             yield _Artifact(self.flow, stage, show) if in_run() else show
-        self.seconds[stage] = round(time.monotonic() - started, 3)
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - started, 3)
 
 
 class _Artifact:

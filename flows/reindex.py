@@ -93,8 +93,8 @@ def reindex(
         plans, heirlooms = inherit_trained(target, parent, plans, plan, embeddings, encoders)
         assembled = partial(assemble, plan, recipe, encoders, passages, embeddings)
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assembled)
-        earlier = [parent.numbered(part) for part, cut in zip(plan.parts, passages, strict=True) if cut.rows]
-        return finish(replace(build, heirlooms=heirlooms, base=base, earlier=earlier))
+        before = parent.manifest.content if parent.manifest else None
+        return finish(replace(build, heirlooms=heirlooms, base=base, parent=before))
 
 
 @stage

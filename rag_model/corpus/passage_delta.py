@@ -61,6 +61,22 @@ def apply_delta(before: Path, delta: Path, rows: int, out: Path) -> None:
     _write(pa.concat_tables([new.slice(0, 0), *_pieces(runs, earlier, new)]), out, {})
 
 
+def kept_rows(delta: Path, before: int, rows: int) -> Rows:
+    """Return the earlier row of each of the `rows` rows that a delta makes of `before`, (rows,); -1: it is new.
+
+    The new ones are the delta's rows, in order; the others rise.
+
+    Raises:
+        InputError: the delta is damaged, or of other files.
+    """
+    with PassageFile(delta) as file:
+        runs = _checked(file.notes.get(_RUNS.encode(), b""), before, file.n_rows, rows)
+    if runs is None:
+        raise InputError(f"{delta} is not a delta of {before} passages to {rows}: read the whole file")
+    pieces = (np.full(count, _NEW) if first == _NEW else np.arange(first, first + count) for first, count in runs)
+    return np.concatenate([np.empty(0, np.int64), *pieces])
+
+
 def _read(passages: Path) -> pa.Table:
     with PassageFile(passages) as file:
         schema = PASSAGE_SCHEMA if file.dated else UNDATED_SCHEMA

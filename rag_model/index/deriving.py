@@ -1,4 +1,4 @@
-"""What a kind of index can add to its protocol: the puller makes the file, in place of fetching it."""
+"""What a kind of index can add to its protocol: the next file is made of the last one, by builds and pullers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from rag_model.index.files.engine import Rows
 from rag_model.index.kind import Entry
+from rag_model.index.plan import Facts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class DerivingKind(Protocol):
-    """A kind over text whose index file a puller can make itself, of an earlier snapshot's file and the passages."""
+    """A kind over text whose index file can be made of an earlier snapshot's file and the passages, byte for byte.
+
+    A build does so in place of scattering and merging, and a puller in place of fetching.
+    """
 
     name: ClassVar[str]
 
@@ -25,8 +29,8 @@ class DerivingKind(Protocol):
         kept: Rows,
         texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
         out: Path,
-    ) -> bool:
-        """Write the file; its digest is compared with the published one's.
+    ) -> Facts | None:
+        """Write the file: the bytes of a whole build.
 
         Args:
             earlier: the entry of the earlier index.
@@ -37,9 +41,13 @@ class DerivingKind(Protocol):
             out: what is written.
 
         Returns:
-            Whether it was written; if not, the file is fetched.
+            The facts of a merge; None if it was not written: then it is built as a whole, or fetched.
 
         Raises:
-            BookwheelError: it cannot be made here; the file is fetched.
+            BookwheelError: it cannot be made here.
         """
+        ...
+
+    def to_derive(self, n: int) -> int:
+        """Return the bytes of memory that it takes for n passages."""
         ...

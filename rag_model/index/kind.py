@@ -48,15 +48,6 @@ class IndexFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierPart:
-    """A part of an earlier build under the same plan: what it was made of, and its piece."""
-
-    number: int
-    rows: Path
-    piece: Opener
-
-
-@dataclass(frozen=True, slots=True)
 class TextTrial:
     """Questions whose passage is known: each is a sentence of one passage."""
 
@@ -203,12 +194,6 @@ class IndexKind(Protocol):
         """
         ...
 
-    def scatter_changes(
-        self, plan: IndexPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
-    ) -> Facts:
-        """Do as `scatter`, byte for byte; what earlier parts have in common with the rows may be taken over."""
-        ...
-
     def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
         """Build shard `number` of `plan.shards` from its slices of all parts, given in order, and write the piece."""
         ...
@@ -287,12 +272,6 @@ class PlainKind(Generic[Plan]):
     @abstractmethod
     def scatter(self, plan: Plan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Write the piece of part `number`."""
-
-    def scatter_changes(
-        self, plan: Plan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
-    ) -> Facts:
-        """Write the piece of part `number` from its rows alone."""
-        return self.scatter(plan, trained, rows, number, out)
 
     def steady(self, recipe: Any, plan: Plan, before: Mapping[str, Any]) -> Plan:
         """Return the plan unchanged."""

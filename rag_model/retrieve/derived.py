@@ -35,7 +35,7 @@ def derive(before: Snapshot, after: Snapshot, path: str, kept: Callable[[], Rows
         kind = kind_named(entries[1]["kind"])
         if not isinstance(kind, DerivingKind) or entries[0].get("kind") != kind.name:
             return False
-        return kind.derive(*entries, before.path(old.index_file(name)), kept(), _texts(after), out)
+        return kind.derive(*entries, before.path(old.index_file(name)), kept(), _texts(after), out) is not None
     except BookwheelError:
         return False
 

@@ -83,17 +83,6 @@ class Parent:
         """Return the passages and article logs of the pages of a part."""
         return tuple(self._beside(part, articles_path))
 
-    def numbered(self, part: Part) -> tuple[tuple[int, BlobRef], ...]:
-        """Return number and passages of the parts that hold pages of a part."""
-        content = self._content
-        if content is None:
-            return ()
-        return tuple(
-            (number, passages)
-            for number, entry in self._ranges.within(part.first_page, part.last_page)
-            if (passages := content.files.get(passages_path(entry.name))) is not None
-        )
-
     def encoded(self, part: Part, space: str) -> tuple[Earlier, ...]:
         """Return the passages and vectors of the pages of a part, if space and code version are the same."""
         content = self._content

@@ -197,7 +197,7 @@ def planned(made: Made) -> int:
     """Find what every part of the next build inherits."""
     parent = Parent.of(made.store, "latest")
     parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(made.size.parts))
-    return sum(len(parent.cut(part)) + len(parent.numbered(part)) for part in parts)
+    return sum(len(parent.cut(part)) for part in parts)
 
 
 def looked_up(made: Made) -> int:

@@ -1,66 +1,127 @@
-"""The index of words of a later snapshot, made of an earlier one's file: what a pull does in place of fetching it.
+"""The index of words of a later snapshot, made of an earlier one's file: by a build, and by a pull in place of a fetch.
 
 The file is a function of the passages' terms alone. So the postings of passages that the earlier snapshot has too are
-taken over under their new rows, the others are counted from their text, and the result is the published file.
+carried over under their new rows, the others are counted from their text, and the result is what a whole build gives,
+byte for byte.
 """
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rag_model.index.files.engine import Rows
-from rag_model.index.files.pieces import opener
+from rag_model.index.files.pieces import Array
+from rag_model.index.plan import Facts
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.changes import taken_over
+from rag_model.index.postings.carry import DAMAGED, DF, FULL, LEFT, STATE, carry, no_scratch
+from rag_model.index.postings.compiled import compiled
 from rag_model.index.postings.counting import counted_texts, texts_of
 from rag_model.index.postings.file import PostingsFile
-from rag_model.index.postings.merge import merge
-from rag_model.index.postings.part import PartReader
-from rag_model.index.postings.whole import whole
+from rag_model.index.postings.lists import ROOM
+from rag_model.index.postings.part import PartPostings
+from rag_model.index.postings.writing import Written, write_index
 
-MOST_POSTINGS = 1 << 24  # of the earlier file: some 50 bytes each are in memory; a larger one is fetched
-_KEPT = 0.5  # share of the passages that must be there already, for less it is quicker to fetch
-_STAMP = "derived"
+_MOST_ROWS = 1 << 30  # their numbers are four bytes here
+_KEPT = 0.5  # share of the passages that must be there already, for less it is quicker to count or fetch them all
+_TERMS = 1 << 14  # of a batch
+_TEXT = 1 << 21  # bytes of their terms; a longer one is of no analyzer
+_LISTS = 1 << 22  # bytes of room for their lists
 
 
 def derived(
-    before: Path, kept: Rows, texts: Callable[[Rows], Iterator[pa.RecordBatch]], analyzer: Analyzer, out: Path
-) -> bool:
+    before: Path,
+    kept: Rows,
+    texts: Callable[[Rows], Iterator[pa.RecordBatch]],
+    analyzer: Analyzer,
+    out: Path,
+    most: int,
+) -> Facts | None:
     """Write the index file of passages, most of which an earlier file has.
 
     Args:
         before: the earlier file.
-        kept: (n,) the earlier row of each passage; -1: it was not there.
+        kept: (n,) the earlier row of each passage; -1: it was not there. Passages that are not in their former order
+            are counted from their text.
         texts: yields title and text of the passages of these rows, ascending.
         analyzer: the one that both files were built with.
         out: the later file.
+        most: passages that may be new.
 
     Returns:
-        Whether it was written: not if too few passages were there already, or the file is too large for this.
+        The facts of a merge; None if it was not written: too many passages are new.
 
     Raises:
         InputError: the earlier file is damaged.
         ResourceError: `out` cannot be written.
     """
     file = PostingsFile(before)
-    earlier, rows = np.unique(kept, return_index=True)  # a passage that stands here twice is taken over once
-    earlier, rows = earlier[(here := (earlier >= 0) & (earlier < file.layout.n))], rows[here]
-    if file.layout.scale or file.layout.postings > MOST_POSTINGS or len(rows) < _KEPT * len(kept):
-        return False
-    moved, fresh = np.full(file.layout.n, -1, np.int32), np.ones(len(kept), np.bool_)
-    moved[earlier], fresh[rows] = rows, False
-    missing = np.flatnonzero(fresh)
-    others = counted_texts(texts_of(texts(missing)), analyzer)
-    postings = taken_over([whole(file), others], [moved, missing.astype(np.int32)], len(kept))
-    with TemporaryDirectory(dir=out.parent) as folder:
-        piece = Path(folder) / "piece"
-        postings.write(piece, _STAMP)
-        part = PartReader(opener(piece), _STAMP, "the derived piece")
-        try:
-            merge([part], out)
-        finally:
-            part.close()
-    return True
+    n, held = file.layout.n, rising(np.where(kept < file.layout.n, kept, -1))
+    fresh = np.flatnonzero(~held)
+    if file.layout.scale or max(n, len(kept)) > _MOST_ROWS or len(fresh) > min((1 - _KEPT) * len(kept), most):
+        return None
+    moved, lengths = np.full(n, -1, np.int32), np.empty(len(kept), "<u2")
+    moved[kept[held]], lengths[held] = np.flatnonzero(held), file.lengths[kept[held]]
+    others = counted_texts(texts_of(texts(fresh)), analyzer)
+    lengths[fresh] = others.lengths
+
+    def lists(mapped: Array, written: IO[bytes]) -> Iterator[Written]:
+        return _carried(file, moved, others, fresh, mapped, written)
+
+    return write_index(out, [lengths], lists)
+
+
+def _carried(
+    file: PostingsFile, moved: Array, others: PartPostings, fresh: Rows, lengths: Array, out: IO[bytes]
+) -> Iterator[Written]:
+    """Write all lists to a file; yield their terms batch by batch."""
+    rows = fresh[others.rows] if len(fresh) else np.empty(0, np.int64)
+    earlier = file.dictionary, file.lists, file.words, file.layout.lists, moved
+    new = others.text, others.cuts, others.ends, rows, others.weights.astype(np.int64)
+    state, term, scratch, why = np.zeros(STATE, np.int64), np.empty(_TEXT, np.uint8), no_scratch(), FULL
+    state[LEFT] = file.layout.terms
+    text, numbers, room = np.empty(_TEXT, np.uint8), np.empty((3, _TERMS), np.int64), np.empty(_LISTS, np.uint8)
+    while why == FULL:
+        why, count, size = carry(*earlier, *new, lengths, state, term, *scratch, text, *numbers, room)
+        most = ROOM * (int(state[DF]) + len(rows))
+        if why == DAMAGED or (why == FULL and count == 0 and most <= len(room)):
+            raise file.damaged()
+        out.write(room[:size].data)
+        yield text, numbers[0, :count], numbers[1, :count], numbers[2, :count]
+        if count == 0:
+            room = np.empty(most, np.uint8)
+
+
+def rising(kept: Rows) -> npt.NDArray[np.bool_]:
+    """Return which of (n,) rows, -1 for none, make up the longest sequence in which each is above the one before."""
+    there = np.flatnonzero(kept >= 0)
+    if (np.diff(kept[there]) > 0).all():
+        return kept >= 0
+    chosen = np.zeros(len(kept), np.bool_)
+    chosen[there[_longest(kept[there])]] = True
+    return chosen
+
+
+@compiled
+def _longest(rows):
+    """Return the places of a longest rising sequence: of each length, the one that ends lowest (Schensted 1961)."""
+    ends, before, size = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), 0
+    for i in range(len(rows)):
+        low, high = 0, size
+        while low < high:  # the first that does not end below this row
+            middle = (low + high) // 2
+            if rows[ends[middle]] < rows[i]:
+                low = middle + 1
+            else:
+                high = middle
+        before[i] = ends[low - 1] if low else -1
+        ends[low] = i
+        size = max(size, low + 1)
+    found, at = np.empty(size, np.int64), ends[size - 1]
+    for place in range(size - 1, -1, -1):
+        found[place] = at
+        at = before[at]
+    return found

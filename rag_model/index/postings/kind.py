@@ -5,17 +5,17 @@ A recipe asks for it by `[index.bm25] factory = "BM25"`. Its settings are `langu
 takes a second, and reading a recipe does not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.index.files.engine import Rows
-from rag_model.index.kind import EarlierPart, Entry, IndexFiles, Measurement, TextTrial
+from rag_model.index.kind import Entry, IndexFiles, Measurement, TextTrial
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.joined import PostingsKind, readers, stamp
+from rag_model.index.postings.joined import PostingsKind, stamp
 from rag_model.index.postings.parameters import K1, B, check_parameters
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _LANGUAGE = "english"
 _BYTES = 90  # a passage of about 100 words, in the index; its terms' dictionary is a fifth of that
+_COUNTED = 2_000  # bytes a passage in memory while its terms are counted
+_CARRIED = 30  # bytes a passage in memory while postings are carried over
+_FRESH = 1 << 18  # new passages at most; with more the index is built as a whole
 _PIECE = 300  # bytes a passage in a part's piece
 _RATE = 1.2e7  # bytes of compressed passages a second that one core analyses
 _MERGED = 500_000  # passages a second that one core merges
@@ -76,17 +79,6 @@ class Bm25Kind(PostingsKind):
         postings = counted(rows, _analyzer(plan.settings))
         return postings.write(out, stamp(plan, trained, number))
 
-    def scatter_changes(
-        self, plan: IndexPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
-    ) -> Facts:
-        """Count the terms of new passages only; postings of the others come from the pieces of earlier parts."""
-        from rag_model.index.postings.changes import counted_changes  # noqa: PLC0415
-
-        with readers(plan, trained, [(part.number, part.piece) for part in earlier]) as pieces:
-            known = [(part.rows, piece) for part, piece in zip(earlier, pieces, strict=True)]
-            postings = counted_changes(rows, known, _analyzer(plan.settings))
-        return postings.write(out, stamp(plan, trained, number))
-
     def derive(
         self,
         earlier: Entry,
@@ -95,13 +87,17 @@ class Bm25Kind(PostingsKind):
         kept: Rows,
         texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
         out: Path,
-    ) -> bool:
+    ) -> Facts | None:
         """Write the index file of passages that an earlier one mostly has; see `DerivingKind`."""
         if earlier["settings"] != entry["settings"]:
-            return False
+            return None
         from rag_model.index.postings.derive import derived  # noqa: PLC0415
 
-        return derived(before, kept, texts, _analyzer(entry["settings"]), out)
+        return derived(before, kept, texts, _analyzer(entry["settings"]), out, most=_FRESH)
+
+    def to_derive(self, n: int) -> int:
+        """Return the bytes of memory for rows, and for the terms of some new passages."""
+        return PROCESS + n * _CARRIED + min(n, _FRESH) * _COUNTED
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file; a question is analyzed as the passages were.
@@ -129,7 +125,7 @@ class Bm25Kind(PostingsKind):
 
     def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
         """Return what the build costs: a part in memory while it is analysed, a batch of postings while merged."""
-        part = (part_rows or min(plan.n, 100_000)) * 2_000
+        part = (part_rows or min(plan.n, 100_000)) * _COUNTED
         size = plan.n * _BYTES
         stages = {"train": PROCESS, "scatter": PROCESS + part, "merge": 2 * PROCESS}
         return Estimate(stages, size + PROCESS, size, size + plan.n * _PIECE)

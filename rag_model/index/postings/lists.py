@@ -16,7 +16,7 @@ are merged behind it (Mackenzie et al. 2020 keep such pairs for the same reason)
 import numpy as np
 
 from rag_model.index.postings.compiled import compiled
-from rag_model.index.postings.packing import BLOCK, WIDTHS, encode, put_varint
+from rag_model.index.postings.packing import BLOCK, SIZES, encode, put_varint
 
 HEADER = 9  # bytes of a block's header
 MOST_WEIGHT = 255  # in a header
@@ -91,7 +91,7 @@ def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, l
         writer: see `begin_list`.
         gaps: (128,) int64, of the open block.
         less: (128,) int64: weights minus 1, of the open block.
-        sizes: (33,) int64 of 0, for `encode`.
+        sizes: (SIZES,) int64 of 0, for `encode`.
         out: uint8 with `ROOM` bytes a posting, where blocks go.
         headers: uint8, where headers go.
 
@@ -117,7 +117,8 @@ def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, l
 
 
 @compiled
-def _put_single(row, weight, out, at):
+def put_single(row, weight, out, at):
+    """Write a list of one posting at out[at:]; return the place behind it."""
     at = put_varint(out, at, 2 * row + (1 if weight > 1 else 0))
     return put_varint(out, at, weight - 2) if weight > 1 else at
 
@@ -144,7 +145,7 @@ def put_lists(shares, counts, ends, parts, first_rows, places, rows, weights, le
     """
     at, share = 0, 0
     writer = np.zeros(NUMBERS, np.int64)
-    gaps, less, scratch = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.zeros(WIDTHS, np.int64)
+    gaps, less, scratch = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.zeros(SIZES, np.int64)
     for term in range(len(ends)):
         begin = at
         if counts[term] == 1:
@@ -152,7 +153,7 @@ def put_lists(shares, counts, ends, parts, first_rows, places, rows, weights, le
             row, weight = np.int64(rows[places[part]]) + first_rows[part], np.int64(weights[places[part]])
             if row >= len(lengths) or weight < 1:
                 return -1
-            at = _put_single(row, weight, out, at)
+            at = put_single(row, weight, out, at)
             places[part] += 1
             share += 1
         else:

@@ -5,26 +5,21 @@ batch of terms with up to a million postings is in memory, and of each part a wi
 postings goes through in steps of that size.
 """
 
-import mmap
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO
 
 import numpy as np
 
-from rag_model.errors import InputError, ResourceError
+from rag_model.errors import InputError
 from rag_model.index.files.pieces import Array
 from rag_model.index.plan import Facts
-from rag_model.index.postings.dictionary import DictionaryWriter
-from rag_model.index.postings.file import AT_LENGTHS, Layout
 from rag_model.index.postings.lists import AT_OUT, HEADER, NUMBERS, ROOM, begin_list, end_block, put_lists, put_postings
-from rag_model.index.postings.packing import BLOCK, PADDING, WIDTHS
+from rag_model.index.postings.packing import BLOCK, SIZES
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.windows import DONE, EMPTY, Batch, clear, filled, no_batch, no_windows, take, terms_in
+from rag_model.index.postings.writing import Written, write_index
 
 _TERMS = 2_048  # of a part, in memory at once
 _ALL_TERMS = 1 << 19  # of all parts together, but for `_FEWEST` of each
@@ -41,58 +36,13 @@ def merge(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Facts:
         InputError: a part is damaged.
         ResourceError: the file cannot be written.
     """
-    try:
-        with out.open("w+b") as file:
-            layout = replace(_written(parts, file), scale=scale)
-            file.seek(0)
-            file.write(layout.pack())
-    except OSError as failed:
-        raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
-    return {"rows": layout.n, "terms": layout.terms, "postings": layout.postings, "bytes": layout.size}
+    return write_index(out, (part.lengths() for part in parts), partial(_lists, parts), scale)
 
 
-def _written(parts: Sequence[PartReader], file: IO[bytes]) -> Layout:
-    file.seek(AT_LENGTHS)
-    total = 0
-    for part in parts:
-        lengths = part.lengths()
-        total += int(lengths.sum(dtype=np.int64))
-        file.write(lengths.tobytes())
-    n, postings, words = sum(part.n for part in parts), 0, DictionaryWriter()
-    _pad(file)
-    file.flush()
-    at_lists = file.tell()
-    with ExitStack() as stack:
-        mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        folder = Path(file.name).parent
-        terms, groups = (stack.enter_context(TemporaryFile(dir=folder)) for _ in range(2))
-        joined = _Joined(parts, np.frombuffer(mapped, "<u2", n, AT_LENGTHS), file)
-        try:
-            for batch, sizes in joined.batches():
-                count = terms_in(batch)
-                told = words.put(batch.text, batch.cuts[:count], batch.counts[:count], sizes)
-                terms.write(told[0])
-                groups.write(told[1])
-                postings += int(batch.counts[:count].sum())
-        finally:
-            del joined.lengths  # the map cannot be closed while an array looks into it
-        lists = file.tell() - at_lists
-        file.write(bytes(PADDING))
-        sizes_written = [_append(file, kept) for kept in (terms, groups)]
-    return Layout(n, words.terms, postings, total, lists, sizes_written[0], sizes_written[1] // 16)
-
-
-def _append(file: IO[bytes], kept: IO[bytes]) -> int:
-    """Append a temporary file at a multiple of 8; return its bytes."""
-    _pad(file)
-    size = kept.tell()
-    kept.seek(0)
-    shutil.copyfileobj(kept, file)
-    return size
-
-
-def _pad(file: IO[bytes]) -> None:
-    file.write(bytes(-file.tell() % 8))
+def _lists(parts: Sequence[PartReader], lengths: Array, file: IO[bytes]) -> Iterator[Written]:
+    for batch, sizes in _Joined(parts, lengths, file).batches():
+        count = terms_in(batch)
+        yield batch.text, batch.cuts[:count], batch.counts[:count], sizes
 
 
 class _Joined:
@@ -167,7 +117,7 @@ class _Joined:
         """Write the list of one frequent term step by step; return its bytes."""
         begin, count = self._file.tell(), int(batch.counts[0])
         headers = np.empty(HEADER * (-(-count // BLOCK)), np.uint8)
-        writer, sizes = np.zeros(NUMBERS, np.int64), np.zeros(WIDTHS, np.int64)
+        writer, sizes = np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64)
         gaps, less = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
         out = np.empty(ROOM * (_POSTINGS + BLOCK), np.uint8)
         begin_list(writer, 0, 0)

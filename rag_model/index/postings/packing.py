@@ -22,7 +22,8 @@ BLOCK = 128  # postings
 PADDING = 8  # bytes behind the last block at least, so that whole words can be read
 _EXCEPTIONS = 128  # flag of a width byte
 _MOST_BITS = 32
-WIDTHS = _MOST_BITS + 1  # from 0 on
+_WIDTHS = _MOST_BITS + 1  # from 0 on
+SIZES = 2 * _WIDTHS  # numbers that `encode` needs for its own use
 
 
 @compiled
@@ -50,45 +51,42 @@ def get_varint(data, at, end):
     return -1, end
 
 
-_HIGHER = np.array([1 + (bits + 6) // 7 for bits in range(_MOST_BITS + 1)])  # bytes of an exception by its higher bits
-_BITS = np.array([value.bit_length() for value in range(256)], np.int64)
+_BITS = np.array([value.bit_length() for value in range(1 << 12)], np.uint8)
 
 
 @compiled
 def _bits(value):
     """Return how many bits a number from 0 to 2^32 - 1 has."""
-    if value < 1 << 8:
-        return _BITS[value]
-    if value < 1 << 16:
-        return _BITS[value >> 8] + 8
-    return _BITS[value >> 16] + 16 if value < 1 << 24 else _BITS[value >> 24] + 24
+    if value < 1 << 12:
+        return np.int64(_BITS[value])
+    if value < 1 << 24:
+        return np.int64(_BITS[value >> 12]) + 12
+    return np.int64(_BITS[value >> 24]) + 24
 
 
 @compiled
-def _width(values, count, sizes):
-    """Return the width with the fewest bytes, and the number of values that are larger; `sizes` are 0 before and after.
+def _width(sizes, first, count):
+    """Return the width with the fewest bytes, and the number of values that are larger.
 
-    A width below all values' is never best: with seven bits more each exception has a byte less, or is none.
+    `sizes[first + b]` of `count` values have b bits; they are 0 after. A width below all values' is never best: with
+    seven bits more each exception has a byte less, or is none.
     """
-    most, least = 0, _MOST_BITS
-    for i in range(count):
-        bits = _bits(values[i])
-        sizes[bits] += 1
-        most, least = max(most, bits), min(least, bits)
-    best, best_width, best_larger = count * 16, 0, 0
-    for width in range(least, most + 1):
-        cost, larger = (count * width + 7) // 8, 0
-        for bits in range(width + 1, most + 1):
-            if sizes[bits]:
-                larger += sizes[bits]
-                cost += sizes[bits] * _HIGHER[bits - width]
-        if larger:
-            cost += 1
-        if cost < best:
-            best, best_width, best_larger = cost, width, larger
-    for bits in range(least, most + 1):
-        sizes[bits] = 0
-    return best_width, best_larger
+    least, most = first, first + _MOST_BITS
+    while sizes[least] == 0:
+        least += 1
+    while sizes[most] == 0:
+        most -= 1
+    best, width, larger, above = count * 16, 0, 0, 0
+    for at in range(most, least - 1, -1):  # `sizes` becomes how many have more bits
+        sizes[at], above = above, above + sizes[at]
+        cost = (count * (at - first) + 7) // 8 + (1 if sizes[at] else 0)
+        for bits in range(at, most, 7):  # an exception's place is a byte, and so are 7 higher bits each
+            cost += sizes[bits] * (2 if bits == at else 1)
+        if cost <= best:
+            best, width, larger = cost, at - first, sizes[at]
+    for at in range(least, most + 1):
+        sizes[at] = 0
+    return width, larger
 
 
 @compiled
@@ -98,13 +96,16 @@ def _pack(values, count, width, out, at):
     for i in range(count):
         held |= (np.int64(values[i]) & mask) << bits
         bits += width
-        while bits >= 8:
-            out[at] = held & 255
-            held >>= 8
-            bits -= 8
-            at += 1
-    if bits:
+        if bits >= 32:
+            out[at], out[at + 1] = held & 255, (held >> 8) & 255
+            out[at + 2], out[at + 3] = (held >> 16) & 255, (held >> 24) & 255
+            held >>= 32
+            bits -= 32
+            at += 4
+    while bits > 0:
         out[at] = held & 255
+        held >>= 8
+        bits -= 8
         at += 1
     return at
 
@@ -131,12 +132,15 @@ def encode(gaps, weights, count, sizes, out, at):
         gaps: (>= count) int64, each row minus the row before it minus 1, below 2^32.
         weights: (>= count) int64, each weight minus 1, below 2^16.
         count: postings, 1 ... 128.
-        sizes: (33,) int64 of 0.
+        sizes: (SIZES,) int64 of 0.
         out: uint8, with room for 16 bytes a posting.
         at: where the block begins.
     """
-    b, more_gaps = _width(gaps, count, sizes)
-    c, more_weights = _width(weights, count, sizes)
+    for i in range(count):  # of both at once: an entry that was just written is slow to read again
+        sizes[_bits(gaps[i])] += 1
+        sizes[_WIDTHS + _bits(weights[i])] += 1
+    b, more_gaps = _width(sizes, 0, count)
+    c, more_weights = _width(sizes, _WIDTHS, count)
     out[at] = b | (_EXCEPTIONS if more_gaps else 0)
     out[at + 1] = c | (_EXCEPTIONS if more_weights else 0)
     at = _pack(gaps, count, b, out, at + 2)

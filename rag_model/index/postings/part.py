@@ -12,7 +12,6 @@ from typing import Self
 
 import numpy as np
 
-from rag_model.errors import InputError
 from rag_model.index.files.pieces import Array, Opener, Piece, write_piece
 from rag_model.index.plan import Facts
 
@@ -112,18 +111,6 @@ class PartReader:
     def postings(self, first: int, last: int) -> tuple[Array, Array]:
         """Return rows of the part and weights of the postings [first, last), terms in order."""
         return self._piece.read(_ROWS, first, last), self._piece.read(_WEIGHTS, first, last)
-
-    def whole(self) -> PartPostings:
-        """Return all postings.
-
-        Raises:
-            InputError: the piece is damaged.
-        """
-        whole = PartPostings(*map(self._piece.read, range(COUNT)))
-        ends = np.diff(whole.ends, prepend=0), np.diff(whole.cuts, prepend=0)
-        if min(int(one.min(initial=1)) for one in ends) < 1 or int(whole.rows.max(initial=0)) >= max(1, self.n):
-            raise InputError(f"{self._name} is damaged: build it again")
-        return whole
 
     def close(self) -> None:
         """Close the piece."""

@@ -14,14 +14,46 @@ from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 from rag_model.index.deriving import DerivingKind
 from rag_model.index.files.engine import Rows
+from rag_model.index.kind import IndexFiles
+from rag_model.index.plan import Facts
+from rag_model.index.postings import derive as derive_module
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.derive import derived
+from rag_model.index.postings.derive import derived, rising
+from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.kind import KIND
+from rag_model.index.recipe import IndexRecipe
+from rag_model.training.data.examples import passage_of
 from tests.fixtures.words import build_words
-from tests.rag_model.index.postings.test_changes import EDIT, edited
 from tests.rag_model.index.postings.test_search import zipfian
 
 BEFORE = zipfian(200)
+ENTRY = KIND.plan(IndexRecipe("BM25"), 1, 0).entry()
+NEW = [passage_of("", text) for text in ("alpha", "zulu w3 w3", "passage of ", "", "東京", "w1")]
+EDIT = st.tuples(
+    st.sampled_from(["change", "insert", "delete", "move", "repeat"]), st.integers(0, 79), st.integers(0, 79)
+)
+
+
+def edited(passages: list[Passage], edits: list[tuple[str, int, int]]) -> list[Passage]:
+    """Return passages after some edits, each at a place and with another place."""
+    after = list(passages)
+    for what, place, other in edits:
+        at, to = place % len(after), other % len(after)
+        if what == "change":
+            after[at] = NEW[other % len(NEW)]
+        elif what == "insert":
+            after.insert(at, NEW[other % len(NEW)])
+        elif what == "delete" and len(after) > 1:
+            del after[at]
+        elif what == "move":
+            after.insert(to, after.pop(at))
+        elif what == "repeat":
+            after.insert(to, after[at])
+    return after
+
+
+def index_files(path: Path, passages: Sequence[Passage]) -> IndexFiles:
+    return IndexFiles(path, list, len(passages))
 
 
 def kept(before: Sequence[Passage], after: Sequence[Passage]) -> Rows:
@@ -30,11 +62,13 @@ def kept(before: Sequence[Passage], after: Sequence[Passage]) -> Rows:
     return np.array([rows.get(one.hash, -1) for one in after], np.int64)
 
 
-def derive(before: Path, old: Sequence[Passage], new: Sequence[Passage], out: Path) -> bool:
+def derive(
+    before: Path, old: Sequence[Passage], new: Sequence[Passage], out: Path, analyzer: str = "english", most: int = 1000
+) -> Facts | None:
     def texts(rows: Rows) -> list[pa.RecordBatch]:
         return [pa.RecordBatch.from_pylist([{"title": new[row].title, "text": new[row].text}]) for row in rows]
 
-    return derived(before, kept(old, new), lambda rows: iter(texts(rows)), Analyzer(), out)
+    return derived(before, kept(old, new), lambda rows: iter(texts(rows)), Analyzer(analyzer), out, most)
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +77,52 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(EDIT, max_size=9))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_edit_gives_the_bytes_of_a_build(before: Path, tmp_path: Path, edits: list[tuple[str, int, int]]) -> None:
     after = edited(BEFORE, [(what, 2 * place, 2 * other) for what, place, other in edits])
-    assert derive(before, BEFORE, after, tmp_path / "derived")
+    told = derive(before, BEFORE, after, tmp_path / "derived")
+    assert told is not None
+    assert told["postings"] == PostingsFile(tmp_path / "derived").layout.postings
     assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()
 
 
+def test_long_lists_and_many_batches_give_the_bytes_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of several blocks lose and gain some; a batch with room for few terms is filled again and again."""
+    rare = [passage_of("", f"common and {'again ' * (number % 5)} r{number} s{number // 2}") for number in range(900)]
+    new = [passage_of("", f"common new n{number}") for number in range(300)]
+    after = [one for row, one in enumerate(rare) if row % 7] + new[:100]
+    after[300:300] = new[100:]
+    for name, few in (("_TERMS", 3), ("_LISTS", 1)):
+        monkeypatch.setattr(derive_module, name, few)
+    old = build_words(rare, tmp_path / "old").file.path
+    assert derive(old, rare, after, tmp_path / "derived")
+    assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()
+    assert derive(old, rare, rare[::-1], tmp_path / "backwards") is None, "quicker counted afresh"
+
+
+def test_only_new_passages_are_analysed(before: Path, tmp_path: Path) -> None:
+    """Another analyzer than that of the file shows who made a term."""
+    after = [*BEFORE[:50], passage_of("", "Walking"), BEFORE[60], BEFORE[55], *BEFORE[61:]]
+    assert derive(before, BEFORE, after, tmp_path / "derived", "none")
+    index = KIND.open(index_files(tmp_path / "derived", after), ENTRY)
+    assert index.missing("walk") == ["walk"]
+    assert derive(before, BEFORE, after, tmp_path / "derived")
+    assert KIND.open(index_files(tmp_path / "derived", after), ENTRY).missing("walk") == []
+
+
+@given(st.lists(st.integers(-1, 12), max_size=14))
+def test_the_most_rows_that_rise_are_chosen(rows: list[int]) -> None:
+    chosen = rising(np.array(rows, np.int64))
+    found = [row for row, its in zip(rows, chosen.tolist(), strict=True) if its]
+    assert found == sorted({*found} - {-1})
+    best = [0] * len(rows)
+    for at, row in enumerate(rows):
+        best[at] = 0 if row < 0 else 1 + max((best[i] for i in range(at) if -1 < rows[i] < row), default=0)
+    assert len(found) == max(best, default=0)
+
+
 def test_few_passages_that_stayed_are_not_worth_it(before: Path, tmp_path: Path) -> None:
+    assert derive(before, BEFORE, BEFORE[1:] + NEW, tmp_path / "derived", most=len(NEW) - 1) is None
     assert not derive(before, BEFORE, zipfian(200, seed=9), tmp_path / "derived")
     assert not (tmp_path / "derived").exists()
 

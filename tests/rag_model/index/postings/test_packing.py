@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find
-from rag_model.index.postings.packing import BLOCK, PADDING, decode, encode
+from rag_model.index.postings.packing import BLOCK, PADDING, SIZES, decode, encode
 
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 2**14), st.integers(0, 2**24))
 WEIGHTS = st.one_of(st.just(1), st.integers(1, 4), st.integers(1, 65_535))
@@ -19,7 +19,7 @@ def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int],
 
 def pack(gaps: list[int], weights: list[int]) -> bytes:
     out = np.zeros(20 * len(gaps) + 8, np.uint8)
-    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), np.zeros(33, np.int64), out, 0)
+    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), np.zeros(SIZES, np.int64), out, 0)
     return out[:end].tobytes()
 
 

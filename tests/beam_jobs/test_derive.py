@@ -1,0 +1,140 @@
+"""A rebuild of an index of words is made of the parent's, with deltas and without; the bytes are those of a build."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from beam_jobs import index
+from beam_jobs.launch import Launch
+from rag_model.corpus.passage_delta import write_delta
+from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
+from rag_model.corpus.records import Passage
+from rag_model.index import stages
+from rag_model.index.kind import IndexFiles
+from rag_model.index.plan import IndexPlan
+from rag_model.index.postings.kind import KIND
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.earlier_index import EarlierIndex
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import Produced
+from rag_model.store.pulling.deltas import AFTER as AFTER_FACT
+from rag_model.store.pulling.deltas import STAGE, Step
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, PartEntry
+from rag_model.store.versions.paths import passages_path
+from rag_model.training.data.examples import passage_of
+from tests.fixtures.words import write_parts
+
+INDEX = "index/bm25.postings"
+BEFORE = [passage_of("", f"passage {number} of w{number % 9}") for number in range(3000)]
+AFTER = [*BEFORE[:10], passage_of("", "inserted one"), *BEFORE[10:2000], *BEFORE[2001:]]
+
+
+class Work:
+    """A store with an index of the passages before, and the parts after."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store.open(str(folder / "store"), create=True)
+        self.before, self.after = self.content(BEFORE, "old"), self.content(AFTER, "new")
+        plan = plan_of(BEFORE)
+        file = self.built(plan, self.before, None)
+        entry = plan.entry() | {"file": INDEX}
+        files = {**self.before.files, INDEX: file}
+        self.before = Content({}, self.before.parts, files, {}, {}, {"bm25": entry})
+
+    def content(self, passages: list[Passage], name: str) -> Content:
+        """Return three parts; the second is equal before and after."""
+        (self.folder / name).mkdir()
+        cut = passages.index(BEFORE[100])
+        paths = write_parts(passages, [cut, 1500], self.folder / name)
+        refs = {passages_path(path.stem): self.store.blobs.put_file(path) for path in paths}
+        parts = []
+        for number, path in enumerate(paths):
+            with PassageFile(path) as file:
+                parts.append(PartEntry(path.stem, 10 * number, 10 * number + 9, file.n_rows))
+        return Content({}, tuple(parts), refs, {}, {}, {})
+
+    def built(self, plan: IndexPlan, content: Content, earlier: EarlierIndex | None) -> BlobRef:
+        """Run all jobs."""
+        launch = Launch.new(self.store.url, ["--runner=FnApiRunner"])
+        rows = [content.files[passages_path(part.name)] for part in content.parts]
+        builds = [index.start(self.store, "bm25", plan, rows, None, earlier)]
+        for job in (index.derive, index.train, index.scatter, index.build_shards):
+            builds = job(builds, launch)
+        return index.merge(builds, launch)[0].blob
+
+    def derived(self) -> list[dict[str, object]]:
+        """Return the inputs of the indexes that were made of earlier ones."""
+        return [dict(found) for found in self.store.memo.inputs("derive")]
+
+    def rebuilt(self, plan: IndexPlan) -> bytes:
+        """Build the index of the passages after."""
+        earlier = EarlierIndex.of(self.store, self.before, self.after, "bm25", plan)
+        return self.store.blobs.read(self.built(plan, self.after, earlier))
+
+    def whole(self) -> bytes:
+        """Build it in this process, of its passages alone."""
+        (self.folder / "work").mkdir(exist_ok=True)
+        paths = sorted((self.folder / "new").iterdir())
+        stages.build(plan_of(AFTER), paths, self.folder / "whole", self.folder / "work")
+        return (self.folder / "whole").read_bytes()
+
+    def tell(self, delta: Path) -> None:
+        """Record a delta of the first part, whatever it holds."""
+        path = passages_path("part-00000")
+        step = Step(self.after.files[path], self.before.files[path], passages=True)
+        self.store.memo.once(STAGE, step.inputs(), lambda _: Produced({"delta": delta}, {AFTER_FACT: step.after.id}))
+
+
+def plan_of(passages: list[Passage], **settings: str) -> IndexPlan:
+    return KIND.plan(IndexRecipe("BM25", settings=settings), len(passages), 0)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    return Work(tmp_path)
+
+
+def test_an_index_is_made_of_the_parents_by_hashes_and_by_deltas(work: Work) -> None:
+    whole = work.whole()
+    assert work.rebuilt(plan_of(AFTER)) == whole
+    assert len(work.derived()) == 1
+    assert len(list(work.store.memo.inputs("merge"))) == 1, "of the parent"
+
+
+def test_a_delta_is_used_where_there_is_one(work: Work) -> None:
+    """One that holds another text shows what was read."""
+    (folder := work.folder / "other").mkdir()
+    other = write_parts([*AFTER[:10], passage_of("", "told by the delta"), *AFTER[11:101]], [], folder)[0]
+    write_delta(work.folder / "old" / "part-00000.parquet", other, folder / "delta")
+    work.tell(folder / "delta")
+    (folder / "index").write_bytes(work.rebuilt(plan_of(AFTER)))
+    opened = KIND.open(IndexFiles(folder / "index", list, len(AFTER)), plan_of(AFTER).entry())
+    assert (opened.missing("told"), opened.missing("inserted")) == ([], ["insert"])
+
+
+@pytest.mark.parametrize("runs", [b"[[0, 40]]", b"[[0, 10], [-1, 99999999], [10, 90]]", b"[[90, 91], [0, 10]]", b""])
+def test_a_delta_that_is_none_only_costs_time(work: Work, runs: bytes) -> None:
+    bad = work.folder / "bad"
+    with pq.ParquetWriter(bad, PASSAGE_SCHEMA) as file:
+        file.add_key_value_metadata({"runs": runs})
+    work.tell(bad)
+    assert work.rebuilt(plan_of(AFTER)) == work.whole()
+
+
+def test_a_damaged_index_of_the_parent_only_costs_time(work: Work) -> None:
+    good = work.store.blobs.read(work.before.files[INDEX])
+    for bad in (good[:-9], good[:7000] + b"\xff" * 2000 + good[9000:]):
+        changed = {**work.before.files, INDEX: work.store.blobs.put_bytes(bad)}
+        work.before = replace(work.before, files=changed)
+        assert work.rebuilt(plan_of(AFTER)) == work.whole()
+    assert work.derived() == []
+
+
+def test_another_language_inherits_nothing(work: Work) -> None:
+    plan = plan_of(AFTER, language="german")
+    assert EarlierIndex.of(work.store, work.before, work.after, "bm25", plan) is None
+    assert EarlierIndex.of(work.store, None, work.after, "bm25", plan_of(AFTER)) is None
