@@ -5,6 +5,7 @@ check and then a write (two processes may both succeed), so locally a temporary 
 """
 
 import errno
+import os
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +81,7 @@ def _create_local(path: Path, data: bytes) -> bool:
         with landing(path, exclusive=True) as temporary:
             temporary.write_bytes(data)
     except FileExistsError:
-        if path.parent.is_file():  # what exists is no file of this name, and no later try creates one
+        if os.path.lexists(path.parent) and not path.parent.is_dir():  # what exists is no file of this name
             raise NotADirectoryError(errno.ENOTDIR, "a file is where the folder must be", str(path.parent)) from None
         return False
     return True

@@ -139,16 +139,18 @@ class SidrPair(nn.Module):
     def scores(self, asked: Vectors, passages: Sequence[Passage]) -> Weighed:
         """Return the (n, m) scores of questions and passages by the weights of both, and by the passages' bags.
 
-        `asked` as `asked` returns it; each passage is encoded once, with those of its length.
+        `asked` as `asked` returns it; each passage is encoded once, with those of its length. Scores are float32, also
+        under autocast.
         """
         model, spec = self.passage.model, self.passage.spec
         questions = self._sparse(asked)
         by_weights, by_bags = (torch.empty((len(asked), len(passages)), device=model.device) for _ in range(2))
         texts = [spec.passage(one.title, one.text) for one in passages]
         for rows, weights, ids in self.passage.encoder().weighed(texts, steady=False):
-            bag = model.own(ids)
-            by_weights[:, rows] = torch.sparse.mm(questions, kept_terms(weights, bag, spec.passage_terms).T)
-            by_bags[:, rows] = torch.sparse.mm(questions, bag.to(weights).T)
+            bag, exact = model.own(ids), weights.float()
+            with torch.autocast(model.device.type, enabled=False):
+                by_weights[:, rows] = torch.sparse.mm(questions, kept_terms(exact, bag, spec.passage_terms).T)
+                by_bags[:, rows] = torch.sparse.mm(questions, bag.to(exact).T)
         return by_weights, by_bags
 
     def save(self, folder: Path) -> None:

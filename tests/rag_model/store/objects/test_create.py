@@ -1,5 +1,7 @@
 """The probe of exclusive creation is not fooled by a backend that looks for a file and then writes it."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +74,11 @@ class TestS3:
         assert [s3_store.files.excludes() for _ in range(3)] == [True] * 3
 
 
-def test_a_file_where_a_folder_must_be_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_a_file_where_a_folder_must_be_is_said(make: Callable[[Path], None], tmp_path: Path) -> None:
     """A record of the memo is written until one is there: it must not be tried forever."""
     store = Store.open(str(tmp_path / "store"), create=True)
     (tmp_path / "store/memo").mkdir(exist_ok=True)
-    (tmp_path / "store/memo/chunk").write_bytes(b"")
+    make(tmp_path / "store/memo/chunk")
     with pytest.raises(StoreError, match=r"a file is where the folder must be.*memo/chunk"):
         store.memo.record("chunk", "0" * 64, {}, {})

@@ -21,6 +21,8 @@ from rag_model.training.loop.checkpoint import (
     save_checkpoint,
 )
 from rag_model.training.loop.folder import TrainingFolder
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.optimizer import adamw
 
 STANDING = Standing(3, {"loss": 2.0}, Best(2, "best-00000002", {"loss": 1.0}), {"scale": 4.0})
 
@@ -49,16 +51,16 @@ class Tied(nn.Module):
         return self.frozen(self.norm(self.second(self.first(x)))) @ self.across.T
 
 
-def stepped(seed: int) -> tuple[Tied, torch.optim.AdamW]:
+def stepped(seed: int) -> tuple[Tied, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     module = Tied()
-    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad])
+    optimizer = adamw(module, LoopSettings(learning_rate=1e-3), torch.device("cpu"))
     for _ in range(3):
         step(module, optimizer)
     return module, optimizer
 
 
-def step(module: Tied, optimizer: torch.optim.AdamW) -> None:
+def step(module: Tied, optimizer: torch.optim.Optimizer) -> None:
     module(torch.arange(20.0).reshape(5, 4)).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()

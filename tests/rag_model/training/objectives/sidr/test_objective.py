@@ -69,6 +69,18 @@ def test_scores_are_dense_products_and_bags_score_by_the_questions_weights(tiny:
     assert (by_weights > by_bags.new_zeros(())).all()
 
 
+def test_in_mixed_precision_it_trains_and_scores_in_float32(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, precision="bf16", max_steps=2, evaluate_every=2)
+    trained = train(SidrTask(pair_of(tiny), kings, kings, RECIPE), settings, tmp_path)
+    assert trained.steps == 2
+    pair, passages = pair_of(tiny).eval(), [one.positives[0] for one in kings[:5]]
+    asked = pair.asked([one.question for one in kings[:3]])
+    with torch.autocast("cpu", torch.bfloat16):
+        by_weights, by_bags = pair.scores(asked, passages)
+    assert by_weights.dtype == torch.float32
+    assert torch.equal(by_bags, pair.scores(asked, passages)[1])
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_gradient_reaches_both_encoders_and_all_that_weighs(tiny: Path, kings: list[Example], shared: bool) -> None:
     pair = pair_of(tiny, shared=shared).double()
