@@ -30,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("flows")
 LOOSE = Floor(0.0, 0.0)  # the neighbours of random vectors are hard to find
 RECIPE = replace(
     Recipe(chunk=ChunkRecipe(words=10)),
-    index={"hnsw": IndexRecipe("HNSW8"), "lists": IndexRecipe("IVF4,SQ8")},
+    index={"hnsw": IndexRecipe("HNSW8"), "lists": IndexRecipe("IVF4,SQ8"), "words": IndexRecipe("BM25")},
     gate=GateRecipe(queries=8, floors={"hnsw": LOOSE, "lists": LOOSE}),
 )
 PAGES, EDITED = 100, 50
@@ -97,6 +97,22 @@ def test_a_takedown_ends_the_deltas_with_the_page(store: Path, dumps: tuple[str,
     assert told(store, SECRET) == []
     assert deltas(opened) == {}
     assert not made & {path.name for path in (store / "blobs").glob("??/*")}
+
+
+def test_an_index_of_words_is_made_of_the_parents(store: Path, dumps: tuple[str, str], tiny: Path) -> None:
+    """No part is counted again, and the file is that of a store without a parent."""
+    opened, fresh = Store.open(str(store)), store.with_name("fresh")
+
+    def counted() -> int:
+        return sum(one["plan"]["kind"] == "bm25" for one in opened.memo.inputs("scatter"))
+
+    before = counted()
+    made = [reindex.fn(dumps[1], str(url), str(tiny), RECIPE).to_json()["snapshot"] for url in (store, fresh)]
+    files = [Store.open(str(url)).snapshots.get(one).content for url, one in zip((store, fresh), made, strict=True)]
+    assert len({content.files[content.index_file("words")] for content in files}) == 1
+    assert files[0].indexes["words"] == files[1].indexes["words"]
+    assert len([*opened.memo.inputs("derive")]) == 1
+    assert counted() == before > 0
 
 
 def test_a_build_whose_deltas_cannot_be_made_is_published(

@@ -8,7 +8,7 @@ first passage of a list on that came or went, each block of 128 begins with anot
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import compiled, inlined
+from rag_model.index.postings.compiled import bare
 from rag_model.index.postings.lists import (
     AT_OUT,
     BEFORE,
@@ -40,7 +40,7 @@ def no_scratch() -> tuple[Ints, ...]:
     return (np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64), *(np.empty(BLOCK, np.int64) for _ in range(4)))
 
 
-@inlined
+@bare
 def _load(dictionary, lists, rows, state, term):
     """Read the earlier dictionary's next term; return whether its bytes make sense."""
     shared, at = get_varint(dictionary, state[AT], len(dictionary))
@@ -60,7 +60,7 @@ def _load(dictionary, lists, rows, state, term):
     return True
 
 
-@inlined
+@bare
 def _order(state, term, text, cuts):
     """Return below, equal to or above 0: the earlier term is before, equal to or behind the next new one."""
     new = state[FRESH]
@@ -76,7 +76,7 @@ def _order(state, term, text, cuts):
     return state[SIZE] - size
 
 
-@compiled
+@bare
 def _single(data, begin, end):
     """Read a list of one posting; return row and weight, or -1."""
     value, begin = get_varint(data, begin, end)
@@ -86,7 +86,7 @@ def _single(data, begin, end):
     return (value >> 1 if more >= 0 else -1), more + 2
 
 
-@inlined
+@bare
 def _put_block(
     rows, weights, count, moved, new_rows, new_weights, first, last, lengths, writer, gaps, less, sizes, out
 ):
@@ -121,7 +121,7 @@ def _put_block(
     return first, added
 
 
-@inlined
+@bare
 def _put_list(
     data,
     words,
@@ -202,7 +202,7 @@ def _put_list(
     return writer[AT_OUT] - spare, kept
 
 
-@compiled
+@bare
 def carry(
     dictionary,
     data,

@@ -17,7 +17,7 @@ from rag_model.corpus.passages import PassageFile
 from rag_model.errors import UsageError
 from rag_model.index.files.pieces import Array
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.compiled import bare
 from rag_model.index.postings.part import MOST, MOST_ROWS, PartPostings, joined, narrow
 from rag_model.index.postings.tokens import no_tokens, scan, with_room
 
@@ -51,7 +51,7 @@ def counted_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostin
     return counter.postings()
 
 
-@compiled
+@bare
 def _count(numbers, ends, starts, terms, at_terms, found, weights, counts, lengths):
     """Count the terms of some texts.
 
@@ -86,7 +86,7 @@ def _count(numbers, ends, starts, terms, at_terms, found, weights, counts, lengt
     return at
 
 
-@compiled
+@bare
 def _sort(terms, weights, counts, begins, rows, sorted_weights):
     """Sort postings by term; `counts` are those of each row, `begins` the place of each term's first one."""
     at = 0

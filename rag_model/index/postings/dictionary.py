@@ -13,7 +13,7 @@ and an array tells where each group begins, here and among the lists (two int64)
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.compiled import bare, compiled
 from rag_model.index.postings.packing import get_varint, put_varint
 
 GROUP = 16  # terms
@@ -74,7 +74,7 @@ def _put_terms(text, ends, postings, sizes, number, before, totals, out, groups)
     return at, begun
 
 
-@compiled
+@bare
 def _compare(asked, data, at, size):
     """Return -1, 0 or 1 as `asked` is before, equal to or behind data[at:at + size]."""
     for i in range(min(len(asked), size)):
@@ -85,7 +85,7 @@ def _compare(asked, data, at, size):
     return -1 if len(asked) < size else 1
 
 
-@compiled
+@bare
 def _look_up(asked, data, groups, terms):
     """Return a term's postings, and begin and end of its list; 0 postings if it is unknown, -1 of a damaged file."""
     end = len(data)

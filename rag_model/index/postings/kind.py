@@ -39,7 +39,7 @@ class Bm25Kind(PostingsKind):
 
     name: ClassVar[str] = "bm25"
     libraries: ClassVar[tuple[str, ...]] = ("PyStemmer",)
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 1  # raise with it `file.MAGIC`, or `derive` mixes postings of two
 
     def takes(self, factory: str) -> bool:
         """Whether a factory string is `BM25`."""

@@ -15,7 +15,7 @@ are merged behind it (Mackenzie et al. 2020 keep such pairs for the same reason)
 
 import numpy as np
 
-from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.compiled import bare, compiled
 from rag_model.index.postings.packing import BLOCK, SIZES, encode, put_varint
 
 HEADER = 9  # bytes of a block's header
@@ -24,7 +24,7 @@ MOST_LENGTH = 65_535  # of a passage
 ROOM = 20  # bytes that a posting takes at most, headers and exceptions included
 
 
-@compiled
+@bare
 def put_header(out, at, last, size, weight, shortest):
     """Write the header of a block at out[at:]."""
     for byte in range(4):
@@ -34,7 +34,7 @@ def put_header(out, at, last, size, weight, shortest):
     out[at + 7], out[at + 8] = shortest & 255, shortest >> 8
 
 
-@compiled
+@bare
 def last_row(data, at):
     """Return the last row of the block whose header is at data[at:]."""
     return (
@@ -45,7 +45,7 @@ def last_row(data, at):
     )
 
 
-@compiled
+@bare
 def two_bytes(data, at):
     """Return the number in data[at:at + 2]."""
     return np.int64(data[at]) | (np.int64(data[at + 1]) << 8)
@@ -57,14 +57,14 @@ HELD, BEFORE, HEAVIEST, SHORTEST, AT_OUT, PLACE = range(6)
 NUMBERS = 6
 
 
-@compiled
+@bare
 def begin_list(writer, at, place):
     """Begin a list whose blocks go to `at`, and headers to `place`; -1: it has none."""
     writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = 0, -1, 0, MOST_LENGTH
     writer[AT_OUT], writer[PLACE] = at, place
 
 
-@compiled
+@bare
 def end_block(writer, gaps, less, sizes, out, headers):
     """Write the open block, if it has postings."""
     if writer[HELD] == 0:
@@ -77,7 +77,7 @@ def end_block(writer, gaps, less, sizes, out, headers):
     writer[AT_OUT], writer[HELD], writer[HEAVIEST], writer[SHORTEST] = behind, 0, 0, MOST_LENGTH
 
 
-@compiled
+@bare
 def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, less, sizes, out, headers):
     """Add postings [first, last) to the open list.
 
@@ -116,7 +116,7 @@ def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, l
     return True
 
 
-@compiled
+@bare
 def put_single(row, weight, out, at):
     """Write a list of one posting at out[at:]; return the place behind it."""
     at = put_varint(out, at, 2 * row + (1 if weight > 1 else 0))

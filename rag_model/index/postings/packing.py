@@ -16,7 +16,7 @@ that it was given, and returns -1 for bytes that are no block.
 
 import numpy as np
 
-from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.compiled import bare
 
 BLOCK = 128  # postings
 PADDING = 8  # bytes behind the last block at least, so that whole words can be read
@@ -26,7 +26,7 @@ _WIDTHS = _MOST_BITS + 1  # from 0 on
 SIZES = 2 * _WIDTHS  # numbers that `encode` needs for its own use
 
 
-@compiled
+@bare
 def put_varint(out, at, value):
     """Write a whole number >= 0 at out[at:], seven bits a byte, the lowest first; return the place behind it."""
     while value >= 128:
@@ -37,7 +37,7 @@ def put_varint(out, at, value):
     return at + 1
 
 
-@compiled
+@bare
 def get_varint(data, at, end):
     """Read what `put_varint` wrote; return the value and the place behind it, or (-1, end) if it is not whole."""
     value, shift = np.int64(0), 0
@@ -54,7 +54,7 @@ def get_varint(data, at, end):
 _BITS = np.array([value.bit_length() for value in range(1 << 12)], np.uint8)
 
 
-@compiled
+@bare
 def _bits(value):
     """Return how many bits a number from 0 to 2^32 - 1 has."""
     if value < 1 << 12:
@@ -64,7 +64,7 @@ def _bits(value):
     return np.int64(_BITS[value >> 24]) + 24
 
 
-@compiled
+@bare
 def _width(sizes, first, count):
     """Return the width with the fewest bytes, and the number of values that are larger.
 
@@ -89,7 +89,7 @@ def _width(sizes, first, count):
     return width, larger
 
 
-@compiled
+@bare
 def _pack(values, count, width, out, at):
     held, bits = np.int64(0), 0
     mask = (np.int64(1) << width) - 1
@@ -110,7 +110,7 @@ def _pack(values, count, width, out, at):
     return at
 
 
-@compiled
+@bare
 def _put_exceptions(values, count, width, larger, out, at):
     if larger == 0:
         return at
@@ -124,7 +124,7 @@ def _put_exceptions(values, count, width, larger, out, at):
     return at
 
 
-@compiled
+@bare
 def encode(gaps, weights, count, sizes, out, at):
     """Write a block; return the place behind it.
 
@@ -149,7 +149,7 @@ def encode(gaps, weights, count, sizes, out, at):
     return _put_exceptions(weights, count, c, more_weights, out, at)
 
 
-@compiled
+@bare
 def _unpack(words, at, width, count, out):
     """Read `count` numbers of `width` bits, from byte `at` on, into `out`."""
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
@@ -167,7 +167,7 @@ def _unpack(words, at, width, count, out):
             have += 64 - width
 
 
-@compiled
+@bare
 def _patch(data, at, end, width, count, out):
     """Add the higher bits of exceptions; return the place behind them, or -1."""
     if at >= end:
@@ -185,7 +185,7 @@ def _patch(data, at, end, width, count, out):
     return at
 
 
-@compiled
+@bare
 def decode(data, words, at, end, before, count, rows, weights):
     """Read a block from data[at:end], which is followed by `PADDING` bytes.
 

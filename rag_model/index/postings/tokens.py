@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.index.files.pieces import Array
-from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.compiled import bare
 
 _APOSTROPHE, _UNDERSCORE, _S, _ASCII = ord("'"), ord("_"), ord("s"), 128
 _LOWER = np.array([ord(chr(one).lower()) if one < 128 and chr(one).isalnum() else 0 for one in range(256)], np.uint8)
@@ -57,7 +57,7 @@ def _table(most: int, size: int, count: npt.NDArray[np.int64]) -> Tokens:
     )
 
 
-@compiled
+@bare
 def _fill(tokens):
     """Enter all tokens into empty slots."""
     mask = np.uint64(len(tokens.slots) - 1)
@@ -68,7 +68,7 @@ def _fill(tokens):
         tokens.slots[slot] = number
 
 
-@compiled
+@bare
 def _number(slots, hashes, ends, text, known, size, hashed):
     """Return the number of the token in the `size` bytes behind the last known one; a new one is kept."""
     hashed ^= hashed >> _FOLD
@@ -90,7 +90,7 @@ def _number(slots, hashes, ends, text, known, size, hashed):
         slot = (slot + _ONE) & mask
 
 
-@compiled
+@bare
 def _words(data, first, last, slots, hashes, ends, text, known, out, at):
     """Put the numbers of the words of ASCII characters data[first:last] at out[at:]; return the place behind."""
     while first < last:
@@ -116,7 +116,7 @@ def _words(data, first, last, slots, hashes, ends, text, known, out, at):
     return at
 
 
-@compiled
+@bare
 def _runs(data, first, last, slots, hashes, ends, text, known, out, at):
     """Do as `_words` for any characters: runs with one beyond ASCII are tokens as they are."""
     while first < last:
@@ -137,7 +137,7 @@ def _runs(data, first, last, slots, hashes, ends, text, known, out, at):
     return at
 
 
-@compiled
+@bare
 def _scan(data, offsets, slots, hashes, ends, text, known, out, out_ends):
     at = 0
     for one in range(len(out_ends)):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.compiled import bare, compiled
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ def terms_in(batch: Batch) -> int:
     return int(batch.numbers[_TERMS])
 
 
-@compiled
+@bare
 def _order(windows, a, b):
     """Return below, equal to or above 0: the next term of part `a` is before, equal to or behind that of `b`."""
     if windows.keys[a] != windows.keys[b]:
@@ -107,14 +107,14 @@ def _order(windows, a, b):
     return size - others
 
 
-@compiled
+@bare
 def _before(windows, a, b):
     """Whether part `a` comes before part `b`: by their next terms, then by number."""
     order = _order(windows, a, b)
     return order < 0 or (order == 0 and a < b)
 
 
-@compiled
+@bare
 def _set_key(windows, part):
     begin, end = windows.cuts[part, windows.at[part]], windows.cuts[part, windows.at[part] + 1]
     key = np.uint64(0)
@@ -123,7 +123,7 @@ def _set_key(windows, part):
     windows.keys[part] = key
 
 
-@compiled
+@bare
 def _push(windows, numbers, part):
     heap, at = windows.heap, numbers[_IN_HEAP]
     numbers[_IN_HEAP] += 1
@@ -133,7 +133,7 @@ def _push(windows, numbers, part):
     heap[at] = part
 
 
-@compiled
+@bare
 def _pop(windows, numbers):
     heap = windows.heap
     top = heap[0]
@@ -153,7 +153,7 @@ def _pop(windows, numbers):
     return top
 
 
-@compiled
+@bare
 def _add(windows, batch, same, found, postings):
     """Add the next term of the parts same[:found] to a batch."""
     numbers, part = batch.numbers, same[0]
