@@ -82,7 +82,7 @@ def _create_local(path: Path, data: bytes) -> bool:
             temporary.write_bytes(data)
     except FileExistsError:
         if os.path.lexists(path.parent) and not path.parent.is_dir():  # what exists is no file of this name
-            raise NotADirectoryError(errno.ENOTDIR, "a file is where the folder must be", str(path.parent)) from None
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
         return False
     return True
 

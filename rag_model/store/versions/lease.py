@@ -4,7 +4,9 @@ It is an intent that names the manifest and every file of the snapshot, and a ru
 stays though no ref names it any more, and can be deleted as soon as the reader moves on or ends.
 """
 
+import asyncio
 import secrets
+import threading
 import weakref
 from contextlib import ExitStack
 
@@ -18,7 +20,7 @@ class Lease:
     def __init__(self, store: Store) -> None:
         """Hold nothing yet."""
         self._store, self._held = store, ExitStack()
-        self._end = weakref.finalize(self, self._held.close)  # also where the process ends without `close`
+        self._end = weakref.finalize(self, _let_go, self._held)  # also where the process ends without `close`
 
     def move(self, snapshot: str) -> None:
         """Hold the snapshot with this full id, then let the one before go.
@@ -37,9 +39,18 @@ class Lease:
             raise
         before, self._held = self._held, held
         self._end.detach()
-        self._end = weakref.finalize(self, held.close)
+        self._end = weakref.finalize(self, _let_go, held)
         before.close()
 
     def close(self) -> None:
         """Let the snapshot go."""
         self._end()
+
+
+def _let_go(held: ExitStack) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        held.close()
+    else:  # dropped in the thread that makes the store's requests, which cannot wait for one of its own
+        threading.Thread(target=held.close, name="lease").start()

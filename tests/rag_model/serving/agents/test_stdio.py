@@ -111,7 +111,8 @@ def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
                 pass
         found = await given(session, "search", question=ASKED, k=1)
         assert "blue" in found["hits"][0]["text"]
-        (process,) = [one for one in psutil.Process().children() if "--mcp" in one.cmdline()]
+        alive = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
+        (process,) = [one for one in alive if "--mcp" in one.cmdline()]
         process.send_signal(signal.SIGINT)  # which ends it, though its standard input is open
         assert psutil.wait_procs([process], PATIENCE)[0] == [process]
 

@@ -80,5 +80,5 @@ def test_a_file_where_a_folder_must_be_is_said(make: Callable[[Path], None], tmp
     store = Store.open(str(tmp_path / "store"), create=True)
     (tmp_path / "store/memo").mkdir(exist_ok=True)
     make(tmp_path / "store/memo/chunk")
-    with pytest.raises(StoreError, match=r"a file is where the folder must be.*memo/chunk"):
+    with pytest.raises(StoreError, match=r"Not a directory.*memo/chunk"):
         store.memo.record("chunk", "0" * 64, {}, {})

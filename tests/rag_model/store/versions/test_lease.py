@@ -1,0 +1,39 @@
+"""A lease that is dropped ends, in whichever thread that happens."""
+
+import asyncio
+import gc
+
+import pytest
+from fsspec.asyn import get_loop
+
+from rag_model.store import Content, Manifest, Store
+from rag_model.store.versions.lease import Lease
+from tests.fixtures.serving import until
+
+
+def leased(store: Store) -> Lease:
+    lease = Lease(store)
+    lease.move(store.snapshots.put(Manifest(Content({}, (), {"index/a": store.blobs.put_bytes(b"a")}))))
+    assert len(store.files.names("intents")) == 1
+    return lease
+
+
+@pytest.mark.parametrize("backend", ["local_store", "s3_store"])
+def test_it_ends_where_it_is_dropped(backend: str, request: pytest.FixtureRequest) -> None:
+    store: Store = request.getfixturevalue(backend)
+    lease = leased(store)
+    del lease
+    gc.collect()
+    assert store.files.names("intents") == []
+
+
+def test_it_ends_though_it_is_dropped_in_the_thread_of_requests(s3_store: Store) -> None:
+    """The garbage collector runs in any thread; that one cannot wait for a request."""
+    leases = [leased(s3_store)]
+
+    async def drop() -> None:
+        leases.clear()
+        gc.collect()
+
+    asyncio.run_coroutine_threadsafe(drop(), get_loop()).result()
+    until(lambda: s3_store.files.names("intents") == [])
