@@ -94,6 +94,7 @@ class Batcher(Generic[_Reply]):
         self._workers = workers
         self._idle = 0  # workers that wait for a batch: they share what there is
         self._asleep: dict[int, _Sleeper] = {}  # by the worker's number
+        self._waking = 0  # workers that were woken and have not run yet: each will take a request, or wake another
         self._closing = False
         self.threads = [WatchedThread(name, partial(self._run, number, begin), died) for number in range(workers)]
         for thread in self.threads:
@@ -226,17 +227,20 @@ class Batcher(Generic[_Reply]):
         return taken
 
     def _sleep(self, number: int, wanted: int, seconds: float | None = None) -> None:
+        self._wake()  # what this worker was woken for may be enough for another
         self._asleep[number] = sleeper = _Sleeper(wanted, threading.Condition(self._lock))
         try:
             sleeper.woken.wait(seconds)
         finally:
-            self._asleep.pop(number, None)
+            if self._asleep.pop(number, None) is None:
+                self._waking -= 1
 
     def _wake(self) -> None:
         """Wake the first of the workers that have enough to do, if one sleeps: one that wakes in vain delays others."""
         numbers = [number for number, sleeper in self._asleep.items() if self._enough(sleeper.wanted)]
-        if self._queue and numbers:
+        if len(self._queue) > self._waking and numbers:
             self._asleep.pop(min(numbers)).woken.notify()
+            self._waking += 1
 
     def _taken(self, share: int) -> list[Ask[_Reply]]:
         """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""
