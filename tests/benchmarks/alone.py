@@ -61,6 +61,6 @@ def _serve(pipe: Connection, threads: int, work: Callable[..., Any], arguments: 
 
 
 def _anonymous_mb(status: Path) -> float:
-    with suppress(OSError):  # it has just ended
+    with suppress(OSError, IndexError):  # it has just ended: there is no such file, or no such line
         return int(status.read_text().partition("RssAnon:")[2].split()[0]) * 1024 / 1e6
     return 0.0

@@ -16,6 +16,10 @@ from safetensors.numpy import save_file
 from rag_model.encoders.encoder import Encoder
 
 _UNUSED = re.compile(r"\[unused\d+\]")
+_MODULES = [  # as published folders have them: sentence-transformers opens no other
+    {"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"},
+    {"idx": 1, "name": "1", "path": "1_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
 _FREQUENCY = 1e-4  # a of a / (a + p): smooth inverse frequency (Arora et al. 2017)
 
 
@@ -35,6 +39,7 @@ def distilled(encoder: Encoder, folder: Path, dim: int = 256) -> Path:
     folder.mkdir(parents=True)
     save_file({"embeddings": out}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "normalize": True}))
+    (folder / "modules.json").write_text(json.dumps(_MODULES))
     shutil.copyfile(encoder.folder / "tokenizer.json", folder / "tokenizer.json")
     return folder
 
