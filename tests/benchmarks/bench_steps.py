@@ -5,7 +5,7 @@ reads until the first passage that does not help (`openrag_steps`). `ict`, `dpr`
 demo's. Loops are of torch and transformers alone, over the same weights and draws. Each side runs in a process of its
 own, in turns; the first step of each is a warm-up. One JSON line a step: `time_ratio` is our CPU seconds by the loop's,
 `memory_ratio` our peak by its; and the losses' largest relative difference.
-`python tests/benchmarks/bench_steps.py [--only pools online ict dpr] [--rounds 1]`, about two minutes.
+`python tests/benchmarks/bench_steps.py [--only pools online ict dpr] [--rounds 1] [--steps 2]`, under two minutes.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def sides_of(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Side,
 def main() -> None:
     """Compare each kind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = {"passages": 120, "questions": 4, "proposed": 8, "batch": 8, "steps": 3, "rounds": 1}
+    sizes = {"passages": 120, "questions": 4, "proposed": 8, "batch": 8, "steps": 2, "rounds": 1}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
