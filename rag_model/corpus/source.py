@@ -5,6 +5,7 @@ Local disks, HTTP, S3 and memory raise different errors; this module turns each 
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -13,7 +14,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.secrets import refuse_secret
 
 CHUNK = 1 << 18  # bytes yielded at a time
-_STAMPS = ("ETag", "mtime", "LastModified", "last_modified", "created")  # by file system
+_STAMPS = ("ETag", "mtime", "LastModified", "last_modified", "created", "blob_id")  # by file system
 
 
 def expand(pattern: str) -> list[str]:
@@ -27,7 +28,7 @@ def expand(pattern: str) -> list[str]:
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
     refuse_secret(pattern)
     try:
-        fs, path = url_to_fs(pattern)
+        fs, path = _fresh(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
         urls = [fs.unstrip_protocol(found) for found in paths if fs.isfile(found)]
     except Exception as problem:
@@ -40,7 +41,7 @@ def expand(pattern: str) -> list[str]:
 def exists(url: str) -> bool:
     """Return whether a file exists."""
     try:
-        fs, path = url_to_fs(url)
+        fs, path = _fresh(url)
         return bool(fs.isfile(path))
     except Exception as problem:
         raise _unreadable(url, problem) from problem
@@ -71,7 +72,7 @@ def stamp_of(url: str) -> str | None:
         InputError: the file cannot be reached.
     """
     try:
-        fs, path = url_to_fs(url)
+        fs, path = _fresh(url)
         told = fs.info(path)
     except Exception as problem:
         raise _unreadable(url, problem) from problem
@@ -105,6 +106,13 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
 def basename(url: str) -> str:
     """Return the last segment of a URL: what messages call the file."""
     return url.rpartition("/")[2]
+
+
+def _fresh(url: str) -> tuple[Any, str]:
+    """Return a file system that has forgotten its listings, which some keep for as long as the process lives."""
+    fs, path = url_to_fs(url)
+    fs.invalidate_cache()
+    return fs, path
 
 
 def _natural(url: str) -> list[tuple[int, str]]:

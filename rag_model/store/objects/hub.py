@@ -223,5 +223,5 @@ def _reset(error: HfHubHTTPError) -> int | None:
 def _refuse(bucket: str) -> Never:
     raise ReadOnlyError(
         f"hf://{bucket} can be read as a store, but not written: the Hub cannot create one file exclusively, so refs "
-        "could not be moved safely; build the store elsewhere, and `bookwheel export --layout store` to a new place there"
+        "could not be moved safely; write to a store elsewhere, then `bookwheel export --layout store` to a new place"
     )
