@@ -1,10 +1,13 @@
 """`bookwheel export`: write a snapshot in a layout that other tools read, or a model as a plain folder."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.command.console import shown
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
 from rag_model.store.pulling.destination import Destination, destination
@@ -44,6 +47,11 @@ def export(
         Hugging Face Hub, or a folder in one, which gets all files in one commit. A new repository is private.
     """
     place = destination(out)
+    with nullcontext() if isinstance(place, Path) else shown("export"):
+        return _export(store, snapshot, place, layout, no_embeddings=no_embeddings)
+
+
+def _export(store: str, snapshot: str, place: Destination, layout: Layout | None, *, no_embeddings: bool) -> Reply:
     if snapshot.startswith((MODEL, EVALUATION)):
         noun = "a model" if snapshot.startswith(MODEL) else "an evaluation"
         if layout or no_embeddings:

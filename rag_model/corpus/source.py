@@ -4,6 +4,7 @@ Local disks, HTTP, S3 and memory raise different errors; this module turns each 
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from rag_model.secrets import refuse_secret
 
 CHUNK = 1 << 18  # bytes yielded at a time
 _STAMPS = ("ETag", "mtime", "LastModified", "last_modified", "created", "blob_id")  # by file system
+_CLIENTS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # the second is huggingface_hub's
 
 
 def expand(pattern: str) -> list[str]:
@@ -103,6 +105,16 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
         raise InputError(f"{url} ends {left} bytes before byte {offset + (length or 0)}: download it again")
 
 
+def client_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of fsspec's HTTP clients that are no OSErrors, of the clients that have been imported."""
+    return tuple(getattr(sys.modules[name], error) for name, error in _CLIENTS.items() if name in sys.modules)
+
+
+def reason(problem: Exception) -> str:
+    """Return what an exception says, on one line."""
+    return " ".join(str(problem).split()) or type(problem).__name__
+
+
 def basename(url: str) -> str:
     """Return the last segment of a URL: what messages call the file."""
     return url.rpartition("/")[2]
@@ -120,5 +132,4 @@ def _natural(url: str) -> list[tuple[int, str]]:
 
 
 def _unreadable(url: str, problem: Exception) -> InputError:
-    reason = str(problem) or type(problem).__name__
-    return InputError(f"cannot read {url} ({reason}): check that it exists and that you may read it")
+    return InputError(f"cannot read {url} ({reason(problem)}): check that it exists and that you may read it")

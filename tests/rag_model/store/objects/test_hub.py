@@ -3,12 +3,16 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Never
 
+import fsspec
 import pytest
 
 from flows.cli import run
+from rag_model.corpus.rows import read_parquet
 from rag_model.corpus.source import expand, read_bytes, size_of, stamp_of
-from rag_model.errors import MissingExtraError, ReadOnlyError, StoreError, UsageError
+from rag_model.errors import InputError, MissingExtraError, ReadOnlyError, StoreError, UsageError
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.store import Snapshot, Store
 from rag_model.store.objects.files import Files
 from rag_model.store.objects.hub import Hub as HubFiles
@@ -16,10 +20,24 @@ from rag_model.store.objects.probe import probe
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.moves import tag
+from rag_model.training.data.examples import read_examples
+from rag_model.training.data.statements import read_statements
 from tests.fixtures.hub import OWNER, READER, AnswerError, Hub
 
 URL = "hf://datasets/me/library"
 STORE = {"store.json": b'{"format": 1}'}
+
+
+def _rows(url: str) -> object:
+    return list(read_parquet(url))
+
+
+def _bytes(url: str) -> object:
+    return list(read_bytes(url))
+
+
+def _limited(asked: str) -> Never:
+    raise AnswerError(429)
 
 
 @pytest.fixture
@@ -212,6 +230,25 @@ def test_a_dump_there_is_found_and_read(hub: Hub) -> None:
     repository.commit({"part-2": b"9876543210", "part-3": b""})
     assert stamp_of(second) not in {before, None}
     assert len(expand("hf://datasets/me/dumps/part-*")) == 3
+
+
+@pytest.mark.parametrize("read", [read_questions, read_statements, read_examples, expand, stamp_of, _rows, _bytes])
+def test_what_fsspec_alone_reads_fails_in_one_line_too(
+    read: Callable[[str], object], hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("datasets/me/files", {"one.jsonl": b"{}"})
+    for url in ("hf://datasets/me/files@gone/one.jsonl", "hf://datasets/me/none/one.jsonl", "hf://one.jsonl"):
+        with pytest.raises(InputError, match=r"one.jsonl") as refused:
+            read(url)
+        assert "\n" not in str(refused.value)
+    hub.before = _limited
+    fsspec.filesystem("hf").invalidate_cache()
+    with pytest.raises(InputError, match=r"one.jsonl.*429 Too Many Requests") as refused:
+        read("hf://datasets/me/files/one.jsonl")
+    assert "\n" not in str(refused.value)
+    monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": "http://127.0.0.1:9"})
+    with pytest.raises(InputError, match=r"one.jsonl.*refused"):
+        read("hf://datasets/me/files/one.jsonl")
 
 
 def test_without_its_client_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
