@@ -215,7 +215,7 @@ def _patiently(ask: Callable[[], T]) -> T:
 
 
 def _reset(error: HfHubHTTPError) -> int | None:
-    """Return the seconds until a limit that was reached counts anew, if the Hub says so."""
+    """Return the seconds until a limit that was reached is lifted, if the Hub says so."""
     limit = parse_ratelimit_headers(error.response.headers) if error.response.status_code == 429 else None
     return limit.reset_in_seconds if limit is not None and limit.remaining == 0 else None
 
