@@ -105,9 +105,9 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
         raise InputError(f"{url} ends {left} bytes before byte {offset + (length or 0)}: download it again")
 
 
-def client_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of fsspec's HTTP clients that are no OSErrors, of the clients that have been imported."""
-    return tuple(getattr(sys.modules[name], error) for name, error in _CLIENTS.items() if name in sys.modules)
+def errors_of(*expected: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the expected errors of reading a URL, and those of HTTP clients that are no OSErrors, if imported."""
+    return (*expected, *(getattr(sys.modules[name], error) for name, error in _CLIENTS.items() if name in sys.modules))
 
 
 def reason(problem: Exception) -> str:

@@ -42,7 +42,7 @@ _TOLD = 5.0  # seconds; a longer wait is logged
 _LOG = get_logger("huggingface_hub.bookwheel")  # the client's own, which goes to standard error
 
 
-class HubApi(HfApi):
+class HubApi(HfApi):  # type: ignore[misc]
     """The library's client of the Hub that the environment names, by `HF_ENDPOINT` and `HF_TOKEN`."""
 
     def __init__(self) -> None:
