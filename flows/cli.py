@@ -42,6 +42,7 @@ _ENVIRONMENT = {  # set before Prefect and transformers are imported; values tha
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",  # there is one process per core already
     "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # one a file, over each other
 }
 
 

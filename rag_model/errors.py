@@ -24,6 +24,10 @@ class NotFoundError(StoreError):
     """The store answers, and what was named is not in it."""
 
 
+class ReadOnlyError(StoreError):
+    """The store can be read where it lies, and is never written there."""
+
+
 class RefConflictError(StoreError):
     """Another writer moved the ref first; read it again before deciding whether to move it."""
 

@@ -60,7 +60,8 @@ _VARIABLES = {
     "hf": "HF_TOKEN",
 }
 
-_USER = re.compile(r"(?<=://)[^@\s]+(?:@[^@\s]*)*@")  # user:password@ of an address; a password may hold / and @
+# user:password@ of an address; a password may hold / and @. Of hf:// what follows an @ behind a slash is a revision.
+_USER = re.compile(r"(?<=://)(?<!hf://)[^@\s]+(?:@[^@\s]*)*@|(?<=hf://)[^@/\s]*@")
 _QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # what signs an address
 _NAMES = re.compile(
     r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCOUNT_KEY|CONNECTION_STRING", re.IGNORECASE

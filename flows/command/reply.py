@@ -7,10 +7,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-StoreUrl = Annotated[str, Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://… or az://….")]
+StoreUrl = Annotated[
+    str, Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://…, az://…; to read, hf://….")
+]
 MaybeStoreUrl = Annotated[
     str | None,
-    Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://… or az://…; none with --folder."),
+    Parameter(
+        name="--store", help="The store of snapshots: a folder, s3://…, gs://…, az://… or hf://…; none with --folder."
+    ),
 ]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 IndexName = Annotated[

@@ -17,7 +17,7 @@ from beam_jobs.options import checked
 from beam_jobs.workers import cores, worker_memory
 from flows.machine import cluster
 from flows.machine.finding import AMISS, Finding, ask, unanswered
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, ReadOnlyError
 from rag_model.extras import faiss_packages
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.secrets import without_secrets
@@ -109,6 +109,9 @@ def _gpu() -> Finding:
 def _store(url: str) -> Iterator[Finding]:
     try:
         probed = probe(Store.open(url))
+    except ReadOnlyError:
+        yield Finding("store", True, f"{url} reads; it is never written where it lies")
+        return
     except BookwheelError as failed:
         yield Finding("store", False, str(failed), "correct this first: nothing can be built or read")
         return

@@ -1,14 +1,17 @@
 """`bookwheel export`: write a snapshot in a layout that other tools read, or a model as a plain folder."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.command.console import shown
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
-from rag_model.store.pulling.export import Layout
+from rag_model.store.pulling.destination import Destination, destination
+from rag_model.store.pulling.export import ExportReport, Layout, export_store
 from rag_model.store.pulling.export import export as export_snapshot
 from rag_model.store.store import EVALUATION, MODEL, Store
 from rag_model.store.versions.evaluations import export_evaluation
@@ -18,18 +21,21 @@ from rag_model.store.versions.snapshot import Snapshot
 
 def export(
     snapshot: AnyVersion,
-    out: Path,
+    out: str,
     /,
     *,
     store: StoreUrl,
     layout: Annotated[
         Layout | None,
-        Parameter(help="dpr: psgs_w100.tsv and .npy; jsonl: Pyserini, FlashRAG; by default datasets: Parquet."),
+        Parameter(
+            help="dpr: psgs_w100.tsv and .npy; jsonl: Pyserini, FlashRAG; store: a store of this snapshot alone; "
+            "by default datasets: Parquet."
+        ),
     ] = None,
     no_embeddings: Annotated[bool, Parameter(negative="", help="Leave the vectors out.")] = False,
     common: Common | None = None,
 ) -> Reply:
-    """Write all passages of a snapshot, and their vectors, to a new folder for other tools.
+    """Write all passages of a snapshot, and their vectors, to a new place for other tools.
 
     `model:NAME` writes the model's files unchanged: `from_pretrained` opens the folder, or the folders in it.
     `evaluation:ID` writes the report, rows and predictions of an evaluation.
@@ -37,27 +43,42 @@ def export(
     Parameters
     ----------
     out
-        A folder that does not exist yet.
+        A folder that does not exist yet; or hf://datasets/USER/NAME, for a model hf://USER/NAME: a repository of the
+        Hugging Face Hub, or a folder in one, which gets all files in one commit. A new repository is private.
     """
+    place = destination(out)
+    with nullcontext() if isinstance(place, Path) else shown("export"):
+        return _export(store, snapshot, place, layout, no_embeddings=no_embeddings)
+
+
+def _export(store: str, snapshot: str, place: Destination, layout: Layout | None, *, no_embeddings: bool) -> Reply:
     if snapshot.startswith((MODEL, EVALUATION)):
         noun = "a model" if snapshot.startswith(MODEL) else "an evaluation"
         if layout or no_embeddings:
             raise UsageError(f"{snapshot} is {noun}, which has only one layout and no vectors: leave out the options")
-        return (_model if snapshot.startswith(MODEL) else _evaluation)(store, snapshot.partition(":")[2], out)
-    with Snapshot.open(store, snapshot) as opened:
-        report = export_snapshot(opened, out, layout or "datasets", embeddings=not no_embeddings)
+        return (_model if snapshot.startswith(MODEL) else _evaluation)(store, snapshot.partition(":")[2], place)
+    report = _snapshot(store, snapshot, place, layout or "datasets", embeddings=not no_embeddings)
     document = {**asdict(report), "path": str(report.path)}
     text = f"{report.passages:,} passages of {report.snapshot[:12]} are in {report.path}: {report.bytes:,} bytes"
     return Reply(document, text)
 
 
-def _model(store: str, name: str, out: Path) -> Reply:
+def _snapshot(store: str, name: str, out: Destination, layout: Layout, *, embeddings: bool) -> ExportReport:
+    if layout == "store":
+        if not embeddings:
+            raise UsageError("a store holds the snapshot whole: leave out --no-embeddings")
+        return export_store(Store.open(store), name, out)
+    with Snapshot.open(store, name) as opened:
+        return export_snapshot(opened, out, layout, embeddings=embeddings)
+
+
+def _model(store: str, name: str, out: Destination) -> Reply:
     report = export_model(Store.open(store), name, out)
     text = f"{report.kind} model {report.model[:12]} is in {report.path}: {report.bytes:,} bytes"
     return Reply({**asdict(report), "path": str(report.path)}, text)
 
 
-def _evaluation(store: str, name: str, out: Path) -> Reply:
+def _evaluation(store: str, name: str, out: Destination) -> Reply:
     report = export_evaluation(Store.open(store), name, out)
     text = f"evaluation {report.evaluation[:12]} is in {report.path}: {report.bytes:,} bytes"
     return Reply({**asdict(report), "path": str(report.path)}, text)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from rag_model.corpus.decode import MAX_LINE, read_lines
 from rag_model.corpus.moments import checked, seconds_of
 from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
-from rag_model.corpus.source import basename
+from rag_model.corpus.source import basename, errors_of, reason
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, check_groups, decoded_size, texts_of
 
@@ -63,9 +63,10 @@ def read_parquet(url: str) -> Iterator[Record]:
                     yield _document(row, f"row {number} of {basename(url)}")
     except PagesError as hostile:
         raise InputError(f"{basename(url)} {hostile}: write it again") from hostile
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
-        why = " ".join(str(broken).split())
-        raise InputError(f"{basename(url)} is not readable as Parquet ({why}): write or fetch it again") from broken
+    except errors_of(pa.ArrowException, OSError, ValueError) as broken:
+        raise InputError(
+            f"{basename(url)} is not readable as Parquet ({reason(broken)}): write or fetch it again"
+        ) from broken
 
 
 def _in_seconds(batch: pa.RecordBatch) -> pa.RecordBatch:

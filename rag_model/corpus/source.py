@@ -4,7 +4,9 @@ Local disks, HTTP, S3 and memory raise different errors; this module turns each 
 """
 
 import re
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -13,7 +15,8 @@ from rag_model.errors import InputError, UsageError
 from rag_model.secrets import refuse_secret
 
 CHUNK = 1 << 18  # bytes yielded at a time
-_STAMPS = ("ETag", "mtime", "LastModified", "last_modified", "created")  # by file system
+_STAMPS = ("ETag", "mtime", "LastModified", "last_modified", "created", "blob_id")  # by file system
+_CLIENTS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # the second is huggingface_hub's
 
 
 def expand(pattern: str) -> list[str]:
@@ -27,7 +30,7 @@ def expand(pattern: str) -> list[str]:
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
     refuse_secret(pattern)
     try:
-        fs, path = url_to_fs(pattern)
+        fs, path = _fresh(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
         urls = [fs.unstrip_protocol(found) for found in paths if fs.isfile(found)]
     except Exception as problem:
@@ -40,7 +43,7 @@ def expand(pattern: str) -> list[str]:
 def exists(url: str) -> bool:
     """Return whether a file exists."""
     try:
-        fs, path = url_to_fs(url)
+        fs, path = _fresh(url)
         return bool(fs.isfile(path))
     except Exception as problem:
         raise _unreadable(url, problem) from problem
@@ -71,7 +74,7 @@ def stamp_of(url: str) -> str | None:
         InputError: the file cannot be reached.
     """
     try:
-        fs, path = url_to_fs(url)
+        fs, path = _fresh(url)
         told = fs.info(path)
     except Exception as problem:
         raise _unreadable(url, problem) from problem
@@ -102,9 +105,26 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
         raise InputError(f"{url} ends {left} bytes before byte {offset + (length or 0)}: download it again")
 
 
+def errors_of(*expected: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the expected errors of reading a URL, and those of HTTP clients that are no OSErrors, if imported."""
+    return (*expected, *(getattr(sys.modules[name], error) for name, error in _CLIENTS.items() if name in sys.modules))
+
+
+def reason(problem: Exception) -> str:
+    """Return what an exception says, on one line."""
+    return " ".join(str(problem).split()) or type(problem).__name__
+
+
 def basename(url: str) -> str:
     """Return the last segment of a URL: what messages call the file."""
     return url.rpartition("/")[2]
+
+
+def _fresh(url: str) -> tuple[Any, str]:
+    """Return a file system that has forgotten its listings, which some keep for as long as the process lives."""
+    fs, path = url_to_fs(url)
+    fs.invalidate_cache()
+    return fs, path
 
 
 def _natural(url: str) -> list[tuple[int, str]]:
@@ -112,5 +132,4 @@ def _natural(url: str) -> list[tuple[int, str]]:
 
 
 def _unreadable(url: str, problem: Exception) -> InputError:
-    reason = str(problem) or type(problem).__name__
-    return InputError(f"cannot read {url} ({reason}): check that it exists and that you may read it")
+    return InputError(f"cannot read {url} ({reason(problem)}): check that it exists and that you may read it")

@@ -29,7 +29,7 @@ class Store:
 
     A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment,
     as fsspec and the clouds' libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`,
-    `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`.
+    `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, `HF_TOKEN`.
     """
 
     def __init__(self, files: Files) -> None:
@@ -65,7 +65,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> "Store":
-        """Open the store at a URL (`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…`) or a local path.
+        """Open the store at a URL (`s3://bucket/prefix`, `gs://…`, `az://…`, `hf://…`, `file:///…`) or a local path.
 
         `create` makes a store if there is none.
 

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 import fsspec
 
+from rag_model.corpus.source import errors_of, reason
 from rag_model.errors import InputError
 from rag_model.json_text import parse_json
 from rag_model.secrets import refuse_secret
@@ -80,8 +81,8 @@ def _read_file(url: str) -> tuple[Question, ...]:
     try:
         with fsspec.open(url, "rt", encoding="utf-8", errors=_BROKEN, newline="", compression="infer") as file:
             return _all_of(file, url)
-    except (OSError, EOFError, ImportError, ValueError) as broken:
-        raise InputError(f"{url} cannot be read as a question file ({broken}): check the file") from broken
+    except errors_of(OSError, EOFError, ImportError, ValueError) as broken:
+        raise InputError(f"{url} cannot be read as a question file ({reason(broken)}): check the file") from broken
 
 
 def _read_beir(folder: Path, split: str) -> QuestionSet:

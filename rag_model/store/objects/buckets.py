@@ -77,9 +77,14 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
             FileNotFoundError: there is none.
         """
 
+    def split(self, path: str) -> tuple[str, str]:
+        """Return the bucket and the key that a path names."""
+        bucket, _, key = path.partition("/")
+        return bucket, key
+
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Describe one object; a folder counts as absent."""
-        bucket, key = _split(path)
+        bucket, key = self.split(path)
         found = self.head(bucket, key) if key else None
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
@@ -87,29 +92,29 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """List a folder's objects and folders; nothing for one that does not exist."""
-        bucket, key = _split(path)
+        bucket, key = self.split(path)
         found = list(self.listed(bucket, f"{key}/" if key else "", deep=False))
         return found if detail else [entry["name"] for entry in found]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """Return an object's bytes, or a range of them."""
-        return self.get(*_split(path), start, end)
+        return self.get(*self.split(path), start, end)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         """Write an object's bytes; `mode="create"` only if there is none."""
-        self.put(*_split(path), value, create=mode == "create")
+        self.put(*self.split(path), value, create=mode == "create")
 
     def put_file(self, lpath: str, rpath: str, chunksize: int = 16 << 20, max_concurrency: int = 1, **_: Any) -> None:
         """Upload a local file."""
-        self.upload(*_split(rpath), Path(lpath), chunksize, max_concurrency)
+        self.upload(*self.split(rpath), Path(lpath), chunksize, max_concurrency)
 
     def rm_file(self, path: str) -> None:
         """Delete one object."""
-        self.remove(*_split(path))
+        self.remove(*self.split(path))
 
     def rm(self, path: str, recursive: bool = False, **_: Any) -> None:
         """Delete an object, and all below it if `recursive`."""
-        bucket, key = _split(path)
+        bucket, key = self.split(path)
         below = [entry["name"] for entry in self.listed(bucket, f"{key}/", deep=True)] if recursive else []
         doomed = below if self.head(bucket, key) is None else [*below, path]
         if not doomed:
@@ -145,8 +150,3 @@ def refusal(status: int | None, message: str) -> OSError:
     if status in _KINDS:
         return _KINDS[status](said)
     return OSError(_NUMBERS[status], said) if status in _NUMBERS else OSError(said)
-
-
-def _split(path: str) -> tuple[str, str]:
-    bucket, _, key = path.partition("/")
-    return bucket, key

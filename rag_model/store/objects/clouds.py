@@ -1,4 +1,4 @@
-"""The clouds whose object stores can hold a store, by the scheme of its URL: the client and the file system of each."""
+"""The clouds that can hold a store, by the scheme of its URL: the client and the file system of each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from rag_model.extras import require
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """One vendor's object store, or one that speaks its language."""
+    """One vendor's object store, or one that speaks its language; the Hub's repositories are only read."""
 
     extra: str  # of bookwheel, that installs its client
     client: str  # the module that must be installed
@@ -27,11 +27,13 @@ class Cloud:
 
 _S3 = Cloud("s3", "s3fs", "rag_model.store.objects.s3:S3")
 _GCS = Cloud("gcs", "google.cloud.storage", "rag_model.store.objects.gcs:GCS")
+_HUB = Cloud("hub", "huggingface_hub", "rag_model.store.objects.hub:Hub")
 _AZURE = Cloud("azure", "azure.storage.blob", "rag_model.store.objects.azure:Azure")
 CLOUDS = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     **dict.fromkeys(("gs", "gcs"), _GCS),
     **dict.fromkeys(("az", "abfs", "abfss"), _AZURE),
+    "hf": _HUB,
 }
 
 

@@ -5,21 +5,20 @@
 | `dpr` | `psgs_w100.tsv`; `wikipedia_passages_0.npy`, row i for id i of `wikipedia_passages_0.ids.npy` | DPR |
 | `jsonl` | `corpus.jsonl` of `{"id", "contents"}`: title, line break, text | Pyserini, FlashRAG |
 | `datasets` | `data/train-00000-of-00008.parquet` of `id, text, title, revised, embeddings` | `load_dataset(folder)` |
+| `store` | a store of this snapshot alone, under the ref `latest` | bookwheel |
 
 `revised` is when the article's revision was saved; a line of `corpus.jsonl` has it too where it is known.
 DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain arrays. Parts stream, so
-memory does not grow with the snapshot. A README names the corpus and its licence.
+memory does not grow with the snapshot. A README, the card of a repository on the Hugging Face Hub, names the corpus and
+its licence.
 """
 
 import csv
 import json
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,14 +26,16 @@ import pyarrow.parquet as pq
 
 from rag_model.corpus.moments import iso_of
 from rag_model.corpus.passages import DATE, PASSAGE_SCHEMA, in_seconds
-from rag_model.errors import StoreError, UsageError
-from rag_model.landing import TEMPORARY, sync
-from rag_model.store.objects.blobs import BlobRef
+from rag_model.errors import UsageError
+from rag_model.store.pulling.destination import Destination, new_folder
 from rag_model.store.pulling.kinds import kind_of
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
-Layout = Literal["dpr", "jsonl", "datasets"]
+Layout = Literal["dpr", "jsonl", "datasets", "store"]
+_REF = "latest"  # of an exported store
+_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # as the Hub spells them
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,69 +43,57 @@ class ExportReport:
     """What an export wrote."""
 
     snapshot: str  # full id
-    path: Path
+    path: Destination
     layout: Layout
     passages: int
     bytes: int
 
 
-def export(snapshot: Snapshot, out: Path, layout: Layout, *, embeddings: bool = True) -> ExportReport:
+def export(snapshot: Snapshot, out: Destination, layout: Layout, *, embeddings: bool = True) -> ExportReport:
     """Write all passages of a snapshot, in row order, to the new folder `out`, which appears complete or not at all.
 
-    Vectors are included if `embeddings`, if the layout has a place for them, and if the snapshot has vectors.
+    `out` may be in a repository of datasets on the Hugging Face Hub (`hf://datasets/USER/NAME/FOLDER`). Vectors are
+    included if `embeddings`, if the layout has a place for them, and if the snapshot has vectors. The layout `store`
+    is written by `export_store`.
 
     Raises:
         StoreError: a file of the snapshot is missing or damaged, or `out` cannot be written.
         UsageError: `out` exists already, or there is no such layout.
     """
-    if layout not in get_args(Layout):
-        raise UsageError(f"there is no layout {layout!r}: choose from {', '.join(get_args(Layout))}")
+    if layout not in _WRITERS:
+        raise UsageError(f"there is no layout {layout!r}: choose from {', '.join(_WRITERS)}")
     vectors = embeddings and any(kind_of(file) == "embeddings" for file in snapshot.manifest.content.files)
-    try:
-        with new_folder(out) as building:
-            _WRITERS[layout](snapshot, building, vectors)
-            (building / "README.md").write_text(_readme(snapshot, vectors), encoding="utf-8")
-            size = sum(path.stat().st_size for path in building.rglob("*") if path.is_file())
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
-    return ExportReport(snapshot.id, out, layout, snapshot.n, size)
+    with new_folder(out) as building:
+        _WRITERS[layout](snapshot, building, vectors)
+        return _report(snapshot.manifest, building, out, layout, vectors)
 
 
-def write_files(store: Store, files: Mapping[str, BlobRef], out: Path) -> int:
-    """Write a version's files, each verified, to the new folder `out`; return their bytes.
+def export_store(store: Store, name: str, out: Destination) -> ExportReport:
+    """Write a snapshot, whole, to the new folder `out` as a store of its own, under the ref `latest`.
+
+    `name` is an id, a prefix, a ref or ref@number. The manifest and the move are signed if the environment has a key,
+    and the manifest was signed (`Shelf.vouched`).
 
     Raises:
-        StoreError: a file is missing or damaged, or `out` cannot be written.
+        StoreError: there is no such snapshot, a file of it is missing or damaged, or `out` cannot be written.
         UsageError: `out` exists already.
     """
-    try:
-        with new_folder(out) as building:
-            for path, ref in files.items():
-                store.blobs.fetch(ref, building / path)
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
-    return sum(ref.size for ref in files.values())
+    identity = store.snapshots.trusted(name)
+    manifest, vouched = store.snapshots.get(identity), store.snapshots.vouched(identity)
+    with new_folder(out) as building:
+        made = Store.open(str(building), create=True)
+        for ref in {*manifest.content.files.values()}:
+            store.blobs.fetch(ref, building / ref.path)
+        made.snapshots.put(manifest, sign=vouched)
+        made.refs.move(_REF, identity, 0, sign=vouched)
+        return _report(manifest, building, out, "store", vectors=True)
 
 
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which is renamed to `out` when the block succeeds and deleted when it fails.
-
-    Raises:
-        UsageError: `out` exists already.
-        OSError: the folder cannot be written.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"there is something at {out} already: give a new folder")
-    building = out.absolute().with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-    building.mkdir(parents=True)
-    try:
-        yield building
-        for path in building.rglob("*"):
-            sync(path)
-        building.rename(out)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+def _report(manifest: Manifest, building: Path, out: Destination, layout: Layout, vectors: bool) -> ExportReport:
+    """Write the README, and return what was written."""
+    (building / "README.md").write_text(_readme(manifest, out, layout, vectors), encoding="utf-8")
+    size = sum(path.stat().st_size for path in building.rglob("*") if path.is_file())
+    return ExportReport(manifest.id, out, layout, manifest.content.n, size)
 
 
 def _write_dpr(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
@@ -162,11 +151,19 @@ _WRITERS: dict[Layout, Callable[[Snapshot, Path, bool], None]] = {
 }
 
 
-def _readme(snapshot: Snapshot, vectors: bool) -> str:
-    corpus = snapshot.manifest.content.corpus
-    licence = f", {corpus['licence']}, by its authors; excerpts, markup removed" if corpus.get("licence") else ""
-    space = f"Vectors: {snapshot.space.get('name')}.\n" if vectors and snapshot.space else ""
-    return (
-        f"{snapshot.n:,} passages of bookwheel snapshot {snapshot.id}.\n"
-        f"Text: {corpus.get('base') or corpus.get('dbname') or corpus.get('kind') or 'unknown'}{licence}.\n{space}"
+def _readme(manifest: Manifest, out: Destination, layout: Layout, vectors: bool) -> str:
+    """Return a dataset card: what the Hub reads, then what people do."""
+    content, corpus = manifest.content, manifest.content.corpus
+    told = str(corpus.get("licence") or "")
+    head = ["tags:", "- bookwheel", *([f"license: {_LICENCES[told]}"] if told in _LICENCES else [])]
+    licence = f", {told}, by its authors; excerpts, markup removed" if told else ""
+    space = f"Vectors: {content.space.get('name')}.\n" if vectors and content.space else ""
+    source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
+    read = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""
+    return "\n".join(
+        [
+            *("---", *head, "---"),
+            f"{content.n:,} passages of bookwheel snapshot {manifest.id}.",
+            f"Text: {source}{licence}.\n{space}{read}",
+        ]
     )

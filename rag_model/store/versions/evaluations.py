@@ -15,7 +15,7 @@ from typing import Any
 from rag_model.digest import digest_file
 from rag_model.errors import RefusedError, StoreError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.pulling.export import write_files
+from rag_model.store.pulling.destination import Destination, write_files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import absent, lacking
 from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figures, Subject
@@ -117,11 +117,11 @@ class ExportedEvaluation:
     """The result of exporting an evaluation."""
 
     evaluation: str  # full id
-    path: Path
+    path: Destination
     bytes: int
 
 
-def export_evaluation(store: Store, name: str, out: Path) -> ExportedEvaluation:
+def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEvaluation:
     """Write an evaluation's files, each verified, to the new folder `out`; `name` is an id or a prefix.
 
     Raises:

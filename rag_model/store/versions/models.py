@@ -11,7 +11,7 @@ from typing import Any
 
 from rag_model.errors import RefConflictError, StoreError, UsageError
 from rag_model.store.objects.trees import linked_tree
-from rag_model.store.pulling.export import write_files
+from rag_model.store.pulling.destination import Destination, write_files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import absent
 from rag_model.store.versions.model_manifest import SUFFIXES, ModelContent, ModelManifest
@@ -64,16 +64,17 @@ class ExportedModel:
     """The result of exporting a model."""
 
     model: str  # full id
-    path: Path
+    path: Destination
     kind: str  # the name of the objective that made it
     bytes: int
 
 
-def export_model(store: Store, name: str, out: Path) -> ExportedModel:
+def export_model(store: Store, name: str, out: Destination) -> ExportedModel:
     """Write a model's files, each verified, to the new folder `out`, which appears complete or not at all.
 
-    `name` is an id, a prefix, a ref or ref@number. The files are those that the training saved, including safetensors
-    and a model card: transformers' `from_pretrained` opens the folder, or the folders in it.
+    `out` may be a repository of the Hugging Face Hub (`hf://USER/NAME`), or a folder in one. `name` is an id, a prefix,
+    a ref or ref@number. The files are those that the training saved, including safetensors and a model card:
+    transformers' `from_pretrained` opens the folder, or the folders in it.
 
     Raises:
         StoreError: there is no such model, a file of it is missing or damaged, or `out` cannot be written.
@@ -81,7 +82,7 @@ def export_model(store: Store, name: str, out: Path) -> ExportedModel:
     """
     identity = store.models.trusted(name)
     content = store.models.get(identity).content
-    return ExportedModel(identity, out, content.kind, write_files(store, content.files, out))
+    return ExportedModel(identity, out, content.kind, write_files(store, content.files, out, "model"))
 
 
 def model_folder(store: Store, name: str) -> Path:

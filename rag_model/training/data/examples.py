@@ -18,6 +18,7 @@ from typing import Any
 import fsspec
 
 from rag_model.corpus.records import Passage
+from rag_model.corpus.source import errors_of, reason
 from rag_model.digest import digest_chunks
 from rag_model.errors import InputError
 from rag_model.evaluation.questions.files import read_questions
@@ -120,7 +121,7 @@ def _is_json(url: str) -> bool:
     with _opened(url) as file:
         try:
             return str(file.read(1 << 12)).lstrip()[:1] in {"{", "["}
-        except _BROKEN as broken:
+        except errors_of(*_BROKEN) as broken:
             raise _unreadable(url, broken) from broken
 
 
@@ -128,7 +129,7 @@ def _objects(url: str) -> Iterator[tuple[str, Any]]:
     with _opened(url) as file:
         try:
             yield from values(file, url)
-        except _BROKEN as broken:
+        except errors_of(*_BROKEN) as broken:
             raise _unreadable(url, broken) from broken
 
 
@@ -136,12 +137,12 @@ def _opened(url: str) -> Any:
     refuse_secret(url)
     try:
         return fsspec.open(url, "rt", encoding="utf-8-sig", compression="infer").open()
-    except _BROKEN as broken:
+    except errors_of(*_BROKEN) as broken:
         raise _unreadable(url, broken) from broken
 
 
 def _unreadable(url: str, broken: Exception) -> InputError:
-    return InputError(f"{url} cannot be read as training examples ({broken}): check the file")
+    return InputError(f"{url} cannot be read as training examples ({reason(broken)}): check the file")
 
 
 def _reason(broken: Exception) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import fsspec
 
 from rag_model.corpus.chunkers.sentence_ends import ends_sentence
+from rag_model.corpus.source import errors_of, reason
 from rag_model.digest import digest_json
 from rag_model.errors import InputError
 from rag_model.secrets import refuse_secret
@@ -42,8 +43,8 @@ def read_statements(source: str) -> list[Statement]:
                 if not isinstance(text, str) or not text.strip():
                     raise InputError(f'{where} has no statement: write {{"statement": "…"}} on each line')
                 found.append(Statement(str(value.get("id", number)), " ".join(text.split())))
-    except _BROKEN as broken:
-        raise InputError(f"statements {source} cannot be read ({broken}): check the file") from broken
+    except errors_of(*_BROKEN) as broken:
+        raise InputError(f"statements {source} cannot be read ({reason(broken)}): check the file") from broken
     if not found:
         raise InputError(f"{source} holds no statement: give a file with at least one")
     return found
