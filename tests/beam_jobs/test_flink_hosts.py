@@ -36,7 +36,9 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
 store, snapshot, stages = Store.open(sys.argv[1]), sys.argv[2], sys.argv[3:]
 records = {stage: sorted(store.files.names(f"memo/{stage}")) for stage in stages}
-print(json.dumps({"records": records, "wrong": [str(one) for one in verify(store, snapshot)]}))
+reports = [found.path for found in store.files.tree("runs") if found.path.endswith(".json")]
+wrong = [str(one) for one in verify(store, snapshot)]
+print(json.dumps({"records": records, "reports": reports, "wrong": wrong}))
 """
 
 
@@ -75,6 +77,7 @@ def finished(running: "subprocess.Popen[str]") -> Any:
     """Return what a command told, as JSON."""
     out, errors = running.communicate(timeout=DEADLINE)
     assert running.returncode == 0, errors
+    assert all(line.endswith(("…", " s", " left")) for line in errors.splitlines()), errors
     return json.loads(out)
 
 
@@ -124,7 +127,7 @@ def test_hosts_that_share_only_the_store_make_the_same_snapshot_though_one_is_lo
     assert made["counts"] == expected["counts"]
     there, here = found(launcher, url, made["snapshot"]), found(launcher, "alone", made["snapshot"])
     assert there == here
-    assert there["wrong"] == []
+    assert there["wrong"] == there["reports"] == []
     assert len(there["records"]["chunk"]) >= LEAST_PARTS
 
 

@@ -35,6 +35,12 @@ class FlinkHosts:
     workers: dict[str, Flink]
     flags: list[str]  # the options that send a job there
 
+    def complete(self) -> bool:
+        """Return whether every host does its part."""
+        workers = self.workers.values()
+        assert all(part.running() for part in (self.manager, *workers)), "a part of the cluster has ended"
+        return self.manager.free_slots() == SLOTS * len(self.workers) and all(worker.listens() for worker in workers)
+
     def busy(self) -> set[str]:
         """Return the hosts that have a part of a job to do."""
         asked = self.manager.asked
@@ -78,8 +84,7 @@ def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> I
                 worker.prepare()
                 worker.start_task_manager()
                 worker.run("pool", worker.pool_command, made[name].environment(environment))
-            until(lambda: cluster.manager.free_slots() == SLOTS * len(WORKERS), "both TaskManagers with their slots")
-            until(lambda: all(worker.listens() for worker in cluster.workers.values()), "the pools of workers")
+            until(cluster.complete, "both TaskManagers with their slots, and their pools")
             yield cluster
         except BaseException:
             for name, part in parts.items():
