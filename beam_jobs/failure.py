@@ -9,6 +9,7 @@ from rag_model.store.store import Store
 FAILED = "failed"  # stage suffix under which a worker reports its error
 WORKER_DIED = "Worker subprocess exited with return code"  # Beam's message
 _LOST = re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)")  # Flink's message about a connection to a worker
+_NO_SLOTS = re.compile(r"TimeoutException: Timeout has occurred: \d+ ms")  # Flink's, when slots do not come free
 _CANCELLED = re.compile(r"JobCancellationException|in state CANCELLED")
 _RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # in a trace
 
@@ -38,6 +39,11 @@ def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) 
         return errors.ResourceError(
             f"workers of the {stage} job were lost more often than the engine tries again, perhaps for want of memory: "
             "finished work is recorded; give each worker more, or run fewer on a machine, and run again"
+        )
+    if _NO_SLOTS.search(str(failure)):
+        return errors.ResourceError(
+            f"the {stage} job waited in vain for as many slots as --parallelism says; perhaps a machine was lost: "
+            "finished work is recorded; add TaskManagers or ask for fewer slots, and run again"
         )
     if _CANCELLED.search(str(failure)):
         return errors.BookwheelError(
