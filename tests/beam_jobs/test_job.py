@@ -98,7 +98,7 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
 @pytest.mark.parametrize(
     ("said", "kind", "sentence"),
     [
-        (LOST, ResourceError, "were lost more often"),
+        (LOST, ResourceError, "lost workers more often"),
         (NO_SLOTS, ResourceError, "waited in vain for as many slots as --parallelism says"),
         (CANCELLED, BookwheelError, "was cancelled on its engine"),
         (RAISED, InputError, "^so$"),
