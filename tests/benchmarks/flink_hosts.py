@@ -22,7 +22,7 @@ SETTINGS = {
     "rest.bind-address": "0.0.0.0",
     "taskmanager.bind-host": "0.0.0.0",
     "cluster.evenly-spread-out-slots": "true",  # otherwise one host with two slots does all
-    "heartbeat.timeout": 20_000,  # milliseconds: a host that is gone refuses nothing, it is silent
+    "heartbeat.timeout": 30_000,  # milliseconds: a host that is gone refuses nothing, it is silent
 }
 
 
