@@ -8,8 +8,25 @@ from rag_model.store.store import Store
 
 FAILED = "failed"  # stage suffix under which a worker reports its error
 WORKER_DIED = "Worker subprocess exited with return code"  # Beam's message
-_LOST = re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)")  # Flink's message about a connection to a worker
-_CANCELLED = re.compile(r"JobCancellationException|in state CANCELLED")
+_ENGINES = (  # what Flink says, and what the user is told after "the ... job"
+    (
+        re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),  # of a connection to a worker
+        errors.ResourceError,
+        "lost workers more often than the engine tries again, perhaps for want of memory: "
+        "finished work is recorded; give each worker more, or run fewer on a machine, and run again",
+    ),
+    (
+        re.compile(r"TimeoutException: Timeout has occurred: \d+ ms"),  # of a request for slots
+        errors.ResourceError,
+        "waited in vain for as many slots as --parallelism says; perhaps a machine was lost: "
+        "finished work is recorded; add TaskManagers or ask for fewer slots, and run again",
+    ),
+    (
+        re.compile(r"JobCancellationException|in state CANCELLED"),
+        errors.BookwheelError,
+        "was cancelled on its engine: finished work is recorded; run it again to continue",
+    ),
+)
 _RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # in a trace
 
 
@@ -34,15 +51,9 @@ def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) 
             f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): "
             "finished work is recorded; run it again, with one worker (-- --direct_num_workers=1) if it happens again"
         )
-    if _LOST.search(str(failure)):
-        return errors.ResourceError(
-            f"workers of the {stage} job were lost more often than the engine tries again, perhaps for want of memory: "
-            "finished work is recorded; give each worker more, or run fewer on a machine, and run again"
-        )
-    if _CANCELLED.search(str(failure)):
-        return errors.BookwheelError(
-            f"the {stage} job was cancelled on its engine: finished work is recorded; run it again to continue"
-        )
+    for pattern, kind, sentence in _ENGINES:
+        if pattern.search(str(failure)):
+            return kind(f"the {stage} job {sentence}")
     return errors.BookwheelError(
         f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
         "finished work is recorded; run it again with --debug for the trace"

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import (
+    DebugOptions,
     FlinkRunnerOptions,
     JobServerOptions,
     PipelineOptions,
@@ -33,6 +34,9 @@ from rag_model import errors
 _UNTIL_TOLD = (  # runs a command until it ends or standard input is closed
     'exec 3<&0; "$@" 3<&- </dev/null & server=$!; { read -r _ <&3; kill "$server"; } & wait "$server"'
 )
+# Otherwise Beam runs `pip freeze` for each job and stages the list, in a folder of this machine: workers elsewhere that
+# fetch what is staged, as those that Beam's own image starts, would not find it.
+_NOTHING_STAGED = "disable_logging_submission_environment"
 _PATIENCE = 120.0  # seconds until a silent server counts as failed; a busy machine's JVM takes 20 to start
 
 
@@ -134,12 +138,15 @@ _starting = threading.Lock()
 def reach(options: PipelineOptions, flags: Sequence[str]) -> None:
     """Set the job server in the options of a job for Flink: that of earlier jobs with the same flags, or a new one.
 
+    The job then stages no file: workers have what they need installed, and read the rest from the store.
+
     Raises:
         ResourceError: there is no job server, and none can be started.
     """
     flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
     if options.view_as(StandardOptions).runner != FlinkRunner.__name__:
         return
+    options.view_as(DebugOptions).add_experiment(_NOTHING_STAGED)
     flink.flink_master = FlinkRunner.add_http_scheme(flink.flink_master)  # type: ignore[no-untyped-call]
     if portable.job_endpoint or flink.flink_submit_uber_jar:
         return

@@ -1,7 +1,7 @@
-"""A build on a real Flink cluster, whose workers share nothing with the launcher but the store, and break half-way.
+"""A build on a real Flink cluster, whose workers share nothing with the launcher but the store, interrupted half-way.
 
 What half-way is, is made certain: the workers reach the store through a proxy that holds back their writes until the
-test has done its worst.
+test has done its worst. Workers that are killed, and a host that is lost, are in `test_flink_hosts.py`.
 """
 
 import json
@@ -22,7 +22,6 @@ import s3fs
 
 from flows.rebuilds import rebuilds
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.moves import tag
 from rag_model.training.loop.journal import read_metrics
 from tests.benchmarks.flink_cluster import DEADLINE, SLOTS, AbsentError, Flink, flink, until
@@ -35,8 +34,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_gro
 
 RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
 WORDS = {"index": {"bm25": {"factory": "BM25", "over": "text"}}}
-LEAST_PARTS = 5  # more than there are slots, so that some are done and some are not
-STAGES = "chunk", "embed", "train", "scatter", "shard", "merge"
 IN_PROCESS = ["--runner=FnApiRunner"]
 
 
@@ -130,51 +127,11 @@ def finished(running: "subprocess.Popen[str]") -> Any:
     return json.loads(out)
 
 
-def restarted(cluster: Flink) -> set[str]:
-    """Return the stages of the jobs that did not go through at the first attempt."""
-    jobs = [(job["name"], job["jid"]) for job in cluster.asked("/jobs/overview")["jobs"]]
-    return {name.split("-")[1] for name, jid in jobs if cluster.asked(f"/jobs/{jid}/exceptions")["root-exception"]}
-
-
 @pytest.fixture(scope="module")
 def local(reindex: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Store]:
     """What a run on this machine alone makes of the dump, and the store that it lies in."""
     folder = tmp_path_factory.mktemp("local") / "store"
     return finished(reindex(folder, IN_PROCESS)), Store.open(str(folder))
-
-
-def test_a_worker_and_a_task_manager_killed_half_way_change_nothing(
-    cluster: Flink, proxy: FaultyServer, bucket: str, reindex: Callable[..., Any], local: tuple[Any, Store]
-) -> None:
-    expected, at_home = local
-    cut, encoded = Hold("chunk"), Hold("embed")
-    proxy.fault = lambda request: cut(request) or encoded(request)
-    running = reindex(f"{bucket}/store", cluster.flags)
-    try:
-        reached(cut, running)
-        store = Store.open(f"{bucket}/store")
-        assert records(store, "chunk")
-        for worker in cluster.workers():  # whichever has the work
-            worker.kill()
-        cut.released.set()
-
-        reached(encoded, running)
-        assert records(store, "embed")
-        cluster.kill("taskmanager")
-        cluster.start_task_manager()
-        encoded.released.set()
-        made = finished(running)
-    finally:
-        given_up(running, cut, encoded)
-
-    assert restarted(cluster) == {"chunk", "embed"}
-    assert set(cluster.jobs().values()) == {"FINISHED"}
-    assert len(records(store, "chunk")) >= LEAST_PARTS
-    assert [records(store, stage) for stage in STAGES] == [records(at_home, stage) for stage in STAGES]
-    assert made["snapshot"] == expected["snapshot"]
-    assert made["counts"] == expected["counts"]
-    assert verify(store, made["snapshot"]) == []
-    assert [path for path in s3fs.S3FileSystem().find(f"{store.url}/runs") if path.endswith(".json")] == []
 
 
 def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(

@@ -90,6 +90,7 @@ def test_a_store_that_only_the_launcher_sees(launch: Launch, tmp_path: Path) -> 
 
 
 LOST = "failed in state FAILED: org.apache.beam.vendor.grpc.StatusRuntimeException: CANCELLED: client cancelled"
+NO_SLOTS = "failed in state FAILED: java.util.concurrent.TimeoutException: Timeout has occurred: 300000 ms"
 CANCELLED = "FAILED: org.apache.flink.runtime.client.JobCancellationException: Job was cancelled."
 RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [while running 'Cut']"
 
@@ -97,7 +98,8 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
 @pytest.mark.parametrize(
     ("said", "kind", "sentence"),
     [
-        (LOST, ResourceError, "were lost more often"),
+        (LOST, ResourceError, "lost workers more often"),
+        (NO_SLOTS, ResourceError, "waited in vain for as many slots as --parallelism says"),
         (CANCELLED, BookwheelError, "was cancelled on its engine"),
         (RAISED, InputError, "^so$"),
     ],

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.transforms.environments import python_sdk_dependencies
 
 from beam_jobs.flink import cancel, reach
 from rag_model.errors import ResourceError
@@ -75,6 +76,14 @@ def test_all_jobs_of_the_same_flags_have_one_server_and_a_new_one_where_it_has_e
     reach(options, flags)
     cancel(options, "any")
     until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_job_stages_no_file_of_the_launcher(flags: list[str]) -> None:
+    options = PipelineOptions(flags)
+    assert python_sdk_dependencies(options), "Beam no longer stages a list of packages: stop forbidding it"
+    reach(options, flags)
+    assert python_sdk_dependencies(options) == []
+    cancel(options, "any")
 
 
 def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:

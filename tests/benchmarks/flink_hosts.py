@@ -1,0 +1,95 @@
+"""A Flink cluster whose JobManager, TaskManagers and launcher are hosts of their own, which share nothing.
+
+Each host of workers has a TaskManager and, for it alone, a pool of Python workers.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.flink_cluster import SLOTS, Flink, flink_jars, job_server_jar, runner_jars, until
+from tests.benchmarks.hosts import Host, hosts
+
+MANAGER, LAUNCHER, STORE = "manager", "launcher", "store"
+WORKERS = "one", "two"
+SETTINGS = {
+    "jobmanager.rpc.address": MANAGER,
+    "jobmanager.rpc.port": 6123,
+    "jobmanager.bind-host": "0.0.0.0",
+    "rest.address": MANAGER,
+    "rest.bind-address": "0.0.0.0",
+    "taskmanager.bind-host": "0.0.0.0",
+    "cluster.evenly-spread-out-slots": "true",  # otherwise one host with two slots does all
+    "heartbeat.timeout": 30_000,  # milliseconds: a host that is gone refuses nothing, it is silent
+}
+
+
+@dataclass(slots=True)
+class FlinkHosts:
+    """The hosts, and the part of the cluster that each one runs."""
+
+    hosts: dict[str, Host]
+    manager: Flink
+    workers: dict[str, Flink]
+    flags: list[str]  # the options that send a job there
+
+    def complete(self) -> bool:
+        """Return whether every host does its part."""
+        workers = self.workers.values()
+        assert all(part.running() for part in (self.manager, *workers)), "a part of the cluster has ended"
+        return self.manager.free_slots() == SLOTS * len(self.workers) and all(worker.listens() for worker in workers)
+
+    def busy(self) -> set[str]:
+        """Return the hosts that have a part of a job to do."""
+        asked = self.manager.asked
+        running = [job["jid"] for job in asked("/jobs/overview")["jobs"] if job["state"] == "RUNNING"]
+        steps = [(job, step["id"]) for job in running for step in asked(f"/jobs/{job}")["vertices"]]
+        parts = [part for job, step in steps for part in asked(f"/jobs/{job}/vertices/{step}")["subtasks"]]
+        return {part["host"] for part in parts if part["status"] == "RUNNING"}
+
+
+@contextmanager
+def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> Iterator[FlinkHosts]:
+    """Run a cluster whose hosts' folders lie in `folder`; a host for the store is there, and empty.
+
+    Args:
+        folder: an empty one within `hidden`.
+        hidden: what no host sees, as of `hosts`.
+        environment: of the workers.
+
+    Raises:
+        AbsentError: Flink, Java or Beam's jars are not here.
+        NoHostsError: this machine cannot make such hosts.
+    """
+    own, utils = flink_jars()
+    runner = runner_jars()
+    classpath = ":".join(map(str, [*own, utils, *runner]))
+    programs = {jar.parent for jar in (*own, utils, *runner)}
+    with hosts([MANAGER, *WORKERS, LAUNCHER, STORE], folder, hidden, [*programs]) as made:
+        jar = job_server_jar(made[LAUNCHER].folder / "server", [*runner, own[0]])
+
+        def node(name: str) -> Flink:
+            host = made[name]
+            settings: dict[str, Any] = {**SETTINGS, "taskmanager.host": name}
+            return Flink(host.folder, classpath, jar, 8081, 50000, host.enter, settings)
+
+        cluster = FlinkHosts(made, node(MANAGER), {name: node(name) for name in WORKERS}, node(MANAGER).flags)
+        parts = {MANAGER: cluster.manager, **cluster.workers}
+        try:
+            cluster.manager.prepare()
+            cluster.manager.start_job_manager()
+            for name, worker in cluster.workers.items():
+                worker.prepare()
+                worker.start_task_manager()
+                worker.run("pool", worker.pool_command, made[name].environment(environment))
+            until(cluster.complete, "both TaskManagers with their slots, and their pools")
+            yield cluster
+        except BaseException:
+            for name, part in parts.items():
+                print(f"==== {name}\n{part.logs()}")
+            raise
+        finally:
+            for part in parts.values():
+                part.end()
