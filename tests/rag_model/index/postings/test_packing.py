@@ -18,8 +18,9 @@ def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int],
 
 
 def pack(gaps: list[int], weights: list[int]) -> bytes:
-    out = np.zeros(20 * len(gaps) + 8, np.uint8)
-    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), np.zeros(SIZES, np.int64), out, 0)
+    out, held = np.zeros(20 * len(gaps) + 8, np.uint8), np.zeros((2, BLOCK), np.uint32)
+    held[:, : len(gaps)] = gaps, np.array(weights) - 1
+    end = encode(*held, len(gaps), np.zeros(SIZES, np.int64), out, 0)
     return out[:end].tobytes()
 
 
