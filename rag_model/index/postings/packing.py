@@ -17,7 +17,7 @@ that it was given, and returns -1 for bytes that are no block.
 import numpy as np
 
 from rag_model.index.postings.compiled import bare, inlined
-from rag_model.index.postings.machine import bit_length, store64
+from rag_model.index.postings.machine import bit_length, load64, store64
 
 BLOCK = 128  # postings
 PADDING = 8  # bytes behind the last block at least, so that whole words can be read
@@ -158,21 +158,12 @@ def encode(gaps, weights, count, sizes, out, at):
 
 
 @inlined
-def _unpack(words, at, width, count, out):
+def _unpack(data, at, width, count, out):
     """Read `count` numbers of `width` bits, from byte `at` on, into `out`."""
-    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    word, have = at >> 3, 64 - 8 * (at & 7)
-    held = words[word] >> np.uint64(8 * (at & 7))
+    mask, bit = (np.uint64(1) << np.uint64(width)) - np.uint64(1), 0
     for i in range(count):
-        if have >= width:
-            out[i] = np.int64(held & mask)
-            held >>= np.uint64(width)
-            have -= width
-        else:
-            word += 1
-            out[i] = np.int64((held | (words[word] << np.uint64(have))) & mask)
-            held = words[word] >> np.uint64(width - have)
-            have += 64 - width
+        out[i] = np.int64((load64(data, at + (bit >> 3)) >> np.uint64(bit & 7)) & mask)
+        bit += width
 
 
 @inlined
@@ -216,8 +207,8 @@ def unpack(data, words, at, end, count, gaps, less):
     behind = behind_gaps + (count * c + 7) // 8
     if behind > end:
         return -1
-    _unpack(words, at, b, count, gaps)
-    _unpack(words, behind_gaps, c, count, less)
+    _unpack(data, at, b, count, gaps)
+    _unpack(data, behind_gaps, c, count, less)
     at = behind
     if more_gaps:
         at = _patch(data, at, end, b, count, gaps)
