@@ -79,7 +79,7 @@ def _carried(
 ) -> Iterator[Written]:
     """Write all lists to a file; yield their terms batch by batch."""
     rows = fresh[others.rows].astype(np.uint32) if len(fresh) else np.empty(0, np.uint32)
-    earlier = file.dictionary, file.lists, file.words, file.layout.lists, moved
+    earlier = file.dictionary, file.lists, file.layout.lists, moved
     new = others.text, others.cuts, others.ends, rows, others.weights.astype(np.uint16)
     state, term, scratch, why = (
         np.zeros(STATE, np.int64),

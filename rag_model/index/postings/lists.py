@@ -91,7 +91,7 @@ def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, l
         writer: see `begin_list`.
         gaps: (128,) uint32, of the open block.
         less: (128,) uint32: weights minus 1, of the open block.
-        sizes: (SIZES,) int64 of 0, for `encode`.
+        sizes: (SIZES,) int64, for `encode`.
         out: uint8 with `ROOM` bytes a posting, where blocks go.
         headers: uint8, where headers go.
 

@@ -23,8 +23,7 @@ BLOCK = 128  # postings
 PADDING = 8  # bytes behind the last block at least, so that whole words can be read
 _EXCEPTIONS = 128  # flag of a width byte
 _MOST_BITS = 32
-_WIDTHS = _MOST_BITS + 1  # from 0 on
-SIZES = BLOCK + 1  # numbers that `encode` needs for its own use
+SIZES = BLOCK  # numbers that `encode` needs for its own use
 
 
 @inlined
@@ -95,26 +94,20 @@ def _pack(values, count, width, out, at):
     held, bits, i = np.uint64(0), np.uint64(0), 0
     if width == 0:
         return end
-    if 4 * width <= 56:  # with up to seven bits of the byte before, in one word
-        while i < count:
-            low = (np.uint64(values[i]) & mask) | ((np.uint64(values[i + 1]) & mask) << w)
-            high = (np.uint64(values[i + 2]) & mask) | ((np.uint64(values[i + 3]) & mask) << w)
-            held |= (low | (high << (w + w))) << bits
-            store64(out, at, held)
-            bits += w << np.uint64(2)
-            at += np.int64(bits >> np.uint64(3))
-            held >>= bits & np.uint64(56)
-            bits &= np.uint64(7)
-            i += 4
-        return end
+    step = 4 if width <= 14 else 1  # with up to seven bits that are left, in one word
     while i < count:
-        held |= (np.uint64(values[i]) & mask) << bits
+        some = np.uint64(values[i]) & mask
+        if step == 4:
+            some |= (np.uint64(values[i + 1]) & mask) << w
+            more = (np.uint64(values[i + 2]) & mask) | ((np.uint64(values[i + 3]) & mask) << w)
+            some |= more << (w + w)
+        held |= some << bits
         store64(out, at, held)
-        bits += w
+        bits += w * np.uint64(step)
         at += np.int64(bits >> np.uint64(3))
         held >>= bits & np.uint64(56)
         bits &= np.uint64(7)
-        i += 1
+        i += step
     return end
 
 
@@ -140,11 +133,11 @@ def encode(gaps, weights, count, sizes, out, at):
     """Write a block; return the place behind it.
 
     Args:
-        gaps: (>= count) int64, each row minus the row before it minus 1, below 2^32.
-        weights: (>= count) int64, each weight minus 1, below 2^16.
+        gaps: (128,) uint32, each row minus the row before it minus 1.
+        weights: (128,) uint32, each weight minus 1, below 2^16. Of both, up to three values behind the last become 0.
         count: postings, 1 ... 128.
-        sizes: (SIZES,) int64 of 0.
-        out: uint8, with room for 16 bytes a posting.
+        sizes: (SIZES,) int64, for its own use.
+        out: uint8, with room for 16 bytes a posting, and 8 more.
         at: where the block begins.
     """
     b, more_gaps = _width(gaps, count, sizes)
@@ -185,7 +178,7 @@ def _patch(data, at, end, width, count, out):
 
 
 @inlined
-def unpack(data, words, at, end, count, gaps, less):
+def unpack(data, at, end, count, gaps, less):
     """Read a block as `encode` takes it; see `decode`.
 
     Args:
@@ -220,12 +213,11 @@ def unpack(data, words, at, end, count, gaps, less):
 
 
 @bare
-def decode(data, words, at, end, before, count, rows, weights):
+def decode(data, at, end, before, count, rows, weights):
     """Read a block from data[at:end], which is followed by `PADDING` bytes.
 
     Args:
         data: uint8.
-        words: the same bytes as uint64.
         at: where the block begins.
         end: where its bytes, or those of the whole list, end.
         before: the row before the block; -1 at the beginning of a list.
@@ -236,7 +228,7 @@ def decode(data, words, at, end, before, count, rows, weights):
     Returns:
         The place behind the block; -1 if the bytes are no block.
     """
-    at = unpack(data, words, at, end, count, rows, weights)
+    at = unpack(data, at, end, count, rows, weights)
     if at < 0:
         return -1
     row = before
