@@ -2,9 +2,11 @@
 
 import json
 import math
+from itertools import chain
 from typing import Any
 
 DEEPEST = 64  # arrays and objects within one another; what bookwheel and model hubs write has fewer than 20
+_NESTED = dict, list
 _ESCAPED_HALF = b"\\ud"  # of a character outside the first 65,536: halves come in pairs
 
 
@@ -42,18 +44,13 @@ def _finite(digits: str) -> float:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value]
+    level = [value] if isinstance(value, _NESTED) else []
     for _ in range(DEEPEST + 1):
-        level = [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list)]
+        inner = chain.from_iterable(outer.values() if isinstance(outer, dict) else outer for outer in level)
+        level = [one for one in inner if isinstance(one, _NESTED)]
         if not level:
             return
     raise ValueError(f"it is nested deeper than {DEEPEST} levels")
-
-
-def _inner(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _check_characters(value: Any) -> None:

@@ -73,8 +73,10 @@ def kept_rows(delta: Path, before: int, rows: int) -> Rows:
         runs = _checked(file.notes.get(_RUNS.encode(), b""), before, file.n_rows, rows)
     if runs is None:
         raise InputError(f"{delta} is not a delta of {before} passages to {rows}: read the whole file")
-    pieces = (np.full(count, _NEW) if first == _NEW else np.arange(first, first + count) for first, count in runs)
-    return np.concatenate([np.empty(0, np.int64), *pieces])
+    firsts, counts = np.array(runs, np.int64).reshape(-1, 2).T
+    begins = np.cumsum(counts) - counts
+    places = np.arange(rows) + np.repeat(firsts - begins, counts)
+    return np.where(np.repeat(firsts == _NEW, counts), _NEW, places)
 
 
 def _read(passages: Path) -> pa.Table:

@@ -102,14 +102,24 @@ class Analyzer:
             word = self._stemmer.stemWord(word)
         return (word if word.isascii() else _without_accents(word)).encode("utf-8", "replace")
 
-    def terms_of_tokens(self, tokens: Sequence[bytes]) -> list[Sequence[bytes]]:
-        """Return the terms of each token, given in UTF-8: of a word in lower case, or of any run of characters.
+    def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+        """Return the terms of tokens, one after another, and how many each has.
 
-        Words of ASCII go through the stemmer together, which takes a third of the time.
+        A token is a word of ASCII in lower case, or any run of characters, in UTF-8. Words of ASCII go through the
+        stemmer together, which takes a third of the time.
         """
         words = [token[:MOST_CHARACTERS] for token in tokens if token.isascii()]
-        terms = iter(words if self._stemmer is None else self._stemmer.stemWords(words))
-        return [(next(terms),) if token.isascii() else self.terms(token.decode("utf-8", "replace")) for token in tokens]
+        stems = words if self._stemmer is None else self._stemmer.stemWords(words)
+        terms, sizes, at = list[bytes](), [1] * len(tokens), 0
+        others = (
+            [place for place, token in enumerate(tokens) if not token.isascii()] if len(words) < len(tokens) else []
+        )
+        for number, place in enumerate(others):
+            own = self.terms(tokens[place].decode("utf-8", "replace"))
+            sizes[place] = len(own)
+            terms += [*stems[at : place - number], *own]
+            at = place - number
+        return terms + stems[at:], sizes
 
     @property
     def fingerprint(self) -> str:

@@ -28,6 +28,14 @@ def bare(function: Callable[..., Any]) -> Any:
     return _compiled(function, {"_nrt": False})
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """Return a function compiled likewise, which becomes a part of those that call it.
+
+    A call passes each array as seven numbers: for a list of few postings, most of the work.
+    """
+    return _compiled(function, {"_nrt": False, "forceinline": True})
+
+
 def _compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
     compiler = require("numba", extra="text").njit
     with suppress(RuntimeError):

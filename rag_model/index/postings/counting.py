@@ -154,9 +154,9 @@ class _Counter:
         """Give the tokens from number `known` on their terms."""
         ends = self._tokens.ends[known : int(self._tokens.known[0]) + 1]
         text = self._tokens.text[ends[0] : ends[-1]].tobytes()
-        made = self._analyzer.terms_of_tokens([text[first:last] for first, last in pairwise((ends - ends[0]).tolist())])
+        tokens = [text[first:last] for first, last in pairwise((ends - ends[0]).tolist())]
+        made, sizes = self._analyzer.terms_of_tokens(tokens)
         numbers = self._numbers
-        terms = [numbers.setdefault(term, len(numbers)) for own in made for term in own]
+        terms = [numbers.setdefault(term, len(numbers)) for term in made]
         self._terms = np.concatenate([self._terms, np.array(terms, np.int32)])
-        sizes = np.fromiter(map(len, made), np.int64, len(made))
-        self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(sizes)])
+        self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(sizes, dtype=np.int64)])

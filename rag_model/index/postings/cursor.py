@@ -35,7 +35,7 @@ def header_of(cursor, block):
 
 
 @compiled
-def start(cursor, data, words, lists, rows, weights):
+def start(cursor, data, lists, rows, weights):
     """Set a cursor to the first block of its list; return whether the list's bytes make sense."""
     begin, end = cursor[BEGIN], cursor[END]
     if begin < 0 or end > lists or begin >= end or cursor[DF] < 1:
@@ -56,7 +56,7 @@ def start(cursor, data, words, lists, rows, weights):
         return True
     if blocks == 1:
         cursor[COUNT] = cursor[DF]
-        if decode(data, words, begin, end, -1, cursor[DF], rows, weights) < 0:
+        if decode(data, begin, end, -1, cursor[DF], rows, weights) < 0:
             return False
         cursor[LAST], cursor[HELD] = rows[cursor[DF] - 1], 0
         return True
@@ -84,13 +84,13 @@ def next_block(cursor, data):
 
 
 @compiled
-def read_block(cursor, data, words, rows, weights):
+def read_block(cursor, data, rows, weights):
     """Decode the cursor's block, if it is not; return whether its bytes make sense."""
     if cursor[HELD] == cursor[AT_BLOCK]:
         return True
     block = cursor[AT_BLOCK]
     count = BLOCK if block + 1 < cursor[BLOCKS] else cursor[DF] - BLOCK * block
-    if decode(data, words, cursor[DATA], cursor[END], cursor[BEFORE], count, rows, weights) < 0:
+    if decode(data, cursor[DATA], cursor[END], cursor[BEFORE], count, rows, weights) < 0:
         return False
     if rows[count - 1] != cursor[LAST]:
         return False
@@ -99,12 +99,11 @@ def read_block(cursor, data, words, rows, weights):
 
 
 @compiled
-def read_list(data, words, lists, found, rows, weights):
+def read_list(data, lists, found, rows, weights):
     """Decode a whole list.
 
     Args:
         data: uint8, the lists, padded.
-        words: the same bytes as uint64.
         lists: bytes of all lists.
         found: (3,) postings, begin and end of the list.
         rows: (postings,) filled with rows, ascending.
@@ -116,10 +115,10 @@ def read_list(data, words, lists, found, rows, weights):
     cursor, at = np.zeros(NUMBERS, np.int64), 0
     cursor[DF], cursor[BEGIN], cursor[END] = found[0], found[1], found[2]
     held_rows, held_weights = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    if not start(cursor, data, words, lists, held_rows, held_weights):
+    if not start(cursor, data, lists, held_rows, held_weights):
         return False
     while cursor[AT_BLOCK] < cursor[BLOCKS]:
-        if not read_block(cursor, data, words, held_rows, held_weights):
+        if not read_block(cursor, data, held_rows, held_weights):
             return False
         for i in range(cursor[COUNT]):
             rows[at + i], weights[at + i] = held_rows[i], held_weights[i]

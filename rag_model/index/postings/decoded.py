@@ -42,10 +42,10 @@ class Decoded(NamedTuple):
 
 
 @compiled
-def _decode(data, words, lists, lengths, found, weighting, rows, parts):
+def _decode(data, lists, lengths, found, weighting, rows, parts):
     """Decode a list; return its largest part, or `DAMAGED`."""
     weights = np.empty(len(rows), np.int64)
-    if not read_list(data, words, lists, found, rows, weights) or rows[len(rows) - 1] >= len(lengths):
+    if not read_list(data, lists, found, rows, weights) or rows[len(rows) - 1] >= len(lengths):
         return float(DAMAGED)
     most = np.float32(0)
     for i in range(len(rows)):
@@ -133,7 +133,7 @@ class DecodedLists:
         last = first + int(found[0])
         rows, parts = self.arrays.rows[first:last], self.arrays.parts[first:last]
         most = _decode(
-            file.lists, file.words, file.layout.lists, file.lengths, found, self.weighting, rows, parts
+            file.lists, file.layout.lists, file.lengths, found, self.weighting, rows, parts
         )  # fmt: skip
         if most < 0:
             return False

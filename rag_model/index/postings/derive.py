@@ -78,10 +78,15 @@ def _carried(
     file: PostingsFile, moved: Array, others: PartPostings, fresh: Rows, lengths: Array, out: IO[bytes]
 ) -> Iterator[Written]:
     """Write all lists to a file; yield their terms batch by batch."""
-    rows = fresh[others.rows] if len(fresh) else np.empty(0, np.int64)
-    earlier = file.dictionary, file.lists, file.words, file.layout.lists, moved
-    new = others.text, others.cuts, others.ends, rows, others.weights.astype(np.int64)
-    state, term, scratch, why = np.zeros(STATE, np.int64), np.empty(_TEXT, np.uint8), no_scratch(), FULL
+    rows = fresh[others.rows].astype(np.uint32) if len(fresh) else np.empty(0, np.uint32)
+    earlier = file.dictionary, file.lists, file.layout.lists, moved
+    new = others.text, others.cuts, others.ends, rows, others.weights.astype(np.uint16)
+    state, term, scratch, why = (
+        np.zeros(STATE, np.int64),
+        np.empty(_TEXT, np.uint8),
+        no_scratch(int(np.diff(others.ends, prepend=0).max(initial=0))),
+        FULL,
+    )
     state[LEFT] = file.layout.terms
     text, numbers, room = np.empty(_TEXT, np.uint8), np.empty((3, _TERMS), np.int64), np.empty(_LISTS, np.uint8)
     while why == FULL:

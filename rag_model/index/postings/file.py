@@ -116,7 +116,6 @@ class PostingsFile:
         self.layout = layout
         self.lengths = data[AT_LENGTHS : AT_LENGTHS + 2 * layout.n].view("<u2")
         self.lists = data[layout.at_lists : layout.at_dictionary]  # padded
-        self.words = self.lists.view("<u8")
         self.dictionary = data[layout.at_dictionary : layout.at_dictionary + layout.dictionary]
         self.groups = data[layout.at_groups :].view("<i8").reshape(-1, 2)  # (2 g,) -> (g, 2)
 

@@ -15,7 +15,7 @@ are merged behind it (Mackenzie et al. 2020 keep such pairs for the same reason)
 
 import numpy as np
 
-from rag_model.index.postings.compiled import bare, compiled
+from rag_model.index.postings.compiled import bare, compiled, inlined
 from rag_model.index.postings.packing import BLOCK, SIZES, encode, put_varint
 
 HEADER = 9  # bytes of a block's header
@@ -24,7 +24,7 @@ MOST_LENGTH = 65_535  # of a passage
 ROOM = 20  # bytes that a posting takes at most, headers and exceptions included
 
 
-@bare
+@inlined
 def put_header(out, at, last, size, weight, shortest):
     """Write the header of a block at out[at:]."""
     for byte in range(4):
@@ -77,7 +77,7 @@ def end_block(writer, gaps, less, sizes, out, headers):
     writer[AT_OUT], writer[HELD], writer[HEAVIEST], writer[SHORTEST] = behind, 0, 0, MOST_LENGTH
 
 
-@bare
+@inlined
 def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, less, sizes, out, headers):
     """Add postings [first, last) to the open list.
 
@@ -89,34 +89,42 @@ def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, l
         first_row: see `rows`.
         lengths: (n,) uint16 lengths of all passages.
         writer: see `begin_list`.
-        gaps: (128,) int64, of the open block.
-        less: (128,) int64: weights minus 1, of the open block.
-        sizes: (SIZES,) int64 of 0, for `encode`.
+        gaps: (128,) uint32, of the open block.
+        less: (128,) uint32: weights minus 1, of the open block.
+        sizes: (SIZES,) int64, for `encode`.
         out: uint8 with `ROOM` bytes a posting, where blocks go.
         headers: uint8, where headers go.
 
     Returns:
         Whether rows are ascending and in the corpus, and weights at least 1.
     """
-    held, before = writer[HELD], writer[BEFORE]
-    heaviest, shortest = writer[HEAVIEST], writer[SHORTEST]
-    for i in range(first, last):
-        row, weight = np.int64(rows[i]) + first_row, np.int64(weights[i])
-        if row <= before or row >= len(lengths) or weight < 1:
+    while first < last:
+        held, before = writer[HELD], writer[BEFORE]
+        some = min(last - first, BLOCK - held)
+        wrong, heaviest = np.int64(0), np.int64(0)
+        at, to = np.uint64(first), np.uint64(held)  # indices that have no sign need no look at it, and are vectors
+        for i in range(np.uint64(some)):
+            row, weight = np.int64(rows[at + i]) + first_row, np.int64(weights[at + i])
+            gap, more = row - before - 1, weight - 1
+            gaps[to + i], less[to + i] = gap, more
+            wrong |= gap | more
+            heaviest = max(heaviest, weight)
+            before = row
+        if wrong < 0 or before >= len(lengths):
             return False
-        gaps[held], less[held] = row - before - 1, weight - 1
-        heaviest, shortest = max(heaviest, weight), min(shortest, np.int64(lengths[row]))
-        before = row
-        held += 1
-        if held == BLOCK:
-            writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = held, before, heaviest, shortest
+        writer[HELD], writer[BEFORE], writer[HEAVIEST] = held + some, before, max(heaviest, writer[HEAVIEST])
+        if writer[PLACE] >= 0:
+            shortest = np.int64(lengths[before])
+            for i in range(np.uint64(some)):
+                shortest = min(shortest, np.int64(lengths[np.uint64(np.int64(rows[at + i]) + first_row)]))
+            writer[SHORTEST] = min(writer[SHORTEST], shortest)
+        if held + some == BLOCK:
             end_block(writer, gaps, less, sizes, out, headers)
-            held, heaviest, shortest = 0, np.int64(0), np.int64(MOST_LENGTH)
-    writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = held, before, heaviest, shortest
+        first += some
     return True
 
 
-@bare
+@inlined
 def put_single(row, weight, out, at):
     """Write a list of one posting at out[at:]; return the place behind it."""
     at = put_varint(out, at, 2 * row + (1 if weight > 1 else 0))
@@ -145,7 +153,7 @@ def put_lists(shares, counts, ends, parts, first_rows, places, rows, weights, le
     """
     at, share = 0, 0
     writer = np.zeros(NUMBERS, np.int64)
-    gaps, less, scratch = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.zeros(SIZES, np.int64)
+    gaps, less, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32), np.zeros(SIZES, np.int64)
     for term in range(len(ends)):
         begin = at
         if counts[term] == 1:

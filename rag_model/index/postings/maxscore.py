@@ -94,10 +94,10 @@ def _window_bound(cursor, data, rows, first, behind, whole, factor, weighting):
 
 
 @compiled
-def _add(cursor, data, words, rows, weights, first, behind, lengths, factor, weighting, sums):
+def _add(cursor, data, rows, weights, first, behind, lengths, factor, weighting, sums):
     """Add a list's postings with rows in [first, behind) to their sums; return whether its bytes make sense."""
     while cursor[AT_BLOCK] < cursor[BLOCKS] and cursor[BEFORE] < behind - 1:
-        if not read_block(cursor, data, words, rows, weights):
+        if not read_block(cursor, data, rows, weights):
             return False
         at, count = cursor[AT], cursor[COUNT]
         while at < count and rows[at] < first:
@@ -113,13 +113,13 @@ def _add(cursor, data, words, rows, weights, first, behind, lengths, factor, wei
 
 
 @compiled
-def _probe(cursor, data, words, rows, weights, row, lengths, factor, weighting):
+def _probe(cursor, data, rows, weights, row, lengths, factor, weighting):
     """Return a row's part by a list, 0 without a posting, or `DAMAGED`; rows are asked for in ascending order."""
     while cursor[LAST] < row:
         next_block(cursor, data)
     if cursor[AT_BLOCK] >= cursor[BLOCKS] or cursor[BEFORE] >= row:
         return np.int64(0)
-    if not read_block(cursor, data, words, rows, weights):
+    if not read_block(cursor, data, rows, weights):
         return np.int64(DAMAGED)
     low, high = cursor[AT], cursor[COUNT]
     while low < high:
@@ -135,12 +135,12 @@ def _probe(cursor, data, words, rows, weights, row, lengths, factor, weighting):
 
 
 @compiled
-def _first_threshold(cursors, t, data, words, rows, weights, lengths, factor, weighting, k):
+def _first_threshold(cursors, t, data, rows, weights, lengths, factor, weighting, k):
     """Return the k-th best part of a list that has k postings: no passage below it is among the k best."""
     best, ids, size = np.empty(k, np.int64), np.empty(k, np.int64), 0
     cursor = cursors[t].copy()
     while cursor[AT_BLOCK] < cursor[BLOCKS]:
-        if not read_block(cursor, data, words, rows, weights):
+        if not read_block(cursor, data, rows, weights):
             return np.int64(DAMAGED)
         for i in range(cursor[COUNT]):
             if rows[i] >= len(lengths):
@@ -154,12 +154,11 @@ def _first_threshold(cursors, t, data, words, rows, weights, lengths, factor, we
 
 
 @compiled
-def search(data, words, lists, lengths, found, factors, weighting, k, skip, scores, rows):
+def search(data, lists, lengths, found, factors, weighting, k, skip, scores, rows):
     """Find the k best rows of a question.
 
     Args:
         data: uint8, the lists, padded.
-        words: the same bytes as uint64.
         lists: bytes of all lists.
         lengths: (n,) uint16.
         found: (t, 3) int64 of each known term: postings, begin and end of its list.
@@ -180,15 +179,13 @@ def search(data, words, lists, lengths, found, factors, weighting, k, skip, scor
     threshold = np.int64(0)
     for i in range(t):
         cursors[i, DF], cursors[i, BEGIN], cursors[i, END] = found[i, 0], found[i, 1], found[i, 2]
-        if not start(cursors[i], data, words, lists, held_rows[i], held_weights[i]):
+        if not start(cursors[i], data, lists, held_rows[i], held_weights[i]):
             return DAMAGED
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST] >= n:
             return DAMAGED
         wholes[i] = _list_bound(cursors[i], data, held_weights[i], held_rows[i], lengths, factors[i], weighting)
         if skip and k <= found[i, 0] <= _SAMPLED and wholes[i] > threshold:
-            first = _first_threshold(
-                cursors, i, data, words, held_rows[i], held_weights[i], lengths, factors[i], weighting, k
-            )
+            first = _first_threshold(cursors, i, data, held_rows[i], held_weights[i], lengths, factors[i], weighting, k)
             if first == DAMAGED:
                 return DAMAGED
             threshold = max(threshold, first - 1)
@@ -224,7 +221,6 @@ def search(data, words, lists, lengths, found, factors, weighting, k, skip, scor
             if not _add(
                 cursors[j],
                 data,
-                words,
                 held_rows[j],
                 held_weights[j],
                 first,
@@ -250,7 +246,6 @@ def search(data, words, lists, lengths, found, factors, weighting, k, skip, scor
                 more = _probe(
                     cursors[j],
                     data,
-                    words,
                     held_rows[j],
                     held_weights[j],
                     first + place,

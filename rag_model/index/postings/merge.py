@@ -118,7 +118,7 @@ class _Joined:
         begin, count = self._file.tell(), int(batch.counts[0])
         headers = np.empty(HEADER * (-(-count // BLOCK)), np.uint8)
         writer, sizes = np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64)
-        gaps, less = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+        gaps, less = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
         out = np.empty(ROOM * (_POSTINGS + BLOCK), np.uint8)
         begin_list(writer, 0, 0)
         self._file.seek(begin + len(headers))

@@ -16,17 +16,17 @@ that it was given, and returns -1 for bytes that are no block.
 
 import numpy as np
 
-from rag_model.index.postings.compiled import bare
+from rag_model.index.postings.compiled import bare, inlined
+from rag_model.index.postings.machine import bit_length, load64, store64
 
 BLOCK = 128  # postings
 PADDING = 8  # bytes behind the last block at least, so that whole words can be read
 _EXCEPTIONS = 128  # flag of a width byte
 _MOST_BITS = 32
-_WIDTHS = _MOST_BITS + 1  # from 0 on
-SIZES = 2 * _WIDTHS  # numbers that `encode` needs for its own use
+SIZES = BLOCK  # numbers that `encode` needs for its own use
 
 
-@bare
+@inlined
 def put_varint(out, at, value):
     """Write a whole number >= 0 at out[at:], seven bits a byte, the lowest first; return the place behind it."""
     while value >= 128:
@@ -37,7 +37,7 @@ def put_varint(out, at, value):
     return at + 1
 
 
-@bare
+@inlined
 def get_varint(data, at, end):
     """Read what `put_varint` wrote; return the value and the place behind it, or (-1, end) if it is not whole."""
     value, shift = np.int64(0), 0
@@ -51,123 +51,115 @@ def get_varint(data, at, end):
     return -1, end
 
 
-_BITS = np.array([value.bit_length() for value in range(1 << 12)], np.uint8)
+@inlined
+def _width(values, count, larger):
+    """Return the width with the fewest bytes, and how many values are larger.
 
-
-@bare
-def _bits(value):
-    """Return how many bits a number from 0 to 2^32 - 1 has."""
-    if value < 1 << 12:
-        return np.int64(_BITS[value])
-    if value < 1 << 24:
-        return np.int64(_BITS[value >> 12]) + 12
-    return np.int64(_BITS[value >> 24]) + 24
-
-
-@bare
-def _width(sizes, first, count):
-    """Return the width with the fewest bytes, and the number of values that are larger.
-
-    `sizes[first + b]` of `count` values have b bits; they are 0 after. A width below all values' is never best: with
-    seven bits more each exception has a byte less, or is none.
+    From the largest value's width down, `larger[b]` of the values have more than b bits. It ends at the smallest
+    value's width, or where each exception's place and one byte more are too many: a width below all values' is never
+    best, for with seven bits more each exception has a byte less, or is none.
     """
-    least, most = first, first + _MOST_BITS
-    while sizes[least] == 0:
-        least += 1
-    while sizes[most] == 0:
-        most -= 1
-    best, width, larger, above = count * 16, 0, 0, 0
-    for at in range(most, least - 1, -1):  # `sizes` becomes how many have more bits
-        sizes[at], above = above, above + sizes[at]
-        cost = (count * (at - first) + 7) // 8 + (1 if sizes[at] else 0)
-        for bits in range(at, most, 7):  # an exception's place is a byte, and so are 7 higher bits each
-            cost += sizes[bits] * (2 if bits == at else 1)
-        if cost <= best:
-            best, width, larger = cost, at - first, sizes[at]
-    for at in range(least, most + 1):
-        sizes[at] = 0
-    return width, larger
-
-
-@bare
-def _pack(values, count, width, out, at):
-    held, bits = np.int64(0), 0
-    mask = (np.int64(1) << width) - 1
+    held, smallest = np.uint32(0), values[0]
     for i in range(count):
-        held |= (np.int64(values[i]) & mask) << bits
-        bits += width
-        if bits >= 32:
-            out[at], out[at + 1] = held & 255, (held >> 8) & 255
-            out[at + 2], out[at + 3] = (held >> 16) & 255, (held >> 24) & 255
-            held >>= 32
-            bits -= 32
-            at += 4
-    while bits > 0:
-        out[at] = held & 255
-        held >>= 8
-        bits -= 8
-        at += 1
-    return at
+        held |= values[i]
+        smallest = min(smallest, values[i])
+    most, least = bit_length(np.int64(held)), bit_length(np.int64(smallest))
+    best, width, exceptions = (count * most + 7) // 8, most, 0
+    spent = (count * least + 7) // 8 + 1
+    larger[most] = 0
+    for bits in range(most - 1, least - 1, -1):
+        limit, more = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
+        for i in range(count):
+            more = np.int32(more + (values[i] > limit))
+        if spent + 2 * more > best:
+            break
+        larger[bits] = more
+        cost = (count * bits + 7) // 8 + 1 + more
+        above = bits
+        while above < most:  # an exception's place is a byte, and so are 7 higher bits each
+            cost += larger[above]
+            above += 7
+        if cost <= best:
+            best, width, exceptions = cost, bits, np.int64(more)
+    return width, exceptions
 
 
-@bare
-def _put_exceptions(values, count, width, larger, out, at):
+@inlined
+def _pack(values, count, width, out, at):
+    """Write the lowest `width` bits of values; return the place behind."""
+    end = at + (count * width + 7) // 8
+    for i in range(count, (count + 3) // 4 * 4):
+        values[i] = 0
+    w, mask = np.uint64(width), np.uint64((np.int64(1) << width) - 1)
+    held, bits, i = np.uint64(0), np.uint64(0), 0
+    if width == 0:
+        return end
+    step = 4 if width <= 14 else 1  # with up to seven bits that are left, in one word
+    while i < count:
+        some = np.uint64(values[i]) & mask
+        if step == 4:
+            some |= (np.uint64(values[i + 1]) & mask) << w
+            more = (np.uint64(values[i + 2]) & mask) | ((np.uint64(values[i + 3]) & mask) << w)
+            some |= more << (w + w)
+        held |= some << bits
+        store64(out, at, held)
+        bits += w * np.uint64(step)
+        at += np.int64(bits >> np.uint64(3))
+        held >>= bits & np.uint64(56)
+        bits &= np.uint64(7)
+        i += step
+    return end
+
+
+@inlined
+def _put_exceptions(values, count, width, larger, places, out, at):
     if larger == 0:
         return at
     out[at] = larger
     at += 1
-    for i in range(count):
-        high = np.int64(values[i]) >> width
-        if high:
-            out[at] = i
-            at = put_varint(out, at + 1, high)
+    limit, found = np.uint32((np.int64(1) << width) - 1), 0
+    for i in range(count):  # without a branch: which values are larger cannot be foretold
+        places[found] = i
+        found += values[i] > limit
+    for j in range(larger):
+        i = places[j]
+        out[at] = i
+        at = put_varint(out, at + 1, np.int64(values[i]) >> width)
     return at
 
 
-@bare
+@inlined
 def encode(gaps, weights, count, sizes, out, at):
     """Write a block; return the place behind it.
 
     Args:
-        gaps: (>= count) int64, each row minus the row before it minus 1, below 2^32.
-        weights: (>= count) int64, each weight minus 1, below 2^16.
+        gaps: (128,) uint32, each row minus the row before it minus 1.
+        weights: (128,) uint32, each weight minus 1, below 2^16. Of both, up to three values behind the last become 0.
         count: postings, 1 ... 128.
-        sizes: (SIZES,) int64 of 0.
-        out: uint8, with room for 16 bytes a posting.
+        sizes: (SIZES,) int64, for its own use.
+        out: uint8, with room for 16 bytes a posting, and 8 more.
         at: where the block begins.
     """
-    for i in range(count):  # of both at once: an entry that was just written is slow to read again
-        sizes[_bits(gaps[i])] += 1
-        sizes[_WIDTHS + _bits(weights[i])] += 1
-    b, more_gaps = _width(sizes, 0, count)
-    c, more_weights = _width(sizes, _WIDTHS, count)
+    b, more_gaps = _width(gaps, count, sizes)
+    c, more_weights = _width(weights, count, sizes)
     out[at] = b | (_EXCEPTIONS if more_gaps else 0)
     out[at + 1] = c | (_EXCEPTIONS if more_weights else 0)
     at = _pack(gaps, count, b, out, at + 2)
     at = _pack(weights, count, c, out, at)
-    at = _put_exceptions(gaps, count, b, more_gaps, out, at)
-    return _put_exceptions(weights, count, c, more_weights, out, at)
+    at = _put_exceptions(gaps, count, b, more_gaps, sizes, out, at)
+    return _put_exceptions(weights, count, c, more_weights, sizes, out, at)
 
 
-@bare
-def _unpack(words, at, width, count, out):
+@inlined
+def _unpack(data, at, width, count, out):
     """Read `count` numbers of `width` bits, from byte `at` on, into `out`."""
-    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    word, have = at >> 3, 64 - 8 * (at & 7)
-    held = words[word] >> np.uint64(8 * (at & 7))
+    mask, bit = (np.uint64(1) << np.uint64(width)) - np.uint64(1), 0
     for i in range(count):
-        if have >= width:
-            out[i] = np.int64(held & mask)
-            held >>= np.uint64(width)
-            have -= width
-        else:
-            word += 1
-            out[i] = np.int64((held | (words[word] << np.uint64(have))) & mask)
-            held = words[word] >> np.uint64(width - have)
-            have += 64 - width
+        out[i] = np.int64((load64(data, at + (bit >> 3)) >> np.uint64(bit & 7)) & mask)
+        bit += width
 
 
-@bare
+@inlined
 def _patch(data, at, end, width, count, out):
     """Add the higher bits of exceptions; return the place behind them, or -1."""
     if at >= end:
@@ -185,19 +177,13 @@ def _patch(data, at, end, width, count, out):
     return at
 
 
-@bare
-def decode(data, words, at, end, before, count, rows, weights):
-    """Read a block from data[at:end], which is followed by `PADDING` bytes.
+@inlined
+def unpack(data, at, end, count, gaps, less):
+    """Read a block as `encode` takes it; see `decode`.
 
     Args:
-        data: uint8.
-        words: the same bytes as uint64.
-        at: where the block begins.
-        end: where its bytes, or those of the whole list, end.
-        before: the row before the block; -1 at the beginning of a list.
-        count: postings, 1 ... 128.
-        rows: (128,) int64, filled with the rows, ascending.
-        weights: (128,) int64, filled with the weights, at least 1.
+        gaps: filled with the gaps of `count` rows.
+        less: filled with their weights minus 1.
 
     Returns:
         The place behind the block; -1 if the bytes are no block.
@@ -214,17 +200,37 @@ def decode(data, words, at, end, before, count, rows, weights):
     behind = behind_gaps + (count * c + 7) // 8
     if behind > end:
         return -1
-    _unpack(words, at, b, count, rows)
-    _unpack(words, behind_gaps, c, count, weights)
+    _unpack(data, at, b, count, gaps)
+    _unpack(data, behind_gaps, c, count, less)
     at = behind
     if more_gaps:
-        at = _patch(data, at, end, b, count, rows)
+        at = _patch(data, at, end, b, count, gaps)
         if at < 0:
             return -1
     if more_weights:
-        at = _patch(data, at, end, c, count, weights)
-        if at < 0:
-            return -1
+        at = _patch(data, at, end, c, count, less)
+    return at
+
+
+@bare
+def decode(data, at, end, before, count, rows, weights):
+    """Read a block from data[at:end], which is followed by `PADDING` bytes.
+
+    Args:
+        data: uint8.
+        at: where the block begins.
+        end: where its bytes, or those of the whole list, end.
+        before: the row before the block; -1 at the beginning of a list.
+        count: postings, 1 ... 128.
+        rows: (128,) int64, filled with the rows, ascending.
+        weights: (128,) int64, filled with the weights, at least 1.
+
+    Returns:
+        The place behind the block; -1 if the bytes are no block.
+    """
+    at = unpack(data, at, end, count, rows, weights)
+    if at < 0:
+        return -1
     row = before
     for i in range(count):
         row += rows[i] + 1

@@ -122,7 +122,6 @@ class PostingsIndex:
             return np.zeros(1, np.int64)
         count: int = maxscore.search(
             file.lists,
-            file.words,
             file.layout.lists,
             file.lengths,
             lists,

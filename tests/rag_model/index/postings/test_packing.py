@@ -13,13 +13,14 @@ def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int],
     """Return where a block ends, its rows and its weights."""
     data = np.frombuffer(packed + bytes(PADDING + -len(packed) % 8), np.uint8)
     rows, weights = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    end = decode(data, data.view(np.uint64), 0, len(packed), before, count, rows, weights)
+    end = decode(data, 0, len(packed), before, count, rows, weights)
     return int(end), rows[:count].tolist(), weights[:count].tolist()
 
 
 def pack(gaps: list[int], weights: list[int]) -> bytes:
-    out = np.zeros(20 * len(gaps) + 8, np.uint8)
-    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), np.zeros(SIZES, np.int64), out, 0)
+    out, held = np.zeros(20 * len(gaps) + 8, np.uint8), np.zeros((2, BLOCK), np.uint32)
+    held[:, : len(gaps)] = gaps, np.array(weights) - 1
+    end = encode(*held, len(gaps), np.zeros(SIZES, np.int64), out, 0)
     return out[:end].tobytes()
 
 
@@ -33,6 +34,24 @@ def test_a_block_gives_its_postings_back(postings: list[tuple[int, int]], before
 
 def test_a_rare_large_value_does_not_widen_the_others() -> None:
     assert len(pack([0] * 127 + [1 << 20], [1] * 128)) == 2 + 1 + 1 + 3  # widths 0; one exception of 21 bits
+
+
+def fewest(values: list[int]) -> int:
+    """Return the width with the fewest bytes, of several the lowest: all of them tried."""
+
+    def size(width: int) -> int:
+        larger = [value >> width for value in values if value >> width]
+        varints = sum(1 + -(-high.bit_length() // 7) for high in larger)
+        return -(-len(values) * width // 8) + (1 + varints if larger else 0)
+
+    return min(range(33), key=size)
+
+
+@given(st.lists(st.tuples(st.one_of(GAPS, st.integers(0, 2**32 - 1)), WEIGHTS), min_size=1, max_size=BLOCK))
+def test_widths_are_those_with_the_fewest_bytes(postings: list[tuple[int, int]]) -> None:
+    gaps, weights = [gap for gap, _ in postings], [weight for _, weight in postings]
+    packed = pack(gaps, weights)
+    assert (packed[0] & 127, packed[1] & 127) == (fewest(gaps), fewest([weight - 1 for weight in weights]))
 
 
 @given(st.binary(max_size=80), st.integers(1, BLOCK))
