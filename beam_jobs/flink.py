@@ -146,7 +146,7 @@ def reach(options: PipelineOptions, flags: Sequence[str]) -> None:
     flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
     if options.view_as(StandardOptions).runner != FlinkRunner.__name__:
         return
-    options.view_as(DebugOptions).add_experiment(_NOTHING_STAGED)
+    options.view_as(DebugOptions).add_experiment(_NOTHING_STAGED)  # type: ignore[no-untyped-call]
     flink.flink_master = FlinkRunner.add_http_scheme(flink.flink_master)  # type: ignore[no-untyped-call]
     if portable.job_endpoint or flink.flink_submit_uber_jar:
         return
