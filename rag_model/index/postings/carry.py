@@ -103,7 +103,7 @@ def _move(gaps, less, count, before, moved, new_rows, new_weights, first, last, 
         end += np.int64(gaps[i])
     if end >= len(moved):
         return 0, first, -1
-    row, kept, new = before, 0, np.int64(new_rows[first]) if first < last else _BEYOND
+    row, kept, new = before, np.int64(0), np.int64(new_rows[first]) if first < last else _BEYOND
     for i in range(count):
         row += np.int64(gaps[i]) + 1
         now = np.int64(moved[row])

@@ -1,13 +1,18 @@
 """What a processor does at once and numba has no word for: a word of eight bytes at any byte, the bits of a number."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rag_model.extras import require
 
 _numba = require("numba", extra="text")
-_extending = require("numba.extending", extra="text")
 _ir = require("llvmlite.ir", extra="text")
 _WORD = _ir.IntType(64)
+
+
+def _instruction(function: Callable[..., Any]) -> Any:
+    """Return a function that compiled code may call; it says its types and generates its machine code."""
+    return require("numba.extending", extra="text").intrinsic(function)
 
 
 def _place(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
@@ -15,7 +20,7 @@ def _place(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> 
     return builder.bitcast(builder.gep(first, [at]), _WORD.as_pointer())
 
 
-@_extending.intrinsic
+@_instruction
 def load64(_: Any, data: Any, at: Any) -> Any:
     """Return data[at:at + 8] as a uint64, the lowest byte first; `data` is uint8 and has these bytes."""
 
@@ -25,7 +30,7 @@ def load64(_: Any, data: Any, at: Any) -> Any:
     return _numba.types.uint64(data, _numba.types.int64), generate
 
 
-@_extending.intrinsic
+@_instruction
 def store64(_: Any, out: Any, at: Any, word: Any) -> Any:
     """Write a uint64 to out[at:at + 8], the lowest byte first; `out` is uint8 and has these bytes."""
 
@@ -36,7 +41,7 @@ def store64(_: Any, out: Any, at: Any, word: Any) -> Any:
     return _numba.types.void(out, _numba.types.int64, _numba.types.uint64), generate
 
 
-@_extending.intrinsic
+@_instruction
 def bit_length(_: Any, value: Any) -> Any:
     """Return how many bits an int64 >= 0 has: 0 of 0."""
 

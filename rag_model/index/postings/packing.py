@@ -64,7 +64,7 @@ def _width(values, count, larger):
         held |= values[i]
         smallest = min(smallest, values[i])
     most, least = bit_length(np.int64(held)), bit_length(np.int64(smallest))
-    best, width, exceptions = (count * most + 7) // 8, most, 0
+    best, width, exceptions = (count * most + 7) // 8, most, np.int64(0)
     spent = (count * least + 7) // 8 + 1
     larger[most] = 0
     for bits in range(most - 1, least - 1, -1):
