@@ -12,6 +12,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from flows.command.console import Shown, shown
 from flows.stage import in_run
+from rag_model.allocator import give_back
 
 
 @dataclass
@@ -23,10 +24,14 @@ class StageClock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[Shown]:
-        """Yield a function to call with (done, total) during the stage, as often as necessary."""
+        """Yield a function to call with (done, total) during the stage, as often as necessary.
+
+        What the stage freed goes back to the kernel, so that the next one's peak does not stand on it.
+        """
         started = time.monotonic()
         with shown(stage) as show:
             yield _Artifact(self.flow, stage, show) if in_run() else show
+        give_back()
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - started, 3)
 
 

@@ -12,6 +12,7 @@ libraries, stay as they are.
 
 import ctypes
 import os
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -49,12 +50,14 @@ def release_freed() -> bool:
 
 
 def give_back() -> None:
-    """Give the kernel the free pages, as after a large object that no other will follow; only if `reuse_freed` holds.
+    """Give the kernel the free pages, as after a stage or a large object that no other will follow.
 
-    glibc keeps those at the end of each thread's heap: at most 64 MiB a thread.
+    glibc keeps those at the end of each thread's heap: at most 64 MiB a thread. Arrow has an allocator of its own.
     """
-    if _set.cache_info().currsize and _set():
-        _glibc().malloc_trim(0)
+    if arrow := sys.modules.get("pyarrow"):
+        arrow.default_memory_pool().release_unused()
+    if libc := _glibc():
+        libc.malloc_trim(0)
 
 
 def chosen(environment: Mapping[str, str]) -> bool:

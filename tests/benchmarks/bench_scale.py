@@ -3,8 +3,8 @@
 For each size a synthetic dump of real sentences is written (`scaled_dump.py`), and the same a month later. Then, as a
 user types it: `reindex`, `reindex` of the month after, `pull`, `verify`, `diff`, `takedown` of a page (which builds
 all snapshots that hold it again), `gc`, and `serve`, which answers one question, with indexes in memory, as by
-default, and mapped (`--low-memory`). Of each stage and verb: seconds, CPU seconds of all processes, and the anonymous
-memory of the launcher and of the largest worker at its peak.
+default, and mapped (`--low-memory`). Of each stage and verb: seconds, CPU seconds of all processes, and the memory of
+the launcher and of the largest worker at its peak: what it holds itself (anonymous), and pages of mapped files.
 
 Parts have 256 KiB of compressed dump at any size: by default a part is a sixteenth of a dump of less than 512 MiB, so
 that what holds a part would seem to grow with the library. Up to 100,000 passages a graph is built at once, and from
@@ -12,15 +12,18 @@ there on in cells of 62,500: `shard` jumps there, and is linear beyond, so ask f
 checkout also compiles the search for words, some twenty CPU seconds.
 
 `growth` is, for stages and verbs of at least a CPU second, the exponent e of CPU = a n^e and of wall-clock seconds, by
-least squares of the logarithms over the three largest sizes; and `bytes_a_passage`, by which memory grows from the
-smallest to the largest size. `largest_kb` is the largest manifest, list of files, report and record. 1 is linear; a
-start that costs the same at any size makes it less.
+least squares of the logarithms over the three largest sizes; and `bytes_a_passage`, by which anonymous memory grows
+from the smallest to the largest size. 1 is linear; a start that costs the same at any size makes it less. Less than
+four seconds' work the launcher does itself, more is done by workers, which start first: a stage's sizes that differ in
+this (its worker's memory is 0) are not compared. `largest_kb` is the largest manifest, list, report and record.
 
 The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`): it costs next to
-nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line, and what a verb took on
-standard error as it ends: half a million passages take an hour.
-`python tests/benchmarks/bench_scale.py [--passages 1000,4000] [--texts FILE]`, where FILE is JSON lines with `title`
-and `text`, plain or `.xz`; by default the passages of the demo, which repeat often in a large dump.
+nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line; and on standard error
+each stage and verb as it ends, in the order of `columns`, so that a run that is cut off is not lost: half a million
+passages take an hour.
+`python tests/benchmarks/bench_scale.py [--passages 125000,500000] [--texts FILE]`, where FILE is JSON lines with
+`title` and `text`, plain or `.xz`; by default the passages of the demo, which repeat often in a large dump, and one
+small size: nearly all of its 45 CPU seconds is starts, so that two would give no exponent that says anything.
 """
 
 import argparse
@@ -60,21 +63,27 @@ def lived(corpus: Corpus, encoder: str, folder: Path) -> tuple[dict[str, Told], 
     build = ("--store", str(store), "--encoder", encoder, "--recipe", str(folder / "recipe.toml"))
     for verb, month in _MONTHS.items():
         dump = corpus.write(month, folder / month)
-        told[verb] = _said(verb, bookwheel("reindex", "--dump", dump, *build, environment=cache))
+        told[verb] = _run(verb, ("reindex", "--dump", dump, *build), cache)
         shutil.rmtree(folder / month)
     sizes = measured_sizes(store)
     for verb, words in _verbs(corpus, folder / "pulled").items():
-        told[verb] = _said(verb, bookwheel(*words, "--store", str(store), environment=cache))
+        told[verb] = _run(verb, (*words, "--store", str(store)), cache)
     shutil.rmtree(folder / "pulled")
     for verb in ("serve", "serve --low-memory"):
-        told[verb] = _said(verb, answered(verb.split(), store, corpus.question(), cache))
+        told[verb] = answered(verb.split(), store, corpus.question(), cache)
+        _say(verb, told[verb].whole)
     counts = told["reindex"].reply["counts"]
     return told, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
 
 
-def _said(verb: str, told: Told) -> Told:
-    print(json.dumps(rounded(costs_of({verb: told}))), file=sys.stderr, flush=True)
+def _run(verb: str, words: Sequence[str], environment: dict[str, str]) -> Told:
+    told = bookwheel(*words, environment=environment, on_stage=lambda stage, spent: _say(f"{verb}: {stage}", spent))
+    _say(verb, told.whole)
     return told
+
+
+def _say(name: str, spent: Spent) -> None:
+    print(json.dumps(rounded({name: spent})), file=sys.stderr, flush=True)
 
 
 def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
@@ -125,10 +134,13 @@ def costs_of(told: Mapping[str, Told]) -> Costs:
 
 
 def growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
-    """Return the exponents and the bytes a passage of each stage and verb that costs enough."""
+    """Return the exponents and the bytes a passage of each stage and verb that costs enough; of one size none."""
     found: dict[str, Any] = {}
+    if len(costs) < 2:
+        return found
     for name, last in costs[-1].items():
-        runs = [(n, cost[name]) for n, cost in zip(passages, costs, strict=True) if name in cost]
+        alike = (bool(cost[name].worker_mb) == bool(last.worker_mb) if name in cost else False for cost in costs)
+        runs = [(n, cost[name]) for n, cost, one in zip(passages, costs, alike, strict=True) if one]
         slopes = {kind: _slope(runs, kind) for kind in ("launcher_mb", "worker_mb")}
         found[name] = {"bytes_a_passage": slopes}
         if last.cpu_seconds >= _LEAST:
@@ -149,14 +161,14 @@ def _slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
 
 
 def rounded(costs: Costs) -> dict[str, list[float]]:
-    """Return seconds, CPU seconds, and megabytes of launcher and worker, by name."""
+    """Return seconds, CPU seconds, and the megabytes of launcher and worker, anonymous and mapped, by name."""
     return {name: [round(value, 1) for value in asdict(spent).values()] for name, spent in costs.items()}
 
 
 def main() -> None:
     """Measure each size, the smallest first."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--passages", default="1000,4000", help="about how many, of each size")
+    parser.add_argument("--passages", default="2000", help="about how many, of each size")
     parser.add_argument("--texts", type=Path, help="JSON lines with title and text")
     parser.add_argument("--encoder", help="a folder or hub name")
     parser.add_argument("--work", type=Path, help="a folder on a disk with room for the stores")
@@ -168,6 +180,7 @@ def main() -> None:
         for size in sorted(map(int, options.passages.split(","))):
             folder = Path(at, str(size))
             folder.mkdir()
+            print(json.dumps({"about_passages": size}), file=sys.stderr, flush=True)
             told, fact = lived(Corpus.for_passages(sentences, size), encoder, folder)
             shutil.rmtree(folder)
             runs.append(costs_of(told))
@@ -176,7 +189,7 @@ def main() -> None:
         "benchmark": "scale",
         "encoder": Path(encoder).name,
         "sizes": facts,
-        "columns": ["seconds", "CPU seconds", "launcher MB", "worker MB"],
+        "columns": ["seconds", "CPU seconds", "launcher MB", "worker MB", "launcher mapped MB", "worker mapped MB"],
         "costs": [rounded(costs) for costs in runs],
         "growth": growth([fact["passages"] for fact in facts], runs),
     }

@@ -2,7 +2,7 @@
 
 A command says on standard error which stage it is in; a watcher looks ten times a second at every process of its
 session, and counts what each spent since the look before to the stage of the moment. Anonymous memory (`RssAnon`) is
-what a process holds itself: pages of mapped files, which the kernel can drop, are left out.
+what a process holds itself; pages of mapped files (`RssFile`), which the kernel can drop, are told apart from it.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,8 @@ from processes import members
 _TICKS = os.sysconf("SC_CLK_TCK")
 _INTERVAL = 0.1  # seconds between two looks: a process that ends loses half of it, on average
 _SAID = re.compile(r"(.+) …|(.+) done, [\d.]+ s")  # how a stage begins and ends
+_KINDS = {"mb": "RssAnon:", "mapped_mb": "RssFile:"}
+_PEAKS = tuple(f"{whose}_{kind}" for kind in _KINDS for whose in ("launcher", "worker"))  # in the order of `Spent`
 OUTSIDE = "outside"  # of all stages: start, and what stands between and after them
 
 
@@ -33,7 +35,9 @@ class Spent:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     launcher_mb: float = 0.0  # anonymous memory of the command's own process at its peak
-    worker_mb: float = 0.0  # of the largest of the others
+    worker_mb: float = 0.0  # of the largest of the others; 0: there was none, and the launcher did the work
+    launcher_mapped_mb: float = 0.0  # the same of pages of mapped files
+    worker_mapped_mb: float = 0.0
 
 
 @dataclass(slots=True)
@@ -48,16 +52,20 @@ class Told:
         """All stages together."""
         every = list(self.stages.values())
         sums = (sum(getattr(one, name) for one in every) for name in ("seconds", "cpu_seconds"))
-        return Spent(*sums, *(max(getattr(one, name) for one in every) for name in ("launcher_mb", "worker_mb")))
+        return Spent(*sums, *(max(getattr(one, name) for one in every) for name in _PEAKS))
+
+
+OnStage = Callable[[str, Spent], None]
 
 
 class Watch:
     """Looks at a command's session until it is stopped."""
 
-    def __init__(self, session: int) -> None:
-        """Begin to look, outside of any stage."""
+    def __init__(self, session: int, on_stage: OnStage | None = None) -> None:
+        """Begin to look, outside of any stage; `on_stage` is told of each stage as it ends, in the thread of `read`."""
         self.stages: dict[str, Spent] = {OUTSIDE: Spent()}
         self._session, self._stage, self._cpu = session, OUTSIDE, dict[int, float]()
+        self._on_stage = on_stage
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -69,6 +77,8 @@ class Watch:
             said.append(line)
             if found := _SAID.fullmatch(line.strip()):
                 self._stage = found[1] or OUTSIDE
+                if self._on_stage and found[2] in self.stages:
+                    self._on_stage(found[2], self.stages[found[2]])
         return "".join(said)
 
     def stop(self) -> dict[str, Spent]:
@@ -95,15 +105,16 @@ class Watch:
         spent = (int(fields[11]) + int(fields[12])) / _TICKS
         stage.cpu_seconds += spent - self._cpu.get(pid, 0.0)
         self._cpu[pid] = spent
-        held = int(status.partition("RssAnon:")[2].split()[0]) * 1024 / 1e6 if "RssAnon:" in status else 0.0
-        name = "launcher_mb" if pid == self._session else "worker_mb"
-        setattr(stage, name, max(getattr(stage, name), held))
+        whose = "launcher" if pid == self._session else "worker"
+        for kind, line in _KINDS.items():
+            held = int(status.partition(line)[2].split()[0]) * 1024 / 1e6 if line in status else 0.0
+            setattr(stage, f"{whose}_{kind}", max(getattr(stage, f"{whose}_{kind}"), held))
 
 
-def bookwheel(*words: str, environment: dict[str, str]) -> Told:
+def bookwheel(*words: str, environment: dict[str, str], on_stage: OnStage | None = None) -> Told:
     """Run a verb to its end; a failure ends the benchmark with what it said."""
     process = _started(words, environment)
-    watch, said = Watch(process.pid), list[str]()
+    watch, said = Watch(process.pid, on_stage), list[str]()
     assert process.stderr is not None
     assert process.stdout is not None
     reader = threading.Thread(target=lambda: said.append(watch.read(process.stderr)))  # type: ignore[arg-type]

@@ -72,11 +72,9 @@ class HeldLists:
         asked = found[_distinct(found)]
         new = [one for one in asked if int(one[1]) not in lists]
         if weighting != lists.weighting or not lists.fit(sum(int(one[0]) for one in new)):
-            lists, new = DecodedLists(weighting, self._room), list(asked)  # searches under way keep the former ones
-        if not all(lists.add(self._file, one) for one in new):
-            return None
-        self._lists = lists
-        return lists
+            lists, new = DecodedLists(weighting, self._room), list(asked)
+            self._lists = lists  # now: the former ones are free before these fill, but for searches under way
+        return lists if all(lists.add(self._file, one) for one in new) else None
 
 
 def _distinct(found: Ints) -> Ints:
