@@ -71,7 +71,7 @@ def local_runner(log: Path) -> FnApiRunner:
 
     Beam's own default would download a binary.
     """
-    worker = f"exec {shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main"
+    worker = f"exec {shlex.quote(sys.executable)} -m beam_jobs.local_worker"
     command = f"{worker} >>{shlex.quote(str(log))} 2>&1"
     return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
 

@@ -1,6 +1,7 @@
 """Fixtures that every test folder shares: the real dump, the real encoder, a real S3 server."""
 
 import bz2
+import gc
 import html
 import importlib.util
 import re
@@ -31,6 +32,16 @@ pytest_plugins = ["tests.fixtures.clouds", "tests.fixtures.exports", "tests.fixt
 
 ROOT = Path(__file__).parents[1]
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+
+
+def pytest_configure() -> None:
+    """Look for garbage seldom: to read all tests and what they import makes millions of objects, and drops few."""
+    gc.set_threshold(50_000)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was made by then, which stays to the end, out of every later look, and of those at the end."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

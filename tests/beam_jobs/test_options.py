@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,13 @@ def test_gpus_are_counted_as_the_driver_shows_them_and_cuda_would_use_them(
 def test_an_engine_that_is_named_has_the_workers(flags: list[str]) -> None:
     assert not here(flags)
     assert here([flag for flag in flags if not flag.startswith("--runner")])
+
+
+def test_a_worker_starts_without_pandas_and_clouds_and_may_import_them_afterwards() -> None:
+    """As a chunker of another package does."""
+    script = (
+        "import sys, beam_jobs.local_worker\n"
+        "assert not {'pandas', 'boto3', 'google.cloud.storage', 'azure.storage.blob'} & set(sys.modules)\n"
+        "import pandas, apache_beam.io.gcp.gcsfilesystem\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -36,7 +36,7 @@ from rag_model.store.store import Store
 
 STREAM_PAGES = 20  # a Wikipedia dump has 100 a stream; the demo dump would be two
 ID_STEP = 10**6  # above every page id of the demo dump
-WORKER = "sdk_worker_main"  # on the command line of Beam's workers alone
+WORKER = "beam_jobs.local_worker"  # on the command line of Beam's workers alone
 
 
 @dataclass(frozen=True, slots=True)
