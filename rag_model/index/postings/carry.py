@@ -21,6 +21,7 @@ from rag_model.index.postings.lists import (
     put_postings,
     put_single,
 )
+from rag_model.index.postings.machine import load64, store64
 from rag_model.index.postings.packing import BLOCK, SIZES, get_varint, unpack
 
 Ints = npt.NDArray[np.int64]
@@ -201,8 +202,10 @@ def _put_list(
     blocks = (total + BLOCK - 1) // BLOCK
     spare = blocks_at - (at + HEADER * blocks if blocks > 1 else at)
     if spare:
-        for i in range(blocks_at, writer[AT_OUT]):
-            out[i - spare] = out[i]
+        for i in range(
+            blocks_at, writer[AT_OUT], 8
+        ):  # a header is longer than a word: none is read after it was written
+            store64(out, i - spare, load64(out, i))
     return writer[AT_OUT] - spare, total
 
 
