@@ -159,3 +159,7 @@ def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: li
 def test_a_page_that_is_nowhere_is_told_before_it_is_ordered(library: Path, bookwheel: Any) -> None:
     said = bookwheel("takedown", "999", "--store", library).out
     assert "page      999: in no snapshot\nno snapshot holds such a page" in said
+
+
+def test_a_title_that_begins_with_a_hyphen_is_no_option(library: Path, bookwheel: Any) -> None:
+    assert "page      -30-: in no snapshot" in bookwheel("takedown", "-30-", "--store", library).out

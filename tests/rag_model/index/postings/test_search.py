@@ -193,7 +193,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) 
     assert noticed > 10
 
 
-# A block of 3 postings, by `packing`: widths of 32 and 0 bits, then gaps minus 1. Its rows are 0, 2^32 - 2 and 2^32 + 2.
+# A block of 3 postings: widths of 32 and 0 bits, then gaps minus 1. Its rows are 0, 2^32 - 2 and 2^32 + 2.
 BEYOND = bytes([32, 0]) + struct.pack("<3I", 0, 2**32 - 3, 3)
 
 

@@ -203,7 +203,7 @@ def test_a_setting_that_makes_no_request_is_told(
 ) -> None:
     monkeypatch.setenv(*setting)
     HubFiles.clear_instance_cache()
-    with pytest.raises(StoreError, match="what answers is not the Hub .* HF_ENDPOINT and HF_TOKEN if they are set"):
+    with pytest.raises(StoreError, match=r"what answers is not the Hub .* HF_ENDPOINT and HF_TOKEN if they are set"):
         Store.open(URL)
     assert hub.asked == []
 
@@ -214,7 +214,7 @@ def test_what_is_not_the_hub_is_told(answer: bytes, hub: Hub) -> None:
     hub.add("datasets/me/library", STORE)
     files = Store.open(URL).files
     hub.before = _answering(answer)
-    with pytest.raises(StoreError, match="what answers is not the Hub .*check the network") as refused:
+    with pytest.raises(StoreError, match=r"what answers is not the Hub .*check the network") as refused:
         files.names("refs")
     assert "\n" not in str(refused.value)
 
