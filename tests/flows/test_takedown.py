@@ -161,5 +161,7 @@ def test_a_page_that_is_nowhere_is_told_before_it_is_ordered(library: Path, book
     assert "page      999: in no snapshot\nno snapshot holds such a page" in said
 
 
-def test_a_title_that_begins_with_a_hyphen_is_no_option(library: Path, bookwheel: Any) -> None:
-    assert "page      -30-: in no snapshot" in bookwheel("takedown", "-30-", "--store", library).out
+@pytest.mark.parametrize("given", [["-1", "999"], ["--", "-30-", "999"]])
+def test_what_begins_with_one_hyphen_is_no_option_of_beam(given: list[str], library: Path, bookwheel: Any) -> None:
+    said = bookwheel("takedown", "--store", library, *given).out
+    assert f"page      {given[-2]}: in no snapshot\npage      999: in no snapshot" in said
