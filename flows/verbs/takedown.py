@@ -35,7 +35,7 @@ def takedown(
     continues when it is run again. A new one is signed only if the old one was: by a key of the trust file, or without
     one by your own.
     """
-    pages = tuple(takewhile(lambda word: not word.startswith("-"), page))
+    pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:
         return _rehearsed(Store.open(store), pages, wiki)
     outcome = run_flow(takedown_flow, store, pages, wiki, reason, page[len(pages) :])

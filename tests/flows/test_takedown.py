@@ -159,3 +159,9 @@ def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: li
 def test_a_page_that_is_nowhere_is_told_before_it_is_ordered(library: Path, bookwheel: Any) -> None:
     said = bookwheel("takedown", "999", "--store", library).out
     assert "page      999: in no snapshot\nno snapshot holds such a page" in said
+
+
+@pytest.mark.parametrize("given", [["-1", "999"], ["--", "-30-", "999"]])
+def test_what_begins_with_one_hyphen_is_no_option_of_beam(given: list[str], library: Path, bookwheel: Any) -> None:
+    said = bookwheel("takedown", "--store", library, *given).out
+    assert f"page      {given[-2]}: in no snapshot\npage      999: in no snapshot" in said

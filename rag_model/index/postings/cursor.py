@@ -14,6 +14,7 @@ from rag_model.index.postings.packing import BLOCK, decode, get_varint
 DF, BEGIN, END, BLOCKS, AT_BLOCK, DATA, BEFORE, LAST, HELD, COUNT, AT = range(11)
 NUMBERS = 11
 BEYOND = np.int64(1) << 40  # more than any row
+_MOST = (np.int64(1) << 32) - 1  # a row or a weight, in arrays of four bytes
 
 
 @compiled
@@ -49,7 +50,7 @@ def start(cursor, data, lists, rows, weights):
         rows[0], weights[0] = value >> 1, 1
         if value & 1:
             more, at = get_varint(data, at, end)
-            if more < 0:
+            if not 0 <= more < _MOST:
                 return False
             weights[0] = more + 2
         cursor[LAST], cursor[HELD], cursor[COUNT] = rows[0], 0, 1
@@ -118,7 +119,7 @@ def read_list(data, lists, found, rows, weights):
     if not start(cursor, data, lists, held_rows, held_weights):
         return False
     while cursor[AT_BLOCK] < cursor[BLOCKS]:
-        if not read_block(cursor, data, held_rows, held_weights):
+        if not read_block(cursor, data, held_rows, held_weights) or cursor[LAST] > _MOST:  # rows may hold four bytes
             return False
         for i in range(cursor[COUNT]):
             rows[at + i], weights[at + i] = held_rows[i], held_weights[i]

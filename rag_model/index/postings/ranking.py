@@ -101,7 +101,7 @@ class PostingsIndex:
             file = self.file
             known |= zip(new, find(new, file.dictionary, file.groups, file.layout.terms).tolist(), strict=True)
         found = np.array([known[term] for term in terms], np.int64).reshape(-1, 3)
-        if found.min(initial=0) < 0:
+        if found.min(initial=0) < 0 or found[:, 0].max(initial=0) > self.n:
             raise self.file.damaged()
         return found
 

@@ -30,7 +30,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HfUri, get_session, hf_raise_for_status, parse_hf_uri, parse_ratelimit_headers
 from huggingface_hub.utils.logging import get_logger
 
-from rag_model.errors import ReadOnlyError, UsageError
+from rag_model.errors import BookwheelError, ReadOnlyError, UsageError
 from rag_model.store.objects.buckets import Bucket, entry, folder, refusal
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Hub(Bucket):
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
         """Ask for the headers of the file."""
         try:
-            with explained():
+            with asked():
                 found = _patiently(lambda: self.client.get_hf_file_metadata(url=self._url(bucket, key)))
         except FileNotFoundError:
             return None
@@ -92,10 +92,10 @@ class Hub(Bucket):
     def listed(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """List in pages of a thousand."""
         place, below = repository_of(bucket), prefix.rstrip("/") or None
-        asked = {"revision": place.revision, "repo_type": place.type, "recursive": deep}
+        wanted = {"revision": place.revision, "repo_type": place.type, "recursive": deep}
         try:
-            with explained():
-                found = _patiently(lambda: list(self.client.list_repo_tree(place.id, below, **asked)))
+            with asked():
+                found = _patiently(lambda: list(self.client.list_repo_tree(place.id, below, **wanted)))
         except FileNotFoundError:  # git has no empty folders
             return
         for one in found:
@@ -110,7 +110,7 @@ class Hub(Bucket):
         headers = {**self.client._build_hf_headers(), "Accept-Encoding": "identity"}
         if not whole:
             headers["Range"] = f"bytes={start or 0}-{'' if end is None else end - 1}"
-        with explained():
+        with asked():
             try:
                 response = _patiently(lambda: _got(self._url(bucket, key), headers))
             except HfHubHTTPError as beyond:
@@ -172,6 +172,21 @@ def explained() -> Iterator[None]:
     except HTTPError as lost:
         why = " ".join(str(lost).split()) or type(lost).__name__
         raise OSError(f"the Hub cannot be reached ({why}); check the network, and HF_ENDPOINT if it is set") from lost
+
+
+@contextmanager
+def asked() -> Iterator[None]:
+    """Do so for one question, also if a setting cannot be put into a request or something else than the Hub answers."""
+    try:
+        with explained():
+            yield
+    except (OSError, BookwheelError):
+        raise
+    except Exception as wrong:  # the client parses addresses and answers as if all were well
+        said = f"{type(wrong).__name__}: {' '.join(str(wrong).split())}"
+        raise OSError(
+            f"what answers is not the Hub ({said}); check the network, and HF_ENDPOINT and HF_TOKEN if they are set"
+        ) from wrong
 
 
 def _meant(error: HfHubHTTPError) -> OSError:

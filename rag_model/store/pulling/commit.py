@@ -14,7 +14,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import HfUri
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.store.objects.hub import KINDS, HubApi, explained, repository_of
+from rag_model.store.objects.hub import KINDS, HubApi, asked, explained, repository_of
 
 _MADE = {".gitattributes"}  # by the Hub, in a new repository
 _CHANGED = {409, 412}  # the repository was made, or a commit followed the one that is named
@@ -33,7 +33,8 @@ def committed(url: str, kind: str, summary: str) -> Iterator[Path]:
     place, api = repository_of(url), HubApi()
     if place.type != kind:
         raise UsageError(f"{url} is in a repository of {place.type}s: give hf://{KINDS[kind]}USER/NAME")
-    with _sentences(url):
+    _check_names(place, url)
+    with _sentences(url), asked():
         parent = _parent(api, place, url)
     with TemporaryDirectory(prefix="bookwheel-") as folder:
         yield Path(folder)
@@ -57,6 +58,13 @@ def _sentences(url: str) -> Iterator[None]:
     except (RuntimeError, ValueError) as failed:  # of one file's upload, or of the card's first lines
         said = failed.__cause__ or failed
         raise StoreError(f"cannot write to {url}: {' '.join(str(said).split())}; export again") from failed
+
+
+def _check_names(place: HfUri, url: str) -> None:
+    try:
+        CommitOperationAdd(f"{place.path_in_repo}/README.md", b"")
+    except ValueError as refused:
+        raise UsageError(f"{url} is no place for files: the Hub takes no folder .., .git or .cache") from refused
 
 
 def _parent(api: HubApi, place: HfUri, url: str) -> str | None:

@@ -100,6 +100,17 @@ def test_long_lists_and_many_batches_give_the_bytes_of_a_build(tmp_path: Path, m
     assert derive(old, rare, rare[::-1], tmp_path / "backwards") is None, "quicker counted afresh"
 
 
+@pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 256, 257])
+def test_lists_at_the_limits_of_blocks_and_weights_give_the_bytes_of_a_build(count: int, tmp_path: Path) -> None:
+    often = [1, 2, 254, 255, 256, 257]
+    passages = [passage_of("", f"r{number} " + "a " * often[number % 6]) for number in range(count)]
+    large = [passage_of("", "a " * times) for times in (65_534, 65_535, 65_536)]  # the most that is counted
+    old = build_words(passages + large, tmp_path / "old").file.path
+    for after in (passages + large[1:], passages[1:] + large, [NEW[1], *passages, *large], [*passages, *large, NEW[0]]):
+        assert derive(old, passages + large, after, tmp_path / "derived")
+        assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()
+
+
 def test_only_new_passages_are_analysed(before: Path, tmp_path: Path) -> None:
     """Another analyzer than that of the file shows who made a term."""
     after = [*BEFORE[:50], passage_of("", "Walking"), BEFORE[60], BEFORE[55], *BEFORE[61:]]

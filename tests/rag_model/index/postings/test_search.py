@@ -1,10 +1,12 @@
 """BM25 beside its oracle (bm25s), beside itself without skipping, on damaged files, and by any division into parts."""
 
 import random
+import struct
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import bm25s
 import numpy as np
@@ -14,10 +16,12 @@ from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
+from rag_model.index.files.pieces import Array
 from rag_model.index.postings import held, ranking
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.search import Bm25Index
+from rag_model.index.postings.writing import Written, write_index
 from rag_model.training.data.examples import passage_of
 from tests.fixtures.words import build_words
 
@@ -187,6 +191,31 @@ def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) 
         else:
             assert found < index.n
     assert noticed > 10
+
+
+# A block of 3 postings: widths of 32 and 0 bits, then gaps minus 1. Its rows are 0, 2^32 - 2 and 2^32 + 2.
+BEYOND = bytes([32, 0]) + struct.pack("<3I", 0, 2**32 - 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("postings", "data"),
+    [
+        (3, BEYOND),
+        (1, bytes([128] * 5 + [32])),  # row 2^39, of which four bytes are 0
+        (1, bytes([3, *[255] * 8, 127])),  # a weight of more than 63 bits
+        (1 << 62, BEYOND),
+        ((1 << 63) - 1, BEYOND),
+    ],
+)
+def test_rows_and_weights_beyond_four_bytes_are_damage(postings: int, data: bytes, tmp_path: Path) -> None:
+    def lists(_: Array, out: IO[bytes]) -> Iterator[Written]:
+        out.write(data)
+        yield np.frombuffer(b"alpha", np.uint8), np.array([5]), np.array([postings]), np.array([len(data)])
+
+    path = tmp_path / "bad.postings"
+    write_index(path, [np.full(10, 7, "<u2")], lists)
+    with pytest.raises(InputError, match="is damaged: fetch or build it again"):
+        Bm25Index(path, Analyzer(), {}).search(["alpha"], 3)
 
 
 @pytest.mark.parametrize("size", [0, 5, 72, 1_000, -1])

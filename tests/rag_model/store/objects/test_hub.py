@@ -40,6 +40,13 @@ def _limited(asked: str) -> Never:
     raise AnswerError(429)
 
 
+def _answering(body: bytes) -> Callable[[str], Never]:
+    def answer(asked: str) -> Never:
+        raise AnswerError(200, body=body)
+
+    return answer
+
+
 @pytest.fixture
 def published(local_store: Store, publish: Callable[..., str], tmp_path: Path, hub: Hub) -> str:
     """A snapshot under `latest` in a store, which is then put into a repository."""
@@ -188,6 +195,28 @@ def test_without_a_network_that_is_told(monkeypatch: pytest.MonkeyPatch, hub: Hu
         StoreError, match=r"the Hub cannot be reached \(.*refused\); check the network, and HF_ENDPOINT"
     ):
         Store.open(URL)
+
+
+@pytest.mark.parametrize("setting", [("HF_ENDPOINT", "http://[::1"), ("HF_TOKEN", "hf_naïve")])
+def test_a_setting_that_makes_no_request_is_told(
+    setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch, hub: Hub
+) -> None:
+    monkeypatch.setenv(*setting)
+    HubFiles.clear_instance_cache()
+    with pytest.raises(StoreError, match=r"what answers is not the Hub .* HF_ENDPOINT and HF_TOKEN if they are set"):
+        Store.open(URL)
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("answer", [b"<html>sign in</html>", b"null", b"[1]", b'[{"type": "file"}]'])
+def test_what_is_not_the_hub_is_told(answer: bytes, hub: Hub) -> None:
+    """As the page of a network that asks to sign in first."""
+    hub.add("datasets/me/library", STORE)
+    files = Store.open(URL).files
+    hub.before = _answering(answer)
+    with pytest.raises(StoreError, match=r"what answers is not the Hub .*check the network") as refused:
+        files.names("refs")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

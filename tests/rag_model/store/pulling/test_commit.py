@@ -69,6 +69,15 @@ def test_nothing_is_overwritten(place: str, snapshot: Snapshot, hub: Hub) -> Non
     assert len(made.commits) == 1
 
 
+@pytest.mark.parametrize("folder", ["../other", "a/../../b", ".git/a", ".cache"])
+def test_a_folder_that_the_hub_does_not_take_is_refused_before_anything_is_made(
+    folder: str, snapshot: Snapshot, hub: Hub
+) -> None:
+    with pytest.raises(UsageError, match=f"{PLACE}/{folder} is no place for files: the Hub takes no folder .., .git"):
+        export(snapshot, f"{PLACE}/{folder}", "jsonl")
+    assert hub.asked == []
+
+
 def test_of_two_exports_at_once_one_is_refused(snapshot: Snapshot, hub: Hub) -> None:
     made = hub.add("datasets/me/wiki", {".gitattributes": b""})
 
