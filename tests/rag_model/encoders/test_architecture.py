@@ -62,6 +62,7 @@ def test_a_quantised_file_is_as_large_as_the_model_in_it(tmp_path: Path) -> None
     assert (found.layers, found.hidden) == (module.config.num_hidden_layers, module.config.hidden_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("texts", "tokens"), [(32, 128), (8, 512)])
 def test_a_backward_pass_holds_no_more_than_is_said(texts: int, tokens: int, tmp_path: Path) -> None:
     config = BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)

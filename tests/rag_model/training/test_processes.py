@@ -119,6 +119,7 @@ def moves(folder: Path, given: Path) -> list[list[Any]]:
     return told
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     store = Store.open(str(tmp_path / "store"), create=True)

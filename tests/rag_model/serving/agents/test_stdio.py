@@ -81,6 +81,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
     library: Library, passed: Path, tmp_path: Path
 ) -> None:

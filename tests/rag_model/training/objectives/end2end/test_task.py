@@ -84,6 +84,7 @@ def kill(given: Path, folder: Path, mode: str, at: int) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [EVERY + 1, 5])  # the last checkpoint asks the first snapshot, and the second
 def test_a_killed_run_goes_on_with_the_snapshot_that_it_asked(
     given: Path, whole: tuple[End2EndTask, Trained, Path], tmp_path: Path, kill_at: int
