@@ -28,7 +28,7 @@ except ModuleNotFoundError:  # only the core is installed
     sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
 
 from flows.command.reply import Common, Reply
-from rag_model.errors import BookwheelError, RefusedError
+from rag_model.errors import BookwheelError, RefusedError, reason
 from rag_model.secrets import refuse_url, without_secrets
 from rag_model.store.versions.signatures import TRUST, Trust
 from rag_model.terminal import printable
@@ -145,7 +145,7 @@ def run(argv: Sequence[str]) -> int:
         with interruptible(), _trusting(common.trust):
             reply = verb(*bound.args, **bound.kwargs)
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), USAGE)
+        return _fail(reason(error), USAGE)
     except BookwheelError as error:
         if common.debug:
             traceback.print_exc()

@@ -6,6 +6,11 @@ One process tells another of an error by `told`, and the other one raises what `
 from typing import Any
 
 
+def reason(problem: BaseException) -> str:
+    """Return what an exception says, on one line; its type if it says nothing."""
+    return " ".join(str(problem).split()) or type(problem).__name__
+
+
 class BookwheelError(Exception):
     """Base of all errors raised on purpose; `exit_code` is the exit status of the command line."""
 

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rag_model.errors import UsageError
+from rag_model.errors import UsageError, reason
 
 _Kind = TypeVar("_Kind", httpx.Client, httpx.AsyncClient)
 
@@ -18,8 +18,7 @@ def http_client(kind: type[_Kind], **settings: Any) -> _Kind:
     try:
         return kind(**settings)
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as wrong:
-        said = " ".join(str(wrong).split())
         raise UsageError(
-            f"the proxy or the certificates that the environment names cannot be used ({said}): correct HTTP_PROXY, "
-            "HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE or SSL_CERT_DIR"
+            f"the proxy or the certificates that the environment names cannot be used ({reason(wrong)}): correct "
+            "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE or SSL_CERT_DIR"
         ) from wrong

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_model.child import DiedError, answer, call
 from rag_model.digest import digest_file
-from rag_model.errors import InputError
+from rag_model.errors import InputError, reason
 from rag_model.extras import require
 from rag_model.json_text import parse_json
 
@@ -72,8 +72,7 @@ def _tried(file: Path, digest: str) -> None:
 
 
 def _unreadable(file: Path, error: BaseException) -> InputError:
-    why = " ".join(str(error).split())[:300]
-    return InputError(f"the tokenizer {file} cannot be read ({why}): fetch the model again")
+    return InputError(f"the tokenizer {file} cannot be read ({reason(error)[:300]}): fetch the model again")
 
 
 def _patterns(value: Any) -> list[str]:

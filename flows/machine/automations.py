@@ -20,7 +20,7 @@ from prefect.types import SecretDict
 from pydantic import SecretStr, ValidationError
 
 from flows.failure import WEBHOOK
-from rag_model.errors import BookwheelError, InputError, UsageError
+from rag_model.errors import BookwheelError, InputError, UsageError, reason
 
 BLOCK = "bookwheel"  # the Webhook block's name
 
@@ -68,8 +68,7 @@ def _automation(file: Path, told: dict[str, Any], block: str) -> AutomationCore:
         ]
         return AutomationCore.model_validate({**told, "actions": actions})
     except (ValidationError, KeyError, TypeError) as broken:
-        why = " ".join(str(broken).split())
-        raise InputError(f"{file} contains an automation that Prefect refuses: {why}") from broken
+        raise InputError(f"{file} contains an automation that Prefect refuses: {reason(broken)}") from broken
 
 
 def main(argv: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ import httpx
 from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply, read_reply
 from rag_model.client.retries import BUSY, pause_before
 from rag_model.client.settings import ClientSettings
-from rag_model.errors import ServiceError, UsageError
+from rag_model.errors import ServiceError, UsageError, reason
 from rag_model.http_client import http_client
 from rag_model.json_text import parse_json
 
@@ -163,7 +163,7 @@ class Client:
             return ServiceError(
                 f"{self.url} sent nothing for {seconds:g} s: ask fewer questions at once, or allow more reply_seconds"
             )
-        why = " ".join(str(broken).split())[:_SHOWN] or type(broken).__name__
+        why = reason(broken)[:_SHOWN]
         return ServiceError(
             f"{self.url} cannot be reached in {_tries(attempts)} ({why}): check the address, and that the service runs"
         )

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from rag_model.corpus.moments import checked
 from rag_model.corpus.records import Passage
 from rag_model.digest import ALGORITHM, canonical_json
-from rag_model.errors import InputError
+from rag_model.errors import InputError, reason
 from rag_model.landing import landing
 from rag_model.parquet_pages import (
     EXPANDS,
@@ -267,8 +267,8 @@ class PassageFile:
             sentence = f"{self._name} is not a readable passage file ({hostile}): build or pull it again"
             raise InputError(sentence) from hostile
         except (pa.ArrowException, OSError, ValueError) as broken:  # ValueError: no UTF-8, or an impossible date
-            why = " ".join(str(broken).split())  # Arrow's messages have several lines
-            raise InputError(f"{self._name} is not a readable passage file ({why}): build or pull it again") from broken
+            sentence = f"{self._name} is not a readable passage file ({reason(broken)}): build or pull it again"
+            raise InputError(sentence) from broken
 
     def _group_of(self, row: int) -> int:
         if not 0 <= row < self.n_rows:

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from rag_model.corpus.decode import MAX_LINE, read_lines
 from rag_model.corpus.moments import checked, seconds_of
 from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
-from rag_model.corpus.source import basename, errors_of, reason
-from rag_model.errors import InputError
+from rag_model.corpus.source import basename, errors_of
+from rag_model.errors import InputError, reason
 from rag_model.parquet_pages import PagesError, check_groups, decoded_size, texts_of
 
 # The last is when the document was last changed, in seconds since 1970, UTC; None: the file does not say.

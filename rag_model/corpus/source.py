@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 from fsspec.core import url_to_fs
 
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import InputError, UsageError, reason
 from rag_model.secrets import refuse_secret
 
 CHUNK = 1 << 18  # bytes yielded at a time
@@ -108,11 +108,6 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
 def errors_of(*expected: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the expected errors of reading a URL, and those of HTTP clients that are no OSErrors, if imported."""
     return (*expected, *(getattr(sys.modules[name], error) for name, error in _CLIENTS.items() if name in sys.modules))
-
-
-def reason(problem: Exception) -> str:
-    """Return what an exception says, on one line."""
-    return " ".join(str(problem).split()) or type(problem).__name__
 
 
 def basename(url: str) -> str:

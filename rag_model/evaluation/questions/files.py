@@ -20,8 +20,8 @@ from typing import Any, TextIO
 
 import fsspec
 
-from rag_model.corpus.source import errors_of, reason
-from rag_model.errors import InputError
+from rag_model.corpus.source import errors_of
+from rag_model.errors import InputError, reason
 from rag_model.json_text import parse_json
 from rag_model.secrets import refuse_secret
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import InputError, UsageError, reason
 from rag_model.npy import map_array, read_header
 from rag_model.parquet_pages import PagesError, check_groups
 
@@ -122,7 +122,7 @@ class ParquetFile:
         except PagesError as hostile:
             raise InputError(f"{path} {hostile}: write it again") from hostile
         except OSError as unreadable:
-            why = unreadable.strerror or " ".join(str(unreadable).split())
+            why = unreadable.strerror or reason(unreadable)
             raise InputError(f"cannot read {path}: {why}") from unreadable
         except (pa.ArrowException, UnicodeDecodeError) as broken:
             raise InputError(f"{path} is not a complete Parquet file: copy it again") from broken
@@ -141,8 +141,8 @@ class ParquetFile:
                     yield self._matrix(batch.column(0), first)
                     first += len(batch)
         except (pa.ArrowException, OSError) as broken:
-            why = " ".join(str(broken).split())
-            raise InputError(f"{self.path} cannot be read from row {first} on ({why}): write it again") from broken
+            sentence = f"{self.path} cannot be read from row {first} on ({reason(broken)}): write it again"
+            raise InputError(sentence) from broken
 
     def _matrix(self, lists: Any, first: int) -> Block:
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row

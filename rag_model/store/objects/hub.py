@@ -30,7 +30,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HfUri, get_session, hf_raise_for_status, parse_hf_uri, parse_ratelimit_headers
 from huggingface_hub.utils.logging import get_logger
 
-from rag_model.errors import BookwheelError, ReadOnlyError, UsageError
+from rag_model.errors import BookwheelError, ReadOnlyError, UsageError, reason
 from rag_model.store.objects.buckets import Bucket, entry, folder, refusal
 
 T = TypeVar("T")
@@ -170,8 +170,9 @@ def explained() -> Iterator[None]:
     except HfHubHTTPError as refused:
         raise _meant(refused) from refused
     except HTTPError as lost:
-        why = " ".join(str(lost).split()) or type(lost).__name__
-        raise OSError(f"the Hub cannot be reached ({why}); check the network, and HF_ENDPOINT if it is set") from lost
+        raise OSError(
+            f"the Hub cannot be reached ({reason(lost)}); check the network, and HF_ENDPOINT if it is set"
+        ) from lost
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from huggingface_hub import CommitOperationAdd, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import HfUri
 
-from rag_model.errors import StoreError, UsageError
+from rag_model.errors import StoreError, UsageError, reason
 from rag_model.store.objects.hub import KINDS, HubApi, asked, explained, repository_of
 
 _MADE = {".gitattributes"}  # by the Hub, in a new repository
@@ -56,8 +56,7 @@ def _sentences(url: str) -> Iterator[None]:
         )
         raise StoreError(f"{what} {url}: {refused}") from refused
     except (RuntimeError, ValueError) as failed:  # of one file's upload, or of the card's first lines
-        said = failed.__cause__ or failed
-        raise StoreError(f"cannot write to {url}: {' '.join(str(said).split())}; export again") from failed
+        raise StoreError(f"cannot write to {url}: {reason(failed.__cause__ or failed)}; export again") from failed
 
 
 def _check_names(place: HfUri, url: str) -> None:
@@ -71,18 +70,18 @@ def _parent(api: HubApi, place: HfUri, url: str) -> str | None:
     """Return the commit that the place is empty in; None if there is no such repository."""
     if get_token() is None:
         raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token that may write")
-    asked = {"repo_type": place.type, "revision": place.revision}
+    where = {"repo_type": place.type, "revision": place.revision}
     try:
-        parent = api.repo_info(place.id, **asked).sha
+        parent = api.repo_info(place.id, **where).sha
     except RepositoryNotFoundError:
         if place.revision:
             raise
         return None
     api.auth_check(place.id, repo_type=place.type, write=True)
     if place.path_in_repo:
-        there = bool(api.get_paths_info(place.id, place.path_in_repo, **asked))
+        there = bool(api.get_paths_info(place.id, place.path_in_repo, **where))
     else:
-        there = any(one.path not in _MADE for one in api.list_repo_tree(place.id, **asked))
+        there = any(one.path not in _MADE for one in api.list_repo_tree(place.id, **where))
     if there:
         raise UsageError(f"there is something at {url} already: give a new repository, or a new folder in this one")
     return str(parent)
@@ -97,7 +96,7 @@ def _commit(api: HubApi, place: HfUri, folder: Path, parent: str, summary: str) 
     below = f"{place.path_in_repo}/" if place.path_in_repo else ""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     adding = [CommitOperationAdd(f"{below}{path.relative_to(folder).as_posix()}", path) for path in files]
-    asked = {"repo_type": place.type, "revision": place.revision}
+    where = {"repo_type": place.type, "revision": place.revision}
     # first, by itself: it alone can be told to send what a .gitignore in the repository names
-    api.preupload_lfs_files(place.id, adding, gitignore_content="", free_memory=False, **asked)
-    api.create_commit(place.id, adding, commit_message=summary, parent_commit=parent, **asked)
+    api.preupload_lfs_files(place.id, adding, gitignore_content="", free_memory=False, **where)
+    api.create_commit(place.id, adding, commit_message=summary, parent_commit=parent, **where)

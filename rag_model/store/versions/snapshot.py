@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
-from rag_model.errors import InputError, StoreError
+from rag_model.errors import InputError, StoreError, reason
 from rag_model.npy import map_array
 from rag_model.partition import Partition
 from rag_model.store.objects.trees import linked_tree
@@ -271,8 +271,8 @@ class Snapshot:
         try:
             yield
         except (InputError, OSError, ValueError) as broken:
-            what = " ".join(str(broken).split())  # Arrow's messages have several lines
-            raise StoreError(f"cannot read the passages of {part} in {self.where} ({what}): run `verify`") from broken
+            sentence = f"cannot read the passages of {part} in {self.where} ({reason(broken)}): run `verify`"
+            raise StoreError(sentence) from broken
 
     def _checked(self, part: PartEntry) -> PassageFile | MappedPassages:
         copy = self._mapped(self._known(passages_path(part.name)))

@@ -18,9 +18,9 @@ from typing import Any
 import fsspec
 
 from rag_model.corpus.records import Passage
-from rag_model.corpus.source import errors_of, reason
+from rag_model.corpus.source import errors_of
 from rag_model.digest import digest_chunks
-from rag_model.errors import InputError
+from rag_model.errors import InputError, reason
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.secrets import refuse_secret
 from rag_model.training.data.json_values import values
@@ -106,7 +106,7 @@ def _read_file(url: str, negatives: int) -> Iterator[Example]:
             raise InputError(f"{where} holds half of a character: {broken}; correct it") from broken
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as broken:
             raise InputError(
-                f"{where} does not match the first example's format ({_reason(broken)}): correct it"
+                f"{where} does not match the first example's format ({_mismatch(broken)}): correct it"
             ) from broken
         yield example
 
@@ -145,7 +145,7 @@ def _unreadable(url: str, broken: Exception) -> InputError:
     return InputError(f"{url} cannot be read as training examples ({reason(broken)}): check the file")
 
 
-def _reason(broken: Exception) -> str:
+def _mismatch(broken: Exception) -> str:
     return f"it has no {broken}" if isinstance(broken, KeyError) else str(broken)
 
 
@@ -203,7 +203,9 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
             if (identity := str(value["_id"])) in wanted:
                 documents[identity] = passage_of(_string(value.get("title", "")), _string(value["text"]), identity)
         except (KeyError, TypeError, ValueError, AttributeError) as broken:
-            raise InputError(f"{where} is not a document in BEIR's format ({_reason(broken)}): correct it") from broken
+            raise InputError(
+                f"{where} is not a document in BEIR's format ({_mismatch(broken)}): correct it"
+            ) from broken
     if missing := sorted(wanted - documents.keys()):
         raise InputError(f"{corpus} lacks document {missing[0]!r}, which {split}.tsv lists: fetch it again")
     return [

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import fsspec
 
 from rag_model.corpus.chunkers.sentence_ends import ends_sentence
-from rag_model.corpus.source import errors_of, reason
+from rag_model.corpus.source import errors_of
 from rag_model.digest import digest_json
-from rag_model.errors import InputError
+from rag_model.errors import InputError, reason
 from rag_model.secrets import refuse_secret
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.json_values import values
