@@ -100,7 +100,7 @@ def _trained(build: IndexBuild, made: StageOutput) -> IndexBuild:
         return _kept(build)
     noted = _noted(build, made.note) if made.note else build
     fitted = TrainingFit(made.facts["losses"]) if kind_named(build.plan.kind).learns else None
-    return replace(noted, trained=made.out, fitted=fitted)
+    return _with_trained(noted, made.out, fitted)
 
 
 def _kept(build: IndexBuild) -> IndexBuild:
@@ -108,7 +108,15 @@ def _kept(build: IndexBuild) -> IndexBuild:
     if heirloom is None:
         raise ValueError(f"index {build.name} inherits nothing: train it")
     noted = _noted(build, f"trained as in snapshot {heirloom.snapshot[:12]}")
-    return replace(noted, trained=heirloom.blob, fitted=heirloom.trained)
+    return _with_trained(noted, heirloom.blob, heirloom.trained)
+
+
+def _with_trained(build: IndexBuild, trained: BlobRef, fitted: TrainingFit | None) -> IndexBuild:
+    """Return the record for the jobs after training: without what was inherited, which names the files of all parts.
+
+    Each task of these jobs carries the record, and there are as many tasks as parts.
+    """
+    return replace(build, trained=trained, fitted=fitted, inherited=None)
 
 
 def _noted(build: IndexBuild, said: str) -> IndexBuild:

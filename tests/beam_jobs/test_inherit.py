@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import index
-from beam_jobs.index_tasks import IndexBuild
+from beam_jobs.index_tasks import IndexBuild, ScatterTask
 from beam_jobs.launch import Launch
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
@@ -105,6 +105,16 @@ def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> 
         built.trained and built.trained[0] for built in second
     ]
     assert all(built.plan.notes == ("trained as in snapshot 000000000000",) for built in second)
+
+
+def test_a_task_after_training_names_no_files_of_other_parts(store: Store, months: Months) -> None:
+    """There is a task for each part: if each named all parts, a build would take their square in memory."""
+    first, _ = build(store, months[0])
+    _, builds = build(store, months[1], first, months[0])
+    others = {store.blobs.put_file(path).id for path in (*months[0], *months[1])}
+    for one in builds:
+        told = repr(ScatterTask(one, 0, one.rows))
+        assert not [id_ for id_ in others if id_ in told]
 
 
 def test_an_index_of_inherited_pieces_is_as_good_as_one_of_new_ones(
