@@ -49,6 +49,7 @@ apidoc_modules = [
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_use_type_comments = False  # there are none, and to look for them is a twelfth of the build
 default_role = "code"
 
 
