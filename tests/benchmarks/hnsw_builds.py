@@ -4,7 +4,7 @@ One thread a process: a shard's bytes repeat with one thread only, and CPU secon
 would favour the way with fewer of them. Reading the vectors and writing the file count on both sides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
 MERGE_ROOM_MB = 128  # what a merge may hold beside the graph
 Report = dict[str, Any]
 Work = tuple[VectorPlan, Sequence[Path]]  # what is built, and the vectors
+Run = Callable[..., Spent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +86,21 @@ def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequenc
     faiss.write_index(index, str(out))
 
 
-def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path) -> Build:
-    """Build a plan stage by stage, as the jobs do."""
+def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path, run: Run = alone) -> Build:
+    """Build a plan stage by stage, as the jobs do; `run` runs a task in a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     structure, trained, out = kind_named(plan.kind), folder / "trained", folder / "index.faiss"
     scattered = [folder / f"scattered-{number:05d}" for number in range(len(parts))]
     shards = [folder / f"shard-{number:05d}" for number in range(plan.shards)]
     pieces = [opener(path) for path in scattered]
-    stages = {"train": [alone(structure.train, plan, parts, trained)]}
+    stages = {"train": [run(structure.train, plan, parts, trained)]}
     stages["scatter"] = [
-        alone(structure.scatter, plan, trained, part, number, scattered[number]) for number, part in enumerate(parts)
+        run(structure.scatter, plan, trained, part, number, scattered[number]) for number, part in enumerate(parts)
     ]
     stages["shard"] = [
-        alone(structure.shard, plan, trained, pieces, number, shard) for number, shard in enumerate(shards)
+        run(structure.shard, plan, trained, pieces, number, shard) for number, shard in enumerate(shards)
     ]
-    merge = alone(structure.merge, plan, trained, parts, pieces, [opener(path) for path in shards], out)
+    merge = run(structure.merge, plan, trained, parts, pieces, [opener(path) for path in shards], out)
     return Build(out, stages | {"merge": [merge]})
 
 

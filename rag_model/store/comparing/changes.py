@@ -3,7 +3,7 @@
 Only the ids, titles and hashes of passages are read, and only from parts whose file differs between the snapshots.
 Parts with the same page range are compared in memory, pair by pair. Where ranges differ (the dump was split otherwise,
 or its last part grew) the passages of an article may be in any of the remaining parts: they are distributed by page
-into buckets on disk, and the buckets are compared in memory. So memory is bounded by a few
+into buckets on disk, some parts at once, and the buckets are compared in memory. So memory is bounded by a few
 parts or one bucket.
 """
 
@@ -30,6 +30,7 @@ from rag_model.store.versions.snapshot import Snapshot
 Change = Literal["added", "changed", "removed"]
 BUCKET = 1 << 18  # approximate rows of a bucket: about 30 MB, and 100 MB if all of them changed
 _AHEAD = 8  # pairs of parts that are read at once: on an object store that is mostly waiting
+_DEALT = 4  # files of dealt rows per bucket: a file a part, each with all buckets, made time grow with the square
 _COLUMNS = ("id", "page_id", "title", "hash")
 _SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
 
@@ -60,8 +61,9 @@ def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) 
         return
     count = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
     with tempfile.TemporaryDirectory(prefix="bookwheel-diff-") as folder:
-        dealt_before = _deal(before, rest_before, count, Path(folder) / "before")
-        dealt_after = _deal(after, rest_after, count, Path(folder) / "after")
+        most = max(1, bucket // _DEALT)
+        dealt_before = _deal(before, rest_before, count, most, Path(folder) / "before")
+        dealt_after = _deal(after, rest_after, count, most, Path(folder) / "after")
         for number in range(count):
             yield from _compare(_gather(dealt_before, number), _gather(dealt_after, number))
 
@@ -97,17 +99,31 @@ def _range(part: PartEntry) -> tuple[int, int]:
     return part.first_page, part.last_page
 
 
-def _deal(snapshot: Snapshot, parts: Sequence[PartEntry], count: int, folder: Path) -> list[Path]:
-    """Write each part's rows to a file of `count` batches; batch i holds the rows of bucket i."""
+def _deal(snapshot: Snapshot, parts: Sequence[PartEntry], count: int, most: int, folder: Path) -> list[Path]:
+    """Write the parts' rows to files of `count` batches, of parts with about `most` rows each; batch i is bucket i."""
     folder.mkdir()
-    files = [folder / f"{number}.arrow" for number in range(len(parts))]
-    for part, file in zip(parts, files, strict=True):
-        table = snapshot.columns(part.name, _COLUMNS)
+    files: list[Path] = []
+    for tables in _together(read_ahead(lambda part: snapshot.columns(part.name, _COLUMNS), parts, _AHEAD), most):
+        files.append(folder / f"{len(files)}.arrow")
         try:
-            _write(table, count, file)
+            _write(pa.concat_tables(tables), count, files[-1])
         except OSError as refused:
-            raise StoreError(f"cannot write {file} ({refused}): free space there, or set TMPDIR") from refused
+            raise StoreError(f"cannot write {files[-1]} ({refused}): free space there, or set TMPDIR") from refused
     return files
+
+
+def _together(tables: Iterator[pa.Table], most: int) -> Iterator[list[pa.Table]]:
+    """Yield the tables in order, as many at once as have at least `most` rows together."""
+    held: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        held.append(table)
+        rows += len(table)
+        if rows >= most:
+            yield held
+            held, rows = [], 0
+    if held:
+        yield held
 
 
 def _write(table: pa.Table, count: int, file: Path) -> None:

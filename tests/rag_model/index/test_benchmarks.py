@@ -1,6 +1,7 @@
 """The benchmarks of indexes run, on little: what they print is a number a person relies on."""
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -57,6 +58,38 @@ def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path) -> None:
     again = report("bench_index_memory.py", *given, "--n", "150", "--k", "5", "--only", "HNSW8")  # embeds nothing
     assert again["real"]
     assert again["indexes"][0]["recall_mean"] > 0.9
+
+
+def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path) -> None:
+    used, seen = tmp_path / "used", str(FOLDER.parent / "fixtures" / "seen_gpu")
+    paths = filter(None, [seen, os.environ.get("PYTHONPATH")])
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "0", "SEEN_GPU": str(used)}
+    index = "--vectors 2600 --dim 16 --cells 2 --parts 1 --questions 40 --k 5 --factory HNSW8 IVF16,PQ4np"
+    command = [str(FOLDER / "gpu_rows.py"), "--embedding", "--passages 8 --windows 1", "--index", index]
+    done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, env=there)
+    found = json.loads(next(line for line in done.stderr.splitlines() if '"gpu_index"' in line))
+    assert found["device"] != "cpu"
+    for one in found["indexes"]:
+        assert one["gpu"]["recall"] == one["cpu"]["recall"] > 0.5  # this GPU computes as a CPU does
+        assert one["gpu"]["hours_for_wikipedia"].keys() == one["gpu"]["gpu_mb"].keys() == one["cpu"]["seconds"].keys()
+    uses = used.read_text().splitlines()
+    assert uses.count("graph") == 2  # a cell's graph each, and none where the GPU is hidden
+    assert uses.count("centroids") == 3  # of k-means, of the sample's losses and of the part: one task each
+    rows = [line.split(" | ") for line in done.stdout.splitlines()]
+    assert {len(row) for row in rows} == {5}
+    assert len(rows) == 2 + 1 + (4 + 1) + (3 + 1)
+    assert [row[0] for row in rows if "recall@5" in row[0]] == ["| its recall@5"] * 2
+
+
+def test_without_a_gpu_the_core_alone_is_measured() -> None:
+    tiny = ["--vectors", "600", "--dim", "16", "--parts", "1", "--questions", "20", "--k", "5", "--factory", "HNSW8"]
+    found = report("bench_gpu_index.py", *tiny)
+    assert (found["device"], found["graphs_on_the_gpu"]) == ("cpu", False)
+    (index,) = found["indexes"]
+    assert index["gpu"] is None
+    assert index["cpu"]["gpu_mb"] is None
+    assert index["cpu"]["recall"] > 0.9
+    assert index["cpu"]["hours_for_wikipedia"]["shard"] > 0
 
 
 def test_search_is_raced_against_bare_faiss() -> None:

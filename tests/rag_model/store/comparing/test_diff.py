@@ -74,6 +74,20 @@ def test_equal_ranges_need_no_disk(local_store: Store, cut: Cut, monkeypatch: py
         diff(before, moved)
 
 
+@pytest.mark.parametrize(("bucket", "files"), [(1000, 1), (12, 2), (1, 5)])
+def test_small_parts_are_distributed_together(
+    local_store: Store, cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: int, files: int
+) -> None:
+    texts = {page: ["a"] for page in (1, 21, 41, 61, 81)}
+    before, after = cut(local_store, texts, (0, 20, 40, 60, 80)), cut(local_store, {**texts, 1: ["b"]}, (0, 50))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    changes = article_changes(before, after, bucket=bucket)
+    next(changes)
+    assert len(list((tmp_path / "temporary").glob("*/before/*"))) == files  # a file a part would grow with their square
+    changes.close()  # type: ignore[attr-defined]
+
+
 def test_nothing_is_left_on_the_disk(
     local_store: Store, cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,206 @@
+"""Indexes built on a GPU beside the same stages on one core: seconds, recall, memory of the GPU, hours for Wikipedia.
+
+Each index (an HNSW by cells, inverted lists of codes) is built twice by production's stages, each task in a process of
+its own with one thread: with the GPU in view, and with `CUDA_VISIBLE_DEVICES` empty, where faiss sees none. On the GPU
+are k-means and the nearest centroids of the lists, and with cuVS the graph of each cell (CAGRA); codes, links across
+cells and the merge are the CPU's on both sides. `recall` is recall@k against exact search, at the plan's own setting.
+`gpu_mb` is what the GPU holds at most during a stage beyond what it held before: read from outside by torch, so of
+every process there (null where torch sees no GPU). faiss itself sets 1.5 GB of it aside.
+
+`hours_for_wikipedia` is extrapolated from CPU seconds of one core, or seconds of a GPU and a core, for vectors of the
+same dimensions: the cells are as large as here; a vector is compared with all centroids, as many as Wikipedia's plan
+has, which a GPU does and a CPU does not (a graph over the centroids finds the nearest from 8,192 lists on); codes are
+counted as if they grew with the lists. So all but `shard` and `merge` are upper bounds, on a CPU by far.
+
+Without a GPU it runs the CPU side alone, on little, to be tried: `device` is then `cpu`, and a GPU's figures are null.
+Nothing but this may run on the GPU. `--sides gpu` leaves the CPU out, as for `--vectors 1000000`. Prints one JSON line.
+`python tests/benchmarks/bench_gpu_index.py [--vectors 125000] [--dim 768] [--factory HNSW32 IVF4096,PQ192np]`; by
+`gpu_rows.py` it prints rows of a table. Never run on a GPU: the time it takes there is not known, perhaps ten minutes,
+of which most are the CPU's.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from alone import Spent, alone
+from extrapolate import WIKIPEDIA
+from hnsw_builds import Build, by_cells, trial_of
+from synthetic import Synthetic
+
+from rag_model.index import gpu
+from rag_model.index.graphs.cells import sample_size
+from rag_model.index.quality.health import Trial
+from rag_model.index.recipe import IndexRecipe, VectorPlan, lists_in, resolve
+from rag_model.index.search import open_index
+
+SIDES = ("cpu", "gpu")
+_OPEN = {"hnsw": "HNSW", "ivf": "IVF,PQ"}  # recipes whose numbers the size of the corpus decides
+_INTERVAL = 0.01  # seconds between two looks at the GPU
+_HIDES = "CUDA_VISIBLE_DEVICES"
+
+
+class Side:
+    """Runs the tasks of a build where faiss sees the GPUs, or none."""
+
+    def __init__(self, name: str) -> None:
+        """Begin with nothing measured; `name` is `gpu` or `cpu`."""
+        self.gpu_mb: dict[str, int | None] = {}
+        self._seen = name == "gpu"
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> Spent:
+        """Call `work` in a process of its own, and note what the GPU held meanwhile, by the name of `work`."""
+        if not self._seen:
+            with hidden():
+                return alone(work, *arguments)
+        with watched() as peaks:
+            spent = alone(work, *arguments)
+        known = [peak for peak in (self.gpu_mb.get(work.__name__), *peaks) if peak is not None]
+        self.gpu_mb[work.__name__] = max(known, default=None)
+        return spent
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Let processes that start in the block see no GPU."""
+    before = os.environ.get(_HIDES)
+    os.environ[_HIDES] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_HIDES]
+        else:
+            os.environ[_HIDES] = before
+
+
+@contextmanager
+def watched() -> Iterator[list[int]]:
+    """Yield a list that after the block holds the megabytes which the GPU held at most beyond those before it.
+
+    It stays empty where torch sees no GPU.
+    """
+    peaks: list[int] = []
+    cuda = _cuda()
+    if not cuda.is_available():
+        yield peaks
+        return
+    ended, before = threading.Event(), _held(cuda)
+    peaks.append(0)
+
+    def watch() -> None:
+        while not ended.wait(_INTERVAL):
+            peaks[0] = max(peaks[0], (_held(cuda) - before) >> 20)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _held(cuda: Any) -> int:
+    """Return the bytes that all processes hold on the GPU."""
+    free, total = cuda.mem_get_info(0)
+    return int(total - free)
+
+
+def _cuda() -> Any:
+    """Return `torch.cuda`: every task's process imports this module, and needs no torch."""
+    return import_module("torch").cuda
+
+
+def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: Trial, folder: Path) -> dict[str, Any]:
+    """Build an index on one side; return what it took, what it finds, and what Wikipedia would take."""
+    runner = Side(side)
+    build = by_cells(plan, parts, folder, runner.run)
+    found = open_index(build.path, defaults=plan.search).search(trial.vectors, trial.k)[1]
+    seconds, cpu = (_sums(build, kind) for kind in ("seconds", "cpu_seconds"))
+    spent = cpu if side == "cpu" else seconds  # one thread: the same on an idle machine
+    return {
+        "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
+        "cpu_seconds": {stage: round(value, 2) for stage, value in cpu.items()},
+        "recall": round(float(trial.recalls(found).mean()), 4),
+        "gpu_mb": runner.gpu_mb or None,
+        "hours_for_wikipedia": {stage: round(larger(plan)[stage] * took / 3600, 2) for stage, took in spent.items()},
+    }
+
+
+def _sums(build: Build, kind: str) -> dict[str, float]:
+    return {stage: sum(getattr(spent, kind) for spent in some) for stage, some in build.stages.items() if some}
+
+
+def larger(plan: VectorPlan) -> dict[str, float]:
+    """Return how many times as much work each stage has for Wikipedia, of the same dimensions."""
+    whole = resolve(IndexRecipe(_OPEN[plan.kind]), WIKIPEDIA, plan.d)
+    rows, compared = WIKIPEDIA / plan.n, _centroids(whole) / _centroids(plan)
+    return {
+        "train": _sample(whole) / _sample(plan) * compared,
+        "scatter": rows * compared,
+        "shard": rows,
+        "merge": rows,
+    }
+
+
+def _centroids(plan: VectorPlan) -> int:
+    return plan.cells if plan.kind == "hnsw" else lists_in(plan)
+
+
+def _sample(plan: VectorPlan) -> int:
+    return sample_size(plan) if plan.kind == "hnsw" else plan.train_sample
+
+
+def device() -> str:
+    """Return the name of the GPU that faiss sees, or `cpu`."""
+    if not gpu.present():
+        return "cpu"
+    cuda = _cuda()
+    return str(cuda.get_device_name(0)) if cuda.is_available() else "a GPU that torch does not see"
+
+
+def main() -> None:
+    """Build each index on each side."""
+    there = gpu.present()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vectors", type=int, default=125_000 if there else 4_000)
+    parser.add_argument("--dim", type=int, default=768 if there else 32)
+    parser.add_argument("--factory", nargs="+", default=["HNSW32", "IVF4096,PQ192np" if there else "IVF64,PQ8np"])
+    parser.add_argument("--cells", type=int, help="of an HNSW; default: the plan's")
+    parser.add_argument("--parts", type=int, default=2)
+    parser.add_argument("--questions", type=int, default=500 if there else 100)
+    parser.add_argument("--k", type=int, default=20)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    options = parser.parse_args()
+    made, indexes = Synthetic(options.dim), []
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-index-") as name:
+        folder = Path(name)
+        parts = made.parts(folder, options.vectors, options.parts)
+        trial = trial_of(parts, "ip", made.questions(options.questions), options.k)
+        for factory in options.factory:
+            plan = resolve(IndexRecipe(factory, cells=options.cells), options.vectors, options.dim)
+            sides: dict[str, Any] = {"factory": plan.factory, **dict.fromkeys(SIDES)}
+            for side in options.sides:
+                if side == "cpu" or there:
+                    sides[side] = measure(side, plan, parts, trial, folder / f"{len(indexes)}-{side}")
+            indexes.append(sides)
+    report = {
+        "benchmark": "gpu_index",
+        "device": device(),
+        "graphs_on_the_gpu": gpu.builds_graphs(options.vectors),
+        **{name: getattr(options, name) for name in ("vectors", "dim", "parts", "questions", "k")},
+        "indexes": indexes,
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
