@@ -5,9 +5,11 @@ of its own (which cannot), each as a user types it. `embedded` is the share of t
 again, aim 0.025; `wall` is the seconds of the rebuild over those of the full build, aim 0.2, with stages beside it,
 since a fixed start-up weighs on small dumps. `words` is the share of the passages that would have to be embedded under
 that chunker. `equal` compares the rebuild with the full build: passages row for row, the largest difference of two
-numbers in the vectors, the share that differ by more than 1e-3, and each index's recall on 1,000 questions with the
-interval of the difference. `pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much;
-`kept` is what of today's parts, row groups and rows last month's has, so what a layout of smaller pieces could save.
+numbers in the vectors, the share that differ by more than 1e-3, the bytes of indexes of words, and the recall of each
+index of vectors on 1,000 questions with the interval of the difference. `pull_mb` is what a puller of last month's
+snapshot fetches, by kind of file, of how much (`diff` counts an index of words whole; `measured`, by a pull, does not
+fetch it but makes it). `kept` is what of today's parts, row groups and rows last month's has, so what a layout of
+smaller pieces could save. `--pull` leaves the full build out, and what is compared with it.
 
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
 `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 500] [--encoder minilm]`; the
@@ -42,7 +44,8 @@ from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.quality.recall import recall_at
 from rag_model.retrieve.indexes import open_index_of
 from rag_model.snapshots.measure import trial_of
-from rag_model.store.versions.paths import passages_path
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash", "revised")
@@ -68,8 +71,8 @@ def reindex(dump: str, store: Path, encoder: str) -> Built:
     return Built(cost, json.loads(cost.output))
 
 
-def compare(name: str, months: Months, write: Write, encoder: str) -> dict[str, Any]:
-    """Build both months, and today's once more without last month's."""
+def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool) -> dict[str, Any]:
+    """Build both months, and today's once more without last month's if it is to be compared with a `full` build."""
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as at:
         folder = Path(at)
         dumps = []
@@ -78,8 +81,7 @@ def compare(name: str, months: Months, write: Write, encoder: str) -> dict[str, 
             dumps.append(write(export, folder / month))
         first = reindex(dumps[0], folder / "store", encoder)
         again = reindex(dumps[1], folder / "store", encoder)
-        full = reindex(dumps[1], folder / "full", encoder)
-        counts, seconds = again.reply["counts"], (again.cost.seconds, full.cost.seconds)
+        counts = again.reply["counts"]
         return {
             "benchmark": "incremental",
             "dump": name,
@@ -87,15 +89,23 @@ def compare(name: str, months: Months, write: Write, encoder: str) -> dict[str, 
             "articles": {name: getattr(months, name) for name in ("articles", "edited", "added", "deleted")},
             "passages": counts["passages"],
             "embedded": round(counts["embedded"] / counts["passages"], 4),
-            "words": round(embedded_by("words", dumps, folder), 4),
-            "wall": round(seconds[0] / seconds[1], 3),
-            "cpu": round(again.cost.cpu_seconds / full.cost.cpu_seconds, 3),
-            "seconds": {"first": _tenth(first), "rebuild": _tenth(again), "full": _tenth(full)},
-            "stages": {"rebuild": again.reply["seconds"], "full": full.reply["seconds"]},
-            "equal": equal(folder / "store", folder / "full"),
+            "seconds": {"first": _tenth(first), "rebuild": _tenth(again)},
+            **(beside(again, reindex(dumps[1], folder / "full", encoder), dumps, folder) if full else {}),
             "pull_mb": pulled(folder / "store"),
             "kept": kept(folder / "store"),
         }
+
+
+def beside(again: Built, full: Built, dumps: list[str], folder: Path) -> dict[str, Any]:
+    """Return a rebuild's cost and its result beside those of a full build, and the words that differ."""
+    return {
+        "words": round(embedded_by("words", dumps, folder), 4),
+        "wall": round(again.cost.seconds / full.cost.seconds, 3),
+        "cpu": round(again.cost.cpu_seconds / full.cost.cpu_seconds, 3),
+        "full_seconds": _tenth(full),
+        "stages": {"rebuild": again.reply["seconds"], "full": full.reply["seconds"]},
+        "equal": equal(folder / "store", folder / "full"),
+    }
 
 
 def embedded_by(chunker: str, dumps: list[str], folder: Path) -> float:
@@ -127,23 +137,32 @@ def equal(ours: Path, theirs: Path) -> dict[str, Any]:
             np.concatenate([s.embeddings(part.name) for part in s.parts], dtype=np.float32) for s in (one, other)
         ]
         recalls = [recalls_of(s) for s in (one, other)]
+        words = [files_of_words(s) for s in (one, other)]
     apart = np.abs(vectors[0] - vectors[1])
     return {
         "passages": tables[0].equals(tables[1]),
         "vectors": float(f"{apart.max():.2g}"),
         "beyond_1e-3": float(f"{(apart > 1e-3).mean():.2g}"),
+        "words": words[0] == words[1],
         "recall": {name: compared(found, recalls[1][name]) for name, found in recalls[0].items()},
     }
 
 
 def recalls_of(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
-    """Return each index's recall@20 on questions that the corpus asks itself, one figure a question."""
+    """Return the recall@20 of each index of vectors on questions that the corpus asks itself, one figure a question."""
     trial = trial_of(snapshot, GateRecipe(queries=QUERIES))
     found = {}
-    for name in snapshot.manifest.content.indexes:
+    content = snapshot.manifest.content
+    for name in (one for one in content.indexes if content.over(one) == EMBEDDINGS):
         rows = open_index_of(snapshot, name).search(trial.vectors, trial.k)[1]
         found[name] = recall_at(rows, trial.rows, trial.scores, trial.k)
     return found
+
+
+def files_of_words(snapshot: Snapshot) -> dict[str, BlobRef]:
+    """Return the files of the indexes of words, by name."""
+    content = snapshot.manifest.content
+    return {name: content.files[content.index_file(name)] for name in content.indexes if content.over(name) == TEXT}
 
 
 def compared(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> dict[str, Any]:
@@ -219,16 +238,23 @@ def main() -> None:
     parser.add_argument("--dump", choices=["demo", "synthetic", "both"], default="synthetic")
     parser.add_argument("--articles", type=int, default=500, help="of the synthetic dump")
     parser.add_argument("--encoder", help="a folder or hub name; minilm: the demo's")
+    parser.add_argument("--pull", action="store_true", help="what a puller fetches alone, without a full build")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder:
         named = demo_encoder() if options.encoder == "minilm" else options.encoder
         encoder = named or _tiny(Path(folder))
         real = read_export(Path(demo_dump()))
         if options.dump in {"demo", "both"}:
-            print(json.dumps(compare("demo", a_month_apart(real), write_plain, encoder)), flush=True)
+            print(
+                json.dumps(compare("demo", a_month_apart(real), write_plain, encoder, full=not options.pull)),
+                flush=True,
+            )
         if options.dump in {"synthetic", "both"}:
             synthetic = a_month_apart(synthetic_export(options.articles, real))
-            print(json.dumps(compare("synthetic", synthetic, write_multistream, encoder)), flush=True)
+            print(
+                json.dumps(compare("synthetic", synthetic, write_multistream, encoder, full=not options.pull)),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

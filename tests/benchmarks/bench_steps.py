@@ -85,7 +85,7 @@ def sides_of(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Side,
 def main() -> None:
     """Compare each kind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = {"passages": 120, "questions": 4, "proposed": 8, "batch": 8, "steps": 2, "rounds": 1}
+    sizes = {"passages": 80, "questions": 2, "proposed": 6, "batch": 6, "steps": 2, "rounds": 1}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)

@@ -1,8 +1,9 @@
 """What each stage of a command costs: CPU seconds of all its processes, and the anonymous memory of each.
 
 A command says on standard error which stage it is in; a watcher looks ten times a second at every process of its
-session, and counts what each spent since the look before to the stage of the moment. Anonymous memory (`RssAnon`) is
-what a process holds itself; pages of mapped files (`RssFile`), which the kernel can drop, are told apart from it.
+session, and counts what each spent since the look before to the stage of the moment. A stage that begins again counts
+apart, with its number behind its name. Anonymous memory (`RssAnon`) is what a process holds itself; pages of mapped
+files (`RssFile`), which the kernel can drop, are told apart from it.
 """
 
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,6 +68,7 @@ class Watch:
         self.stages: dict[str, Spent] = {OUTSIDE: Spent()}
         self._session, self._stage, self._cpu = session, OUTSIDE, dict[int, float]()
         self._on_stage = on_stage
+        self._begun = Counter[str]()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -76,10 +79,20 @@ class Watch:
         for line in lines:
             said.append(line)
             if found := _SAID.fullmatch(line.strip()):
-                self._stage = found[1] or OUTSIDE
-                if self._on_stage and found[2] in self.stages:
-                    self._on_stage(found[2], self.stages[found[2]])
+                begun, ended = found.groups()
+                if begun:
+                    self._begun[begun] += 1
+                    self._stage = self._named(begun)
+                    continue
+                self._stage, ended = OUTSIDE, self._named(ended)
+                if self._on_stage and ended in self.stages:
+                    self._on_stage(ended, self.stages[ended])
         return "".join(said)
+
+    def _named(self, stage: str) -> str:
+        """Return the name of a stage for the time that it began last."""
+        times = self._begun[stage]
+        return f"{stage} {times}" if times > 1 else stage
 
     def stop(self) -> dict[str, Spent]:
         """Return what each stage took."""

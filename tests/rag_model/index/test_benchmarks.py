@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,26 @@ def test_without_a_gpu_the_core_alone_is_measured() -> None:
     assert index["cpu"]["gpu_mb"] is None
     assert index["cpu"]["recall"] > 0.9
     assert index["cpu"]["hours_for_wikipedia"]["shard"] > 0
+
+
+def test_a_stage_that_begins_again_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    told = list[str]()
+    watch = import_module("stages").Watch(os.getsid(0), lambda stage, spent: told.append(stage))
+    try:
+        lines = ["deltas …", "deltas done, 1.0 s", "gate …", "gate done, 2.0 s", "deltas …", "deltas done, 3.0 s"]
+        watch.read(_slowly(line, watch) for line in lines)
+    finally:
+        stages = watch.stop()
+    assert told == ["deltas", "gate", "deltas 2"]
+    assert stages.keys() == {"outside", "deltas", "gate", "deltas 2"}
+
+
+def _slowly(line: str, watch: Any) -> str:
+    """Return a line once the watcher has looked at the stage of the line before."""
+    while watch._stage not in watch.stages:
+        time.sleep(0.01)
+    return line
 
 
 def test_search_is_raced_against_bare_faiss() -> None:
