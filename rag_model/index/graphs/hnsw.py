@@ -53,7 +53,10 @@ from rag_model.index.plan import Facts
 from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import VectorPlan, default_search
 
-VERSION = 4
+VERSION = 5
+# Candidates while a node of the upper levels is inserted, by one thread over all cells. These only find where a search
+# begins: over 2,000,000 x 64, 40 has the recall of 100 (.9936 at efSearch 128, -.0003 at 32) in .37 of the time.
+_UPPER = 40
 _BLOCKS = 8  # whose candidates are in memory at once, 6 MB each
 LOSSES = 4_096  # vectors of the sample, at most twice as many, on which `losses` are measured
 
@@ -234,7 +237,7 @@ def _cells_of(
 
 def _upper(plan: VectorPlan, levels: Links, files: VectorFiles) -> Upper:
     vectors = files.take(np.flatnonzero(levels > 1))
-    return Upper.link(levels, _links(plan), vectors, plan.metric, plan.ef_construction)
+    return Upper.link(levels, _links(plan), vectors, plan.metric, min(_UPPER, plan.ef_construction))
 
 
 def _write_links(plan: VectorPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> None:
