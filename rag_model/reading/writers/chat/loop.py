@@ -56,6 +56,7 @@ class Loop:
         asyncio.run_coroutine_threadsafe(_ended(last), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.run_until_complete(_dropped())
         self._loop.close()
 
 
@@ -68,8 +69,18 @@ def _next(pieces: "SimpleQueue[_Piece | None]") -> _Piece | tuple[()] | None:
 
 
 async def _ended(last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    others = _others()
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await last()
+
+
+async def _dropped() -> None:
+    """Close the streams that nobody read to their end: what is left of them when the loop is closed is a warning."""
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    await asyncio.gather(*_others(), return_exceptions=True)
+
+
+def _others() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
