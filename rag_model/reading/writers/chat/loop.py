@@ -77,7 +77,7 @@ async def _ended(last: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def _dropped() -> None:
-    """Close the streams that were not read to their end: Python warns of what is left of them when the loop is closed."""
+    """Close the streams that were not read to their end: Python warns of what a closed loop has left of them."""
     await asyncio.get_running_loop().shutdown_asyncgens()
     await asyncio.gather(*_others(), return_exceptions=True)
 
