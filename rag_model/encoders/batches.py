@@ -42,3 +42,17 @@ def by_length(lengths: Sequence[int], budget: int, least: int = 0) -> Iterator[n
         rows = order[start:end][widths[start:end] == width] if least else order[start:end]
         start += len(rows)
         yield np.resize(rows, max(len(rows), -(-least // width)))  # (b,) -> (>= b,), repeated
+
+
+def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield batches of positions, longest inputs first, each position in one batch; equal lengths stand together.
+
+    A batch has at most `budget` tokens, none of them padding, or one input.
+    """
+    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    ends = np.cumsum(np.asarray(lengths, np.int64)[order])  # (n,): tokens up to each input
+    start, done = 0, 0
+    while start < len(order):
+        end = max(start + 1, int(np.searchsorted(ends, done + budget, side="right")))
+        yield order[start:end]
+        start, done = end, int(ends[end - 1])

@@ -6,7 +6,7 @@ time of their own kernels for a single question. What is not exactly such an enc
 Devlin et al. 2018 (arXiv 1810.04805); Liu et al. 2019 (arXiv 1907.11692), whose positions begin behind the padding's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rag_model.encoders.batches import STEADY_TOKENS
 from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.weights import StoredTensor, canonical_names, stored_tensors
 
@@ -133,16 +134,37 @@ class _Layer:
     narrow_norm: _Affine
 
     def __call__(self, x: Tensor, mask: Tensor | None, shape: BertShape) -> Tensor:
-        b, t, h = x.shape
-        split = (b, t, shape.heads, h // shape.heads)
-        query, key, value = (
-            one.map(x).view(split).transpose(1, 2)  # (b, t, h) -> (b, heads, t, h / heads)
-            for one in (self.query, self.key, self.value)
-        )
-        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=split[-1] ** -0.5)
-        seen = seen.transpose(1, 2).reshape(b, t, h)  # (b, heads, t, h / heads) -> (b, t, h)
-        x = self.attended_norm.norm(self.attended.map(seen) + x, shape.epsilon)
-        return self.narrow_norm.norm(self.narrow.map(functional.gelu(self.wide.map(x))) + x, shape.epsilon)
+        query, key, value = (one.map(x) for one in (self.query, self.key, self.value))  # (b, t, h)
+        return self._rest(_attention(query, key, value, mask, shape.heads), x, shape.epsilon)
+
+    def packed(self, x: Tensor, sizes: Sequence[tuple[int, int]], shape: BertShape) -> Tensor:
+        """Do the same for (n, h) rows: groups of b texts of t tokens, and behind them rows that no text attends to.
+
+        `STEADY_TOKENS` rows are multiplied at a time, which keeps the feed-forward part's numbers in the cache.
+        """
+        pieces = torch.split(x, STEADY_TOKENS)
+        parts = (self.query, self.key, self.value)
+        whole = [torch.cat([part.map(piece) for piece in pieces]) for part in parts]  # each (n, h)
+        seen, start = torch.zeros_like(x), 0
+        for b, t in sizes:
+            own = slice(start, start := start + b * t)
+            query, key, value = (one[own].view(b, t, shape.hidden) for one in whole)  # (b t, h) -> (b, t, h)
+            seen[own] = _attention(query, key, value, None, shape.heads).flatten(0, 1)  # (b, t, h) -> (b t, h)
+        both = zip(torch.split(seen, STEADY_TOKENS), pieces, strict=True)
+        return torch.cat([self._rest(attended, piece, shape.epsilon) for attended, piece in both])
+
+    def _rest(self, seen: Tensor, x: Tensor, epsilon: float) -> Tensor:
+        x = self.attended_norm.norm(self.attended.map(seen) + x, epsilon)
+        return self.narrow_norm.norm(self.narrow.map(functional.gelu(self.wide.map(x))) + x, epsilon)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: int) -> Tensor:
+    """Return what each token sees, (b, t, h), by queries, keys and values of (b, t, h)."""
+    b, t, h = query.shape
+    split = (b, t, heads, h // heads)
+    query, key, value = (one.view(split).transpose(1, 2) for one in (query, key, value))  # (b, heads, t, h / heads)
+    seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=split[-1] ** -0.5)
+    return seen.transpose(1, 2).reshape(b, t, h)  # (b, heads, t, h / heads) -> (b, t, h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +213,30 @@ class Bert:
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
         """Return the (b, t, h) hidden states of (b, t) ids, as transformers does; a mask is 0 where padding is."""
         b, t = input_ids.shape
-        x = functional.embedding(input_ids, self.words) + self.kind  # (b, t, h)
-        x = self.norm.norm(x + self._placed(input_ids), self.shape.epsilon)
+        x = self._embedded(input_ids)
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :].expand(b, 1, t, t)
         for layer in self.layers:
             x = layer(x, mask, self.shape)
         return (x,)
+
+    def packed(self, groups: Sequence[Tensor]) -> list[Tensor]:
+        """Return the (b, t, h) hidden states of each group of (b, t) ids, which are texts without padding.
+
+        The linear maps take `STEADY_TOKENS` tokens of all groups at once, so other groups change no bit on a CPU.
+        """
+        sizes = [(len(ids), ids.shape[1]) for ids in groups]
+        x = torch.cat([self._embedded(ids).flatten(0, 1) for ids in groups])  # (b, t, h) of each -> (n, h)
+        n = len(x)
+        x = functional.pad(x, (0, 0, 0, -n % STEADY_TOKENS))
+        for layer in self.layers:
+            x = layer.packed(x, sizes, self.shape)
+        parts = torch.split(x[:n], [b * t for b, t in sizes])
+        both = zip(parts, sizes, strict=True)
+        return [part.view(*size, self.shape.hidden) for part, size in both]  # (b t, h) -> (b, t, h)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        x = functional.embedding(ids, self.words) + self.kind  # (b, t, h)
+        return self.norm.norm(x + self._placed(ids), self.shape.epsilon)
 
     def _placed(self, ids: Tensor) -> Tensor:
         """Return the vectors of positions, (t, h), or (b, t, h) where they are counted without padding."""

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
-from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
+from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, by_tokens, padded
 from rag_model.encoders.bert import Bert
 from rag_model.encoders.pretrained import check_config
 from rag_model.encoders.room import halved
@@ -54,9 +55,10 @@ class Model:
         """
         out = torch.empty((len(tokens), self.dim), device=self.device)
         lengths, least = [len(ids) for ids in tokens], min(STEADY_TOKENS, self.batch_tokens) if steady else 0
-        for rows, made in halved(
-            by_length(lengths, self.batch_tokens, least), lambda rows: self.vectors([tokens[row] for row in rows])
-        ):
+        packs = steady and self._packs
+        work = self._packed if packs else self.vectors
+        batches = by_tokens(lengths, self.batch_tokens) if packs else by_length(lengths, self.batch_tokens, least)
+        for rows, made in halved(batches, lambda rows: work([tokens[row] for row in rows])):
             out[_to(torch.from_numpy(rows), self.device)] = made  # (b,) positions; (b, d)
         found: npt.NDArray[np.float32] = out.cpu().numpy()
         return found
@@ -72,7 +74,22 @@ class Model:
             input_ids=_to(torch.from_numpy(ids), self.device),
             attention_mask=None if mask is None else mask.long(),
         )[0]
-        vectors = self._pool(hidden, mask, _to(torch.from_numpy(lengths), self.device))  # (b, t, h) -> (b, h)
+        pooled = self._pool(hidden, mask, _to(torch.from_numpy(lengths), self.device))  # (b, t, h) -> (b, h)
+        return self._finished(pooled)
+
+    @property
+    def _packs(self) -> bool:
+        """Whether `_packed` is quicker: the kernels of bf16 want padded lengths, and a GPU few launches."""
+        return isinstance(self.body, Bert) and self.device.type == "cpu" and self.dtype == torch.float32
+
+    def _packed(self, batch: Sequence[TokenIds]) -> Tensor:
+        """Return the (b, d) float32 vectors of inputs without padding; those of equal length stand together."""
+        assert isinstance(self.body, Bert)
+        groups = [torch.from_numpy(np.stack([*some])).long() for _, some in groupby(batch, len)]  # each (b, t)
+        pooled = [self._pool(own, None, torch.full(own.shape[:1], own.shape[1])) for own in self.body.packed(groups)]
+        return self._finished(torch.cat(pooled))  # (b, h) of each group -> (b, d)
+
+    def _finished(self, vectors: Tensor) -> Tensor:
         if self.projection is not None:
             vectors = self.projection(vectors.to(self.dtype)).float()  # (b, h) -> (b, d)
         return nn.functional.normalize(vectors) if self.spec.normalize else vectors

@@ -1,8 +1,10 @@
+from itertools import zip_longest
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.encoders.batches import LENGTH_MULTIPLE, by_length, padded
+from rag_model.encoders.batches import LENGTH_MULTIPLE, by_length, by_tokens, padded
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 
@@ -39,3 +41,14 @@ def test_steady_batches_are_of_one_padded_length_and_never_small(lengths: list[i
 def test_padding_is_the_least_multiple_that_holds_the_length(length: int) -> None:
     assert padded(length) % LENGTH_MULTIPLE == 0
     assert length <= padded(length) < length + LENGTH_MULTIPLE
+
+
+@given(LENGTHS, st.integers(1, 2000))
+def test_batches_without_padding_hold_each_position_once_and_no_more_tokens(lengths: list[int], budget: int) -> None:
+    batches = [batch.tolist() for batch in by_tokens(lengths, budget)]
+    order = [row for batch in batches for row in batch]
+    assert order == sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    for batch, following in zip_longest(batches, batches[1:]):
+        held = sum(lengths[row] for row in batch)
+        assert held <= budget or len(batch) == 1
+        assert following is None or held + lengths[following[0]] > budget

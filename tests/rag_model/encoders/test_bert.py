@@ -59,6 +59,35 @@ def test_hidden_states_are_those_of_transformers_to_the_bit(
         assert torch.equal(ours(ids[:1])[0], body(input_ids=ids[:1])[0])
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "dpr"])
+def test_texts_without_padding_have_the_same_hidden_states(families: dict[str, Path], family: str) -> None:
+    ours = Bert.load(families[family], CPU, torch.float32)
+    assert ours is not None
+    torch.manual_seed(7)
+    # More tokens than are multiplied at once; one text names the padding's token itself.
+    groups = [torch.randint(5, 60, size) for size in ((40, 30), (3, 16), (1, 1))]
+    groups[1][0, 7] = ours.shape.pad_id
+    with torch.inference_mode():
+        found = ours.packed(groups)
+        for own, hidden in zip(groups, found, strict=True):
+            torch.testing.assert_close(hidden, ours(own)[0], rtol=0, atol=2e-6)
+        for alone, hidden in zip([ours.packed([own[-1:]]) for own in groups], found, strict=True):
+            assert torch.equal(alone[0], hidden[-1:]), "the bits of a text depend on the others"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_steady_vectors_in_float32_depend_on_no_other_text(tiny_bert: Path, pooling: str) -> None:
+    encoder = Encoder.load(tiny_bert, overrides={"pooling": pooling}, device="cpu", dtype="float32")
+    texts = ["river " * length for length in (1, 9, 3, 40, 3, 17, 25)] * 30
+    ((vectors, tokens),) = encoder.stream([texts], steady=True)
+    for row in (0, 3, 4, 209):
+        ((alone, _),) = encoder.stream([texts[row : row + 1]], steady=True)
+        np.testing.assert_array_equal(alone[0], vectors[row])
+    ((padded, again),) = encoder.stream([texts])
+    np.testing.assert_allclose(vectors, padded, rtol=0, atol=2e-6)
+    assert tokens == again
+
+
 def test_the_real_minilm_too(minilm: Path) -> None:
     encoder, oracle = Encoder.load(minilm), Encoder.load(minilm, trainable=True)
     texts = ["A bookwheel lets one read many books at once.", "Paris", "Rivers " * 300, ""]

@@ -173,6 +173,17 @@ def test_new_words_are_split_together(monkeypatch: pytest.MonkeyPatch) -> None:
             assert words.tokens([own])[0].tolist() == tokenizer.encode(own, add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_tokens_of_words_that_are_split_together_are_left_out(kind: str) -> None:
+    tokenizer, words = made(kind)
+    text = "king river zzz city"
+    unknown = tokenizer.encode(text, add_special_tokens=False).ids[1]  # any token serves
+    own = Words(tokenizer, Reading(99, None, unknown), words.separation, words.parting, words.added)
+    for one in (text, "king city"):
+        ids = tokenizer.encode(one, add_special_tokens=False).ids
+        assert own.tokens([one])[0].tolist() == [number for number in ids if number != unknown]
+
+
 def test_texts_without_spaces_are_not_remembered() -> None:
     tokenizer, _ = KNOWN["uncased"]
     words, text = Words(tokenizer, Reading(99), "spaces"), "king" * 17
