@@ -61,7 +61,7 @@ def apply_delta(before: Path, delta: Path, rows: int, out: Path) -> None:
     _write(pa.concat_tables([new.slice(0, 0), *_pieces(runs, earlier, new)]), out, {})
 
 
-def kept_rows(delta: Path, before: int, rows: int) -> Rows:
+def kept_rows(delta: PassageFile, before: int, rows: int) -> Rows:
     """Return the earlier row of each of the `rows` rows that a delta makes of `before`, (rows,); -1: it is new.
 
     The new ones are the delta's rows, in order; the others rise.
@@ -69,14 +69,14 @@ def kept_rows(delta: Path, before: int, rows: int) -> Rows:
     Raises:
         InputError: the delta is damaged, or of other files.
     """
-    with PassageFile(delta) as file:
-        runs = _checked(file.notes.get(_RUNS.encode(), b""), before, file.n_rows, rows)
+    runs = _checked(delta.notes.get(_RUNS.encode(), b""), before, delta.n_rows, rows)
     if runs is None:
-        raise InputError(f"{delta} is not a delta of {before} passages to {rows}: read the whole file")
+        raise InputError(f"a delta is not one of {before} passages to {rows}: read the whole file")
     firsts, counts = np.array(runs, np.int64).reshape(-1, 2).T
     begins = np.cumsum(counts) - counts
-    places = np.arange(rows) + np.repeat(firsts - begins, counts)
-    return np.where(np.repeat(firsts == _NEW, counts), _NEW, places)
+    found: Rows = np.arange(rows) + np.repeat(np.where(firsts == _NEW, -2 * rows, firsts - begins), counts)
+    found[found < 0] = _NEW
+    return found
 
 
 def _read(passages: Path) -> pa.Table:

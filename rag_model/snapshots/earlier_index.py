@@ -4,9 +4,10 @@ Equal parts need no look. For a part that changed, the delta that pullers will f
 their texts (`store.pulling.deltas`); where there is none, passages are joined by their hashes, and new ones are read.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,8 @@ from rag_model.store.versions.page_ranges import PageRanges
 from rag_model.store.versions.paths import passages_path
 
 _COLUMNS = ["title", "text"]
+_HELD = 32 << 20  # bytes of new texts that are held from the first look at deltas on; more are read again
+_EXPANDS = 8  # times its size a delta decodes to; one that does so by more may be read twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,10 @@ class EarlierIndex:
         kind = kind_named(plan.kind)
         if not isinstance(kind, DerivingKind):
             return None
-        found = [Kept.of(store, part) for part in self.parts]
+        found, room = list[Kept](), _HELD
+        for part in self.parts:
+            found.append(Kept.of(store, part, room))
+            room -= _size(found[-1].held)
         kept = np.concatenate([np.empty(0, np.int64), *(part.rows for part in found)])
 
         def texts(rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -122,11 +128,12 @@ class Kept:
 
     rows: Rows  # (n,): the parent's row of each, or -1
     passages: Callable[[], Path]  # of the part
-    delta: Path | None = None  # a passage file of those that are new
+    delta: Callable[[], Path] | None = None  # a passage file of those that are new
+    held: Sequence[pa.RecordBatch] = ()  # title and text of these, if they are short
 
     @classmethod
-    def of(cls, store: Store, part: KeptPart) -> Self:
-        """Compare a part with the parent's.
+    def of(cls, store: Store, part: KeptPart, room: int) -> Self:
+        """Compare a part with the parent's; up to `room` bytes of new texts are held.
 
         Raises:
             InputError: a file is damaged.
@@ -142,8 +149,11 @@ class Kept:
                 return cls(np.arange(first, first + rows), passages)
             with suppress(BookwheelError):  # without a delta that can be used it takes longer
                 if delta := offered(store, Step(part.passages, before, passages=True)):
-                    path = store.blobs.local(delta)
-                    return cls(_from(first, kept_rows(path, rows, part.rows)), passages, path)
+                    path, small = partial(store.blobs.local, delta), _EXPANDS * delta.size <= room
+                    with PassageFile(pa.BufferReader(store.blobs.read(delta)) if small else path()) as file:
+                        kept = _from(first, kept_rows(file, rows, part.rows))
+                        held = list(file.iter_batches(_COLUMNS)) if small else []
+                    return cls(kept, passages, path, held if _size(held) <= room else ())
         hashes, kept = hashes_of(passages()), np.full(part.rows, -1, np.int64)
         if len(hashes) != part.rows:
             raise InputError(f"a part's passages are {len(hashes)}, not {part.rows}: build it again")
@@ -156,11 +166,18 @@ class Kept:
     def texts(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Yield title and text of the passages of these rows of the part, ascending."""
         if self.delta and np.array_equal(rows, np.flatnonzero(self.rows < 0)):
-            with PassageFile(self.delta) as file:
+            if self.held:
+                yield from self.held
+                return
+            with PassageFile(self.delta()) as file:
                 yield from file.iter_batches(_COLUMNS)
         else:
             with PassageFile(self.passages()) as file:
                 yield from file.iter_chosen(rows.tolist(), _COLUMNS)
+
+
+def _size(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.nbytes for batch in batches)
 
 
 def _from(first: int, kept: Rows) -> Rows:

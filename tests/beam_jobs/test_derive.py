@@ -16,11 +16,12 @@ from rag_model.index.kind import IndexFiles
 from rag_model.index.plan import IndexPlan
 from rag_model.index.postings.kind import KIND
 from rag_model.index.recipe import IndexRecipe
-from rag_model.snapshots.earlier_index import EarlierIndex
+from rag_model.snapshots import earlier_index
+from rag_model.snapshots.earlier_index import EarlierIndex, Kept
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Produced
 from rag_model.store.pulling.deltas import AFTER as AFTER_FACT
-from rag_model.store.pulling.deltas import STAGE, Step
+from rag_model.store.pulling.deltas import STAGE, Step, made
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, PartEntry
 from rag_model.store.versions.paths import passages_path
@@ -114,6 +115,25 @@ def test_a_delta_is_used_where_there_is_one(work: Work) -> None:
     (folder / "index").write_bytes(work.rebuilt(plan_of(AFTER)))
     opened = KIND.open(IndexFiles(folder / "index", list, len(AFTER)), plan_of(AFTER).entry())
     assert (opened.missing("told"), opened.missing("inserted")) == ([], ["insert"])
+
+
+@pytest.mark.parametrize("room", [32 << 20, 20_000, 100, 0])
+def test_new_texts_are_held_where_there_is_room_and_else_read_again(
+    work: Work, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a delta that is small, but whose text is not, are read twice: 20,000 bytes are too few for them."""
+    new = [passage_of("", f"{'long ' * 6_000} {number}") for number in range(2)]
+    work.after = work.content([*AFTER[:50], *new, *AFTER[50:]], "longer")
+    path, plan = passages_path("part-00000"), plan_of([*AFTER, *new])
+    step = Step(work.after.files[path], work.before.files[path], passages=True)
+    assert made(work.store, step).outputs
+    earlier = EarlierIndex.of(work.store, work.before, work.after, "bm25", plan)
+    assert earlier is not None
+    assert bool(Kept.of(work.store, earlier.parts[0], room).held) == (room > 20_000)
+    monkeypatch.setattr(earlier_index, "_HELD", room)
+    assert earlier.derive(work.store, plan, work.folder / "derived")
+    stages.build(plan, sorted((work.folder / "longer").iterdir()), work.folder / "whole", work.folder / "old")
+    assert (work.folder / "derived").read_bytes() == (work.folder / "whole").read_bytes()
 
 
 @pytest.mark.parametrize("runs", [b"[[0, 40]]", b"[[0, 10], [-1, 99999999], [10, 90]]", b"[[90, 91], [0, 10]]", b""])

@@ -39,6 +39,7 @@ from rag_model.index.files.intake import cut, look
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.derive import derived
 from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
@@ -272,6 +273,14 @@ def _read_postings(path: Path) -> object:
     return index.search(asked, k), index.search(asked, k, skip=False), index.missing("very wise")
 
 
+def _derive_postings(path: Path) -> object:
+    """Make the index after an insertion, two deletions and a change of the one before, and search it."""
+    kept, out = np.array([*range(3), -1, *range(4, 30), -1, *range(31, 59)]), path.with_name("derived")
+    new = pa.RecordBatch.from_pydict({"title": ["Pigs", ""], "text": ["very wise pigs 7 8", "two of them"]})
+    derived(path, kept, lambda _: iter([new]), Analyzer("english"), out, 10)
+    return _read_postings(out)
+
+
 def _read_impacts(path: Path) -> object:
     index = kind_for("Impact").open(IndexFiles(path, list, 60), {"factory": "Impact", "search": {}})
     return index.search(impact_questions(3, _TERMS, 5), min(5, index.n))
@@ -402,6 +411,7 @@ KINDS = [
     Kind("token vectors", _tokens, _read_tokens),
     *(Kind(f"faiss {name}", partial(_built, factory), _read_faiss) for name, factory in _FAISS.items()),
     Kind("postings", partial(_built, "BM25"), _read_postings),
+    Kind("postings of a later snapshot", partial(_built, "BM25"), _derive_postings),
     Kind("sparse rows", _sparse, _read_sparse),
     Kind("impacts", partial(_built, "Impact"), _read_impacts),
     Kind("token index", partial(_built, "MaxSim,PQ4"), _read_token_index),

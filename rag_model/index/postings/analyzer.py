@@ -16,7 +16,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import not_
 from typing import Any
 
 from rag_model.digest import digest_json
@@ -108,12 +109,13 @@ class Analyzer:
         A token is a word of ASCII in lower case, or any run of characters, in UTF-8. Words of ASCII go through the
         stemmer together, which takes a third of the time.
         """
-        words = [token[:MOST_CHARACTERS] for token in tokens if token.isascii()]
+        plain = list(map(bytes.isascii, tokens))
+        words = list(compress(tokens, plain))
+        if max(map(len, words), default=0) > MOST_CHARACTERS:
+            words = [word[:MOST_CHARACTERS] for word in words]
         stems = words if self._stemmer is None else self._stemmer.stemWords(words)
         terms, sizes, at = list[bytes](), [1] * len(tokens), 0
-        others = (
-            [place for place, token in enumerate(tokens) if not token.isascii()] if len(words) < len(tokens) else []
-        )
+        others = compress(range(len(tokens)), map(not_, plain))
         for number, place in enumerate(others):
             own = self.terms(tokens[place].decode("utf-8", "replace"))
             sizes[place] = len(own)
@@ -128,13 +130,18 @@ class Analyzer:
         It holds the terms of a sample text in several scripts, so that another release of a stemmer or of Unicode is
         noticed where it matters.
         """
-        facts = [VERSION, self.language, MOST_CHARACTERS, [term.decode() for term in self.terms(_SAMPLE)]]
-        return digest_json(facts)
+        return _fingerprint(self.language)
 
     @property
     def versions(self) -> str:
         """The releases that the terms depend on, for an error."""
         return f"PyStemmer {version('PyStemmer')}, Unicode {unicodedata.unidata_version}"
+
+
+@lru_cache
+def _fingerprint(language: str) -> str:
+    terms = [term.decode() for term in Analyzer(language).terms(_SAMPLE)]
+    return digest_json([VERSION, language, MOST_CHARACTERS, terms])
 
 
 def _spaced(word: str) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Carry the lists of an index file over to a later one: postings of passages that stayed get their new rows.
 
 Lists are read and written one after another, in the order of their terms, with the postings of new passages among
-them. A posting takes some fifteen nanoseconds, where counting it from text takes hundreds. No block is copied: from the
-first passage of a list on that came or went, each block of 128 begins with another posting.
+them. A posting takes some six nanoseconds, where counting it from text takes hundreds. A list of up to 128 is copied if
+its passages stayed and their rows rose by the same. No block of a longer one is: from the first passage on that came or
+went, each block of 128 begins with another posting.
 """
 
 from typing import Any
@@ -11,18 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.index.postings.compiled import bare, inlined
-from rag_model.index.postings.lists import (
-    AT_OUT,
-    HEADER,
-    NUMBERS,
-    ROOM,
-    begin_list,
-    end_block,
-    put_postings,
-    put_single,
-)
+from rag_model.index.postings.lists import AT_OUT, HEADER, NUMBERS, ROOM, begin_list, put_single
 from rag_model.index.postings.machine import load64, store64
-from rag_model.index.postings.packing import BLOCK, SIZES, get_varint, unpack
+from rag_model.index.postings.moving import APART, ROW, WEIGHT, copy_block, move, put_block, shift_of
+from rag_model.index.postings.packing import BLOCK, PADDING, SIZES, get_varint, unpack, unpack_gaps
 
 Ints = npt.NDArray[np.int64]
 DONE, FULL, DAMAGED = range(3)  # why `carry` ends
@@ -31,18 +24,16 @@ DONE, FULL, DAMAGED = range(3)  # why `carry` ends
 # one.
 AT, LEFT, SIZE, DF, BEGIN, END, HELD, FRESH = range(8)
 STATE = 8
-_BEYOND = np.int64(1) << 40  # more than any row
 
 
 def no_scratch(new: int) -> tuple[npt.NDArray[Any], ...]:
     """Return what lists are written in.
 
-    The open list, the sizes of `encode`, gaps and weights minus 1 of the open block, those of an earlier block, and
-    rows and weights of its postings and up to `new` more.
+    The open list, the sizes of `encode`, gaps and weights minus 1 of a block, and the words of postings: of a block,
+    of an earlier one, and of up to `new` more.
     """
-    blocks = (np.empty(BLOCK, np.uint32) for _ in range(4))
-    rows = np.empty(BLOCK + new, np.uint32), np.empty(BLOCK + new, np.uint16)
-    return np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64), *blocks, *rows
+    blocks = (np.empty(BLOCK, np.uint32) for _ in range(2))
+    return np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64), *blocks, np.empty(2 * BLOCK + new, np.int64)
 
 
 @inlined
@@ -50,10 +41,13 @@ def _load(dictionary, lists, rows, state, term):
     """Read the earlier dictionary's next term; return whether its bytes make sense."""
     shared, at = get_varint(dictionary, state[AT], len(dictionary))
     more, at = get_varint(dictionary, at, len(dictionary))
-    if shared < 0 or shared > state[SIZE] or more < 0 or more > min(len(dictionary) - at, len(term) - shared):
+    if not 0 <= shared <= state[SIZE] or not 0 <= more <= min(len(dictionary) - at, len(term) - PADDING - shared):
         return False
-    for i in range(more):
-        term[shared + i] = dictionary[at + i]
+    if more <= 8 and at + 8 <= len(dictionary):
+        store64(term, shared, load64(dictionary, at))
+    else:
+        for i in range(more):
+            term[shared + i] = dictionary[at + i]
     df, at = get_varint(dictionary, at + more, len(dictionary))
     size, at = get_varint(dictionary, at, len(dictionary))
     begin = state[END]
@@ -92,121 +86,121 @@ def _single(data, begin, end):
 
 
 @inlined
-def _move(gaps, less, count, before, moved, new_rows, new_weights, first, last, rows, weights):
-    """Fill in a block's postings that stayed, and the new ones [first, last) that come before one of them.
-
-    Returns:
-        How many these are, the first of the new ones that is left, and the last row before; -1: there is no such
-        passage.
-    """
-    end = before + count
-    for i in range(count):
-        end += np.int64(gaps[i])
-    if end >= len(moved):
-        return 0, first, -1
-    row, kept, new = before, np.int64(0), np.int64(new_rows[first]) if first < last else _BEYOND
-    for i in range(count):
-        row += np.int64(gaps[i]) + 1
-        now = np.int64(moved[row])
-        while new < now:
-            rows[kept], weights[kept] = new, new_weights[first]
-            kept, first = kept + 1, first + 1
-            new = np.int64(new_rows[first]) if first < last else _BEYOND
-        rows[kept], weights[kept] = now, less[i] + 1
-        kept += now >= 0  # no branch: which passages stayed cannot be foretold
-    return kept, first, end
+def _copied(data, begin, end, count, moved, gaps, out, at):
+    """Write a list of one block again whose rows all stayed and rose by the same; return the place behind it, or -1."""
+    if unpack_gaps(data, begin, end, count, gaps) < 0:
+        return -1
+    shift, row = shift_of(gaps, count, moved), np.int64(gaps[0])
+    return copy_block(data, begin, end, count, row, row + shift, out, at) if shift != APART else -1
 
 
 @inlined
-def _put_list(
-    data,
-    begin,
-    end,
-    left,
-    moved,
-    new_rows,
-    new_weights,
-    first,
-    last,
-    lengths,
-    writer,
-    sizes,
-    gaps,
-    less,
-    old_gaps,
-    old_less,
-    rows,
-    weights,
-    out,
-    at,
-):
+def _read_block(data, begin, end, df, count, rows, gaps, less):
+    """Read a block of a list of `df` postings of `rows` passages; return the place behind it, or -1."""
+    if df > 1:
+        return unpack(data, begin, end, count, gaps, less)
+    row, weight = _single(data, begin, end)
+    gaps[0], less[0] = row, weight - 1
+    return end if 0 <= row < rows else -1
+
+
+@inlined
+def _put_full(words, held, writer, gaps, less, sizes, out):
+    """Write as many whole blocks as there are; return how many postings these have; -1: they make no sense."""
+    done = 0
+    while held - done >= BLOCK:
+        if not put_block(words, done, BLOCK, writer, gaps, less, sizes, out):
+            return -1
+        done += BLOCK
+    if done:
+        for i in range(np.uint64(held - done)):
+            words[i] = words[i + np.uint64(done)]
+    return done
+
+
+@inlined
+def _put_blocks(data, begin, end, df, moved, new, first, last, writer, sizes, gaps, less, words, out):
+    """Write the blocks of an open list; return its postings; -1 of an earlier list that is damaged."""
+    total, before, held, left = 0, np.int64(-1), 0, df
+    if df > BLOCK:
+        begin += HEADER * ((df + BLOCK - 1) // BLOCK)
+    while left or first < last:
+        if left:
+            count = min(BLOCK, left)
+            begin = _read_block(data, begin, end, df, count, len(moved), gaps, less)
+            if begin < 0:
+                return -1
+            held, first, before = move(gaps, less, count, before, moved, new, first, last, words, held)
+            if before < 0:
+                return -1
+            left -= count
+        while first < last and left == 0:
+            words[held] = new[first]
+            held, first = held + 1, first + 1
+        done = _put_full(words, held, writer, gaps, less, sizes, out)
+        if done < 0:
+            return -1
+        held, total = held - done, total + done
+    total += held
+    if total == 1:  # no block
+        return 1 if words[0] & WEIGHT else -1
+    return total if held == 0 or put_block(words, 0, held, writer, gaps, less, sizes, out) else -1
+
+
+@inlined
+def _put_list(data, begin, end, df, moved, new, first, last, writer, sizes, gaps, less, words, out, at):
     """Write the list of a term; return the place behind it, and its postings; -1 of an earlier list that is damaged.
 
     Args:
         data: uint8, the earlier lists, padded.
         begin: where the term's list begins in them.
         end: where it ends.
-        left: its postings; 0: there is no such list.
-        moved: (earlier rows,) the row of each now, rising, or -1.
-        new_rows: rows of new postings, ascending within a term.
-        new_weights: their weights.
+        df: its postings; 0: there is no such list.
+        moved: (earlier rows,) the word of each now, without a weight, rising, or `WENT` (`moving`).
+        new: words of new postings, ascending within a term.
         first: the term's first one.
         last: the place behind its last one.
-        lengths: (n,) uint16 lengths of all passages.
         writer: here and below, see `no_scratch`.
         sizes: see above.
         gaps: see above.
         less: see above.
-        old_gaps: see above.
-        old_less: see above.
-        rows: see above.
-        weights: see above.
+        words: see above.
         out: uint8 with `ROOM` bytes a posting.
         at: where the list goes.
     """
-    if left == 1 and first == last:
+    if df == 1 and first == last:
         row, weight = _single(data, begin, end)
         if not 0 <= row < len(moved):
             return -1, 0
-        now = np.int64(moved[row])
-        return (put_single(now, weight, out, at), 1) if now >= 0 else (at, 0)
-    most = (left + last - first + BLOCK - 1) // BLOCK  # blocks: there will be fewer if passages went
+        now = moved[row]
+        return (put_single(now >> ROW, weight, out, at), 1) if now >= 0 else (at, 0)
+    if df <= BLOCK and first == last:
+        behind = _copied(data, begin, end, df, moved, gaps, out, at)
+        if behind >= 0:
+            return behind, df
+    most = (df + last - first + BLOCK - 1) // BLOCK  # blocks: there will be fewer if passages went
     blocks_at = at + HEADER * most if most > 1 else at
     begin_list(writer, blocks_at, at if most > 1 else -1)
-    total, before = 0, np.int64(-1)
-    if left > BLOCK:
-        begin += HEADER * ((left + BLOCK - 1) // BLOCK)
-    single = left == 1
-    while left or first < last:
-        count = min(BLOCK, left)
-        if single:
-            row, weight = _single(data, begin, end)
-            old_gaps[0], old_less[0], begin = row, weight - 1, min(row, len(moved) - 1 - row)
-        elif left:
-            begin = unpack(data, begin, end, count, old_gaps, old_less)
-        kept, first, before = _move(
-            old_gaps, old_less, count, before, moved, new_rows, new_weights, first, last, rows, weights
-        )
-        if begin < 0 or before < 0 <= left - 1:
-            return -1, 0
-        left -= count
-        while first < last and left == 0:
-            rows[kept], weights[kept] = new_rows[first], new_weights[first]
-            kept, first = kept + 1, first + 1
-        if not put_postings(rows, weights, 0, kept, 0, lengths, writer, gaps, less, sizes, out, out):
-            return -1, 0
-        total += kept
+    total = _put_blocks(data, begin, end, df, moved, new, first, last, writer, sizes, gaps, less, words, out)
     if total == 1:
-        return put_single(gaps[0], less[0] + 1, out, at), total
-    end_block(writer, gaps, less, sizes, out, out)
+        return put_single(words[0] >> ROW, words[0] & WEIGHT, out, at), total
     blocks = (total + BLOCK - 1) // BLOCK
     spare = blocks_at - (at + HEADER * blocks if blocks > 1 else at)
-    if spare:
-        for i in range(
-            blocks_at, writer[AT_OUT], 8
-        ):  # a header is longer than a word: none is read after it was written
+    if spare and total > 0:
+        for i in range(blocks_at, writer[AT_OUT], 8):  # a header is longer than a word: none is read after a write
             store64(out, i - spare, load64(out, i))
-    return writer[AT_OUT] - spare, total
+    return (writer[AT_OUT] - spare if total >= 0 else -1), total
+
+
+@inlined
+def _put_term(text, begin, size, whole, out, at):
+    """Copy the term text[begin:begin + size]; `whole`: both have bytes behind it, so words of eight may be copied."""
+    if whole:
+        for i in range(0, size, 8):
+            store64(out, at + i, load64(text, begin + i))
+    else:
+        for i in range(size):
+            out[at + i] = text[begin + i]
 
 
 @bare
@@ -218,19 +212,14 @@ def carry(
     text,
     cuts,
     ends,
-    new_rows,
-    new_weights,
-    lengths,
+    new,
     state,
     term,
     writer,
     sizes,
     gaps,
     less,
-    old_gaps,
-    old_less,
-    rows,
-    weights,
+    words,
     out_text,
     out_cuts,
     out_counts,
@@ -243,24 +232,19 @@ def carry(
         dictionary: uint8, of the earlier file.
         data: uint8, its lists, padded.
         lists: bytes of all of them.
-        moved: (earlier rows,) int32: the row of each now, rising; -1: it went.
+        moved: (earlier rows,) int64: the word of each now, without a weight, rising, or `WENT`.
         text: uint8, the terms of new passages one after another, ascending.
         cuts: (t,) where each ends.
         ends: (t,) where the postings of each end.
-        new_rows: (p,) uint32: rows now, ascending within a term.
-        new_weights: (p,) uint16.
-        lengths: (n,) uint16 lengths of all passages now.
+        new: (p,) int64: words of their postings, ascending within a term.
         state: (STATE,) int64, of 0 but for `LEFT`; moved.
-        term: uint8, with room for the longest term.
+        term: uint8, with room for the longest term, and `PADDING` more.
         writer: here and below, see `no_scratch`.
         sizes: see above.
         gaps: see above.
         less: see above.
-        old_gaps: see above.
-        old_less: see above.
-        rows: see above.
-        weights: see above.
-        out_text: uint8, filled with the terms of the batch, one after another.
+        words: see above.
+        out_text: uint8, filled with the terms of the batch, one after another; `PADDING` more are for its own use.
         out_cuts: int64, filled with the place where each ends.
         out_counts: int64, filled with the postings of each.
         out_sizes: int64, filled with the bytes of each one's list.
@@ -275,13 +259,17 @@ def carry(
             return DAMAGED, count, at
         if state[HELD] == 0 and state[FRESH] == len(cuts):
             return DONE, count, at
-        order, new = _order(state, term, text, cuts), state[FRESH]
+        order, one = _order(state, term, text, cuts), state[FRESH]
         df, first, last, at_text, size = state[DF], 0, 0, 0, state[SIZE]
         if order >= 0:
-            first, last = ends[new - 1] if new else 0, ends[new]
-            at_text = cuts[new - 1] if new else 0
-            size, df = cuts[new] - at_text, df if order == 0 else 0
-        if count == len(out_cuts) or size > len(out_text) - used or df + last - first > (len(out) - at) // ROOM:
+            first, last = ends[one - 1] if one else 0, ends[one]
+            at_text = cuts[one - 1] if one else 0
+            size, df = cuts[one] - at_text, df if order == 0 else 0
+        if (
+            count == len(out_cuts)
+            or size > len(out_text) - PADDING - used
+            or df + last - first > (len(out) - at) // ROOM
+        ):
             return FULL, count, at
         behind, kept = _put_list(
             data,
@@ -289,27 +277,24 @@ def carry(
             state[END],
             df,
             moved,
-            new_rows,
-            new_weights,
+            new,
             first,
             last,
-            lengths,
             writer,
             sizes,
             gaps,
             less,
-            old_gaps,
-            old_less,
-            rows,
-            weights,
+            words,
             out,
             at,
         )
         if behind < 0:
             return DAMAGED, count, at
         if kept:
-            for i in range(size):
-                out_text[used + i] = text[at_text + i] if order > 0 else term[i]
+            if order > 0:
+                _put_term(text, at_text, size, False, out_text, used)
+            else:
+                _put_term(term, 0, size, True, out_text, used)
             used += size
             out_cuts[count], out_counts[count], out_sizes[count] = used, kept, behind - at
             count, at = count + 1, behind

@@ -4,8 +4,9 @@ Tokens are found and counted by compiled loops; the analyzer sees a distinct tok
 reading the text, and the terms are those of `Analyzer.terms`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from rag_model.index.postings.compiled import bare
 from rag_model.index.postings.part import MOST, MOST_ROWS, PartPostings, joined, narrow
 from rag_model.index.postings.tokens import no_tokens, scan, with_room
 
+_GATHERED = 1 << 10
 Ints = npt.NDArray[np.int64]
 
 
@@ -41,6 +43,19 @@ def texts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Array]:
     """Yield title and text of each batch's passages, as one string."""
     for batch in batches:
         yield pc.binary_join_element_wise(batch["title"], batch["text"], " ")
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows in batches of `_GATHERED` and more, but for the last: many small ones take longer."""
+    held, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(batch)
+        rows += len(batch)
+        if rows >= _GATHERED:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, rows = [], 0
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def counted_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings:
@@ -103,7 +118,7 @@ class _Counter:
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer, self._tokens = analyzer, no_tokens()
-        self._numbers: dict[bytes, int] = {}  # of terms
+        self._numbers: dict[bytes, int] = defaultdict(count().__next__)  # of terms; a new one has the next
         self._terms = np.empty(0, np.int32)  # of the tokens, one after another
         self._starts = np.zeros(1, np.int64)  # where those of each token begin
         self._found: list[tuple[Array, Array, Array, Array]] = []  # see `_count`
@@ -124,7 +139,7 @@ class _Counter:
         found, weights, counts, lengths = map(np.concatenate, zip(none, *self._found, strict=True))
         order = sorted(self._numbers)
         places = np.empty(len(order), np.int64)  # number -> place in the order
-        places[[self._numbers[term] for term in order]] = np.arange(len(order))
+        places[np.fromiter(map(self._numbers.__getitem__, order), np.int64, len(order))] = np.arange(len(order))
         numbers = places[found]
         sizes = np.bincount(numbers, minlength=len(order))
         ends = np.cumsum(sizes)
@@ -144,7 +159,7 @@ class _Counter:
         _, offsets, data = texts.buffers()
         places = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
         size, known = int(places[-1] - places[0]), int(self._tokens.known[0])
-        self._tokens = with_room(self._tokens, size)
+        self._tokens = with_room(self._tokens, size + len(texts))
         numbers, ends = np.empty(size, np.int32), np.empty(len(texts), np.int64)
         scan(np.frombuffer(data or b"", np.uint8), places, self._tokens, numbers, ends)
         self._analyse(known)
@@ -152,11 +167,9 @@ class _Counter:
 
     def _analyse(self, known: int) -> None:
         """Give the tokens from number `known` on their terms."""
-        ends = self._tokens.ends[known : int(self._tokens.known[0]) + 1]
-        text = self._tokens.text[ends[0] : ends[-1]].tobytes()
-        tokens = [text[first:last] for first, last in pairwise((ends - ends[0]).tolist())]
-        made, sizes = self._analyzer.terms_of_tokens(tokens)
-        numbers = self._numbers
-        terms = [numbers.setdefault(term, len(numbers)) for term in made]
-        self._terms = np.concatenate([self._terms, np.array(terms, np.int32)])
+        tokens = self._tokens
+        first, last = tokens.ends[known], tokens.ends[int(tokens.known[0])]
+        made, sizes = self._analyzer.terms_of_tokens(tokens.text[first:last].tobytes().split(b"\n")[:-1])
+        terms = np.fromiter(map(self._numbers.__getitem__, made), np.int32, len(made))
+        self._terms = np.concatenate([self._terms, terms])
         self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(sizes, dtype=np.int64)])

@@ -13,7 +13,8 @@ and an array tells where each group begins, here and among the lists (two int64)
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import bare, compiled
+from rag_model.index.postings.compiled import bare, compiled, inlined
+from rag_model.index.postings.machine import bit_length, load64, store64
 from rag_model.index.postings.packing import get_varint, put_varint
 
 GROUP = 16  # terms
@@ -50,26 +51,44 @@ class DictionaryWriter:
         return out[:size].tobytes(), groups[:begun].astype("<i8").tobytes()
 
 
-@compiled
+@inlined
+def shared_bytes(one, first, other, second, most):
+    """Return how many bytes of one[first:] and other[second:] are the same, up to `most`; both have so many."""
+    same = 0
+    while same < most and first + same + 8 <= len(one) and second + same + 8 <= len(other):
+        differ = load64(one, first + same) ^ load64(other, second + same)
+        if differ != 0:
+            lowest = bit_length(np.int64(differ & (~differ + np.uint64(1)))) - 1
+            return min(most, same + (lowest >> 3))
+        same += 8
+    while same < most and one[first + same] == other[second + same]:
+        same += 1
+    return min(most, same)
+
+
+@bare
 def _put_terms(text, ends, postings, sizes, number, before, totals, out, groups):
     """Write terms, the first of which has this `number`; return the bytes written, and the groups begun."""
-    at, begun, first, former = 0, 0, 0, before
+    at, begun, first, former = 0, 0, 0, 0
     for term in range(len(ends)):
-        own, shared = text[first : ends[term]], 0
-        if (number + term) % GROUP:
-            most = min(len(own), len(former))
-            while shared < most and own[shared] == former[shared]:
-                shared += 1
-        else:
+        size, shared = ends[term] - first, 0
+        if (number + term) % GROUP == 0:
             groups[begun, 0], groups[begun, 1] = totals[0] + at, totals[1]
             begun += 1
-        at = put_varint(out, put_varint(out, at, shared), len(own) - shared)
-        for i in range(shared, len(own)):
-            out[at] = own[i]
-            at += 1
-        at = put_varint(out, put_varint(out, at, postings[term]), sizes[term])
+        elif term == 0:
+            shared = shared_bytes(text, 0, before, 0, min(size, len(before)))
+        else:
+            shared = shared_bytes(text, first, text, former, min(size, first - former))
+        at = put_varint(out, put_varint(out, at, shared), size - shared)
+        if first + size + 8 <= len(text):  # else words may end behind the text
+            for i in range(shared, size, 8):
+                store64(out, at + i - shared, load64(text, first + i))
+        else:
+            for i in range(shared, size):
+                out[at + i - shared] = text[first + i]
+        at = put_varint(out, put_varint(out, at + size - shared, postings[term]), sizes[term])
         totals[1] += sizes[term]
-        first, former = ends[term], own
+        former, first = first, ends[term]
     totals[0] += at
     return at, begun
 

@@ -52,15 +52,17 @@ def two_bytes(data, at):
 
 
 # The numbers of a list that is being written: postings in the open block, the row before the next posting, the largest
-# weight and the shortest passage of the open block; where the next block and the next header go.
-HELD, BEFORE, HEAVIEST, SHORTEST, AT_OUT, PLACE = range(6)
-NUMBERS = 6
+# weight and the shortest passage of the open block; the bits of its gaps, and of its weights minus 1; where the next
+# block and the next header go.
+HELD, BEFORE, HEAVIEST, SHORTEST, GAPS, WEIGHTS, AT_OUT, PLACE = range(8)
+NUMBERS = 8
 
 
 @bare
 def begin_list(writer, at, place):
     """Begin a list whose blocks go to `at`, and headers to `place`; -1: it has none."""
     writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = 0, -1, 0, MOST_LENGTH
+    writer[GAPS], writer[WEIGHTS] = 0, 0
     writer[AT_OUT], writer[PLACE] = at, place
 
 
@@ -69,12 +71,13 @@ def end_block(writer, gaps, less, sizes, out, headers):
     """Write the open block, if it has postings."""
     if writer[HELD] == 0:
         return
-    behind = encode(gaps, less, writer[HELD], sizes, out, writer[AT_OUT])
+    behind = encode(gaps, less, writer[HELD], writer[GAPS], writer[WEIGHTS], sizes, out, writer[AT_OUT])
     if writer[PLACE] >= 0:
         size = behind - writer[AT_OUT]
         put_header(headers, writer[PLACE], writer[BEFORE], size, writer[HEAVIEST], writer[SHORTEST])
         writer[PLACE] += HEADER
     writer[AT_OUT], writer[HELD], writer[HEAVIEST], writer[SHORTEST] = behind, 0, 0, MOST_LENGTH
+    writer[GAPS], writer[WEIGHTS] = 0, 0
 
 
 @inlined
@@ -101,18 +104,21 @@ def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, l
     while first < last:
         held, before = writer[HELD], writer[BEFORE]
         some = min(last - first, BLOCK - held)
-        wrong, heaviest = np.int64(0), np.int64(0)
+        all_gaps, all_weights, heaviest = np.int64(0), np.int64(0), np.int64(0)
         at, to = np.uint64(first), np.uint64(held)  # indices that have no sign need no look at it, and are vectors
         for i in range(np.uint64(some)):
             row, weight = np.int64(rows[at + i]) + first_row, np.int64(weights[at + i])
             gap, more = row - before - 1, weight - 1
             gaps[to + i], less[to + i] = gap, more
-            wrong |= gap | more
+            all_gaps |= gap
+            all_weights |= more
             heaviest = max(heaviest, weight)
             before = row
-        if wrong < 0 or before >= len(lengths):
+        if all_gaps | all_weights < 0 or before >= len(lengths):
             return False
         writer[HELD], writer[BEFORE], writer[HEAVIEST] = held + some, before, max(heaviest, writer[HEAVIEST])
+        writer[GAPS] |= all_gaps
+        writer[WEIGHTS] |= all_weights
         if writer[PLACE] >= 0:
             shortest = np.int64(lengths[before])
             for i in range(np.uint64(some)):

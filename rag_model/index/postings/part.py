@@ -72,7 +72,9 @@ class PartPostings:
 
 def joined(terms: Sequence[bytes]) -> tuple[Array, Array]:
     """Return terms as one array of bytes, and where each ends in it."""
-    return np.frombuffer(b"".join(terms), np.uint8), np.cumsum([*map(len, terms)], dtype="<i8")
+    return np.frombuffer(b"".join(terms), np.uint8), np.cumsum(
+        np.fromiter(map(len, terms), "<i8", len(terms)), dtype="<i8"
+    )
 
 
 def narrow(values: Array, above: int) -> Array:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rag_model.index.files.pieces import Array
 from rag_model.index.postings.compiled import bare
 
-_APOSTROPHE, _UNDERSCORE, _S, _ASCII = ord("'"), ord("_"), ord("s"), 128
+_APOSTROPHE, _UNDERSCORE, _S, _FEED, _ASCII = ord("'"), ord("_"), ord("s"), ord("\n"), 128
 _LOWER = np.array([ord(chr(one).lower()) if one < 128 and chr(one).isalnum() else 0 for one in range(256)], np.uint8)
 _WHITE = np.array([one in b" \t\n\r" for one in range(256)])
 _BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
@@ -26,8 +26,8 @@ class Tokens(NamedTuple):
 
     slots: npt.NDArray[np.int32]  # number of the token of each slot, -1: free; a power of two
     hashes: npt.NDArray[np.uint64]  # of each token
-    ends: npt.NDArray[np.int64]  # where each token ends in `text`, after a leading 0
-    text: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]  # where each token ends in `text`, with the line feed behind it; after a leading 0
+    text: npt.NDArray[np.uint8]  # no token has a line feed
     known: npt.NDArray[np.int64]  # (1,): tokens
 
 
@@ -37,7 +37,7 @@ def no_tokens() -> Tokens:
 
 
 def with_room(tokens: Tokens, size: int) -> Tokens:
-    """Return the table with room for all tokens of `size` more bytes: itself, or a larger one."""
+    """Return the table with room for tokens of `size` more bytes, line feeds included: itself, or a larger one."""
     count = int(tokens.known[0])
     wanted, used = count + size // 2 + 2, int(tokens.ends[count])
     if wanted <= len(tokens.hashes) and used + size <= len(tokens.text):
@@ -78,10 +78,11 @@ def _number(slots, hashes, ends, text, known, size, hashed):
     while True:
         one = slots[slot]
         if one < 0:
-            slots[slot], hashes[count], ends[count + 1] = count, hashed, begin + size
+            slots[slot], hashes[count], ends[count + 1] = count, hashed, begin + size + 1
+            text[begin + size] = _FEED
             known[0] = count + 1
             return count
-        if hashes[one] == hashed and ends[one + 1] - ends[one] == size:
+        if hashes[one] == hashed and ends[one + 1] - ends[one] == size + 1:
             at, i = ends[one], 0
             while i < size and text[at + i] == text[begin + i]:
                 i += 1
@@ -157,7 +158,7 @@ def scan(data: Array, offsets: Array, tokens: Tokens, out: Array, ends: Array) -
     Args:
         data: uint8, the texts one after another, UTF-8.
         offsets: (n + 1,) where each begins; the last one ends at the last.
-        tokens: with room for all of their bytes.
+        tokens: with room for all of their bytes, and one more for each text.
         out: int32, with room for as many tokens; filled with numbers, text after text.
         ends: (n,) int64, filled with the place where the tokens of each text end.
     """

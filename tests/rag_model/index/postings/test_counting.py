@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.counting import counted_texts
+from rag_model.index.postings.counting import counted_texts, gathered
 from rag_model.index.postings.part import PartPostings
 
 WORDS = ["John's", "JOHN’S", "it's_", "running", "Beyonce\u0301", "東京タワー", "ß", "ſ", "İ", "ﬁ", "3.14", "e", "s"]
@@ -52,6 +52,32 @@ def test_a_table_of_tokens_grows() -> None:
     texts = [" ".join(f"w{number}" for number in range(first, first + 3_000)) for first in range(0, 30_000, 1_500)]
     analyzer = Analyzer("none")
     assert listed(counted_texts([pa.array([text]) for text in texts], analyzer)) == defined(texts, analyzer)
+
+
+def test_many_texts_of_one_letter_and_long_words_are_counted() -> None:
+    """A text of one letter needs as much room as one of two; a word beyond the most characters is cut."""
+    texts = [
+        *(chr(ord("a") + number % 26) for number in range(5_000)),
+        *(chr(0x400 + number) for number in range(5_000)),
+    ]
+    texts += ["x" * 64 + "y", "x" * 65 + "z", "x" * 64, "é" * 70]
+    for language in ("none", "english"):
+        analyzer = Analyzer(language)
+        assert listed(counted_texts([pa.array(texts[:100]), pa.array(texts[100:])], analyzer)) == defined(
+            texts, analyzer
+        )
+
+
+def test_small_batches_are_gathered() -> None:
+    sizes, at = [3, 0, 1000, 900, 200, 1, 5], 0
+    batches = []
+    for size in sizes:
+        batches.append(pa.RecordBatch.from_pydict({"text": pa.array([str(at + i) for i in range(size)], pa.string())}))
+        at += size
+    found = list(gathered(batches))
+    assert [len(batch) for batch in found] == [1903, 206]
+    assert [row for batch in found for row in batch["text"].to_pylist()] == [str(row) for row in range(at)]
+    assert list(gathered([])) == []
 
 
 def test_frequencies_and_lengths_end_at_two_bytes() -> None:

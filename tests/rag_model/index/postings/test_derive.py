@@ -138,6 +138,15 @@ def test_few_passages_that_stayed_are_not_worth_it(before: Path, tmp_path: Path)
     assert not (tmp_path / "derived").exists()
 
 
+@pytest.mark.parametrize("texts", [0, 1, 3])
+def test_other_texts_than_those_of_the_new_passages_are_refused(before: Path, tmp_path: Path, texts: int) -> None:
+    batch = pa.RecordBatch.from_pylist([{"title": "", "text": "alpha"}])
+    rows = kept(BEFORE, [*BEFORE[:9], *NEW[:2], *BEFORE[9:]])
+    with pytest.raises(InputError, match=f"there are {texts} texts of 2 new passages"):
+        derived(before, rows, lambda _: iter([batch] * texts), Analyzer(), tmp_path / "derived", 1000)
+    assert not (tmp_path / "derived").exists()
+
+
 def test_another_analyzer_makes_nothing(before: Path, tmp_path: Path) -> None:
     entries = [{"settings": {"language": language, "analyzer": language}} for language in ("english", "german")]
     assert isinstance(KIND, DerivingKind)

@@ -6,6 +6,8 @@ from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find
 from rag_model.index.postings.packing import BLOCK, PADDING, SIZES, decode, encode
 
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 2**14), st.integers(0, 2**24))
+SHARED = st.sampled_from([b"", b"seventy", b"eighteen", b"seventeen", b"seventeen-and-a-half"])
+TERMS = st.builds(bytes.__add__, SHARED, st.binary(min_size=1, max_size=12))
 WEIGHTS = st.one_of(st.just(1), st.integers(1, 4), st.integers(1, 65_535))
 
 
@@ -20,7 +22,8 @@ def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int],
 def pack(gaps: list[int], weights: list[int]) -> bytes:
     out, held = np.zeros(20 * len(gaps) + 8, np.uint8), np.zeros((2, BLOCK), np.uint32)
     held[:, : len(gaps)] = gaps, np.array(weights) - 1
-    end = encode(*held, len(gaps), np.zeros(SIZES, np.int64), out, 0)
+    every = (int(np.bitwise_or.reduce(values)) for values in held)
+    end = encode(*held, len(gaps), *every, np.zeros(SIZES, np.int64), out, 0)
     return out[:end].tobytes()
 
 
@@ -65,7 +68,7 @@ def test_bytes_that_are_no_block_are_noticed_or_give_ascending_rows(data: bytes,
 
 
 @given(
-    st.sets(st.binary(min_size=1, max_size=12), min_size=1, max_size=80),
+    st.sets(TERMS, min_size=1, max_size=80),
     st.lists(st.binary(max_size=12)),
     st.integers(0, 40),
 )
