@@ -100,7 +100,7 @@ class Analyzer:
         if not word.isascii() and self._folds_first:
             word = _without_accents(word)
         if self._stemmer is not None:
-            word = self._stemmer.stemWord(word)
+            word = self._stemmer.stemWord(word) or word  # Porter's leaves nothing of "s", others of a lone accent
         return (word if word.isascii() else _without_accents(word)).encode("utf-8", "replace")
 
     def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
@@ -114,6 +114,8 @@ class Analyzer:
         if max(map(len, words), default=0) > MOST_CHARACTERS:
             words = [word[:MOST_CHARACTERS] for word in words]
         stems = words if self._stemmer is None else self._stemmer.stemWords(words)
+        if b"" in stems:  # see `term`
+            stems = [stem or word for stem, word in zip(stems, words, strict=True)]
         terms, sizes, at = list[bytes](), [1] * len(tokens), 0
         others = compress(range(len(tokens)), map(not_, plain))
         for number, place in enumerate(others):

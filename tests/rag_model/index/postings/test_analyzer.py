@@ -40,6 +40,15 @@ def test_every_text_has_terms_that_are_utf8_short_and_the_same_again(text: str) 
     assert all(0 < len(term.decode()) <= 18 * MOST_CHARACTERS for term in found)
 
 
+@pytest.mark.parametrize(
+    ("language", "word"), [("porter", "s"), ("arabic", "\u0640"), ("yiddish", "\u05b0"), ("nepali", "\u091b")]
+)
+def test_a_word_of_which_a_stemmer_leaves_nothing_stays_whole(language: str, word: str) -> None:
+    assert terms(word, language) == [word]
+    analyzer = Analyzer(language)
+    assert analyzer.terms_of_tokens([b"first", word.encode()]) == (analyzer.terms(f"first {word}"), [1, 1])
+
+
 def test_a_word_of_two_megabytes_is_one_short_term() -> None:
     (found,) = Analyzer("none").terms("a" * (2 << 20))
     assert found == b"a" * MOST_CHARACTERS
