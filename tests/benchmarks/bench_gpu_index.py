@@ -1,9 +1,10 @@
 """Indexes built on a GPU beside the same stages on one core: seconds, recall, memory of the GPU, hours for Wikipedia.
 
 Each index (an HNSW by cells, inverted lists of codes) is built twice by production's stages, each task in a process of
-its own with one thread: with the GPU in view, and with `CUDA_VISIBLE_DEVICES` empty, where faiss sees none. On the GPU
-are k-means and the nearest centroids of the lists, and with cuVS the graph of each cell (CAGRA); codes, links across
-cells and the merge are the CPU's on both sides. `recall` is recall@k against exact search, at the plan's own setting.
+its own with one thread: with one GPU in view, the first if there are several, and with `CUDA_VISIBLE_DEVICES` empty,
+where faiss sees none. On the GPU are k-means and the nearest centroids of the lists, and with cuVS the graph of each
+cell (CAGRA); codes, links across cells and the merge are the CPU's on both sides. A stage's seconds on the GPU include
+what CUDA takes to start in each task. `recall` is recall@k against exact search, at the plan's own setting.
 `gpu_mb` is what the GPU holds at most during a stage beyond what it held before: read from outside by torch, so of
 every process there (null where torch sees no GPU). faiss itself sets 1.5 GB of it aside.
 
@@ -13,7 +14,8 @@ has, which a GPU does and a CPU does not (a graph over the centroids finds the n
 counted as if they grew with the lists. So all but `shard` and `merge` are upper bounds, on a CPU by far.
 
 Without a GPU it runs the CPU side alone, on little, to be tried: `device` is then `cpu`, and a GPU's figures are null.
-Nothing but this may run on the GPU. `--sides gpu` leaves the CPU out, as for `--vectors 1000000`. Prints one JSON line.
+Nothing but this may run on the GPU. `--sides gpu` leaves the CPU out, as for `--vectors 1000000`. Prints one JSON line,
+behind what cuVS prints.
 `python tests/benchmarks/bench_gpu_index.py [--vectors 125000] [--dim 768] [--factory HNSW32 IVF4096,PQ192np]`; by
 `gpu_rows.py` it prints rows of a table. Never run on a GPU: the time it takes there is not known, perhaps ten minutes,
 of which most are the CPU's.
@@ -44,7 +46,7 @@ from rag_model.index.search import open_index
 SIDES = ("cpu", "gpu")
 _OPEN = {"hnsw": "HNSW", "ivf": "IVF,PQ"}  # recipes whose numbers the size of the corpus decides
 _INTERVAL = 0.01  # seconds between two looks at the GPU
-_HIDES = "CUDA_VISIBLE_DEVICES"
+_SHOWS = "CUDA_VISIBLE_DEVICES"
 
 
 class Side:
@@ -53,14 +55,14 @@ class Side:
     def __init__(self, name: str) -> None:
         """Begin with nothing measured; `name` is `gpu` or `cpu`."""
         self.gpu_mb: dict[str, int | None] = {}
-        self._seen = name == "gpu"
+        self._seen = os.environ.get(_SHOWS, "0").partition(",")[0] if name == "gpu" else ""
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> Spent:
         """Call `work` in a process of its own, and note what the GPU held meanwhile, by the name of `work`."""
         if not self._seen:
-            with hidden():
+            with showing(""):
                 return alone(work, *arguments)
-        with watched() as peaks:
+        with showing(self._seen), watched() as peaks:
             spent = alone(work, *arguments)
         known = [peak for peak in (self.gpu_mb.get(work.__name__), *peaks) if peak is not None]
         self.gpu_mb[work.__name__] = max(known, default=None)
@@ -68,17 +70,17 @@ class Side:
 
 
 @contextmanager
-def hidden() -> Iterator[None]:
-    """Let processes that start in the block see no GPU."""
-    before = os.environ.get(_HIDES)
-    os.environ[_HIDES] = ""
+def showing(gpus: str) -> Iterator[None]:
+    """Let processes that start in the block see these GPUs alone, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
+    before = os.environ.get(_SHOWS)
+    os.environ[_SHOWS] = gpus
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_HIDES]
+            del os.environ[_SHOWS]
         else:
-            os.environ[_HIDES] = before
+            os.environ[_SHOWS] = before
 
 
 @contextmanager

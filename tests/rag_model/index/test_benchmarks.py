@@ -65,7 +65,7 @@ def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path) -> None:
 def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path) -> None:
     used, seen = tmp_path / "used", str(FOLDER.parent / "fixtures" / "seen_gpu")
     paths = filter(None, [seen, os.environ.get("PYTHONPATH")])
-    there = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "0", "SEEN_GPU": str(used)}
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "0,1", "SEEN_GPU": str(used)}
     index = "--vectors 2600 --dim 16 --cells 2 --parts 1 --questions 40 --k 5 --factory HNSW8 IVF16,PQ4np"
     command = [str(FOLDER / "gpu_rows.py"), "--embedding", "--passages 8 --windows 1", "--index", index]
     done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, env=there)
@@ -76,7 +76,7 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
         assert one["gpu"]["hours_for_wikipedia"].keys() == one["gpu"]["gpu_mb"].keys() == one["cpu"]["seconds"].keys()
     uses = used.read_text().splitlines()
     assert uses.count("graph") == 2  # a cell's graph each, and none where the GPU is hidden
-    assert uses.count("centroids") == 3  # of k-means, of the sample's losses and of the part: one task each
+    assert uses.count("centroids") == 3  # of k-means, the losses and the part: one task each, on one GPU of two
     rows = [line.split(" | ") for line in done.stdout.splitlines()]
     assert {len(row) for row in rows} == {5}
     assert len(rows) == 2 + 1 + (4 + 1) + (3 + 1)
