@@ -15,6 +15,7 @@ with one graph built at once by inner product, while links by inner product, wit
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -243,11 +244,26 @@ def _upper(plan: VectorPlan, levels: Links, files: VectorFiles) -> Upper:
 def _write_links(plan: VectorPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> None:
     """Write every node's lists; the bottom list holds the best candidates of its cells."""
     links = _links(plan)
-    for start, end in blocks(plan.n, _asked_at_once(len(cells))):
-        keys = candidates(cells, start, end, 2 * links)
-        for first, last in ((start + low, start + high) for low, high in blocks(end - start)):
-            bottom = best_links(keys[first - start : last - start], 2 * links)
+    for start, keys in _asked(plan, cells, 2 * links):
+        for low, high in blocks(len(keys)):
+            first, last = start + low, start + high
+            bottom = best_links(keys[low:high], 2 * links)
             file.write(laid_out(bottom, levels[first:last], links, upper.within(first, last), first).data)
+
+
+def _asked(plan: VectorPlan, cells: Sequence[Shard], width: int) -> Iterator[tuple[int, Keys]]:
+    """Yield the first row of each block, and the block's candidates.
+
+    Another thread reads those of the next block meanwhile: candidates take as long as ranking and writing them, and the
+    merge has no other task beside it.
+    """
+    places = [*blocks(plan.n, _asked_at_once(len(cells)))]
+    with ThreadPoolExecutor(1) as thread:
+        following = [thread.submit(candidates, cells, *place, width) for place in places[:1]]
+        for number, (start, _) in enumerate(places, 1):
+            keys = following.pop().result()
+            following = [thread.submit(candidates, cells, *place, width) for place in places[number : number + 1]]
+            yield start, keys
 
 
 def _asked_at_once(cells: int) -> int:
