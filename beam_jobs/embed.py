@@ -15,7 +15,7 @@ from rag_model.encoders.embed import VERSION, Dtype
 from rag_model.encoders.forms import Form, FormName, form_of
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.extras import versions
-from rag_model.needs.machine import LOOKED_UP
+from rag_model.needs.machine import LOOKED_UP, PROCESS
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
@@ -93,6 +93,7 @@ def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EncodedPart]:
     """Encode all parts; return each one's report, in their order."""
+    launch = launch.holding(PROCESS + 2 * max(map(_weights, tasks), default=0))
     if any(task.new and not task.static for task in tasks):
         launch = launch.for_gpus(gpus())
     reports = run_job("embed", embed, tasks, launch, on_progress, _seconds, memoised=True)
@@ -100,5 +101,10 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
 
 
 def _seconds(task: EmbedTask) -> float:
-    weights = sum(blob.size for _, blob in task.encoder)
-    return task.passages.size / _READ + task.new * (LOOKED_UP if task.static else weights / _ENCODED)
+    encoded = LOOKED_UP if task.static else _weights(task) / _ENCODED
+    return task.passages.size / _READ + task.new * encoded
+
+
+def _weights(task: EmbedTask) -> int:
+    """Return the bytes of the encoder's files, which are mostly weights."""
+    return sum(blob.size for _, blob in task.encoder)

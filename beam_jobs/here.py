@@ -17,7 +17,6 @@ from rag_model.store.store import Store
 Task = TypeVar("Task")
 Work = Callable[[Task, Store], dict[str, Any]]
 
-START = 4.0  # seconds of a core: below that, starting workers costs more than they save
 _LOOKS = 32  # look-ups at a time
 
 

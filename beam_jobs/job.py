@@ -6,10 +6,9 @@ worker writes to `runs/<run>/<stage>/`: this gives results and progress on any r
 
 from collections.abc import Callable, Sequence
 
-from beam_jobs.here import START, Task, Work, done, recorded
+from beam_jobs.here import Task, Work, done, recorded
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.threads import own_threads
-from beam_jobs.workers import here, named
 from rag_model.store.store import Store
 
 
@@ -25,8 +24,8 @@ def run_job(
 ) -> list[Report]:
     """Do every task; return their facts in the order of `tasks`.
 
-    Tasks go to Beam's workers, with two exceptions: recorded tasks of `memoised` work are not run, and a job on this
-    machine that is smaller than a start of workers is done by the launcher, unless the number of workers is set.
+    Tasks go to Beam's workers, with two exceptions: recorded tasks of `memoised` work are not run, and a job that is
+    smaller than a start of workers is done by the launcher (`Launch.too_small`).
 
     Args:
         stage: names the job.
@@ -50,8 +49,7 @@ def run_job(
     def on(done: int, total: int) -> None:
         tell(found + done, found + total)
 
-    small = seconds is not None and sum(map(seconds, todo)) < START and here(launch.flags) and not named(launch.flags)
-    if small or not todo:
+    if not todo or (seconds is not None and launch.too_small(sum(map(seconds, todo)))):
         made = _by_itself(work, todo, store, on)
     else:
         from beam_jobs.pipeline import by_workers  # noqa: PLC0415 - importing Beam takes a second

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from beam_jobs.workers import one_a_gpu, side_by_side
+from beam_jobs.workers import here, named, one_a_gpu, side_by_side, start_seconds
 
 Report = dict[str, Any]  # what a task tells, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
+
+_ROOM = 1 << 30  # bytes of a task that a launcher does in place of an engine's workers: its machine may be a small one
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Launch:
     flags: tuple[str, ...] = ()  # Beam's and the runner's own
     poll_seconds: float = 1.0  # seconds between two reads of the reports
     memory: int | None = None  # bytes for all local workers; None: the free memory
+    task_bytes: int = 0  # memory of one task, if it is known
 
     @classmethod
     def new(cls, store_url: str, flags: Sequence[str] = (), memory: int | None = None) -> Self:
@@ -34,11 +37,27 @@ class Launch:
 
     def for_tasks(self, task_bytes: int) -> Self:
         """Return this launch with at most as many local workers as fit in memory, for tasks of `task_bytes`."""
-        return replace(self, flags=side_by_side(self.flags, task_bytes, self.memory))
+        return replace(self.holding(task_bytes), flags=side_by_side(self.flags, task_bytes, self.memory))
+
+    def holding(self, task_bytes: int) -> Self:
+        """Return this launch for tasks of `task_bytes`, with the same workers."""
+        return replace(self, task_bytes=task_bytes)
 
     def for_gpus(self, count: int) -> Self:
         """Return this launch with one local worker for each GPU; the same one where there are none."""
         return replace(self, flags=one_a_gpu(self.flags, count))
+
+    def too_small(self, seconds: float) -> bool:
+        """Return whether a job of so many seconds of a core is not worth workers, so that the launcher does it.
+
+        It is if they take longer to start. Workers whose number is set on this machine, and tasks of more than a
+        gigabyte on other machines, always start.
+
+        Raises:
+            UsageError: as `start_seconds`.
+        """
+        wanted = named(self.flags) if here(self.flags) else self.task_bytes > _ROOM
+        return not wanted and seconds < start_seconds(self.flags)
 
 
 def _checked(flags: Sequence[str]) -> tuple[str, ...]:

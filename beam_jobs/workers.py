@@ -1,4 +1,4 @@
-"""The workers of this machine: whether a run has local workers, how many, and how much memory they may use.
+"""The workers of a run: whether they are of this machine, how many, how much memory they may use, how long they start.
 
 Beam is not imported here: that takes a second, and a small rebuild does not need it.
 """
@@ -7,19 +7,48 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
+from rag_model.errors import UsageError
 from rag_model.extras import versions
 
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS = "--direct_num_workers"
+_RUNNER = "--runner"
 CORES, MEMORY = "BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY"  # the resources that a launch gave this run
+START = "BOOKWHEEL_START_SECONDS"
+START_HERE = 4.0  # seconds of a core: below that, starting workers of this machine costs more than they save
+_STARTS = {"flinkrunner": 10.0, "flink": 10.0}  # of other engines, as measured: a job of nothing
 
 
 def here(flags: Sequence[str]) -> bool:
     """Return whether the workers are processes of this machine: there is no `--runner` among Beam's flags."""
-    return not any(flag.partition("=")[0] == "--runner" for flag in flags)
+    return _runner(flags) is None
+
+
+def _runner(flags: Sequence[str]) -> str | None:
+    """Return the name of the runner in Beam's flags, the last one, in small letters."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    told = [after for word, after in pairwise([*words, ""]) if word == _RUNNER]
+    return told[-1].lower() if told else None
+
+
+def start_seconds(flags: Sequence[str]) -> float:
+    """Return the seconds of a core below which a job is not worth a start of its runner's workers; 0: any job is.
+
+    `BOOKWHEEL_START_SECONDS` sets it for every runner; otherwise those that were not measured have 0.
+
+    Raises:
+        UsageError: the variable is no number of seconds.
+    """
+    given = os.environ.get(START)
+    if given is None:
+        return START_HERE if here(flags) else _STARTS.get(_runner(flags) or "", 0.0)
+    with suppress(ValueError):
+        if (seconds := float(given)) >= 0:
+            return seconds
+    raise UsageError(f"{START} is {given!r}: set it to a number of seconds, 0 gives every job to workers, or unset it")
 
 
 def named(flags: Sequence[str]) -> bool:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import s3fs
 
+from beam_jobs.workers import START
 from flows.rebuilds import rebuilds
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
@@ -88,7 +89,7 @@ def reindex(
     dump = f"{bucket}/{small_dump.name}"
     s3fs.S3FileSystem().put_file(str(small_dump), dump)
     given = ["--dump", dump, "--encoder", str(tiny), "--recipe", str(folder / "recipe.toml"), "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache"), START: "0"}
     environment.pop("PREFECT_API_URL", None)
 
     def start(store: object, options: list[str], *flags: str) -> "subprocess.Popen[str]":
@@ -162,8 +163,9 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
 
 
 def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_makes(
-    cluster: Flink, bucket: str, tmp_path: Path
+    cluster: Flink, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(START, "0")
     before, found = set(cluster.jobs()), []
     for name, options in (("here", []), ("there", cluster.flags)):
         given, url = tmp_path / name, f"{bucket}/moving-{name}"

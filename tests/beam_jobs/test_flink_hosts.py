@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from beam_jobs.workers import START
 from tests.benchmarks.flink_cluster import DEADLINE, AbsentError, until
 from tests.benchmarks.flink_hosts import LAUNCHER, STORE, FlinkHosts, flink_hosts
 from tests.benchmarks.hosts import Host, NoHostsError
@@ -70,7 +71,7 @@ def reindex(launcher: Host, dump: str, store: str, *flags: str) -> "subprocess.P
     given = {"dump": f"s3://{held_store.BUCKET}/{dump}", "store": store, "encoder": "tiny", "recipe": "recipe.toml"}
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     command = [Path(sys.executable).with_name("bookwheel"), "reindex", *options, "--json", "--", *flags]
-    return launcher.start(command, REACHES_STORE, subprocess.PIPE, subprocess.PIPE)
+    return launcher.start(command, {**REACHES_STORE, START: "0"}, subprocess.PIPE, subprocess.PIPE)
 
 
 def finished(running: "subprocess.Popen[str]") -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 import faiss
 import pytest
 
-from beam_jobs.here import START
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
-from rag_model.errors import InputError, ResourceError
+from beam_jobs.workers import START, START_HERE
+from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from tests.beam_jobs import works
@@ -66,7 +66,7 @@ def test_a_small_job_is_done_by_the_launcher_itself(store: Store) -> None:
     before = 2, os.environ.get("OMP_NUM_THREADS")
     seen: list[tuple[int, int]] = []
     launch = Launch(store.url, "run-1")
-    told = run_job("note", works.note, [1, 2], launch, lambda *done: seen.append(done), lambda task: START / 4)
+    told = run_job("note", works.note, [1, 2], launch, lambda *done: seen.append(done), lambda task: START_HERE / 4)
     assert {fact["pid"] for fact in told} == {os.getpid()}
     assert seen == [(1, 2), (2, 2)]
     assert (faiss.omp_get_max_threads(), os.environ.get("OMP_NUM_THREADS")) == before
@@ -74,10 +74,47 @@ def test_a_small_job_is_done_by_the_launcher_itself(store: Store) -> None:
 
 
 @pytest.mark.xdist_group("beam")
-@pytest.mark.parametrize(("seconds", "flags"), [(START, ()), (0.1, ("--direct_num_workers=1",))])
+@pytest.mark.parametrize(("seconds", "flags"), [(START_HERE, ()), (0.1, ("--direct_num_workers=1",))])
 def test_a_large_job_or_a_number_of_workers_means_workers(store: Store, seconds: float, flags: tuple[str, ...]) -> None:
     (told,) = run_job("note", works.note, [1], Launch(store.url, "run-1", flags), None, lambda task: seconds)
     assert told["pid"] != os.getpid()
+
+
+FLINK = ("--x=1", "--runner=FlinkRunner")
+
+
+@pytest.mark.parametrize(
+    ("flags", "task_bytes", "seconds", "small"),
+    [
+        ((), 1 << 40, 3.9, True),
+        ((), 0, 4.1, False),
+        (("--direct_num_workers=2",), 0, 0.0, False),
+        (FLINK, 0, 9.9, True),
+        (FLINK, 0, 10.1, False),
+        (FLINK, 1 << 30, 9.9, True),
+        (FLINK, 1 << 31, 0.0, False),  # the launcher of an engine may be a small machine
+        (("--runner", "flink"), 0, 9.9, True),
+        ((HERE, *FLINK), 0, 9.9, True),  # Beam takes the last one
+        ((*FLINK, HERE), 0, 0.0, False),
+        (("--runner=DataflowRunner",), 0, 0.0, False),  # not measured
+    ],
+)
+def test_a_job_is_small_if_the_workers_of_its_runner_take_longer_to_start(
+    flags: tuple[str, ...], task_bytes: int, seconds: float, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(START, raising=False)
+    assert Launch("store", "run", flags).holding(task_bytes).too_small(seconds) is small
+
+
+def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, seconds, small in (("0", 0.0, False), ("120", 119.0, True), ("120", 121.0, False)):
+        monkeypatch.setenv(START, given)
+        for flags in ((), FLINK, ("--runner=DataflowRunner",)):
+            assert Launch("store", "run", flags).too_small(seconds) is small
+    for given in ("", "soon", "-1", "nan"):
+        monkeypatch.setenv(START, given)
+        with pytest.raises(UsageError, match=f"^{START} is '{given}': set it to a number of seconds"):
+            Launch("store", "run").too_small(1.0)
 
 
 def test_what_goes_wrong_in_the_launcher_is_told_as_of_a_worker(store: Store) -> None:

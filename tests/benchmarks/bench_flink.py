@@ -1,12 +1,14 @@
 """`bookwheel reindex` on a Flink cluster beside the same on local workers: what an engine costs, stage by stage.
 
-The same dump and encoder, two worker processes of one thread on either side, a store of its own for each; both end in
-the same snapshot. The cluster is a real one on this machine: a JobManager, a TaskManager with two slots, a pool of
-Python workers, warmed by a job before (a session cluster has been up for days); starting Beam's job server, which each
-launcher does once, counts in the first stage. `overhead` is what Flink took longer; `a_job` its mean over the stages
-that are jobs. It is about the same for a dump of any size, so `ratio` is of this small one. `memory_mb`: the peak of a
-local run's processes together; on Flink of the launcher's, and of the two JVMs, without the workers.
-One JSON line. `python tests/benchmarks/bench_flink.py [--copies 1]`: two minutes; `--copies` makes the dump larger.
+The same dump and encoder, as many workers of one thread on either side, a store of its own for each; both end in the
+same snapshot. The cluster is a real one on this machine: a JobManager, a TaskManager with two slots, a pool of Python
+workers, warmed by a job before (a session cluster has been up for days); starting Beam's job server, which each
+launcher does once, counts in the first job. On either side the launcher does what is smaller than a start of workers;
+`jobs` are the stages that Flink did, `a_job` is the mean of what they took longer, `ratio` is of the commands' time.
+With `--every-job` every stage is a job on Flink. `memory_mb`: the peak of a local run's processes together; on Flink
+of the launcher's, and of the two JVMs, without the workers.
+One JSON line. `python tests/benchmarks/bench_flink.py [--copies 1] [--every-job] [--encoder DIR]`: two minutes with
+the default encoder, a small one with random weights; `--copies` makes the dump larger.
 """
 
 import argparse
@@ -24,10 +26,10 @@ from processes import Cost, run
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
+from beam_jobs.workers import START
 from rag_model.store.objects.memo import Memo
 from rag_model.store.store import Store
 
-JOBS = ("chunk", "embed", "train", "scatter", "shard", "merge")
 RECIPE = """
 [index.hnsw]
 factory = "HNSW16"
@@ -37,14 +39,17 @@ p5 = 0.0
 """  # the neighbours of random vectors are hard to find
 
 
-def reindex(folder: Path, name: str, dump: Path, encoder: Path, flags: list[str]) -> tuple[Cost, dict[str, Any]]:
+def reindex(
+    folder: Path, name: str, dump: Path, encoder: Path, flags: list[str], environment: dict[str, str]
+) -> tuple[Cost, dict[str, Any]]:
     """Build as a user does, into a store of its own."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE)
     given = {"dump": dump, "store": folder / name, "encoder": encoder, "recipe": recipe}
     options = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
     command = [str(Path(sys.executable).with_name("bookwheel")), "reindex", *options, "--json", "--", *flags]
-    cost = run(command, {"BOOKWHEEL_CACHE": str(folder / f"cache-{name}"), "PREFECT_API_URL": ""})
+    own = {"BOOKWHEEL_CACHE": str(folder / f"cache-{name}"), "PREFECT_API_URL": "", "BOOKWHEEL_CORES": str(SLOTS)}
+    cost = run(command, {**own, **environment})
     return cost, json.loads(cost.output)
 
 
@@ -59,16 +64,17 @@ def nothing(task: int, store: Store) -> dict[str, Any]:
     return {"key": Memo.key(task)}
 
 
-def measure(folder: Path, copies: int) -> dict[str, Any]:
+def measure(folder: Path, copies: int, encoder: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Build locally, then on Flink."""
-    dump, encoder = repeat_dump(copies, folder / "dump"), small_encoder(folder / "encoder")
-    cost, local = reindex(folder, "local", dump, encoder, [f"--direct_num_workers={SLOTS}"])
+    dump = repeat_dump(copies, folder / "dump")
+    cost, local = reindex(folder, "local", dump, encoder, [], {})
     (folder / "cluster").mkdir()
     (folder / "hidden").mkdir()
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with flink(folder / "cluster", environment, hidden=folder / "hidden") as cluster:
+    workers = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with flink(folder / "cluster", workers, hidden=folder / "hidden") as cluster:
         warm(cluster, folder)
-        flink_cost, on_flink = reindex(folder, "flink", dump, encoder, cluster.flags)
+        flink_cost, on_flink = reindex(folder, "flink", dump, encoder, cluster.flags, environment)
+        jobs = sorted({job.split("-")[1] for job in cluster.jobs()} - {"warm"})
         jvm_mb = {name: cluster.peak_mb(name) for name in ("jobmanager", "taskmanager")}
     seconds = {"local": local["seconds"], "flink": on_flink["seconds"]}
     overhead = {stage: round(seconds["flink"][stage] - spent, 1) for stage, spent in seconds["local"].items()}
@@ -79,7 +85,8 @@ def measure(folder: Path, copies: int) -> dict[str, Any]:
         "same_snapshot": local["snapshot"] == on_flink["snapshot"],
         "seconds": seconds | {"wall": {"local": round(cost.seconds, 1), "flink": round(flink_cost.seconds, 1)}},
         "overhead": overhead,
-        "a_job": round(mean(overhead[job] for job in JOBS), 1),
+        "jobs": jobs,
+        "a_job": round(mean(overhead[job] for job in jobs), 1) if jobs else None,
         "ratio": round(flink_cost.seconds / cost.seconds, 2),
         "memory_mb": {"local": round(cost.peak_mb), "launcher": round(flink_cost.peak_mb), **jvm_mb},
     }
@@ -89,10 +96,14 @@ def main() -> None:
     """Measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--copies", type=int, default=1, help="how often the demo dump's pages are repeated")
+    parser.add_argument("--every-job", action="store_true", help="leave no stage to the launcher on Flink")
+    parser.add_argument("--encoder", type=Path, help="folder of another encoder")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="bench-flink-") as name:
-        print(json.dumps(measure(Path(name), options.copies)))
+        folder = Path(name)
+        encoder = options.encoder or small_encoder(folder / "encoder")
+        print(json.dumps(measure(folder, options.copies, encoder, {START: "0"} if options.every_job else {})))
 
 
 if __name__ == "__main__":
