@@ -87,7 +87,8 @@ def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
     If no vector is new, the inherited file is used without a test, and no job is run.
     """
     asked = [build for build in builds if not _settled(build)]
-    told = iter(run_job("train", train_one, asked, launch, on_progress, _to_train, memoised=True))
+    roomy = launch.holding(_needed(asked, "train"))
+    told = iter(run_job("train", train_one, asked, roomy, on_progress, _to_train, memoised=True))
     return [_kept(one) if _settled(one) else _trained(one, StageOutput.from_json(next(told))) for one in builds]
 
 
@@ -162,7 +163,8 @@ def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
     """Merge all indexes."""
     store = Store.open(launch.store_url)
     left = [build for build in builds if not build.derived]
-    told = map(StageOutput.from_json, run_job("merge", merge_one, left, launch, on_progress, _to_merge, memoised=True))
+    roomy = launch.holding(_needed(left, "merge"))
+    told = map(StageOutput.from_json, run_job("merge", merge_one, left, roomy, on_progress, _to_merge, memoised=True))
     outputs = [(build, build.derived or next(told)) for build in builds]
     return [
         BuiltIndex(build.name, build.plan, _made(made.out), made.facts, _passed_on(store, build))
@@ -320,7 +322,12 @@ def _to_merge(build: IndexBuild) -> float:
 
 
 def _with_room(builds: Sequence[IndexBuild], stage: str, launch: Launch) -> Launch:
-    return launch.for_tasks(max((_stages(build.plan).get(stage, 1) for build in builds), default=1))
+    return launch.for_tasks(_needed(builds, stage))
+
+
+def _needed(builds: Sequence[IndexBuild], stage: str) -> int:
+    """Return the bytes of memory that the largest task of a stage needs."""
+    return max((_stages(build.plan).get(stage, 1) for build in builds), default=1)
 
 
 def _stages(plan: IndexPlan) -> Mapping[str, int]:

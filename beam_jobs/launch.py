@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from beam_jobs.workers import here, named, one_a_gpu, side_by_side, start_seconds
+from beam_jobs.workers import here, named, one_a_gpu, side_by_side, start_seconds, worker_memory
 
 Report = dict[str, Any]  # what a task tells, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
-_ROOM = 1 << 30  # bytes of a task that a launcher does in place of an engine's workers: its machine may be a small one
+_MOST = 1 << 30  # bytes of a task that the launcher does in place of workers on other machines: its own may be small
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Launch:
     def too_small(self, seconds: float) -> bool:
         """Return whether a job of so many seconds of a core is not worth workers, so that the launcher does it.
 
-        It is if they take longer to start. Workers whose number is set on this machine, and tasks of more than a
-        gigabyte on other machines, always start.
+        It is if they take longer to start. Workers of this machine always start if their number is set; those on other
+        machines if a task needs more than a gigabyte, or than is free here (`worker_memory`).
 
         Raises:
             UsageError: as `start_seconds`.
         """
-        wanted = named(self.flags) if here(self.flags) else self.task_bytes > _ROOM
+        wanted = named(self.flags) if here(self.flags) else self.task_bytes > min(_MOST, worker_memory(()) or 0)
         return not wanted and seconds < start_seconds(self.flags)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
-from beam_jobs.workers import START, START_HERE
+from beam_jobs.workers import MEMORY, START, START_HERE
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -104,6 +104,16 @@ def test_a_job_is_small_if_the_workers_of_its_runner_take_longer_to_start(
 ) -> None:
     monkeypatch.delenv(START, raising=False)
     assert Launch("store", "run", flags).holding(task_bytes).too_small(seconds) is small
+
+
+def test_the_launcher_of_an_engine_does_no_task_that_it_was_given_no_memory_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(START, raising=False)
+    monkeypatch.setenv(MEMORY, "1000000")
+    launch = Launch("store", "run", FLINK)
+    assert launch.holding(1_000_000).too_small(1.0)
+    assert not launch.holding(1_000_001).too_small(1.0)
 
 
 def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
