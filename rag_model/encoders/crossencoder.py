@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.encoders.batches import by_length
+from rag_model.encoders.files import CONFIG
 from rag_model.encoders.pairs.session import OnnxModel, onnx_file
 from rag_model.encoders.pairs.tokens import PairBatch, PairTokens
 from rag_model.encoders.room import halved
-from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX
+from rag_model.encoders.space import tokenizer_files
+from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX, weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -62,7 +64,7 @@ class CrossEncoder:
             UsageError: this machine has no such device.
         """
         model: PairModel
-        if _by_onnx(folder):
+        if by_onnx(folder):
             model = OnnxModel.load(folder, device)
         else:
             require("torch", "model")
@@ -92,7 +94,21 @@ class CrossEncoder:
         return self.model.logits(self.tokens.batch(pairs))
 
 
-def _by_onnx(folder: Path) -> bool:
+def torch_files(folder: Path) -> list[Path]:
+    """Return the files that form, in one flat folder, a cross-encoder that torch runs.
+
+    Raises:
+        InputError: it has no weights, or no tokenizer.
+    """
+    return [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder)]
+
+
+def by_onnx(folder: Path) -> bool:
+    """Return whether onnxruntime runs the cross-encoder of a folder, and not torch.
+
+    Raises:
+        InputError: it has no model.
+    """
     by_torch = any((folder / name).is_file() for name in (WEIGHTS, WEIGHTS_INDEX))
     if onnx_file(folder) is None:
         if not by_torch:

@@ -5,15 +5,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from beam_jobs import score
 from beam_jobs.launch import Launch
+from rag_model.encoders.crossencoder import CrossEncoder
 from rag_model.errors import InputError
 from rag_model.generate.load import load_generator
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import BLOCK, Reading, score_all, score_one
+from rag_model.training.data.pair_scores import PairBlock, WorkerScores
+from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_llama
 
 READINGS = [
@@ -61,7 +65,26 @@ def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
     score_all(store, lambda: generator, "a", READINGS, scorer)
     (block, rest) = seen
     assert (block.contexts, rest.contexts) == (2 * BLOCK, 2)
-    weights = BlobRef(block.readings.id, 540_000_000)
-    large = replace(block, contexts=10 * BLOCK, generator=(("model.safetensors", weights),))
+    weights = BlobRef(block.content.id, 540_000_000)
+    large = replace(block, contexts=10 * BLOCK, model=(("model.safetensors", weights),))
     assert 30 < score._seconds(large) < 300
     assert score._seconds(rest) < 0.1
+
+
+def test_workers_teach_as_one_process_does(store: Store, tmp_path: Path) -> None:
+    teacher = save_cross_encoder(tmp_path / "teacher")
+    pairs = [f"who was king {n}?" for n in range(6)], ["york"] * 6, ["the king " * n for n in range(6)]
+    by_workers = partial(score.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    found = WorkerScores(store, teacher, "a", by_workers, cpu=True, block=4).scores(*pairs)
+    np.testing.assert_allclose(found, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
+    assert len([*store.files.names("memo/teach")]) == 2
+
+
+@pytest.mark.parametrize(("cpu", "workers"), [(False, ("--direct_num_workers=1",)), (True, ())])
+def test_a_gpu_has_one_worker_that_scores(cpu: bool, workers: tuple[str, ...], store: Store) -> None:
+    block = PairBlock(store.blobs.put_bytes(b"[[],[],[]]"), "a", 0, cpu=cpu)
+    assert score.with_workers([block], Launch(store.url, "run"), 1).flags == workers
+
+
+def test_nothing_is_no_job(store: Store) -> None:
+    assert score.run([], launch=Launch.new(store.url)) == []

@@ -30,6 +30,7 @@ from flows.machine.pools import Launched, job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
 from flows.stage import deployed
+from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError
 from rag_model.evaluation.answers.ablation import Ablations
@@ -40,6 +41,7 @@ from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.needs.machine import PROCESS, Most, Needs, Work
+from rag_model.needs.reading import PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
@@ -310,6 +312,20 @@ def test_trainings_that_rerank_are_weighed_with_their_teacher(
         assert set(taught.needs.work.stages) == {"train", "mine", "teach"}
         with get_client(sync_client=True) as client:
             assert client.read_flow_run(taught.run).parameters["teacher"] == str(teacher)  # type: ignore[arg-type]
+
+
+def test_a_teacher_s_scores_are_work(library: Path, examples: dict[str, str], tmp_path: Path) -> None:
+    cross = save_cross_encoder(tmp_path / "cross")
+    common: dict[str, Any] = {"store": str(library), "ref": "latest", "max_steps": 5, **examples}
+    common |= {"encoder": None, "generator": None, "teacher": str(cross)}
+
+    def work(scored: int) -> float:
+        recipe = {"margin_mse": {"scored": scored}}
+        return weigh_training(16 << 30, kind="margin-mse", recipe=recipe, **common).operations
+
+    pair = architecture_of(cross).operations * (QUESTION + PASSAGE)
+    many = sum(len(Path(path).read_text().splitlines()) for path in examples.values())
+    assert work(24) - work(8) == pytest.approx(16 * many * pair)
 
 
 def test_an_evaluation_gets_what_its_model_and_questions_need(

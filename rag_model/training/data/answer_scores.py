@@ -1,19 +1,16 @@
 """How likely a generator finds an answer after each of an example's passages: the cost of LM-supervised retrieval.
 
-Examples are scored in blocks, each a task for a worker, and recorded in the store's memo by the digest of the generator
-(form and tokenizer included) and the block's texts. A run that resumes, or a second one, scores no block twice, and
-does not load the generator if there is nothing to score.
+A generator is known by the digest of its form, tokenizer and weights, and a block of examples by that of its texts.
 """
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,19 +24,15 @@ from rag_model.generate.inputs import Form, PromptForm, form_to_json
 from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.load import load_generator
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Produced
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.store import Store
+from rag_model.training.data.blocks import Block, Files, Scorer, score_blocks
+from rag_model.training.data.teaching import Tell
 
-STAGE = "score"
-VERSION = 1  # increased when the same inputs would give other scores
 BLOCK = 32  # examples of a task: with 10 passages each, a minute of a core with a generator of 135 million weights
 TEXT = "Background: {title}\n{text}\n\n{question}"
 """How a passage stands before plain text: Lin et al. 2023, appendix C, `Background: {passage}`, an empty line."""
-_LIBRARIES = ("torch", "transformers", "tokenizers")
-_THREADS = 32  # look-ups at a time
-
-Tell = Callable[[int, int], None]  # examples scored, of how many
+_THREADS = 32  # blocks put at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,49 +55,21 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreTask:
+class AnswerBlock(Block):
     """A block of examples, and the generator that scores them."""
 
-    readings: BlobRef  # JSON: a list of `Reading` as values
-    identity: str  # digest of the generator
-    contexts: int  # passages of all examples
-    generator: tuple[tuple[str, BlobRef], ...] = ()  # its files in the store, by name; not needed if it is recorded
+    stage: ClassVar[str] = "score"
+    code: ClassVar[Any] = [1, TEXT]
 
-    @property
-    def weights(self) -> int:
-        """The bytes of the generator's files."""
-        return sum(ref.size for _, ref in self.generator)
+    def scored(self, store: Store) -> list[list[Any]]:
+        """Return log p by passage, and the number of tokens, of each example.
 
-    def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the scores, up to rounding."""
-        return {
-            "readings": self.readings.id,
-            "generator": self.identity,
-            "text": TEXT,
-            "code": VERSION,
-            "libraries": {name: version(name) for name in _LIBRARIES},
-        }
-
-
-Scorer = Callable[[Sequence[ScoreTask], Tell], Sequence[Mapping[str, Any]]]
-"""Does all tasks by `score`, on whatever workers; returns their reports, in order."""
-
-
-def score(task: ScoreTask, store: Store) -> dict[str, Any]:
-    """Score a block, once; return its report: `scores`, the blob that `read_scores` reads, and the number of examples.
-
-    Raises:
-        InputError: the generator's files are damaged, or a score is not finite.
-    """
-
-    def produce(workdir: Path) -> Produced:
-        generator = _generator(store.url, task.generator)
-        found = [score_one(generator, one) for one in _readings(store, task.readings)]
-        (out := workdir / "scores.json").write_text(json.dumps([[list(one.log_p), one.tokens] for one in found]))
-        return Produced({"scores": out}, {"examples": len(found)})
-
-    record, _ = store.memo.once(STAGE, task.inputs(), produce)
-    return {"scores": record.outputs["scores"].to_json(), **record.facts}
+        Raises:
+            InputError: the generator's files are damaged, or a score is not finite.
+        """
+        generator = _generator(store.url, self.model)
+        found = [score_one(generator, one) for one in _readings(store, self.content)]
+        return [[list(one.log_p), one.tokens] for one in found]
 
 
 def score_all(
@@ -123,20 +88,15 @@ def score_all(
     Raises:
         InputError: a score is not finite.
     """
-    blocks = [readings[start : start + BLOCK] for start in range(0, len(readings), BLOCK)]
+    some = [readings[start : start + BLOCK] for start in range(0, len(readings), BLOCK)]
     with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
-        tasks = list(threads.map(partial(_task, store, identity), blocks))
-        recorded = all(threads.map(partial(_is_recorded, store), tasks))
-    if not recorded:
-        files = put_generator(store, generator())
-        tasks = [replace(task, generator=files) for task in tasks]
-    reports = (scorer or _here(store))(tasks, tell or (lambda _, __: None))
+        blocks = list(threads.map(partial(_block, store, identity), some))
+    told = score_blocks(store, blocks, lambda: put_generator(store, generator()), scorer, tell or (lambda _, __: None))
     _generator.cache_clear()  # this process may have done a small job itself
-    blobs = [BlobRef.from_json(report["scores"]) for report in reports]
-    return [Scores(tuple(log_p), tokens) for blob in blobs for log_p, tokens in json.loads(store.blobs.read(blob))]
+    return [Scores(tuple(log_p), tokens) for scores in told for log_p, tokens in scores]
 
 
-def put_generator(store: Store, generator: Kept) -> tuple[tuple[str, BlobRef], ...]:
+def put_generator(store: Store, generator: Kept) -> Files:
     """Store a generator's weights, tokenizer and form as files; equal generators give equal files."""
     with tempfile.TemporaryDirectory(prefix="bookwheel-generator-") as name:
         folder = Path(name)
@@ -187,25 +147,10 @@ def _without_end(targets: Targets) -> torch.Tensor:
     return counted.scatter_(1, last, value=False)
 
 
-def _here(store: Store) -> Scorer:
-    def run(tasks: Sequence[ScoreTask], tell: Tell) -> list[Mapping[str, Any]]:
-        reports = list[Mapping[str, Any]]()
-        for task in tasks:
-            reports.append(score(task, store))
-            tell(len(reports), len(tasks))
-        return reports
-
-    return run
-
-
-def _task(store: Store, identity: str, block: Sequence[Reading]) -> ScoreTask:
-    values = [[one.id, one.text, one.answer, one.passages, one.plain] for one in block]
+def _block(store: Store, identity: str, some: Sequence[Reading]) -> AnswerBlock:
+    values = [[one.id, one.text, one.answer, one.passages, one.plain] for one in some]
     blob = store.blobs.put_bytes(json.dumps(values, ensure_ascii=False).encode())
-    return ScoreTask(blob, identity, sum(len(one.passages) for one in block))
-
-
-def _is_recorded(store: Store, task: ScoreTask) -> bool:
-    return store.memo.get(STAGE, store.memo.key(task.inputs())) is not None
+    return AnswerBlock(blob, identity, sum(len(one.passages) for one in some))
 
 
 def _readings(store: Store, blob: BlobRef) -> list[Reading]:
@@ -216,6 +161,6 @@ def _readings(store: Store, blob: BlobRef) -> list[Reading]:
 
 
 @lru_cache(maxsize=1)  # a worker loads the generator once
-def _generator(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Generator:
+def _generator(store_url: str, files: Files) -> Generator:
     blobs = Store.open(store_url).blobs
     return load_generator(linked_tree({name: blobs.local(ref) for name, ref in files}))

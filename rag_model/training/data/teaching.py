@@ -16,7 +16,7 @@ from rag_model.landing import landing
 from rag_model.retrieve.rerank import PairScorer
 
 FILE = "scores.jsonl"
-_BLOCK = 1_024  # pairs: a cross-encoder's window, so that blocks do not change its scores
+BLOCK = 1_024  # pairs: a cross-encoder's window, so that blocks do not change its scores
 Tell = Callable[[int, int], None]  # how much is done, and of how much
 
 
@@ -24,7 +24,7 @@ class KeptScores:
     """A `PairScorer` whose scores are kept in a folder."""
 
     def __init__(
-        self, teacher: PairScorer, identity: str, folder: Path, tell: Tell = lambda _, __: None, block: int = _BLOCK
+        self, teacher: PairScorer, identity: str, folder: Path, tell: Tell = lambda _, __: None, block: int = BLOCK
     ) -> None:
         """Read what `folder` has; `identity` is the digest of the teacher's files."""
         self._teacher, self._identity, self._tell, self._block = teacher, identity, tell, block

@@ -32,7 +32,7 @@ from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.late import cross_entropy, distillation, maxsim
 from rag_model.training.objectives.listwise import as_lists
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Examples, Job, Objective, Result
-from rag_model.training.objectives.teacher import teacher_of
+from rag_model.training.objectives.teacher import teacher_of, teaching
 from rag_model.training.origins import TEACHER, Named, Origins, late_of, taught
 
 GoalName = Literal["average_rank", "Success@20"]
@@ -227,7 +227,7 @@ class Colbert(Objective[ColbertTraining]):
         return ColbertTask(begun, job.examples["train"], job.examples["dev"], settings.colbert, corpus, job.digests)
 
     def costs(self, job: Job[ColbertTraining], models: Mapping[str, Architecture]) -> Costs:
-        """Return the costs of encoding and comparing a batch, of mining, and the memory of teaching."""
+        """Return the costs of encoding and comparing a batch, of mining, and of teaching."""
         recipe, model, teacher = job.settings.colbert, models[PART], models.get(TEACHER)
         read = recipe.batch_size * (1 + recipe.negatives(taught=teacher is not None))
         compared = 4 * recipe.batch_size * recipe.question_length * read * recipe.passage_length
@@ -242,7 +242,9 @@ class Colbert(Objective[ColbertTraining]):
         ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         step = BACKWARD * (tokens * model.operations + 2.0 * compared / 4 * recipe.dim)
-        return Costs(stages, batches, step, ranked * recipe.passage_length * model.operations)
+        taught = len(job.examples["train"]), 1 + recipe.negatives(taught=True)
+        once = teaching(*taught, teacher) if teacher else 0.0
+        return Costs(stages, batches, step, ranked * recipe.passage_length * model.operations, once=once)
 
 
 COLBERT = Colbert()

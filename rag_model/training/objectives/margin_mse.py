@@ -30,7 +30,7 @@ from rag_model.training.objectives.objective import (
     Result,
 )
 from rag_model.training.objectives.pair_training import PairRecipe, pair_costs
-from rag_model.training.objectives.teacher import teacher_of
+from rag_model.training.objectives.teacher import teacher_of, teaching
 from rag_model.training.origins import TEACHER, Named, Origins, pair_of, taught
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
@@ -145,10 +145,11 @@ class MarginMse(Objective[MarginMseTraining]):
         return MarginMseTask(encoder, job.examples["train"], job.examples["dev"], recipe, corpus, job.digests)
 
     def costs(self, job: Job[MarginMseTraining], models: Mapping[str, Architecture]) -> Costs:
-        """Return the costs of encoding a batch, of mining, and the memory of teaching."""
+        """Return the costs of encoding a batch, of mining, and of teaching."""
         recipe = job.settings.margin_mse
         costs = pair_costs(job, job.settings.negatives, recipe, recipe.negatives, models)
-        return replace(costs, stages={**costs.stages, "teach": 2 * weights(models[TEACHER])})
+        once = teaching(sum(map(len, job.examples.values())), 1 + recipe.scored, models[TEACHER])
+        return replace(costs, stages={**costs.stages, "teach": 2 * weights(models[TEACHER])}, once=once)
 
 
 MARGIN_MSE = MarginMse()

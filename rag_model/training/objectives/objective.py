@@ -19,7 +19,7 @@ from rag_model.encoders.space import Space, asked_space
 from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.answer_scores import Scorer
+from rag_model.training.data.blocks import Scorer
 from rag_model.training.data.examples import Example
 from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.loop_settings import LoopSettings
@@ -66,7 +66,7 @@ class Job(Generic[S]):
     work: Path | None = None  # the training's folder: `prepare` may keep there what a run that resumes need not repeat
     tell: Callable[[int, int], None] = lambda _, __: None  # how much of a slow preparation is done, and of how much
     rebuild: Rebuild | None = None  # makes the rebuilds of a moving index; None: nothing does here
-    scorer: Scorer | None = None  # scores answers with a generator on workers; None: this process does it
+    scorer: Scorer | None = None  # scores on workers, before the training; None: this process does it
 
 
 @dataclass(frozen=True, slots=True)

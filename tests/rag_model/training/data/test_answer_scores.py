@@ -19,14 +19,13 @@ from rag_model.training.data.answer_scores import (
     BLOCK,
     TEXT,
     Reading,
-    ScoreTask,
-    Tell,
     put_generator,
     reading_text,
-    score,
     score_all,
     score_one,
 )
+from rag_model.training.data.blocks import Block, score
+from rag_model.training.data.teaching import Tell
 from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama
 
 PASSAGES = (("York", "the king was born in york."), ("", "who?"), ("Oslo", "the answer is in oslo, " * 9))
@@ -102,9 +101,9 @@ def test_no_block_is_scored_twice(store: Store, llama: Path) -> None:
 
 def test_others_may_do_it(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
-    asked = list[ScoreTask]()
+    asked = list[Block]()
 
-    def scorer(tasks: Sequence[ScoreTask], tell: Tell) -> list[Mapping[str, Any]]:
+    def scorer(tasks: Sequence[Block], tell: Tell) -> list[Mapping[str, Any]]:
         asked.extend(tasks)
         return [score(task, store) for task in tasks]
 
@@ -114,7 +113,7 @@ def test_others_may_do_it(store: Store, llama: Path) -> None:
     (task,) = asked
     assert task.contexts == 6
     assert task.weights > 4 * sum(weights.numel() for weights in generator.module.parameters())
-    assert set(task.inputs()) == {"readings", "generator", "text", "code", "libraries"}
+    assert set(task.inputs()) == {"content", "model", "code", "libraries"}
     assert len(json.dumps(task.inputs())) < 2_000, "an element is small"
 
 

@@ -20,9 +20,11 @@ from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.answer_scores import Scores, ScoreTask, Tell, score
+from rag_model.training.data.answer_scores import Scores
+from rag_model.training.data.blocks import Block, score
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import Memory
+from rag_model.training.data.teaching import Tell
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import Trained, train
@@ -253,7 +255,7 @@ def test_scores_and_lists_are_computed_once(job_of: Any, reading: Store) -> None
     """With other settings of the training they are found; other lists are not."""
     done = list[int]()
 
-    def scorer(tasks: Sequence[ScoreTask], tell: Tell) -> list[Mapping[str, Any]]:
+    def scorer(tasks: Sequence[Block], tell: Tell) -> list[Mapping[str, Any]]:
         done.append(len(tasks))
         return [score(task, reading) for task in tasks]
 
