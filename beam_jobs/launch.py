@@ -30,8 +30,9 @@ class Launch:
         """Return a launch with a new, unique run name, which sorts by time.
 
         Raises:
-            UsageError: Beam cannot read its flags.
+            UsageError: Beam cannot read its flags, or as `start_seconds`.
         """
+        start_seconds(flags)  # a wrong one is refused before any work
         run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
         return cls(store_url, run, _checked(flags) if flags else (), memory=memory)
 

@@ -124,7 +124,7 @@ def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> N
     for given in ("", "soon", "-1", "nan"):
         monkeypatch.setenv(START, given)
         with pytest.raises(UsageError, match=f"^{START} is '{given}': set it to a number of seconds"):
-            Launch("store", "run").too_small(1.0)
+            Launch.new("store")
 
 
 def test_what_goes_wrong_in_the_launcher_is_told_as_of_a_worker(store: Store) -> None:
