@@ -28,10 +28,10 @@ def here(flags: Sequence[str]) -> bool:
 
 
 def _runner(flags: Sequence[str]) -> str | None:
-    """Return the name of the runner in Beam's flags, the last one, in small letters."""
+    """Return the name of the runner in Beam's flags, the last one, in small letters and without its module."""
     words = [word for flag in flags for word in flag.split("=", 1)]
     told = [after for word, after in pairwise([*words, ""]) if word == _RUNNER]
-    return told[-1].lower() if told else None
+    return told[-1].lower().rpartition(".")[2] if told else None
 
 
 def start_seconds(flags: Sequence[str]) -> float:

@@ -104,7 +104,7 @@ def finetune(
             The newest checkpoint is in the store too until the model is published, unless the recipe's `stored` is
             false: a run elsewhere with the same arguments goes on from it.
         beam_options: options of Beam and of its runner, for a training whose index is rebuilt, and for the scores that
-            `ra-dit` takes from its generator.
+            `ra-dit` takes from its generator, `margin-mse` and `colbert` from a teacher.
 
     Raises:
         GateRefusedError: the model is published, but the gate refused the index that was rebuilt for it.

@@ -94,6 +94,7 @@ FLINK = ("--x=1", "--runner=FlinkRunner")
         (FLINK, 1 << 30, 9.9, True),
         (FLINK, 1 << 31, 0.0, False),  # the launcher of an engine may be a small machine
         (("--runner", "flink"), 0, 9.9, True),
+        (("--runner=apache_beam.runners.portability.flink_runner.FlinkRunner",), 0, 9.9, True),
         ((HERE, *FLINK), 0, 9.9, True),  # Beam takes the last one
         ((*FLINK, HERE), 0, 0.0, False),
         (("--runner=DataflowRunner",), 0, 0.0, False),  # not measured

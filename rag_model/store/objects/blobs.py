@@ -205,13 +205,13 @@ class Blobs:
     def _missing(self, ref: BlobRef) -> StoreError:
         return StoreError(
             f"blob {ref.id} is missing in {self.files.url}: restore it from a copy of the store, "
-            "or run reindex again, which makes it"
+            "or run the command again that made it"
         )
 
     def _damaged(self, ref: BlobRef, what: str = "its bytes do not match its name") -> StoreError:
         return StoreError(
             f"blob {ref.id} in {self.files.url} is damaged, {what}: restore it from a copy of the store, "
-            "or delete it and run reindex again, which makes it"
+            "or delete it and run the command again that made it"
         )
 
 

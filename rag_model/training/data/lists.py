@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
@@ -79,8 +80,17 @@ def with_scores(examples: Sequence[Example], teacher: PairScorer, negatives: int
     batch = list_batch(asked, negatives, None)
     questions, passages = batch.pairs()
     told = teacher.scores(questions, [one.title for one in passages], [one.text for one in passages])
-    if not np.isfinite(told).all():
-        raise InputError("the teacher gave a score that is not finite: its model is broken, fetch it again")
+    check_finite(told)
     ends = np.cumsum([0, *batch.lengths])
     scores = {one.id: tuple(told[ends[row] : ends[row + 1]].tolist()) for row, one in enumerate(asked)}
     return [replace(one, scores=scores[one.id]) if one.id in scores else one for one in cut]
+
+
+def check_finite(scores: npt.NDArray[np.float32]) -> None:
+    """Check a teacher's scores.
+
+    Raises:
+        InputError: one is not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise InputError("the teacher gave a score that is not finite: its model is broken, fetch it again")

@@ -18,6 +18,7 @@ from rag_model.encoders.crossencoder import CrossEncoder, torch_files
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import Block, Files, Scorer, score_blocks
+from rag_model.training.data.lists import check_finite
 from rag_model.training.data.teaching import BLOCK, Tell
 
 _THREADS = 32  # blocks put at a time
@@ -38,12 +39,13 @@ class PairBlock(Block):
         return self.cpu
 
     def scored(self, store: Store) -> list[float]:
-        """Return the score of each pair; one that is not finite is told by who uses it.
+        """Return the score of each pair.
 
         Raises:
-            InputError: the cross-encoder's files are damaged.
+            InputError: the cross-encoder's files are damaged, or a score is not finite, and so is not recorded.
         """
         found = _cross_encoder(store.url, self.model, self.cpu).scores(*json.loads(store.blobs.read(self.content)))
+        check_finite(found)
         return [float(one) for one in found]
 
 
@@ -63,7 +65,7 @@ class WorkerScores:
         """Return the (n,) float32 scores of n pairs, in order.
 
         Raises:
-            InputError: the cross-encoder's files are damaged.
+            InputError: the cross-encoder's files are damaged, or a score is not finite.
         """
         n = len(questions)
         some = [slice(first, first + self.block) for first in range(0, n, self.block)]

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.errors import InputError
 from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import Block, score
@@ -73,6 +75,15 @@ def test_no_block_is_scored_twice(store: Store, teacher: Path) -> None:
     for identity, pairs in (("b", PAIRS), ("a", (QUESTIONS, TITLES, [*TEXTS[:-1], "other"]))):
         with pytest.raises(NotRecordedError):
             WorkerScores(store, teacher, identity, Workers(store), cpu=True, block=4).scores(*pairs)
+
+
+def test_what_is_not_finite_is_refused_and_not_recorded(store: Store, tmp_path: Path) -> None:
+    broken = save_cross_encoder(tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    save_file({**weights, "classifier.bias": weights["classifier.bias"] * np.nan}, broken / "model.safetensors")
+    with pytest.raises(InputError, match="the teacher gave a score that is not finite"):
+        WorkerScores(store, broken, "a", Workers(store), cpu=True).scores(*PAIRS)
+    assert not [*store.files.names("memo/teach")]
 
 
 def test_an_element_names_files_and_holds_none(store: Store, teacher: Path) -> None:
