@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from beam_jobs.workers import here, named, one_a_gpu, side_by_side, start_seconds, worker_memory
+from beam_jobs.workers import cores, here, named, one_a_gpu, side_by_side, start_seconds, worker_memory
 
 Report = dict[str, Any]  # what a task tells, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
@@ -30,9 +30,9 @@ class Launch:
         """Return a launch with a new, unique run name, which sorts by time.
 
         Raises:
-            UsageError: Beam cannot read its flags, or as `start_seconds`.
+            UsageError: Beam cannot read its flags, or as `start_seconds`, `cores` and `worker_memory`.
         """
-        start_seconds(flags)  # a wrong one is refused before any work
+        start_seconds(flags), cores(), worker_memory(())  # a wrong variable is refused before any work
         run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
         return cls(store_url, run, _checked(flags) if flags else (), memory=memory)
 
@@ -55,7 +55,7 @@ class Launch:
         machines if a task needs more than a gigabyte, or than is free here (`worker_memory`).
 
         Raises:
-            UsageError: as `start_seconds`.
+            UsageError: as `new`.
         """
         wanted = named(self.flags) if here(self.flags) else self.task_bytes > min(_MOST, worker_memory(()) or 0)
         return not wanted and seconds < start_seconds(self.flags)

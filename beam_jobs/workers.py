@@ -57,9 +57,23 @@ def named(flags: Sequence[str]) -> bool:
 
 
 def cores() -> int:
-    """Return the number of processors that this process may run on, at most `BOOKWHEEL_CORES` if that is set."""
-    given = os.environ.get(CORES)
-    return min(int(given), _processors()) if given else _processors()
+    """Return the number of processors that this process may run on, at most `BOOKWHEEL_CORES` if that is set.
+
+    Raises:
+        UsageError: the variable is no number of processors.
+    """
+    return _at_most(_processors(), CORES, "number of processors")
+
+
+def _at_most(found: int, variable: str, what: str) -> int:
+    """Return the number that was found here, or the variable's if that is smaller; an empty one is not set."""
+    given = os.environ.get(variable)
+    if not given:
+        return found
+    with suppress(ValueError):
+        if (most := int(given)) > 0:
+            return min(most, found)
+    raise UsageError(f"{variable} is {given!r}: set it to a {what}, at least 1, or unset it")
 
 
 def _processors() -> int:
@@ -112,11 +126,11 @@ def worker_memory(flags: Sequence[str]) -> int | None:
     """Return the bytes of memory that are free for workers; None if the workers are on other machines.
 
     A container sees its host's memory: its own limit is given by `BOOKWHEEL_WORKER_MEMORY`, in bytes.
+
+    Raises:
+        UsageError: the variable is no number of bytes.
     """
-    if not here(flags):
-        return None
-    given = os.environ.get(MEMORY)
-    return min(int(given), _available()) if given else _available()
+    return _at_most(_available(), MEMORY, "number of bytes") if here(flags) else None
 
 
 def _available() -> int:

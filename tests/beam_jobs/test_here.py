@@ -9,7 +9,7 @@ import pytest
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
-from beam_jobs.workers import MEMORY, START, START_HERE
+from beam_jobs.workers import CORES, MEMORY, START, START_HERE
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -125,6 +125,14 @@ def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> N
     for given in ("", "soon", "-1", "nan"):
         monkeypatch.setenv(START, given)
         with pytest.raises(UsageError, match=f"^{START} is '{given}': set it to a number of seconds"):
+            Launch.new("store")
+
+
+@pytest.mark.parametrize(("variable", "what"), [(CORES, "number of processors"), (MEMORY, "number of bytes")])
+def test_a_wrong_variable_is_refused_before_any_work(variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("many", "4GiB", "0", "-1", "1.5"):
+        monkeypatch.setenv(variable, given)
+        with pytest.raises(UsageError, match=f"^{variable} is '{given}': set it to a {what}, at least 1, or unset it"):
             Launch.new("store")
 
 
