@@ -1,12 +1,29 @@
-"""Key-value caches: select rows into a new cache and leave the source unchanged."""
+"""Key-value caches: what transformers calls them, and selecting rows into a new cache that leaves the source unchanged.
 
+Arguments and results were named `past_key_values`, and are named `cache` since transformers 5.2x; both are supported.
+"""
+
+from collections.abc import Mapping
 from copy import copy
+from inspect import signature
 from typing import Any, TypeVar
 
 from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
 
 _AnyCache = TypeVar("_AnyCache", bound=Cache)
+_NAMES = ("cache", "past_key_values")  # now, and before
+
+
+def continuing(module: Any, cache: Cache) -> dict[str, Any]:
+    """Return the arguments with which a transformers model continues from `cache`."""
+    known = signature(module.forward).parameters
+    return {next((name for name in _NAMES if name in known), _NAMES[0]): cache, "use_cache": True}
+
+
+def cache_in(found: Mapping[str, Any]) -> Any:
+    """Return the cache in a transformers model's result."""
+    return next(found[name] for name in _NAMES if name in found)
 
 
 def chosen(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = False) -> _AnyCache:

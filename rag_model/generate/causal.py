@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Cache
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.caches import chosen
+from rag_model.generate.caches import cache_in, chosen, continuing
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.inputs import PromptForm, encode, padded, with_end, write_all
 
@@ -83,21 +83,21 @@ class CausalGenerator:
         """Read the prompts; return (n, v) float32 logits of the first token, and the state to continue from."""
         prompts, mask = _left(contexts)
         found = self._run(prompts, mask, 1, use_cache=True)
-        return found.logits[:, 0].float(), Reading(found.past_key_values, mask)
+        return found.logits[:, 0].float(), Reading(cache_in(found), mask)
 
     @torch.no_grad()
     def step(self, state: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
         """Append one token per row, (m,) int64; return (m, v) float32 logits of the next token, and the new state."""
         mask = torch.cat([state.mask, torch.ones_like(tokens)[:, None]], 1)  # (m, s) + (m, 1) -> (m, s + 1)
         # (m,) -> (m, 1); logits (m, 1, v)
-        found = self._run(tokens[:, None], mask, 1, past_key_values=state.cache, use_cache=True)
-        return found.logits[:, 0].float(), Reading(found.past_key_values, mask)
+        found = self._run(tokens[:, None], mask, 1, **continuing(self.module, state.cache))
+        return found.logits[:, 0].float(), Reading(cache_in(found), mask)
 
     @torch.no_grad()
     def follow(self, state: Reading, tokens: Tensor) -> Tensor:
         """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits."""
         mask = torch.cat([state.mask, torch.ones_like(tokens)], 1)  # (m, s) + (m, t) -> (m, s + t)
-        found = self._run(tokens, mask, tokens.shape[1], past_key_values=state.cache, use_cache=True)
+        found = self._run(tokens, mask, tokens.shape[1], **continuing(self.module, state.cache))
         logits: Tensor = found.logits.float()
         return logits
 

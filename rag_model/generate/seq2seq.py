@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.caches import chosen
+from rag_model.generate.caches import cache_in, chosen, continuing
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.inputs import Form, encode, padded, with_end, write_all
 
@@ -93,7 +93,7 @@ class Seq2SeqGenerator:
             decoder_input_ids=torch.full_like(rows, self.start)[:, None],
             use_cache=True,
         )
-        return found.logits[:, 0].float(), Reading(found.past_key_values, hidden, mask, rows)  # (n, 1, v) -> (n, v)
+        return found.logits[:, 0].float(), Reading(cache_in(found), hidden, mask, rows)  # (n, 1, v) -> (n, v)
 
     @torch.no_grad()
     def step(self, state: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
@@ -107,8 +107,7 @@ class Seq2SeqGenerator:
             encoder_outputs=(state.hidden,),
             attention_mask=state.mask,
             decoder_input_ids=tokens,
-            past_key_values=state.cache,
-            use_cache=True,
+            **continuing(self.module, state.cache),
         ).logits
         return logits.float()
 
