@@ -2,6 +2,8 @@
 
 import logging
 
+from rag_model.allocator import plain_arrow
+
 
 def _wanted(record: logging.LogRecord) -> bool:
     """Drop useless messages of Beam to the root logger.
@@ -13,3 +15,4 @@ def _wanted(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger().addFilter(_wanted)
+plain_arrow()

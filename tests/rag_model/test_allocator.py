@@ -102,3 +102,16 @@ def test_another_allocator_stays() -> None:
     assert chosen({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"})
     assert chosen({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"})
     assert not chosen({"LD_PRELOAD": "/usr/lib/libfaketime.so", "GLIBC_TUNABLES": "glibc.rtld.nns=4"})
+
+
+@pytest.mark.parametrize("package", ["flows", "beam_jobs"])
+@pytest.mark.parametrize(("chosen", "used"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_arrow_allocates_by_the_c_library_unless_the_environment_says_otherwise(
+    package: str, chosen: str | None, used: str
+) -> None:
+    asked = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    child = f"import {package}, subprocess, sys; subprocess.run([sys.executable, '-c', {asked!r}], check=True); {asked}"
+    others = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    environment = others | ({"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {})
+    told = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == [used, used], "of the process, and of one that it starts"
