@@ -23,6 +23,7 @@ from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.threads import limit_threads
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, StoreError
+from rag_model.index.carrying import CarryingKind, EarlierPiece
 from rag_model.index.deriving import DerivingKind
 from rag_model.index.files.pieces import Opener, opener
 from rag_model.index.plan import Facts, IndexPlan
@@ -32,7 +33,7 @@ from rag_model.index.registry import kind_named
 from rag_model.index.sizing.amounts import check_disk
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.earlier_index import EarlierIndex
-from rag_model.snapshots.heritage import Heirloom
+from rag_model.snapshots.heritage import EarlierRows, Heirloom
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
@@ -109,7 +110,7 @@ def _kept(build: IndexBuild) -> IndexBuild:
     if heirloom is None:
         raise ValueError(f"index {build.name} inherits nothing: train it")
     noted = _noted(build, f"trained as in snapshot {heirloom.snapshot[:12]}")
-    return _with_trained(noted, heirloom.blob, heirloom.trained)
+    return replace(_with_trained(noted, heirloom.blob, heirloom.trained), before=heirloom.before)
 
 
 def _with_trained(build: IndexBuild, trained: BlobRef, fitted: TrainingFit | None) -> IndexBuild:
@@ -138,7 +139,14 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
 
 
 def _scatter_tasks(store: Store, build: IndexBuild) -> list[ScatterTask]:
-    return [ScatterTask(build, number, rows) for number, rows in enumerate(_listed(store, build.rows))]
+    """Return a task a part, each with the parent's parts that have its pages."""
+    rows = _listed(store, build.rows)
+    before = json.loads(store.blobs.read(build.before)) if build.before else [()] * len(rows)
+    build = replace(build, before=None)  # which names the files of all parts
+    return [
+        ScatterTask(build, number, own, tuple(map(EarlierRows.from_json, known)))
+        for number, (own, known) in enumerate(zip(rows, before, strict=True))
+    ]
 
 
 @_unless_derived
@@ -250,11 +258,30 @@ def scatter_one(part: ScatterTask, store: Store) -> Report:
     plan, trained = part.build.plan, _made(part.build.trained)
 
     def make(out: Path) -> Facts:
-        files = store.blobs.local(trained), store.blobs.local(part.rows), part.number
-        return kind_named(plan.kind).scatter(plan, *files, out)
+        files, kind = (store.blobs.local(trained), store.blobs.local(part.rows), part.number), kind_named(plan.kind)
+        with suppress(InputError, StoreError):  # what is damaged is not used
+            if isinstance(kind, CarryingKind) and (earlier := _earlier_pieces(part, store)):
+                return kind.carry(plan, *files, earlier, out)
+        return kind.scatter(plan, *files, out)
 
-    inputs = {"vectors": part.rows.id, "trained": trained.id, "number": part.number}
-    return _once(store, "scatter", sharing(plan), make, **inputs).to_json()
+    return _once(store, "scatter", sharing(plan), make, **_scattered_of(part.rows, trained, part.number)).to_json()
+
+
+def _scattered_of(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
+    """Return the inputs of a part's piece, beside the plan."""
+    return {"vectors": rows.id, "trained": trained.id, "number": number}
+
+
+def _earlier_pieces(part: ScatterTask, store: Store) -> list[EarlierPiece]:
+    """Return the parent's pieces of a part's pages that are recorded, made with the same trained file."""
+    trained, found = _made(part.build.trained), list[EarlierPiece]()
+    for known in part.earlier:
+        inputs = {**sharing(part.build.plan), **_scattered_of(known.rows, trained, known.number)}
+        record = store.memo.get("scatter", store.memo.key(inputs))
+        if record is not None and store.blobs.exists(known.rows):
+            piece = partial(store.blobs.open, record.outputs["out"])
+            found.append(EarlierPiece(store.blobs.local(known.rows), piece, known.number))
+    return found
 
 
 def build_shard(shard: ShardTask, store: Store) -> Report:

@@ -9,7 +9,7 @@ from rag_model.extras import versions
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named
-from rag_model.snapshots.heritage import Heirloom
+from rag_model.snapshots.heritage import EarlierRows, Heirloom
 from rag_model.store.objects.blobs import BlobRef
 
 
@@ -45,6 +45,7 @@ class IndexBuild:
     earlier: BlobRef | None = None  # the parent's index, of which it may be made (`snapshots.earlier_index`), as JSON
     derived: StageOutput | None = None  # the index, made of that one: no other job has work
     trained: BlobRef | None = None  # the trained file, which all workers read
+    before: BlobRef | None = None  # if it is the parent's: what the parent has of each part (`Heirloom.before`)
     fitted: TrainingFit | None = None  # how well it fitted its training vectors
     scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
     cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
@@ -58,6 +59,7 @@ class ScatterTask:
     build: IndexBuild
     number: int
     rows: BlobRef
+    earlier: tuple[EarlierRows, ...] = ()  # the parent's of its pages, whose pieces hold most of its vectors
 
 
 @dataclass(frozen=True, slots=True)

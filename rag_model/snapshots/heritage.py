@@ -5,9 +5,10 @@ that pieces of unchanged parts stay valid: the same dump with the same parent gi
 parent index files may differ, because cells and quantizers are trained on another sample.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from rag_model.snapshots.parent import Parent
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.page_ranges import PageRanges
 from rag_model.store.versions.paths import trained_path
 
 NO_PARENT = "no parent"
@@ -28,6 +31,23 @@ NO_RECORD = "no record"
 _LOOKED_AT = 8  # changed parts, and as many unchanged ones, from which new and old vectors are sampled
 
 _SAID = {"plan", "code", "losses", "imbalance", "imbalance_now"}  # fields of `trained_entry`
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRows:
+    """A part of the parent's index: its vectors, and its number among the parts that have some."""
+
+    rows: BlobRef
+    number: int
+
+    def to_json(self) -> list[Any]:
+        """Return the record as JSON values."""
+        return [self.rows.to_json(), self.number]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        return cls(BlobRef.from_json(value[0]), value[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +59,7 @@ class Heirloom:
     trained: TrainingFit
     changed: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()  # vectors of changed parts; the parent's
     same: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
+    before: BlobRef | None = None  # JSON list: for each part with rows the parent's `EarlierRows` of its pages
 
     def settled(self, drift: float) -> bool:
         """Whether it fits without measurement: no part has changed, and its cells are still balanced."""
@@ -98,6 +119,7 @@ def inherit(
         TrainingFit.of(_entry(parent, name)),
         tuple((vectors, _earlier(store, parent, part, space)) for part, vectors in changed),
         tuple(_some([vectors for _, vectors in encoded if vectors in known], plan.seed)),
+        _put_before(store, content, over, [part for part, _ in encoded]),
     )
 
 
@@ -125,6 +147,20 @@ def _entry(parent: Parent, name: str) -> Mapping[str, Any]:
 
 def _earlier(store: Store, parent: Parent, part: Part, space: str) -> tuple[BlobRef, ...]:
     return tuple(known.beside for known in parent.encoded(part, space) if store.blobs.exists(known.beside))
+
+
+def _put_before(store: Store, content: Content, over: str, parts: Sequence[Part]) -> BlobRef:
+    """Store what the parent has of the pages of each part."""
+    filled = [entry for entry in content.parts if entry.rows]
+    ranges = PageRanges(filled)
+    found = [
+        [
+            EarlierRows(content.files[content.rows_path(over, entry.name)], number).to_json()
+            for number, entry in ranges.within(part.first_page, part.last_page)
+        ]
+        for part in parts
+    ]
+    return store.blobs.put_bytes(json.dumps(found).encode())
 
 
 def _some(found: Sequence[Any], seed: int) -> list[Any]:

@@ -1,5 +1,6 @@
 """A second month's index: what was learnt, and the pieces and shards of what did not change, are the first month's."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.snapshots.heritage import Heirloom
+from rag_model.snapshots.heritage import EarlierRows, Heirloom
+from rag_model.store.objects.memo import Record
 from rag_model.store.store import Store
 
 D, SIZES = 16, (400, 500, 300)
@@ -61,8 +63,12 @@ def build(store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = ()
     """Return the finished indexes, and the builds, of which `before` gives what is inherited."""
     vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
     changed = tuple((ref, tuple(known)) for ref in vectors if ref not in known)
+    earlier = [
+        [EarlierRows(ref, number).to_json() for ref in known[number : number + 1]] for number in range(len(files))
+    ]
+    listed = store.blobs.put_bytes(json.dumps(earlier).encode()) if known else None
     heirlooms = {
-        built.name: Heirloom("0" * 64, *built.trained, changed, tuple(ref for ref in vectors if ref in known))
+        built.name: Heirloom("0" * 64, *built.trained, changed, tuple(ref for ref in vectors if ref in known), listed)
         for built in before
         if built.trained
     }
@@ -78,6 +84,12 @@ def build(store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = ()
 
 def records(store: Store, stage: str) -> int:
     return len(list(store.files.local_path(f"memo/{stage}").glob("*")))
+
+
+def scattered(store: Store) -> list[Record]:
+    """Return the records of all pieces whose outputs are there."""
+    keys = [name.removesuffix(".json") for name in store.files.names("memo/scatter")]
+    return [record for key in keys if (record := store.memo.get("scatter", key))]
 
 
 def listed(store: Store, builds: Sequence[IndexBuild], name: str, which: str) -> list[Any]:
@@ -105,6 +117,25 @@ def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> 
         built.trained and built.trained[0] for built in second
     ]
     assert all(built.plan.notes == ("trained as in snapshot 000000000000",) for built in second)
+
+
+def test_of_a_part_that_changed_only_new_vectors_are_coded(store: Store, months: Months) -> None:
+    first, old = build(store, months[0])
+    index_of = [built.blob for built in build(store, months[1], first, months[0])[0]]
+    found = {record.facts["encoded"] for record in scattered(store) if "encoded" in record.facts}
+    assert found == {*SIZES, 2}
+    for lost in listed(store, old, "ivf", "scattered")[:1]:  # the piece of which it was made
+        store.files.local_path(lost.path).unlink()
+    for record in scattered(store):
+        if record.facts.get("encoded") == 2:
+            store.files.local_path(f"memo/scatter/{record.key}.json").unlink()
+    again = [built.blob for built in build(store, months[1], first, months[0])[0]]
+    assert sorted(record.facts["encoded"] for record in scattered(store) if "encoded" in record.facts) == [
+        300,
+        401,
+        500,
+    ]
+    assert again == index_of, "coded or carried, the index has the same bytes"
 
 
 def test_a_task_after_training_names_no_files_of_other_parts(store: Store, months: Months) -> None:

@@ -8,7 +8,7 @@ turn, so the distances, ids and bytes are the same. Neither the index nor a list
 Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
@@ -16,23 +16,26 @@ from typing import BinaryIO
 import numpy as np
 
 from rag_model.errors import InputError, ResourceError
+from rag_model.index.carrying import EarlierPiece, equal_rows
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.gpu import Assigner
 from rag_model.index.graphs.graph_file import write_storage
-from rag_model.index.lists.coded import Coded, Codes, write_coded
+from rag_model.index.lists.coded import Coded, Codes, read_coded, write_coded
 from rag_model.index.lists.list_file import write_list_block, write_lists_head, write_refine_head, write_refine_tail
 from rag_model.index.lists.training import lists_of, move, trained_on
 from rag_model.index.plan import Facts
 from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import VectorPlan
+from rag_model.npy import map_array
 
 VERSION = 3
 LOSSES = 4_096  # vectors of the sample, at most twice as many, on which `losses` are measured
 BLOCK_BYTES = 32 << 20  # bytes of lists that are written at once
 _TILE = 4096  # rows per BLAS call of faiss: blocks of multiples of it round like one `add` of all rows
+_BLAS = 20  # rows from which faiss calls BLAS (`distance_compute_blas_threshold`)
 
 
 def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
@@ -82,25 +85,33 @@ def losses(plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float
     return _losses(plan, engine.read(trained), vectors)
 
 
-def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
+def scatter(
+    plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Path, earlier: Sequence[EarlierPiece] = ()
+) -> Facts:
     """Encode the vectors of part `number` block by block, and write the codes sorted by list.
 
-    Holds the part's codes twice. For `Flat` the vectors are only checked: there is nothing to sort.
+    Vectors that `earlier` pieces hold as well are not encoded again: the bytes are the same, and a month later nearly
+    all of them are there. Holds the part's codes twice. For `Flat` the vectors are only checked: there is nothing to
+    sort.
 
     Raises:
-        InputError: a file is damaged, of another dimension, or a row holds a NaN or an infinity.
+        InputError: a file is damaged, of another dimension, or a row holds a NaN or an infinity; or an earlier piece
+            is missing or damaged.
         ResourceError: memory ran out, or the file cannot be written.
     """
     files, index = VectorFiles([vectors]), engine.read(trained)
     if files.dim != plan.d:
         raise InputError(f"{vectors} has {files.dim} dimensions, the index has {plan.d}: encode both with one encoder")
+    base = _base(index)
+    lists, codes = _unknown(base, files.n)
+    for one in earlier if codes.shape[1] else ():
+        _take(plan, trained, vectors, one, lists, codes)
     with engine.guarded(
         ResourceError, f"part {number} of {plan.factory} could not be coded: run with --debug for the cause"
     ):
-        coded = list(_coded(index, files))
-    lists, codes = np.concatenate([lists for lists, _ in coded]), np.concatenate([codes for _, codes in coded])
+        encoded = _encode(base, files, lists, codes)
     write_coded(plan, trained, number, lists, codes, out)
-    return {"rows": files.n, "bytes": out.stat().st_size}
+    return {"rows": files.n, "encoded": encoded, "bytes": out.stat().st_size}
 
 
 def merge(
@@ -148,19 +159,44 @@ def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, 
     return {name: float(f"{loss:.4g}") for name, loss in found.items()}
 
 
-def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]]:
-    """Yield the list and the code of each vector, block by block, as `index.add` would compute them."""
-    base = _base(index)
+def _unknown(base: FaissIndex, n: int) -> tuple[Rows, Codes]:
+    """Return the lists of n vectors, (n,), each -1, and room for their codes, (n, bytes per code)."""
     lists = lists_of(base)
-    yield np.empty(0, np.int64), np.empty((0, 0 if lists is None else lists.code_size), np.uint8)
-    assign = None if lists is None else Assigner(lists)
-    for _, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE)) * _TILE):
+    return np.full(n, -1), np.empty((n, 0 if lists is None else lists.code_size), np.uint8)
+
+
+def _take(plan: VectorPlan, trained: Path, vectors: Path, earlier: EarlierPiece, lists: Rows, codes: Codes) -> None:
+    """Write lists and codes of the vectors that an earlier part has too."""
+    found = equal_rows(vectors, earlier.rows)
+    held = read_coded(plan, trained, earlier.piece, earlier.number, len(map_array(earlier.rows)))
+    here = np.flatnonzero(found >= 0)
+    lists[here], codes[here] = (of[found[here]] for of in held)
+
+
+def _encode(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:
+    """Write list and code of each vector whose list is -1, as `index.add` would compute them; return how many."""
+    inverted, encoded = lists_of(base), 0
+    assign = None if inverted is None else Assigner(inverted)
+    for first, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE)) * _TILE):
+        new = first + np.flatnonzero(lists[first : first + len(block)] < 0)
+        encoded += len(new)
         if assign is None:
-            yield np.zeros(len(block), np.int64), np.empty((len(block), 0), np.uint8)
-        else:
-            vectors = _transformed(base, block)
-            numbers = assign(vectors)
-            yield numbers, _encoded(lists, vectors, numbers)
+            lists[new] = 0
+        elif len(new):
+            vectors = _transformed(base, _for_blas(block, new - first))
+            lists[new] = assign(vectors)[: len(new)]
+            codes[new] = _encoded(inverted, vectors[: len(new)], lists[new])
+    return encoded
+
+
+def _for_blas(block: Vectors, rows: Rows) -> Vectors:
+    """Return some rows of a block, and others behind them if they are so few that faiss would not multiply matrices.
+
+    It would then round otherwise than for the whole block.
+    """
+    if len(rows) == len(block):
+        return block
+    return block[np.resize(rows, max(len(rows), min(_BLAS, len(block))))]
 
 
 def _encoded(lists: FaissIndex, vectors: Vectors, numbers: Rows) -> Codes:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rag_model.errors import InputError
+from rag_model.index.carrying import EarlierPiece
 from rag_model.index.factory import Lists, parse
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
@@ -77,6 +78,12 @@ class ListKind(VectorKind):
     def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Encode a part's vectors, sorted by list."""
         return ivf.scatter(plan, trained, rows, number, out)
+
+    def carry(
+        self, plan: VectorPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPiece], out: Path
+    ) -> Facts:
+        """Encode only the vectors that are in no earlier piece."""
+        return ivf.scatter(plan, trained, rows, number, out, earlier)
 
     def merge(
         self,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError
 from rag_model.index import gpu
+from rag_model.index.carrying import EarlierPiece
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.anatomy import list_anatomy
 from rag_model.index.files.engine import faiss, read, write
@@ -224,6 +225,58 @@ def test_pieces_that_do_not_belong_are_refused(make_vectors: Make, write_parts: 
     pieces[1].unlink()
     with pytest.raises(InputError, match=r"cannot open .* part 1"):
         _merge(plan, parts, pieces, out)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_earlier_pieces_hold_is_not_coded_again(
+    data: st.DataObject,
+    trained: dict[tuple[str, str], Any],
+    make_vectors: Make,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Rows stayed, moved, came twice, went and are new: the bytes of a piece that was made of all rows."""
+    factory, metric = data.draw(st.sampled_from(FACTORIES)), data.draw(st.sampled_from(["ip", "l2"]))
+    plan, folder = resolve(IndexRecipe(factory, metric), 1500, 32), tmp_path_factory.mktemp("carried")
+    write(trained[factory, metric], folder / "trained")
+    before, new = make_vectors(300, seed=1, unit=False), make_vectors(data.draw(st.integers(0, 60)), seed=2, unit=False)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    stayed = rng.integers(0, 300, data.draw(st.integers(0, 300)))
+    now = rng.permutation(np.concatenate([before[stayed], new]))
+    if data.draw(st.booleans()):
+        before, now = before.astype(np.float16), now.astype(np.float16)
+    cut = data.draw(st.integers(1, 299))
+    rows = [folder / name for name in ("first.npy", "second.npy", "now.npy")]
+    for path, vectors in zip(rows, (before[:cut], before[cut:], now), strict=True):
+        np.save(path, vectors)
+    earlier = []
+    for number, path in enumerate(rows[:2]):
+        ivf.scatter(plan, folder / "trained", path, number, folder / f"piece-{number}")
+        earlier.append(EarlierPiece(path, opener(folder / f"piece-{number}"), number))
+    KIND.scatter(plan, folder / "trained", rows[2], 7, folder / "whole")
+    facts = KIND.carry(plan, folder / "trained", rows[2], 7, earlier, folder / "carried")
+    assert (folder / "carried").read_bytes() == (folder / "whole").read_bytes()
+    assert facts["rows"] == len(now)
+    assert facts["encoded"] == (len(now) if factory == "Flat" else len(new))
+
+
+def test_an_earlier_piece_that_is_damaged_is_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    plan, parts = resolve(IndexRecipe("IVF8,SQ8"), 1200, 32), write_parts(make_vectors(1200), [500])
+    (piece, other), trained = _pieces(plan, parts, tmp_path / "mine"), tmp_path / "mine" / "trained"
+
+    def carry(number: int) -> None:
+        KIND.carry(plan, trained, parts[1], 1, [EarlierPiece(parts[0], opener(piece), number)], other)
+
+    with pytest.raises(InputError, match="part 3 is a piece of another build"):
+        carry(3)
+    sound = piece.read_bytes()
+    piece.write_bytes(sound[:-1])
+    with pytest.raises(InputError, match="part 0 is truncated or damaged"):
+        carry(0)
+    at = len(sound) - 500 * (4 + 32)  # the first row of the sorted codes
+    piece.write_bytes(sound[:at] + b"\xff\xff\xff\xff" + sound[at + 4 :])
+    with pytest.raises(InputError, match="part 0 does not hold each of the part's 500 rows once"):
+        carry(0)
 
 
 @pytest.mark.parametrize("factory", ["IVF8,PQ4x4np", "Flat"])
