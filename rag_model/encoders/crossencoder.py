@@ -26,6 +26,7 @@ from rag_model.extras import require
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+_SETTINGS = (CONFIG, "tokenizer_config.json")  # which may both limit a pair's tokens
 _WINDOW = 1_024  # pairs that are tokenised and sorted by length together
 Scores = npt.NDArray[np.float32]
 
@@ -94,13 +95,19 @@ class CrossEncoder:
         return self.model.logits(self.tokens.batch(pairs))
 
 
-def torch_files(folder: Path) -> list[Path]:
-    """Return the files that form, in one flat folder, a cross-encoder that torch runs.
+def cross_encoder_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a cross-encoder by their relative names, sorted.
+
+    They are those of the one library that runs it here (`by_onnx`), so that the same one runs them elsewhere. An ONNX
+    graph is one file: what lies beside it (`weights_beside`) is left out.
 
     Raises:
         InputError: it has no weights, or no tokenizer.
     """
-    return [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder)]
+    graph = onnx_file(folder) if by_onnx(folder) else None
+    settings = [path for name in _SETTINGS if (path := folder / name).is_file()]
+    found = {*settings, *tokenizer_files(folder), *([graph] if graph else weight_files(folder))}
+    return {path.relative_to(folder).as_posix(): path for path in sorted(found)}
 
 
 def by_onnx(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import BLOCK, Reading, score_all, score_one
 from rag_model.training.data.pair_scores import PairBlock, WorkerScores
-from tests.fixtures.tiny import save_cross_encoder
+from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_llama
 
 READINGS = [
@@ -71,11 +71,13 @@ def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
     assert score._seconds(rest) < 0.1
 
 
-def test_workers_teach_as_one_process_does(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("onnx", [False, True])
+def test_workers_teach_as_one_process_does(onnx: bool, store: Store, tmp_path: Path) -> None:
     teacher = save_cross_encoder(tmp_path / "teacher")
+    teacher = save_onnx(teacher, tmp_path / "graph") if onnx else teacher
     pairs = [f"who was king {n}?" for n in range(6)], ["york"] * 6, ["the king " * n for n in range(6)]
     by_workers = partial(score.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
-    found = WorkerScores(store, teacher, "a", by_workers, cpu=True, block=4).scores(*pairs)
+    found = WorkerScores(store, teacher, "a", by_workers, cpu=True, block=4, onnx=onnx).scores(*pairs)
     np.testing.assert_allclose(found, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
     assert len([*store.files.names("memo/teach")]) == 2
 

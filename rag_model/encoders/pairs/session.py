@@ -35,6 +35,8 @@ _THREADS = "OMP_NUM_THREADS"  # which torch obeys as well
 _QUANTISES_BATCHES = re.compile(rb"DynamicQuantize")
 # Operators whose graph decides how often they run. Before a name stands the last byte of its length.
 _LOOPS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
+# The key of a tensor whose numbers lie in another file (TensorProto.external_data), behind its length as above.
+_ELSEWHERE = re.compile(rb"[\x08\x00]location")
 _SECONDS = 60.0  # for a small graph in the child, on a busy machine
 _RATE = 20e6  # bytes of a graph per second
 _MEMORY = 2 << 30  # bytes
@@ -105,6 +107,25 @@ class OnnxModel:
 def onnx_file(folder: Path) -> Path | None:
     """Return the ONNX file of a model's folder, or None."""
     return next((folder / name for name in _FILES if (folder / name).is_file()), None)
+
+
+def weights_beside(folder: Path) -> bool:
+    """Return whether the weights of a folder's ONNX graph may lie in other files, which it names (external data).
+
+    onnxruntime reads them only from the graph's own folder, and not where a link leads to another one. A graph without
+    such files may be taken for one that has them; none that has them is missed.
+    """
+    file = onnx_file(folder)
+    return file is not None and _contains(file, _ELSEWHERE)
+
+
+def reaches_gpu() -> bool:
+    """Return whether this build of onnxruntime can use a GPU.
+
+    Raises:
+        MissingExtraError: the onnx extra is not installed.
+    """
+    return _CUDA in require("onnxruntime", "onnx").get_available_providers()
 
 
 @cache

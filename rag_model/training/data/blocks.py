@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rag_model.extras import require
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
@@ -20,7 +21,9 @@ from rag_model.training.data.teaching import Tell
 
 Files = tuple[tuple[str, BlobRef], ...]  # a model's files in the store, by name; hashable: a worker loads a model once
 
-_LIBRARIES = ("torch", "transformers", "tokenizers")
+BY_TORCH = "torch", "transformers", "tokenizers"
+BY_ONNX = "onnxruntime", "tokenizers"
+_SEVERAL = {"onnxruntime"}  # modules that come by one of several distributions, such as onnxruntime-gpu
 _LOOKS = 32  # look-ups at a time: on an object store they are mostly waiting
 
 
@@ -46,9 +49,18 @@ class Block(ABC):
         """Whether a GPU is left alone."""
         return False
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The libraries that compute the scores."""
+        return BY_TORCH
+
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the scores, up to rounding."""
-        libraries = {name: version(name) for name in _LIBRARIES}
+        """Return all inputs that decide the scores, up to rounding.
+
+        Raises:
+            MissingExtraError: onnxruntime computes them, and the onnx extra is not installed.
+        """
+        libraries = {name: _version(name) for name in self.libraries}
         return {"content": self.content.id, "model": self.identity, "code": self.code, "libraries": libraries}
 
     @abstractmethod
@@ -102,6 +114,10 @@ def score_blocks(
     reports = (scorer or partial(_here, store))(blocks, tell)
     blobs = [BlobRef.from_json(report["scores"]) for report in reports]
     return [json.loads(store.blobs.read(blob)) for blob in blobs]
+
+
+def _version(library: str) -> str:
+    return str(require(library, "onnx").__version__) if library in _SEVERAL else version(library)
 
 
 def _is_recorded(store: Store, block: Block) -> bool:

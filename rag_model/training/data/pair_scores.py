@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.crossencoder import CrossEncoder, torch_files
+from rag_model.encoders.crossencoder import CrossEncoder, cross_encoder_files
+from rag_model.encoders.pairs.session import reaches_gpu
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import Block, Files, Scorer, score_blocks
+from rag_model.training.data.blocks import BY_ONNX, BY_TORCH, Block, Files, Scorer, score_blocks
 from rag_model.training.data.lists import check_finite
 from rag_model.training.data.teaching import BLOCK, Tell
 
@@ -29,14 +30,20 @@ class PairBlock(Block):
     """A block of pairs, and the cross-encoder that scores them."""
 
     cpu: bool = False  # leaves a GPU alone
+    onnx: bool = False  # onnxruntime runs the cross-encoder, and not torch
 
     stage: ClassVar[str] = "teach"
-    code: ClassVar[Any] = 1
+    code: ClassVar[Any] = 2  # reads tokenizer_config.json
 
     @property
     def by_cpu(self) -> bool:
-        """Whether a GPU is left alone."""
-        return self.cpu
+        """Whether a GPU is left alone, as also by an onnxruntime that cannot use one."""
+        return self.cpu or (self.onnx and not reaches_gpu())
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The libraries that compute the scores."""
+        return BY_ONNX if self.onnx else BY_TORCH
 
     def scored(self, store: Store) -> list[float]:
         """Return the score of each pair.
@@ -54,12 +61,13 @@ class WorkerScores:
     """A `PairScorer` whose blocks of pairs are scored by workers, and recorded in the store's memo."""
 
     store: Store
-    folder: Path  # of the cross-encoder, which torch runs
+    folder: Path  # of the cross-encoder
     identity: str  # digest of its files
     scorer: Scorer
     tell: Tell = lambda _, __: None
     cpu: bool = False
     block: int = BLOCK  # pairs
+    onnx: bool = False  # `by_onnx` of the folder; its graph is one file
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 scores of n pairs, in order.
@@ -83,10 +91,11 @@ class WorkerScores:
     def _block(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], part: slice) -> PairBlock:
         pairs = [list(questions[part]), list(titles[part]), list(texts[part])]
         blob = self.store.blobs.put_bytes(json.dumps(pairs, ensure_ascii=False).encode())
-        return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu)
+        return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu, onnx=self.onnx)
 
     def _files(self) -> Files:
-        return tuple((path.name, self.store.blobs.put_file(path)) for path in sorted(torch_files(self.folder)))
+        files = cross_encoder_files(self.folder)
+        return tuple((name, self.store.blobs.put_file(path)) for name, path in files.items())
 
 
 @lru_cache(maxsize=1)  # a worker loads the cross-encoder once

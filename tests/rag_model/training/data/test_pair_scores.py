@@ -1,33 +1,79 @@
 """A teacher's scores by workers: those of the cross-encoder itself, and once for all trainings."""
 
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.crossencoder import CrossEncoder, by_onnx
+from rag_model.encoders.pairs.session import weights_beside
 from rag_model.errors import InputError
 from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import Block, score
 from rag_model.training.data.pair_scores import PairBlock, WorkerScores
-from rag_model.training.data.teaching import BLOCK, Tell
-from tests.fixtures.tiny import save_cross_encoder
+from rag_model.training.data.teaching import BLOCK, KeptScores, Tell
+from rag_model.training.objectives.margin_mse import MarginMseTraining
+from rag_model.training.objectives.objective import Job
+from rag_model.training.objectives.teacher import teacher_of
+from rag_model.training.origins import TEACHER, Origins
+from tests.fixtures.tiny import save_cross_encoder, save_onnx
 
 N = 10
 QUESTIONS = [f"who was king {number}?" for number in range(N)]
 TITLES = ["york" if number % 2 else "" for number in range(N)]
 TEXTS = ["the king was born in york " * number for number in range(N)]
 PAIRS = QUESTIONS, TITLES, TEXTS
+SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json")
+ROOT = Path(__file__).parents[4]
+WITHOUT_TORCH = """
+import importlib.metadata, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
+sys.meta_path.insert(0, Missing())
+known = importlib.metadata.version
+def version(name):
+    if name in {"torch", "transformers"}:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+importlib.metadata.version = version
+from pathlib import Path
+from rag_model.store.store import Store
+from rag_model.training.data.blocks import score
+from rag_model.training.data.pair_scores import WorkerScores
+store = Store.open(sys.argv[1], create=True)
+workers = lambda blocks, tell: [score(block, store) for block in blocks]
+pairs = ["who?"], ["york"], ["the king"]
+print(WorkerScores(store, Path(sys.argv[2]), "a", workers, onnx=True).scores(*pairs).tolist()[0])
+"""
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_cross_encoder(tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.fixture(scope="module", params=["model.onnx", "onnx/model.onnx"])
+def graph(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The teacher as an ONNX graph: of an export, without a config, and as a hub folder has it."""
+    folder = save_onnx(teacher, tmp_path_factory.mktemp("graph"))
+    if request.param != "model.onnx":
+        (folder / "onnx").mkdir()
+        (folder / "model.onnx").rename(folder / request.param)
+        shutil.copy(teacher / "config.json", folder)
+    return folder
 
 
 @pytest.fixture
@@ -91,6 +137,99 @@ def test_an_element_names_files_and_holds_none(store: Store, teacher: Path) -> N
     WorkerScores(store, teacher, "a", workers, cpu=True).scores(*PAIRS)
     (block,) = workers.blocks
     assert isinstance(block, PairBlock)
-    assert {name for name, _ in block.model} == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {name for name, _ in block.model} == {"model.safetensors", *SETTINGS}
     assert block.weights > (teacher / "model.safetensors").stat().st_size
     assert len(repr(block)) < 2_000
+
+
+def with_weights_beside(graph: Path, out: Path) -> Path:
+    """Write a graph again, with its weights in another file."""
+    shutil.copytree(graph, out)
+    (file,) = out.rglob("*.onnx")
+    whole = onnx.load(str(file))
+    file.unlink()
+    onnx.save_model(whole, str(file), save_as_external_data=True, location="weights", size_threshold=0)
+    return out
+
+
+def _job(store: Store, folder: Path, scorer: Workers, work: Path) -> Job[Any]:
+    snapshot: Any = None  # a teacher asks for none
+    settings = MarginMseTraining()
+    settings = replace(settings, loop=replace(settings.loop, cpu=True))
+    return Job(store, snapshot, Origins({TEACHER: str(folder)}), settings, {}, {TEACHER: "a"}, work, scorer=scorer)
+
+
+def test_a_graph_scores_by_workers_as_by_itself(store: Store, graph: Path, tmp_path: Path) -> None:
+    workers = Workers(store)
+    found = teacher_of(_job(store, graph, workers, tmp_path)).scores(*PAIRS)
+    assert (found == CrossEncoder.load(graph, device="cpu").scores(*PAIRS)).all()
+    (block,) = workers.blocks
+    assert isinstance(block, PairBlock)
+    (file,) = graph.rglob("*.onnx")
+    had = [name for name in SETTINGS if (graph / name).is_file()]
+    assert {name for name, _ in block.model} == {file.relative_to(graph).as_posix(), *had}
+    assert block.weights > file.stat().st_size
+    assert len(repr(block)) < 2_000
+    assert (block.onnx, block.by_cpu) == (True, True)
+    assert not (tmp_path / "scores.jsonl").exists()
+
+
+def test_no_block_of_a_graph_is_scored_twice(store: Store, teacher: Path, graph: Path) -> None:
+    kept = WorkerScores(store, graph, "a", Workers(store), cpu=True, block=4, onnx=True)
+    found = kept.scores(*PAIRS)
+    store.memo = replace(store.memo, makes=False)
+    assert (replace(kept, folder=graph / "absent").scores(*PAIRS) == found).all()
+    with pytest.raises(NotRecordedError):
+        WorkerScores(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
+
+
+def test_a_folder_of_both_is_run_by_torch_on_workers_too(
+    store: Store, teacher: Path, graph: Path, tmp_path: Path
+) -> None:
+    both = Path(shutil.copytree(teacher, tmp_path / "both"))
+    shutil.copytree(graph, both, dirs_exist_ok=True)
+    workers = Workers(store)
+    teacher_of(_job(store, both, workers, tmp_path)).scores(*PAIRS)
+    (block,) = workers.blocks
+    assert {name for name, _ in block.model} == {"model.safetensors", *SETTINGS}
+
+
+def test_a_graph_with_weights_in_another_file_is_scored_by_the_training(
+    store: Store, graph: Path, tmp_path: Path
+) -> None:
+    beside = with_weights_beside(graph, tmp_path / "beside")
+    assert (weights_beside(graph), weights_beside(beside)) == (False, True)
+    workers = Workers(store)
+    scorer = teacher_of(_job(store, beside, workers, tmp_path))
+    assert isinstance(scorer, KeptScores)
+    np.testing.assert_allclose(scorer.scores(*PAIRS), CrossEncoder.load(graph, device="cpu").scores(*PAIRS), atol=1e-4)
+    assert not workers.blocks
+
+
+def test_a_limit_of_tokens_holds_on_workers(store: Store, teacher: Path, graph: Path, tmp_path: Path) -> None:
+    """It may be the tokenizer's settings alone that name it."""
+    for folder in (teacher, graph):
+        short = Path(shutil.copytree(folder, tmp_path / folder.name))
+        (short / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16}))
+        alone = CrossEncoder.load(short, device="cpu").scores(*PAIRS)
+        found = WorkerScores(store, short, "short", Workers(store), cpu=True, onnx=by_onnx(short)).scores(*PAIRS)
+        np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_a_block_is_known_by_the_libraries_that_score_it(store: Store) -> None:
+    blob = store.blobs.put_bytes(b"[[],[],[]]")
+    torch, graph = PairBlock(blob, "a", 0), PairBlock(blob, "a", 0, onnx=True)
+    assert [*torch.inputs()["libraries"]] == ["torch", "transformers", "tokenizers"]
+    assert graph.inputs()["libraries"]["onnxruntime"] == onnxruntime.__version__
+    assert [*graph.inputs()["libraries"]] == ["onnxruntime", "tokenizers"]
+    assert [*torch.inputs()] == [*graph.inputs()] == ["content", "model", "code", "libraries"]
+    assert not torch.by_cpu
+    assert graph.by_cpu == ("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
+
+
+def test_a_graph_needs_no_torch(graph: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "store"), str(graph)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    alone = CrossEncoder.load(graph, device="cpu").scores(["who?"], ["york"], ["the king"])
+    assert float(done.stdout) == pytest.approx(float(alone[0]), abs=1e-5)
