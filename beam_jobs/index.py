@@ -336,7 +336,7 @@ def _to_train(build: IndexBuild) -> float:
 
 def _to_scatter(part: ScatterTask) -> float:
     plan = part.build.plan
-    return kind_named(plan.kind).seconds(plan, "scatter", 0, part.rows.size)
+    return kind_named(plan.kind).seconds(plan, "scatter", 0, part.rows.size, inherited=bool(part.earlier))
 
 
 def _to_link(shard: ShardTask) -> float:

@@ -1,6 +1,6 @@
 """Key-value caches: what transformers calls them, and selecting rows into a new cache that leaves the source unchanged.
 
-Arguments and results were named `past_key_values`, and are named `cache` since transformers 5.2x; both are supported.
+Arguments and results are named `cache` since transformers 5.24, and were named `past_key_values`; both are supported.
 """
 
 from collections.abc import Mapping

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Opener
+from rag_model.index.files.vectors import map_vectors
 from rag_model.index.plan import Facts, IndexPlan
-from rag_model.npy import map_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,11 @@ def equal_rows(rows: Path, earlier: Path) -> Rows:
     """Return (m,) int64: for each row of a `.npy` matrix, (m, d), the first equal row of an earlier one; -1: none.
 
     Rows are equal if all their bytes are; matrices of other types or widths have no equal rows.
+
+    Raises:
+        InputError: a file is missing or damaged.
     """
-    now, before = map_array(rows), map_array(earlier)
+    now, before = map_vectors(rows), map_vectors(earlier)
     if now.dtype != before.dtype or now.shape[1:] != before.shape[1:]:
         return np.full(len(now), -1)
     found: Rows = pc.index_in(_binary(now), value_set=_binary(before)).fill_null(-1).to_numpy().astype(np.int64)

@@ -262,7 +262,10 @@ class IndexKind(Protocol):
         ...
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Estimate the seconds that a task of a stage takes on one core, for `rows` rows of `size` bytes."""
+        """Estimate the seconds that a task of a stage takes on one core, for `rows` rows of `size` bytes.
+
+        `inherited`: from the parent there is a trained file that may fit (train), or pieces of most rows (scatter).
+        """
         ...
 
 

@@ -32,7 +32,7 @@ class VectorFiles:
         if not paths:
             raise UsageError("there are no vectors to index: give at least one .npy file")
         self.paths = tuple(paths)
-        self._arrays = [_mapped(path) for path in self.paths]
+        self._arrays = [map_vectors(path) for path in self.paths]
         self.dim: int = self._arrays[0].shape[1]
         self.dtype: np.dtype[Any] = np.result_type(*self._arrays)  # float16 if all files are
         for path, array in zip(self.paths, self._arrays, strict=True):
@@ -97,7 +97,12 @@ class VectorFiles:
         return files
 
 
-def _mapped(path: Path) -> npt.NDArray[Any]:
+def map_vectors(path: Path) -> npt.NDArray[Any]:
+    """Map one file of vectors, (rows, d) float16 or float32.
+
+    Raises:
+        InputError: it is missing, damaged or of another type.
+    """
     try:
         array: npt.NDArray[Any] = map_array(path)
     except FileNotFoundError as missing:

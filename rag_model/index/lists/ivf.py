@@ -20,7 +20,7 @@ from rag_model.index.carrying import EarlierPiece, equal_rows
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import VectorFiles, map_vectors
 from rag_model.index.gpu import Assigner
 from rag_model.index.graphs.graph_file import write_storage
 from rag_model.index.lists.coded import Coded, Codes, read_coded, write_coded
@@ -29,13 +29,11 @@ from rag_model.index.lists.training import lists_of, move, trained_on
 from rag_model.index.plan import Facts
 from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import VectorPlan
-from rag_model.npy import map_array
 
-VERSION = 3
+VERSION = 4
 LOSSES = 4_096  # vectors of the sample, at most twice as many, on which `losses` are measured
 BLOCK_BYTES = 32 << 20  # bytes of lists that are written at once
 _TILE = 4096  # rows per BLAS call of faiss: blocks of multiples of it round like one `add` of all rows
-_BLAS = 20  # rows from which faiss calls BLAS (`distance_compute_blas_threshold`)
 
 
 def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
@@ -168,7 +166,7 @@ def _unknown(base: FaissIndex, n: int) -> tuple[Rows, Codes]:
 def _take(plan: VectorPlan, trained: Path, vectors: Path, earlier: EarlierPiece, lists: Rows, codes: Codes) -> None:
     """Write lists and codes of the vectors that an earlier part has too."""
     found = equal_rows(vectors, earlier.rows)
-    held = read_coded(plan, trained, earlier.piece, earlier.number, len(map_array(earlier.rows)))
+    held = read_coded(plan, trained, earlier.piece, earlier.number, len(map_vectors(earlier.rows)))
     here = np.flatnonzero(found >= 0)
     lists[here], codes[here] = (of[found[here]] for of in held)
 
@@ -180,23 +178,23 @@ def _encode(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> 
     for first, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE)) * _TILE):
         new = first + np.flatnonzero(lists[first : first + len(block)] < 0)
         encoded += len(new)
-        if assign is None:
+        if inverted is None or assign is None:
             lists[new] = 0
         elif len(new):
-            vectors = _transformed(base, _for_blas(block, new - first))
+            vectors = _transformed(base, _chosen(block, new - first, -(-engine.PRODUCTS_FROM // inverted.d)))
             lists[new] = assign(vectors)[: len(new)]
             codes[new] = _encoded(inverted, vectors[: len(new)], lists[new])
     return encoded
 
 
-def _for_blas(block: Vectors, rows: Rows) -> Vectors:
-    """Return some rows of a block, and others behind them if they are so few that faiss would not multiply matrices.
+def _chosen(block: Vectors, rows: Rows, least: int) -> Vectors:
+    """Return some rows of a block, (m, d), and behind them as many more as make `least`.
 
-    It would then round otherwise than for the whole block.
+    Of fewer faiss would compute no products of matrices, and so round otherwise than for the whole block.
     """
     if len(rows) == len(block):
         return block
-    return block[np.resize(rows, max(len(rows), min(_BLAS, len(block))))]
+    return block[np.resize(rows, max(len(rows), min(least, len(block))))]
 
 
 def _encoded(lists: FaissIndex, vectors: Vectors, numbers: Rows) -> Codes:

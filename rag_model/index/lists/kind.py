@@ -32,6 +32,7 @@ _K = 10  # neighbours searched for each
 _CODED = 1.4e10  # multiplications and additions per second of one core, to compare pieces of vectors with centroids
 _ROUNDS = 25  # of k-means for codes
 _ROTATED = 4.8  # times longer with OPQ, which trains codes again and again: 4.7 to 5.0 at 96 and 384 dimensions
+_NEW = 0.1  # share of a part's vectors that are in no piece of the parent: a month brings some hundredths
 _FEW, _SLOW = 128_000, 12  # faiss 1.15 trains this many times slower on pieces with fewer numbers together
 _BY_GRAPH = (380, 0.3)  # a graph over n centroids compares a vector with about a n^b of them; at most with all
 
@@ -112,7 +113,8 @@ class ListKind(VectorKind):
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
             if isinstance(factory, Lists) and factory.coarse:
                 compared = min(lists, int(_BY_GRAPH[0] * lists ** _BY_GRAPH[1]))
-            return size / MOVED + size / 2 * (compared / PRODUCTS + codes)
+            read, new = (3, _NEW) if inherited else (1, 1)  # the parent's rows and piece too
+            return read * size / MOVED + new * size / 2 * (compared / PRODUCTS + codes)
         return 0.1 * plan.n * plan.d / MOVED
 
 

@@ -277,6 +277,9 @@ def test_an_earlier_piece_that_is_damaged_is_refused(make_vectors: Make, write_p
     piece.write_bytes(sound[:at] + b"\xff\xff\xff\xff" + sound[at + 4 :])
     with pytest.raises(InputError, match="part 0 does not hold each of the part's 500 rows once"):
         carry(0)
+    parts[0].write_bytes(parts[0].read_bytes()[:-1])
+    with pytest.raises(InputError, match="part-00000.npy is not a complete .npy file"):
+        carry(0)
 
 
 @pytest.mark.parametrize("factory", ["IVF8,PQ4x4np", "Flat"])
