@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from beam_jobs.workers import cores, here, named, one_a_gpu, side_by_side, start_seconds, worker_memory
+from beam_jobs.workers import here, named, one_a_gpu, side_by_side, start_seconds, worker_memory
+from rag_model.cores import cores
 
 Report = dict[str, Any]  # what a task tells, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)

@@ -13,7 +13,8 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from beam_jobs.workers import cores, named
+from beam_jobs.workers import named
+from rag_model.cores import cores
 from rag_model.errors import UsageError
 from rag_model.secrets import refuse_secrets
 

@@ -10,13 +10,14 @@ from contextlib import suppress
 from itertools import pairwise, takewhile
 from pathlib import Path
 
+from rag_model.cores import at_most, cores
 from rag_model.errors import UsageError
 from rag_model.extras import versions
 
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS = "--direct_num_workers"
 _RUNNER = "--runner"
-CORES, MEMORY = "BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY"  # the resources that a launch gave this run
+MEMORY = "BOOKWHEEL_WORKER_MEMORY"  # what a launch gave this run
 START = "BOOKWHEEL_START_SECONDS"
 START_HERE = 4.0  # seconds of a core: below that, starting workers of this machine costs more than they save
 _STARTS = {"flinkrunner": 10.0, "flink": 10.0}  # of other engines, as measured: a job of nothing
@@ -54,30 +55,6 @@ def start_seconds(flags: Sequence[str]) -> float:
 def named(flags: Sequence[str]) -> bool:
     """Return whether Beam's flags set the number of workers of this machine."""
     return any(flag.partition("=")[0] == _WORKERS for flag in flags)
-
-
-def cores() -> int:
-    """Return the number of processors that this process may run on, at most `BOOKWHEEL_CORES` if that is set.
-
-    Raises:
-        UsageError: the variable is no number of processors.
-    """
-    return _at_most(_processors(), CORES, "number of processors")
-
-
-def _at_most(found: int, variable: str, what: str) -> int:
-    """Return the number that was found here, or the variable's if that is smaller; an empty one is not set."""
-    given = os.environ.get(variable)
-    if not given:
-        return found
-    with suppress(ValueError):
-        if (most := int(given)) > 0:
-            return min(most, found)
-    raise UsageError(f"{variable} is {given!r}: set it to a {what}, at least 1, or unset it")
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
@@ -130,7 +107,7 @@ def worker_memory(flags: Sequence[str]) -> int | None:
     Raises:
         UsageError: the variable is no number of bytes.
     """
-    return _at_most(_available(), MEMORY, "number of bytes") if here(flags) else None
+    return at_most(_available(), MEMORY, "number of bytes") if here(flags) else None
 
 
 def _available() -> int:

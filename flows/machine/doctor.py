@@ -14,9 +14,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from beam_jobs.options import checked
-from beam_jobs.workers import cores, worker_memory
+from beam_jobs.workers import worker_memory
 from flows.machine import cluster
 from flows.machine.finding import AMISS, Finding, ask, unanswered
+from rag_model.cores import cores
 from rag_model.errors import BookwheelError, ReadOnlyError
 from rag_model.extras import faiss_packages
 from rag_model.index.sizing.amounts import gigabytes

@@ -13,9 +13,10 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
-from beam_jobs.workers import CORES, MEMORY, cores, worker_memory
+from beam_jobs.workers import MEMORY, worker_memory
 from flows import artifacts
 from flows.stage import deployed, stage
+from rag_model.cores import CORES, cores
 from rag_model.errors import UsageError
 from rag_model.index.sizing.amounts import gigabytes, parse_bytes
 from rag_model.needs.machine import PROCESS, Most, Needs, Work, needs_of

@@ -36,6 +36,7 @@ REFINE = 10  # times k candidates are ranked again: with codes of one bit per di
 REFINED_LISTS = 256  # lists searched where candidates are ranked again: then only unread lists lose passages. Of 21,581
 # passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost 1.9, 256 lost .5
 FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
+MERGE_THREADS = 8  # of the merge of a graph, at most: each marks every vector that a search has seen, a byte each
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
-from beam_jobs.workers import CORES, MEMORY, START, START_HERE
+from beam_jobs.workers import MEMORY, START, START_HERE
+from rag_model.cores import CORES
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store

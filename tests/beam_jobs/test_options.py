@@ -6,7 +6,8 @@ import pytest
 
 from beam_jobs.launch import Launch
 from beam_jobs.options import checked
-from beam_jobs.workers import cores, gpus, here, side_by_side
+from beam_jobs.workers import gpus, here, side_by_side
+from rag_model.cores import cores
 from rag_model.errors import UsageError
 
 

@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from beam_jobs.workers import cores, worker_memory
+from beam_jobs.workers import worker_memory
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.launch import launch, weigh
@@ -30,6 +30,7 @@ from flows.machine.pools import Launched, job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
 from flows.stage import deployed
+from rag_model.cores import cores
 from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError

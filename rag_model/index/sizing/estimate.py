@@ -17,7 +17,7 @@ from rag_model.index.files.vectors import BLOCK_BYTES
 from rag_model.index.graphs.cells import sample_size
 from rag_model.index.lists.ivf import BLOCK_BYTES as LIST_BLOCK
 from rag_model.index.lists.training import lists_of
-from rag_model.index.recipe import LINKS, PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in, resolve
+from rag_model.index.recipe import LINKS, MERGE_THREADS, PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in, resolve
 from rag_model.index.sizing.amounts import gigabytes
 
 PROCESS = 192 << 20  # Python, numpy and faiss, for any n
@@ -62,8 +62,8 @@ def _graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
         "train": 3 * vector * max(sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
         "scatter": part_rows * vector * (2 + copies),  # read, in the file's dtype, sorted
         "shard": copies * built * min(plan.n, _UNEVEN * plan.n / plan.cells),
-        # of a row in the merge: its level, the walk's parent and front; its place in each cell
-        "merge": plan.n * (12 + 8 * copies) + plan.n / links * built + 2 * BLOCK_BYTES,
+        # of a row in the merge: its level, the walk's parent and front; its place in each cell; each thread's mark
+        "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / links * built + 2 * BLOCK_BYTES,
     }
     size = round(plan.n * (int(empty.storage.sa_code_size()) + _node_bytes(links)))
     return size, plan.n * copies * (vector + 4 + 2 * links * _LINK), stages

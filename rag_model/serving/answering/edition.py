@@ -4,13 +4,13 @@ It is replaced as a whole and freed as a whole, so a reply never mixes two snaps
 change since the edition before is shared with it: a monthly rebuild keeps both.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Self
 
+from rag_model.cores import cores
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import Reader, Stop, Tell, found_by
@@ -257,7 +257,7 @@ def _encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 def workers_of(settings: ServiceSettings) -> int:
     """Return how many batches are worked on at once."""
-    return settings.workers or min(_cores(), _MOST_WORKERS)
+    return settings.workers or min(cores(), _MOST_WORKERS)
 
 
 def answer_workers_of(settings: ServiceSettings, model: str | None) -> int:
@@ -267,18 +267,14 @@ def answer_workers_of(settings: ServiceSettings, model: str | None) -> int:
 
 def answer_threads_of(settings: ServiceSettings, model: str | None) -> int:
     """Return how many threads compute a batch of answers: all, since the first word waits for the whole prompt."""
-    return settings.threads or max(1, _cores() // answer_workers_of(settings, model))
+    return settings.threads or max(1, cores() // answer_workers_of(settings, model))
 
 
 def threads_of(settings: ServiceSettings) -> int:
     """Return how many threads encode and search a batch."""
-    return settings.threads or max(1, _cores() // workers_of(settings))
+    return settings.threads or max(1, cores() // workers_of(settings))
 
 
 def lone_threads_of(settings: ServiceSettings) -> int:
     """Return how many threads encode and search a request that has the service to itself."""
-    return settings.threads or max(threads_of(settings), min(_cores(), _LONE_THREADS))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return settings.threads or max(threads_of(settings), min(cores(), _LONE_THREADS))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from rag_model.cores import CORES, cores
 from rag_model.errors import InputError
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import faiss
@@ -21,7 +22,7 @@ from rag_model.index.graphs.reach import Reach, repair
 from rag_model.index.graphs.scattered import read_rows, read_vectors
 from rag_model.index.quality.curve import compare
 from rag_model.index.quality.health import Trial, sweep
-from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.index.stages import build
 
@@ -187,6 +188,32 @@ def test_the_bytes_do_not_depend_on_the_rows_that_are_merged_at_once(
     monkeypatch.setattr(hnsw, "_asked_at_once", lambda cells: 100 * cells)
     build(plan, parts, tmp_path / "pieces", tmp_path)
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "pieces").read_bytes()
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_the_bytes_do_not_depend_on_the_threads_of_the_merge(
+    metric: Any, make_vectors: Make, write_parts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of upper levels, one node in eight, nor of nodes that no walk reaches: small ones, by inner product."""
+    vectors = make_vectors(3000) * np.random.default_rng(0).exponential(size=(3000, 1)).astype(np.float32)
+    vectors[::50] = vectors[0]  # equal ones, which threads could take in any order
+    parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=3), 3000, 32)
+    repaired = set()
+    for threads in (1, 2, 3, 8):
+        monkeypatch.setattr(hnsw, "_threads", lambda threads=threads: threads)
+        (merged,) = build(plan, parts, tmp_path / str(threads), tmp_path)["merge"]
+        repaired.add(merged["unreachable_repaired"])
+    assert len({(tmp_path / str(threads)).read_bytes() for threads in (1, 2, 3, 8)}) == 1
+    assert len(repaired) == 1
+    assert (repaired.pop() > 100) == (metric == "ip")
+    assert faiss.omp_get_max_threads() == 1, "other stages have one thread"
+
+
+def test_the_merge_uses_the_cores_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CORES, "1")
+    assert hnsw._threads() == 1
+    monkeypatch.delenv(CORES)
+    assert hnsw._threads() == min(MERGE_THREADS, cores())
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.5])
