@@ -5,37 +5,28 @@ tests it with some new vectors, or moves the lists that miss them. A piece or a 
 corpus or on the rest of it: the piece of an unchanged part, and the shard of a cell with unchanged slices, are reused
 by their memo records. An index of words is made of the parent's if it can be (`derive`).
 
-Each task uses one thread, so that equal vectors give equal bytes; work is distributed by parts, shards and indexes. The
-jobs pass on blobs of the store, which are read by range: only the merging worker reads whole files.
+What a worker does for a task is in `index_work`.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial, wraps
-from pathlib import Path
+from functools import wraps
 from typing import Any
 
-from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutput, deciding, sharing
+from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutput, blobs_in, required
+from beam_jobs.index_work import build_shard, derive_one, merge_one, scatter_one, train_one
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from beam_jobs.threads import limit_threads
 from rag_model.digest import digest_json
-from rag_model.errors import InputError, StoreError
-from rag_model.index.carrying import CarryingKind, EarlierPiece
 from rag_model.index.deriving import DerivingKind
-from rag_model.index.files.pieces import Opener, opener
-from rag_model.index.plan import Facts, IndexPlan
-from rag_model.index.quality import fit
-from rag_model.index.quality.fit import Fit, TrainingFit
+from rag_model.index.plan import IndexPlan
+from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named
-from rag_model.index.sizing.amounts import check_disk
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.earlier_index import EarlierIndex
 from rag_model.snapshots.heritage import EarlierRows, Heirloom
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 
 Job = Callable[..., list[IndexBuild]]
@@ -68,6 +59,10 @@ def _to_derive(builds: Sequence[IndexBuild], launch: Launch) -> Launch:
     """Return the launch with room for the indexes that are made of earlier ones."""
     kinds = [(kind_named(build.plan.kind), build.plan.n) for build in builds]
     return launch.for_tasks(max((kind.to_derive(n) for kind, n in kinds if isinstance(kind, DerivingKind)), default=1))
+
+
+def _put_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
+    return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
 
 
 def _unless_derived(job: Job) -> Job:
@@ -140,7 +135,7 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
 
 def _scatter_tasks(store: Store, build: IndexBuild) -> list[ScatterTask]:
     """Return a task a part, each with the parent's parts that have its pages."""
-    rows = _listed(store, build.rows)
+    rows = blobs_in(store, build.rows)
     before = json.loads(store.blobs.read(build.before)) if build.before else [()] * len(rows)
     build = replace(build, before=None)  # which names the files of all parts
     return [
@@ -155,12 +150,11 @@ def build_shards(
 ) -> list[IndexBuild]:
     """Build all shards of all indexes."""
     store = Store.open(launch.store_url)
+    cells = [json.loads(store.blobs.read(required(build.cells))) for build in builds]
+    count = sum(map(len, cells))
     shards = [
-        [
-            ShardTask(build, number, **cell)
-            for number, cell in enumerate(json.loads(store.blobs.read(_made(build.cells))))
-        ]
-        for build in builds
+        [ShardTask(build, number, **cell, beside=count) for number, cell in enumerate(own)]
+        for build, own in zip(builds, cells, strict=True)
     ]
     roomy = _with_room(builds, "shard", launch)
     done = _grouped("shard", build_shard, shards, roomy, on_progress, _to_link)
@@ -175,7 +169,7 @@ def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
     told = map(StageOutput.from_json, run_job("merge", merge_one, left, roomy, on_progress, _to_merge, memoised=True))
     outputs = [(build, build.derived or next(told)) for build in builds]
     return [
-        BuiltIndex(build.name, build.plan, _made(made.out), made.facts, _passed_on(store, build))
+        BuiltIndex(build.name, build.plan, required(made.out), made.facts, _passed_on(store, build))
         for build, made in outputs
     ]
 
@@ -184,134 +178,9 @@ def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, TrainingFit] |
     """Return the trained file that later builds inherit, and how evenly it now fills its cells."""
     if build.derived:
         return None
-    rows = [cell["rows"] for cell in json.loads(store.blobs.read(_made(build.cells)))]
+    rows = [cell["rows"] for cell in json.loads(store.blobs.read(required(build.cells)))]
     imbalance = round(max(rows) * len(rows) / max(1, sum(rows)), 4) if rows else 0.0
-    return (_made(build.trained), build.fitted.used(imbalance)) if build.fitted else None
-
-
-def derive_one(build: IndexBuild, store: Store) -> Report:
-    """Make one index of the parent's, once; report nothing if it is to be built as a whole."""
-
-    def make(out: Path) -> Facts:
-        earlier = EarlierIndex.from_json(json.loads(store.blobs.read(_made(build.earlier))))
-        with suppress(InputError, StoreError):  # what is damaged is not used; a whole build tells what it needs itself
-            if (facts := earlier.derive(store, build.plan, out)) is not None:
-                return facts
-        raise _WholeError
-
-    try:
-        return _once(store, "derive", deciding(build.plan), make, vectors=build.rows.id).to_json()
-    except _WholeError:
-        return StageOutput(None, {}).to_json()
-
-
-class _WholeError(Exception):
-    """An index is to be built as a whole."""
-
-
-def train_one(build: IndexBuild, store: Store) -> Report:
-    """Train one index, once; if an inherited file fits, only report that."""
-    plan, heirloom = build.plan, build.inherited
-    why = heirloom and heirloom.trained.reason(plan.drift)
-    if heirloom and not why:
-        found = _fit_of(build, heirloom, store)
-        why, missed = found.reason(plan.drift), found.missed()
-        if not why:
-            return (_moved(build, heirloom, missed, store) if missed else StageOutput(None, {})).to_json()
-
-    def make(out: Path) -> Facts:
-        return kind_named(plan.kind).train(plan, _local(store, build.rows), out)
-
-    made = _once(store, "train", deciding(plan), make, vectors=build.rows.id)
-    return replace(made, note=f"trained again: {why}" if why else "").to_json()
-
-
-def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> StageOutput:
-    """Move the lists of an inherited trained file to the present vectors, once."""
-    plan = build.plan
-
-    def make(out: Path) -> Facts:
-        return kind_named(plan.kind).follow(plan, store.blobs.local(heirloom.blob), _local(store, build.rows), out)
-
-    made = _once(store, "follow", deciding(plan), make, vectors=build.rows.id, trained=heirloom.blob.id)
-    return replace(made, note=f"trained as in snapshot {heirloom.snapshot[:12]}, lists moved: {missed}")
-
-
-def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
-    """Measure how an inherited trained file fits the new vectors, once."""
-    plan = build.plan
-
-    def measured(_: Path) -> Produced:
-        changed = [(store.blobs.local(new), [*map(store.blobs.local, old)]) for new, old in heirloom.changed]
-        same, trained = [*map(store.blobs.local, heirloom.same)], store.blobs.local(heirloom.blob)
-        found = kind_named(plan.kind).fit(plan, trained, heirloom.trained.losses, changed, same)
-        return Produced({}, found.to_json())
-
-    looked_at = [[new.id, [ref.id for ref in old]] for new, old in heirloom.changed]
-    same = [ref.id for ref in heirloom.same]
-    inputs = sharing(plan) | {"fit": fit.VERSION, "trained": heirloom.blob.id, "changed": looked_at, "same": same}
-    return Fit.of(store.memo.once("fit", inputs, measured)[0].facts)
-
-
-def scatter_one(part: ScatterTask, store: Store) -> Report:
-    """Sort one part's vectors, once."""
-    plan, trained = part.build.plan, _made(part.build.trained)
-
-    def make(out: Path) -> Facts:
-        files, kind = (store.blobs.local(trained), store.blobs.local(part.rows), part.number), kind_named(plan.kind)
-        with suppress(InputError, StoreError):  # what is damaged is not used
-            if isinstance(kind, CarryingKind) and (earlier := _earlier_pieces(part, store)):
-                return kind.carry(plan, *files, earlier, out)
-        return kind.scatter(plan, *files, out)
-
-    return _once(store, "scatter", sharing(plan), make, **_scattered_of(part.rows, trained, part.number)).to_json()
-
-
-def _scattered_of(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
-    """Return the inputs of a part's piece, beside the plan."""
-    return {"vectors": rows.id, "trained": trained.id, "number": number}
-
-
-def _earlier_pieces(part: ScatterTask, store: Store) -> list[EarlierPiece]:
-    """Return the parent's pieces of a part's pages that are recorded, made with the same trained file."""
-    trained, found = _made(part.build.trained), list[EarlierPiece]()
-    for known in part.earlier:
-        inputs = {**sharing(part.build.plan), **_scattered_of(known.rows, trained, known.number)}
-        record = store.memo.get("scatter", store.memo.key(inputs))
-        if record is not None and store.blobs.exists(known.rows):
-            piece = partial(store.blobs.open, record.outputs["out"])
-            found.append(EarlierPiece(store.blobs.local(known.rows), piece, known.number))
-    return found
-
-
-def build_shard(shard: ShardTask, store: Store) -> Report:
-    """Build one shard from its slices of all parts, once."""
-    plan, trained, scattered = shard.build.plan, _made(shard.build.trained), _made(shard.build.scattered)
-
-    def make(out: Path) -> Facts:
-        slices = _openers(store, scattered)
-        return kind_named(plan.kind).shard(plan, store.blobs.local(trained), slices, shard.number, out)
-
-    return _once(
-        store, "shard", sharing(plan), make, slices=shard.slices, trained=trained.id, number=shard.number
-    ).to_json()
-
-
-def merge_one(build: IndexBuild, store: Store) -> Report:
-    """Merge the pieces and shards of one index, once."""
-    plan, trained = build.plan, _made(build.trained)
-    scattered, shards = _made(build.scattered), _made(build.shards)
-
-    def make(out: Path) -> Facts:
-        needed, other = kind_named(plan.kind).estimate(plan).disk_bytes, "set TMPDIR to a folder on a disk with room"
-        check_disk(out.parent, needed, f"merging {plan.factory}", other)
-        whole = [opener(path) for path in _local(store, shards)]  # read sequentially, a little of each at a time
-        pieces = _openers(store, scattered) if whole else [opener(path) for path in _local(store, scattered)]
-        rows = _local(store, build.rows)
-        return kind_named(plan.kind).merge(plan, store.blobs.local(trained), rows, pieces, whole, out)
-
-    made_of = {"vectors": build.rows.id, "scattered": scattered.id, "shards": shards.id}
-    return _once(store, "merge", deciding(plan), make, trained=trained.id, **made_of).to_json()
+    return (required(build.trained), build.fitted.used(imbalance)) if build.fitted else None
 
 
 def _grouped(
@@ -362,31 +231,8 @@ def _stages(plan: IndexPlan) -> Mapping[str, int]:
     return kind_named(plan.kind).estimate(plan).stages
 
 
-def _once(
-    store: Store, stage: str, decides: Mapping[str, Any], make: Callable[[Path], Facts], **inputs: Any
-) -> StageOutput:
-    def produce(workdir: Path) -> Produced:
-        limit_threads(1)
-        out = workdir / stage
-        facts = make(out)
-        return Produced({"out": out}, facts)
-
-    record, made = store.memo.once(stage, {**decides, **inputs}, produce)
-    return StageOutput(record.outputs["out"], dict(record.facts), made)
-
-
-def _made(blob: BlobRef | None) -> BlobRef:
-    if blob is None:
-        raise ValueError("the jobs of an index run in order: train, scatter, build_shards, merge")
-    return blob
-
-
-def _put_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
-    return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
-
-
 def _put_outputs(store: Store, made: Iterable[StageOutput]) -> BlobRef:
-    return _put_list(store, (_made(one.out) for one in made))
+    return _put_list(store, (required(one.out) for one in made))
 
 
 def _put_cells(store: Store, plan: IndexPlan, made: Sequence[StageOutput]) -> BlobRef:
@@ -400,15 +246,3 @@ def _put_cells(store: Store, plan: IndexPlan, made: Sequence[StageOutput]) -> Bl
         for number in range(plan.shards)
     ]
     return store.blobs.put_bytes(json.dumps(cells).encode())
-
-
-def _listed(store: Store, blob: BlobRef) -> list[BlobRef]:
-    return [BlobRef.from_json(value) for value in json.loads(store.blobs.read(blob))]
-
-
-def _local(store: Store, listed: BlobRef) -> list[Path]:
-    return [store.blobs.local(ref) for ref in _listed(store, listed)]
-
-
-def _openers(store: Store, listed: BlobRef) -> list[Opener]:
-    return [partial(store.blobs.open, ref) for ref in _listed(store, listed)]

@@ -1,5 +1,6 @@
 """What the index jobs hand on: an index while it is built, the tasks of its stages, and what decides a piece."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,6 +12,7 @@ from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named
 from rag_model.snapshots.heritage import EarlierRows, Heirloom
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class ShardTask:
     number: int
     rows: int  # members of its cell
     slices: str  # digest of the slices that it is built from
+    beside: int = 1  # shards of the job, this one included: of fewer than there are cores, each is given several
 
 
 def deciding(plan: IndexPlan) -> dict[str, Any]:
@@ -81,3 +84,19 @@ def sharing(plan: IndexPlan) -> dict[str, Any]:
     """Return the inputs that decide a piece or a shard, without its files: none depends on the size of the corpus."""
     kind = kind_named(plan.kind)
     return {"plan": plan.shared(), "code": kind.VERSION, "libraries": versions(*kind.libraries)}
+
+
+def required(blob: BlobRef | None) -> BlobRef:
+    """Return what an earlier job made.
+
+    Raises:
+        ValueError: that job did not run.
+    """
+    if blob is None:
+        raise ValueError("the jobs of an index run in order: train, scatter, build_shards, merge")
+    return blob
+
+
+def blobs_in(store: Store, blob: BlobRef) -> list[BlobRef]:
+    """Return the blobs that a list of blobs names."""
+    return [BlobRef.from_json(value) for value in json.loads(store.blobs.read(blob))]

@@ -145,6 +145,7 @@ class IndexKind(Protocol):
     represents: ClassVar[Represents]  # the type of representation that it is built over
     suffix: ClassVar[str]  # of its file
     learns: ClassVar[bool]  # whether later builds inherit its trained file
+    threaded: ClassVar[bool]  # whether a shard has the same bytes with any number of threads, and so may use several
     libraries: ClassVar[tuple[str, ...]]  # packages whose versions affect its bytes
     VERSION: ClassVar[int]  # increased when the same plan and rows would give other bytes
 
@@ -271,6 +272,8 @@ class IndexKind(Protocol):
 
 class PlainKind(Generic[Plan]):
     """Defaults for a kind that has no shards and takes nothing over from the parent's index."""
+
+    threaded: ClassVar[bool] = False
 
     @abstractmethod
     def scatter(self, plan: Plan, trained: Path, rows: Path, number: int, out: Path) -> Facts:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import index
-from beam_jobs.index_tasks import IndexBuild
+from beam_jobs.index_tasks import IndexBuild, blobs_in
 from beam_jobs.launch import Launch
 from rag_model.errors import InputError, StoreError
 from rag_model.index import stages
@@ -63,7 +63,7 @@ def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) ->
 
 def pieces(store: Store, listed: BlobRef | None) -> list[BlobRef]:
     assert listed is not None
-    return index._listed(store, listed)
+    return blobs_in(store, listed)
 
 
 def test_the_bytes_are_those_of_one_process(

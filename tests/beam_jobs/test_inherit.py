@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import index
-from beam_jobs.index_tasks import IndexBuild, ScatterTask
+from beam_jobs.index_tasks import IndexBuild, ScatterTask, blobs_in
 from beam_jobs.launch import Launch
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
@@ -94,7 +94,7 @@ def scattered(store: Store) -> list[Record]:
 
 def listed(store: Store, builds: Sequence[IndexBuild], name: str, which: str) -> list[Any]:
     (build,) = [build for build in builds if build.name == name]
-    return index._listed(store, getattr(build, which))
+    return blobs_in(store, getattr(build, which))
 
 
 def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> None:

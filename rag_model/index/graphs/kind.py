@@ -24,6 +24,7 @@ class GraphKind(VectorKind):
 
     name: ClassVar[str] = "hnsw"
     VERSION: ClassVar[int] = hnsw.VERSION
+    threaded: ClassVar[bool] = True
     factories = re.compile("HNSW")
 
     def steady(self, recipe: IndexRecipe, plan: VectorPlan, before: Mapping[str, Any]) -> VectorPlan:

@@ -11,13 +11,14 @@ from hypothesis.extra import numpy as arrays
 from rag_model.cores import CORES, cores
 from rag_model.errors import InputError
 from rag_model.index.exact.scan import ExactIndex
-from rag_model.index.files.engine import faiss
+from rag_model.index.files.engine import faiss, threads
 from rag_model.index.files.pieces import opener
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs import hnsw
 from rag_model.index.graphs.cells import learn
 from rag_model.index.graphs.graph import best_links, keys_of, levels_of
 from rag_model.index.graphs.graph_file import GraphFile
+from rag_model.index.graphs.kind import KIND
 from rag_model.index.graphs.reach import Reach, repair
 from rag_model.index.graphs.scattered import read_rows, read_vectors
 from rag_model.index.quality.curve import compare
@@ -199,11 +200,11 @@ def test_the_bytes_do_not_depend_on_the_threads_of_the_merge(
     vectors[::50] = vectors[0]  # equal ones, which threads could take in any order
     parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=3), 3000, 32)
     repaired = set()
-    for threads in (1, 2, 3, 8):
-        monkeypatch.setattr(hnsw, "_threads", lambda threads=threads: threads)
-        (merged,) = build(plan, parts, tmp_path / str(threads), tmp_path)["merge"]
+    for count in (1, 2, 3, 8):
+        monkeypatch.setattr(hnsw, "_threads", lambda count=count: count)
+        (merged,) = build(plan, parts, tmp_path / str(count), tmp_path)["merge"]
         repaired.add(merged["unreachable_repaired"])
-    assert len({(tmp_path / str(threads)).read_bytes() for threads in (1, 2, 3, 8)}) == 1
+    assert len({(tmp_path / str(count)).read_bytes() for count in (1, 2, 3, 8)}) == 1
     assert len(repaired) == 1
     assert (repaired.pop() > 100) == (metric == "ip")
     assert faiss.omp_get_max_threads() == 1, "other stages have one thread"
@@ -277,3 +278,21 @@ def test_pieces_of_another_run_are_refused(make_vectors: Make, write_parts: Make
     trained.write_bytes(b"")
     with pytest.raises(InputError, match="truncated or damaged"):
         hnsw.scatter(plan, trained, parts[0], 0, pieces[0])
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_a_shard_has_the_same_bytes_with_any_number_of_threads(
+    metric: Any, make_vectors: Make, write_parts: Make, tmp_path: Path
+) -> None:
+    assert KIND.threaded
+    vectors = make_vectors(3000)
+    vectors[::50] = vectors[0]
+    parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=2), 3000, 32)
+    hnsw.train(plan, parts, tmp_path / "trained")
+    hnsw.scatter(plan, tmp_path / "trained", parts[0], 0, tmp_path / "piece")
+    made = set()
+    for count in (1, 2, 3, 8):
+        with threads(count):
+            hnsw.shard(plan, tmp_path / "trained", [opener(tmp_path / "piece")], 1, tmp_path / "shard")
+        made.add((tmp_path / "shard").read_bytes())
+    assert len(made) == 1
