@@ -91,8 +91,13 @@ def serve(
         tuple[str, ...],
         Parameter(negative="", help="An index, or `exact`; again for one more: the short form of --retriever."),
     ] = (),
-    low_memory: Annotated[
-        bool, Parameter(negative="", help="Map indexes instead of loading them: slower where pages are cold.")
+    in_memory: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Load indexes instead of mapping them: the kernel cannot drop their pages, and two versions are in "
+            "memory while one follows the other.",
+        ),
     ] = False,
     dest: Annotated[
         Path | None, Parameter(help="Where snapshots are pulled to; by default a folder of the cache.")
@@ -131,7 +136,7 @@ def serve(
     settings = running.ServiceSettings(
         retrievers=all_of(index, retriever),
         embeddings=not no_embeddings,
-        swap="low-memory" if low_memory else "blue-green",
+        loaded=in_memory,
         poll_seconds=poll,
         workers=batches,
         keep=keep,

@@ -4,12 +4,10 @@ import math
 import re
 import threading
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from rag_model.errors import UsageError
 from rag_model.retrieve.expression import parse
 
-Swap = Literal["blue-green", "low-memory"]
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can have
 ANY_HOST = "*"
 _HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")  # as in a Host header
@@ -22,7 +20,7 @@ class ServiceSettings:
     # what is served
     retrievers: tuple[str, ...] = ()  # expressions; the first answers where a request names none. None: the snapshot's
     embeddings: bool = True  # pulled too: the recall of live questions is measured by them; disk, not memory
-    swap: Swap = "blue-green"  # indexes in memory, of two editions for a moment; "low-memory": mapped, and paged in
+    loaded: bool = False  # indexes in memory, of two editions for a moment; else mapped, in the kernel's page cache
     trial: bool = True  # child processes use a new version's indexes and models first: some seconds, once a model
     # requests
     max_questions: int = 64  # a request: one batch

@@ -2,8 +2,8 @@
 
 For each size a synthetic dump of real sentences is written (`scaled_dump.py`), and the same a month later. Then, as a
 user types it: `reindex`, `reindex` of the month after, `pull`, `verify`, `diff`, `takedown` of a page (which builds
-all snapshots that hold it again), `gc`, and `serve`, which answers one question, with indexes in memory, as by
-default, and mapped (`--low-memory`). Of each stage and verb: seconds, CPU seconds of all processes, and the memory of
+all snapshots that hold it again), `gc`, and `serve`, which answers one question, with indexes mapped, as by
+default, and in memory (`--in-memory`). Of each stage and verb: seconds, CPU seconds of all processes, and the memory of
 the launcher and of the largest worker at its peak: what it holds itself (anonymous), and pages of mapped files.
 
 Parts have 256 KiB of compressed dump at any size: by default a part is a sixteenth of a dump of less than 512 MiB, so
@@ -69,7 +69,7 @@ def lived(corpus: Corpus, encoder: str, folder: Path) -> tuple[dict[str, Told], 
     for verb, words in _verbs(corpus, folder / "pulled").items():
         told[verb] = _run(verb, (*words, "--store", str(store)), cache)
     shutil.rmtree(folder / "pulled")
-    for verb in ("serve", "serve --low-memory"):
+    for verb in ("serve", "serve --in-memory"):
         told[verb] = answered(verb.split(), store, corpus.question(), cache)
         _say(verb, told[verb].whole)
     counts = told["reindex"].reply["counts"]

@@ -30,7 +30,7 @@ MARKS = ("RED ", "BLU ")
 def measure(store: Store, snapshots: list[str], questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Swap under load; return the report."""
     folder = Path(store.files.local_path("")).parent
-    mode = ["--low-memory"] if options.low_memory else []
+    mode = ["--in-memory"] if options.in_memory else []
     with service(store.url, folder / "dest", "--poll", "0.1", *mode) as (address, process):
         ours, theirs = get_context("spawn").Pipe()
         ended = folder / "ended"
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--swaps", type=int, default=10)
     parser.add_argument("--rest", type=float, default=1.0, help="seconds between two swaps, at least")
-    parser.add_argument("--low-memory", action="store_true")
+    parser.add_argument("--in-memory", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -89,7 +89,7 @@ def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
     copy: Path, tmp_path: Path, bookwheel: Callable
 ) -> None:
     searched = bookwheel("search", "who wrote about anarchism?", "--store", copy, "-k", 2, "--json").json
-    with service(tmp_path, "--store", copy, "--poll", 0.1, "--low-memory") as served:
+    with service(tmp_path, "--store", copy, "--poll", 0.1, "--in-memory") as served:
         served.until(lambda: served.get("/readyz")[0] == 200)
         assert "bookwheel_snapshot_info" in served.get("/metrics")[1]
         assert json.loads(served.get("/snapshot")[1])["snapshot"] == searched["snapshot"]

@@ -79,7 +79,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 def test_the_service_starts() -> None:
     run = _run(_START)
     assert run.returncode == 0, run.stderr
-    assert "--low-memory" in run.stdout
+    assert "--in-memory" in run.stdout
 
 
 def test_what_the_manifests_set_reaches_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from rag_model.retrieve.retriever import Hit
 from rag_model.retrieve.scorers import Scorers
 from rag_model.serving.answering.asking import Asker, ServedModel
 from rag_model.serving.answering.offer import Composable, Offer
+from rag_model.serving.free_memory import page_in
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
@@ -107,9 +108,13 @@ class Edition:
         try:
             _require_passages(snapshot)
             offer = Offer.of(snapshot, settings, weighs=model is not None and model.weighs)
-            mapped = settings.swap == "low-memory"
             asker = partial(_asker, snapshot, settings, _kept(snapshot, before))
-            return cls(named, offer, Opened(snapshot, asker, scorers or Scorers(), mmap=mapped), settings, model)
+            if not settings.loaded:
+                content = snapshot.manifest.content
+                built = [name for name in offer.indexes if name in content.indexes]  # `exact` is not
+                page_in(snapshot.path(content.index_file(name)) for name in built)
+            opened = Opened(snapshot, asker, scorers or Scorers(), mmap=not settings.loaded)
+            return cls(named, offer, opened, settings, model)
         except BaseException:
             snapshot.close()
             raise

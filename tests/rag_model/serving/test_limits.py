@@ -1,13 +1,17 @@
 """What cannot work is refused before anything starts, and what is secret stays so."""
 
+import ctypes
+import mmap
+import os
 from pathlib import Path
 
 import pytest
 
 from rag_model.errors import ResourceError, UsageError
 from rag_model.secrets import without_secrets
-from rag_model.serving.following import memory
-from rag_model.serving.following.memory import check_memory, free_bytes
+from rag_model.serving import free_memory
+from rag_model.serving.following.memory import check_memory
+from rag_model.serving.free_memory import free_bytes, page_in
 from rag_model.serving.service_settings import ServiceSettings
 from tests.fixtures.serving import Library, with_limits
 
@@ -32,15 +36,44 @@ def test_what_does_not_fit_is_refused_unless_it_is_mapped(
     shared_library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = shared_library.store.snapshots.get(shared_library.red).content
+    loaded = with_limits(loaded=True)
+    check_memory(content, ["hnsw"], loaded)
+    monkeypatch.setattr(free_memory, "free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
+    with pytest.raises(ResourceError, match="serve without --in-memory"):
+        check_memory(content, ["hnsw"], loaded)
     check_memory(content, ["hnsw"], ServiceSettings())
-    monkeypatch.setattr(memory, "free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
-    with pytest.raises(ResourceError, match="--low-memory"):
-        check_memory(content, ["hnsw"], ServiceSettings())
-    check_memory(content, ["hnsw"], with_limits(swap="low-memory"))
+
+
+def test_what_is_mapped_is_read_once_if_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's count of pages in its cache, of a file whose pages it was told to drop."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    for path, size in ((small, 2 << 20), (large, 3 << 20)):
+        with path.open("wb") as file:
+            file.write(os.urandom(size))
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached(small) == 1:
+        pytest.skip("the file system of the temporary folder has no disk whose pages the kernel could drop")
+    monkeypatch.setattr(free_memory, "free_bytes", lambda: (2 << 20) + 1)
+    page_in([small, large])
+    assert cached(small) == 1
+    assert cached(large) < 1, "it would not fit"
+
+
+def cached(path: Path) -> float:
+    """Return the share of a file's pages that are in the page cache."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapped)
+        size = ctypes.c_size_t(len(mapped))
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), size, pages)
+        del first  # or the map could not be closed
+        assert not failed
+        return sum(page & 1 for page in pages) / len(pages)
 
 
 def test_a_container_may_use_less_than_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(free_memory, "_GROUP", tmp_path)
     machine = free_bytes()
     assert machine is not None
     assert machine > 1 << 20

@@ -199,10 +199,10 @@ def test_a_model_of_another_space_refuses_the_snapshot(library: Library, dest: P
 
 
 def test_an_edition_that_does_not_fit_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(library.url, dest) as found:
-        monkeypatch.setattr("rag_model.serving.following.memory.free_bytes", lambda: 100)
+    with serving(library.url, dest, with_limits(loaded=True)) as found:
+        monkeypatch.setattr("rag_model.serving.free_memory.free_bytes", lambda: 100)
         library.move(library.blue)
-        assert "--low-memory" in found.until_refused("of memory")["reason"]
+        assert "--in-memory" in found.until_refused("of memory")["reason"]
         monkeypatch.undo()
         found.until_served(library.blue)
 
@@ -378,10 +378,10 @@ def test_old_snapshots_leave_the_disk(library: Library, dest: Path) -> None:
         assert len(kept) <= 2
 
 
-@pytest.mark.parametrize(("swap", "changes"), [("blue-green", 20), ("low-memory", 4)])
-def test_many_changes_leave_nothing_behind(swap: str, changes: int, library: Library, dest: Path) -> None:
+@pytest.mark.parametrize(("loaded", "changes"), [(True, 4), (False, 20)])
+def test_many_changes_leave_nothing_behind(loaded: bool, changes: int, library: Library, dest: Path) -> None:
     log = Log()
-    with serving(library.url, dest, with_limits(swap=swap), log) as found:
+    with serving(library.url, dest, with_limits(loaded=loaded), log) as found:
         for number in range(changes):
             snapshot = (library.blue, library.red)[number % 2]
             library.move(snapshot)
@@ -389,7 +389,8 @@ def test_many_changes_leave_nothing_behind(swap: str, changes: int, library: Lib
             found.search("who?")
         until(lambda: found.service.desk.held == 1)
         mapped = Path("/proc/self/maps").read_text()
-        assert ("index/hnsw.faiss" in mapped) == (swap == "low-memory")
+        ours = [line for line in mapped.splitlines() if str(dest) in line and line.endswith("index/hnsw.faiss")]
+        assert len(ours) == (0 if loaded else 1)
         assert f"{library.blue}/" not in mapped
     assert sum(line.startswith("freed") for line in log.told) == changes + 1
     assert str(dest) not in Path("/proc/self/maps").read_text()
