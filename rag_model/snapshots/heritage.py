@@ -152,11 +152,13 @@ def _earlier(store: Store, parent: Parent, part: Part, space: str) -> tuple[Blob
 def _put_before(store: Store, content: Content, over: str, parts: Sequence[Part]) -> BlobRef:
     """Store what the parent has of the pages of each part."""
     filled = [entry for entry in content.parts if entry.rows]
+    rows = [content.files.get(content.rows_path(over, entry.name)) for entry in filled]
     ranges = PageRanges(filled)
     found = [
         [
-            EarlierRows(content.files[content.rows_path(over, entry.name)], number).to_json()
-            for number, entry in ranges.within(part.first_page, part.last_page)
+            EarlierRows(its, number).to_json()
+            for number, _ in ranges.within(part.first_page, part.last_page)
+            if (its := rows[number]) is not None
         ]
         for part in parts
     ]

@@ -224,6 +224,8 @@ def test_the_next_month_keeps_what_was_trained_and_the_pieces_of_what_did_not_ch
         "shard": 1,
         "merge": 2,
     }
+    coded = [json.loads(path.read_text())["facts"].get("encoded") for path in (store / "memo" / "scatter").iterdir()]
+    assert second["counts"]["embedded"] in coded, "of the part that changed the new vectors alone"
     with opened() as snapshot:
         after, notes = snapshot.manifest.content, snapshot.manifest.provenance["notes"]
     for path in ("trained/hnsw", "trained/lists"):
