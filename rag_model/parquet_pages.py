@@ -47,15 +47,25 @@ _Page = tuple[int, int, int, int, int, int]
 Read = Callable[[int, int], bytes]  # some bytes of a file from a place on
 
 
+def schema_of(metadata: pq.FileMetaData) -> pq.ParquetSchema:
+    """Return the schema of a footer.
+
+    `metadata.schema` refers to `metadata`, which keeps it: both would stay in memory, with all that Arrow holds for
+    them, until Python looks for such cycles, which the command does seldom.
+    """
+    return pq.ParquetSchema(metadata)
+
+
 def leaves_of(metadata: pq.FileMetaData, columns: Collection[str]) -> list[int]:
     """Return the numbers of the leaves of these columns, of which a nested one has several."""
-    schema = metadata.schema
+    schema = schema_of(metadata)
     return [place for place in range(len(schema)) if schema.column(place).path.partition(".")[0] in columns]
 
 
 def texts_of(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
     """Return the paths of the texts in these columns, which Arrow can read as dictionaries."""
-    leaves = [metadata.schema.column(place) for place in leaves_of(metadata, columns)]
+    schema = schema_of(metadata)
+    leaves = [schema.column(place) for place in leaves_of(metadata, columns)]
     return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
 
 

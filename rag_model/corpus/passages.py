@@ -36,6 +36,7 @@ from rag_model.parquet_pages import (
     decoded_size,
     leaves_of,
     opened,
+    schema_of,
     texts_of,
 )
 
@@ -249,7 +250,7 @@ class PassageFile:
 
     def _repeats(self, leaves: Sequence[int]) -> bool:
         """Whether a row may have more than one value of a column."""
-        schema = self._file.metadata.schema
+        schema = schema_of(self._file.metadata)
         return any(schema.column(leaf).max_repetition_level for leaf in leaves)
 
     def _check_decoded(self, size: int) -> None:

@@ -29,7 +29,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
 BUCKET = 1 << 18  # approximate rows of a bucket: about 30 MB, and 100 MB if all of them changed
-_AHEAD = 8  # pairs of parts that are read at once: on an object store that is mostly waiting
+_AHEAD = 8  # pairs of parts that are read at once, at most
 _DEALT = 4  # files of dealt rows per bucket: a file a part, each with all buckets, made time grow with the square
 _COLUMNS = ("id", "page_id", "title", "hash")
 _SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
@@ -55,7 +55,8 @@ def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) 
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
     """
     pairs, rest_before, rest_after = _matched(before, after)
-    for own, other in read_ahead(lambda pair: _columns(before, after, *pair), pairs, _AHEAD):
+    ahead = min(_AHEAD, max(before.at_once, after.at_once))
+    for own, other in read_ahead(lambda pair: _columns(before, after, *pair), pairs, ahead):
         yield from _compare(own, other)
     if not rest_before and not rest_after:
         return
@@ -103,7 +104,8 @@ def _deal(snapshot: Snapshot, parts: Sequence[PartEntry], count: int, most: int,
     """Write the parts' rows to files of `count` batches, of parts with about `most` rows each; batch i is bucket i."""
     folder.mkdir()
     files: list[Path] = []
-    for tables in _together(read_ahead(lambda part: snapshot.columns(part.name, _COLUMNS), parts, _AHEAD), most):
+    ahead = min(_AHEAD, snapshot.at_once)
+    for tables in _together(read_ahead(lambda part: snapshot.columns(part.name, _COLUMNS), parts, ahead), most):
         files.append(folder / f"{len(files)}.arrow")
         try:
             _write(pa.concat_tables(tables), count, files[-1])

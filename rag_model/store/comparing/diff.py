@@ -17,7 +17,7 @@ from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
 
-_AHEAD = 8  # files that are compared at once: on an object store that is mostly waiting
+_AHEAD = 8  # files that are compared at once, at most
 CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
 
 
@@ -105,7 +105,8 @@ def _pull(before: Snapshot, after: Snapshot) -> dict[str, PullBytes]:
             lacking -= (step.head or ref.size) - delta.size
         return lacking
 
-    for (ref, path), lacking in zip(paths.items(), read_ahead(lacked, [*paths], _AHEAD), strict=True):
+    ahead = min(_AHEAD, max(before.at_once, after.at_once))
+    for (ref, path), lacking in zip(paths.items(), read_ahead(lacked, [*paths], ahead), strict=True):
         fetched[kind_of(path)] += lacking
         reused[kind_of(path)] += ref.size - lacking
     return {kind: PullBytes(fetched[kind], reused[kind]) for kind in sorted(fetched.keys() - FOR_BUILDS)}

@@ -6,7 +6,7 @@ are joined by hash within one encoder space. Only the digest of the complete fil
 the bit; a patched file with another digest is fetched whole.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
@@ -45,7 +45,7 @@ class Patch:
     """A file of which some rows are on this disk."""
 
     table: Table
-    kept: Rows  # (rows,): for each row the earlier snapshot's row with its vector; -1: none
+    kept: Rows  # (rows,) int32 or int64: for each row the earlier snapshot's row with its vector; -1: none
 
     @property
     def fetched_bytes(self) -> int:
@@ -91,6 +91,7 @@ class Overlap:
         self._locks = {part.name: Lock() for part in after.parts}  # one a part: others are joined meanwhile
         self._ranges = PageRanges(before.parts)
         self._starts = Partition(part.rows for part in before.parts).starts
+        self._of_row = np.dtype(np.int32 if self._starts[-1] <= np.iinfo(np.int32).max else np.int64)
 
     @classmethod
     def of(cls, before: Snapshot, after: Snapshot) -> Self | None:
@@ -104,7 +105,7 @@ class Overlap:
         """Return the patch for a file of the later snapshot; None if it has no row here, or passages cannot be read.
 
         Reads the hashes of the passages that the file has vectors of, and of the earlier parts that may contain them;
-        8 bytes per passage stay in memory.
+        4 bytes per passage stay in memory.
         """
         table = self._tables.get(path)
         if table is None:
@@ -112,7 +113,7 @@ class Overlap:
         if not any(over == table.over and convertible(width, table.width) for over, width in self._widths):
             return None
         try:
-            kept = np.concatenate([*read_ahead(self._kept_of, table.parts, _AHEAD)])
+            kept = np.concatenate([*self._joins(table.parts)])
         except BookwheelError:  # passages that were not pulled, or are damaged
             return None
         return Patch(table, kept) if (kept >= 0).any() else None
@@ -123,13 +124,15 @@ class Overlap:
         Raises:
             BookwheelError: passages were not pulled, or are damaged.
         """
-        joined = read_ahead(self._kept_of, self._after.parts, _AHEAD)
-        return np.concatenate([np.empty(0, np.int64), *joined])
+        return np.concatenate([np.empty(0, np.int64), *self._joins(self._after.parts)])
+
+    def _joins(self, parts: Sequence[PartEntry]) -> Iterator[Rows]:
+        return read_ahead(self._kept_of, parts, min(_AHEAD, max(self._before.at_once, self._after.at_once)))
 
     def _kept_of(self, part: PartEntry) -> Rows:
         with self._locks[part.name]:
             if part.name not in self._kept:
-                self._kept[part.name] = self._joined(part)
+                self._kept[part.name] = self._joined(part).astype(self._of_row)
             return self._kept[part.name]
 
     def _joined(self, part: PartEntry) -> Rows:

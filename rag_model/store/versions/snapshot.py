@@ -45,16 +45,19 @@ class Snapshot:
         source: Callable[[str], Path | IO[bytes]],
         where: str | Path,
         mapped: Callable[[str], Path | None] = lambda file: None,
+        at_once: int = 1,
     ) -> None:
         """Read files through `path` (a file's local path) and `source` (what Parquet is read from).
 
-        `mapped` returns the memory-mapped copy of a passage file, if there is one.
+        `mapped` returns the memory-mapped copy of a passage file, if there is one. `at_once` is how many files are
+        worth reading at a time: many on an object store, where that is mostly waiting, and one on this machine.
 
         Use `Snapshot.open`, `from_store` or `from_folder`.
         """
         self.manifest = manifest
         self.id = manifest.id
         self.where = where  # the store's URL, or the pulled folder
+        self.at_once = at_once
         self._path = path
         self._source = source
         self._mapped = mapped
@@ -85,7 +88,7 @@ class Snapshot:
         def source(file: str) -> Path | IO[bytes]:
             return blobs.local(files[file]) if store.files.is_local else blobs.open(files[file])
 
-        return cls(manifest, lambda file: blobs.local(files[file]), source, store.url)
+        return cls(manifest, lambda file: blobs.local(files[file]), source, store.url, at_once=store.files.at_once)
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "Snapshot":

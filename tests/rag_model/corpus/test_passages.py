@@ -1,5 +1,6 @@
 """Passage files keep rows in order, cheap to read by row, whatever their encoding."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,28 @@ def test_only_the_row_groups_of_the_rows_are_read(path: Path, tmp_path: Path) ->
     assert PassageFile(damaged).rows([ROW_GROUP + 5]) == [passage(ROW_GROUP + 5)]
     with pytest.raises(InputError, match="not a readable passage file"):
         PassageFile(damaged).rows([5])
+
+
+@pytest.mark.filterwarnings("ignore")  # looking at all objects touches deprecated ones
+def test_a_file_that_was_read_is_freed_at_once(path: Path) -> None:
+    """A footer takes Arrow tens of kilobytes, and a comparison of snapshots reads thousands."""
+
+    def footers() -> int:
+        return sum(isinstance(one, pq.FileMetaData) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = footers()
+        file = PassageFile(path)
+        assert [*file.iter_batches(["id", "hash"])]
+        assert [*file.iter_chosen([0], ["title", "text"])]
+        assert file.rows([0])
+        assert footers() > before
+        del file
+        assert footers() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("row", [-1, 2 * ROW_GROUP + 100])
