@@ -104,7 +104,7 @@ def scatter_one(part: ScatterTask, store: Store) -> Report:
     def make(out: Path) -> Facts:
         files, kind = (store.blobs.local(trained), store.blobs.local(part.rows), part.number), kind_named(plan.kind)
         with suppress(InputError, StoreError):  # what is damaged is not used
-            if isinstance(kind, CarryingKind) and (earlier := _earlier_pieces(part, store)):
+            if isinstance(kind, CarryingKind) and kind.carries(plan) and (earlier := _earlier_pieces(part, store)):
                 return kind.carry(plan, *files, earlier, out)
         return kind.scatter(plan, *files, out)
 
@@ -123,7 +123,7 @@ def _earlier_pieces(part: ScatterTask, store: Store) -> list[EarlierPiece]:
         inputs = {**sharing(part.build.plan), **_scattered_of(known.rows, trained, known.number)}
         record = store.memo.get("scatter", store.memo.key(inputs))
         if record is not None and store.blobs.exists(known.rows):
-            piece = partial(store.blobs.open, record.outputs["out"])
+            piece = opener(store.blobs.local(record.outputs["out"]))  # verified, since what is in it is published again
             found.append(EarlierPiece(store.blobs.local(known.rows), piece, known.number))
     return found
 

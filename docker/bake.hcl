@@ -14,7 +14,7 @@ variable "CUDA" {
 }
 
 variable "FAISS_GPU" {
-  default = "faiss-gpu-cuvs>=1.15,<1.16"
+  default = "faiss-gpu-cuvs>=1.15.1,<1.16"
 }
 
 group "default" {

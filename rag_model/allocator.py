@@ -34,8 +34,8 @@ _GIVING = {
 def plain_arrow() -> None:
     """Let Arrow allocate by the C library, in this process and those that it starts; call it before Arrow is imported.
 
-    Arrow's own allocator keeps for each thread what that freed, also after it ended: `diff` of half a million passages
-    held 340 MB in place of 200. The environment's own choice (`ARROW_DEFAULT_MEMORY_POOL`) is kept.
+    Arrow's own allocator keeps the memory that a thread freed, even when the thread has ended: `diff` of half a million
+    passages held 340 MB in place of 200. The environment's own choice (`ARROW_DEFAULT_MEMORY_POOL`) is kept.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 

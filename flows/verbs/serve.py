@@ -99,6 +99,7 @@ def serve(
             "memory while one follows the other.",
         ),
     ] = False,
+    low_memory: Annotated[bool, Parameter(negative="", show=False)] = False,  # was an option, and is now the default
     dest: Annotated[
         Path | None, Parameter(help="Where snapshots are pulled to; by default a folder of the cache.")
     ] = None,
@@ -130,6 +131,8 @@ def serve(
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # a moment, from layer to layer: waking takes longer
     for package, extra in (_NEEDED | ({"mcp": "mcp"} if mcp else {})).items():
         require(package, extra)
+    if low_memory and in_memory:
+        raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
     if override_every is not None and model is None:
         raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
     running: Any = import_module("rag_model.serving.run")

@@ -3,22 +3,31 @@
 Arguments and results are named `cache` since transformers 5.24, and were named `past_key_values`; both are supported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import fields
+from functools import cache as cache_results
 from inspect import signature
 from typing import Any, TypeVar
 
 from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 _AnyCache = TypeVar("_AnyCache", bound=Cache)
 _NAMES = ("cache", "past_key_values")  # now, and before
+_NAMED = {one.name for one in fields(CausalLMOutputWithPast)}  # by this release
 
 
 def continuing(module: Any, cache: Cache) -> dict[str, Any]:
     """Return the arguments with which a transformers model continues from `cache`."""
-    known = signature(module.forward).parameters
-    return {next((name for name in _NAMES if name in known), _NAMES[0]): cache, "use_cache": True}
+    return {_name(type(module).forward): cache, "use_cache": True}
+
+
+@cache_results
+def _name(forward: Callable[..., Any]) -> str:
+    """Return the name that a model's method knows, or that of this release where it takes any name."""
+    return next(name for names in (signature(forward).parameters, _NAMED) for name in _NAMES if name in names)
 
 
 def cache_in(found: Mapping[str, Any]) -> Any:

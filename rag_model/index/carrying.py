@@ -33,6 +33,10 @@ class EarlierPiece:
 class CarryingKind(Protocol):
     """A kind whose pieces hold, for each vector, something that depends on the vector and the trained file alone."""
 
+    def carries(self, plan: IndexPlan) -> bool:
+        """Whether it takes less time to read an earlier piece than to make the new one."""
+        ...
+
     def carry(
         self, plan: IndexPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPiece], out: Path
     ) -> Facts:

@@ -8,18 +8,20 @@ _GROUP = Path("/sys/fs/cgroup")  # what a container may use, version 2
 _READ = 1 << 20  # bytes at once
 
 
-def page_in(files: Iterable[Path]) -> None:
+def page_in(files: Iterable[Path], beside: int = 0) -> None:
     """Read files that will be searched where they are mapped: a search would read them from a disk page by page.
 
-    What is in the page cache already is not read from the disk again. Files that do not fit into free memory are left:
-    reading their end would push out their beginning.
+    What is in the page cache already is not read from the disk again. Files are read in their order as long as they fit
+    into free memory, `beside` bytes of other mapped files: what is read beyond that would push out what is in use.
     """
+    left = (free_bytes() or 0) - beside  # the page cache counts as free
     for file in files:
-        free = free_bytes()
-        if free is not None and file.stat().st_size < free:
-            with file.open("rb", buffering=0) as opened:
-                while opened.read(_READ):
-                    pass
+        left -= file.stat().st_size
+        if left < 0:
+            return
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(_READ):
+                pass
 
 
 def free_bytes() -> int | None:

@@ -22,6 +22,7 @@ from rag_model.store.store import Store
 
 D, SIZES = 16, (400, 500, 300)
 RECIPES = {"hnsw": IndexRecipe("HNSW8", cells=3, linked=0.5), "ivf": IndexRecipe("IVF8,SQ8")}
+CODED = IndexRecipe("IVF8,PQ8x4np")  # whose codes are worth carrying over
 Months = tuple[list[Path], list[Path]]
 
 
@@ -119,7 +120,10 @@ def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> 
     assert all(built.plan.notes == ("trained as in snapshot 000000000000",) for built in second)
 
 
-def test_of_a_part_that_changed_only_new_vectors_are_coded(store: Store, months: Months) -> None:
+def test_of_a_part_that_changed_only_new_vectors_are_coded(
+    store: Store, months: Months, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "ivf", CODED)
     first, old = build(store, months[0])
     index_of = [built.blob for built in build(store, months[1], first, months[0])[0]]
     found = {record.facts["encoded"] for record in scattered(store) if "encoded" in record.facts}
@@ -136,6 +140,23 @@ def test_of_a_part_that_changed_only_new_vectors_are_coded(store: Store, months:
         500,
     ]
     assert again == index_of, "coded or carried, the index has the same bytes"
+
+
+def test_a_damaged_piece_of_the_parent_is_not_carried(
+    store: Store, months: Months, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "ivf", CODED)
+    first, old = build(store, months[0])
+    lost = store.files.local_path(listed(store, old, "ivf", "scattered")[0].path)
+    data = bytearray(lost.read_bytes())
+    data[-1] ^= 1  # a code: the piece is as long as it was
+    lost.write_bytes(data)
+    found = [built.blob for built in build(store, months[1], first, months[0])[0]]
+    coded = sorted(record.facts["encoded"] for record in scattered(store) if "encoded" in record.facts)
+    assert coded == [300, 400, 401, 500], "all vectors of the part that changed"
+    other = Store.open(str(store.files.local_path("").parent / "other"), create=True)
+    other_first, _ = build(other, months[0])
+    assert [built.blob for built in build(other, months[1], other_first, months[0])[0]] == found
 
 
 def test_a_task_after_training_names_no_files_of_other_parts(store: Store, months: Months) -> None:

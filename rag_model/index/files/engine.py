@@ -24,8 +24,8 @@ from rag_model.index.files.skeleton import ForeignError, check_skeleton
 
 check_one_faiss()
 faiss: Any = import_module("faiss")
-# Vectors times dimensions from which faiss compares by products of matrices. Its own 128,000 (since 1.15; before, 20
-# vectors) is too much: from 8 vectors on products are quicker, 4 times with 64 dimensions and 8 times with 384.
+# Vectors times dimensions from which faiss compares by products of matrices. faiss 1.15 has 128,000 (earlier ones: 20
+# vectors). But products are quicker from 8 vectors on: for 128 of 64 dimensions 4 times, of 384 dimensions 10 times.
 PRODUCTS_FROM = 3_072
 faiss.cvar.distance_compute_blas_threshold = PRODUCTS_FROM
 FaissIndex: TypeAlias = Any  # one of its many index classes

@@ -55,7 +55,7 @@ from rag_model.index.plan import Facts
 from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import MERGE_THREADS, VectorPlan, default_search
 
-VERSION = 5
+VERSION = 6
 # Candidates while a node of the upper levels is inserted, by one task over all cells. These only find where a search
 # begins: over 2,000,000 x 64, 40 has the recall of 100 (.9936 at efSearch 128, -.0003 at 32) in .37 of the time.
 _UPPER = 40
@@ -147,9 +147,9 @@ def merge(
 ) -> Facts:
     """Stitch the cells' graphs into one index over all vectors.
 
-    Holds about 20 bytes per vector, and twice the vectors of the upper levels, which are one in M. No other task waits
-    for a core meanwhile, so what one thread would link after the other, upper levels and nodes that no walk reaches,
-    several do (`MERGE_THREADS`): faiss from 1.15 on links the same graph with any number of them.
+    Holds about 20 bytes per vector, and twice the vectors of the upper levels, which are one in M. Several threads
+    (`MERGE_THREADS`) link the upper levels, and search for ways to nodes that no walk reaches: an index has one merge,
+    and faiss from 1.15.1 on links the same graph with any number of threads.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.

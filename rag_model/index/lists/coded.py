@@ -40,15 +40,18 @@ def write_coded(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
     write_piece(out, _stamp(plan, trained, number), [lists[order].astype("<u4"), entries])
 
 
-def read_coded(plan: VectorPlan, trained: Path, opener: Opener, number: int, rows: int) -> tuple[Rows, Codes]:
-    """Return what `write_coded` was given for a part of `rows` rows: the list and the code of each.
+def read_coded(
+    plan: VectorPlan, trained: Path, opener: Opener, number: int, rows: int, size: int
+) -> tuple[Rows, Codes]:
+    """Return what `write_coded` was given for a part of `rows` rows: the list and the code, of `size` bytes, of each.
 
     Raises:
-        InputError: the piece is missing, damaged, of another build, or holds another number of rows.
+        InputError: the piece is missing, damaged, of another build, or holds other rows or codes.
     """
     with Piece.open(opener, _stamp(plan, trained, number), _COUNT, _name(number)) as piece:
         in_order, entries = piece.read(_LISTS), piece.read(_ENTRIES)
-    if not len(in_order) == len(entries) == rows or not (np.sort(entries["row"]) == np.arange(rows)).all():
+    whole = len(in_order) == len(entries) == rows and entries.dtype == np.dtype(_entry(size))
+    if not whole or not (np.sort(entries["row"]) == np.arange(rows)).all():
         raise InputError(f"{_name(number)} does not hold each of the part's {rows} rows once: build it again")
     lists, codes = np.empty(rows, np.int64), np.empty_like(entries["code"])
     lists[entries["row"]], codes[entries["row"]] = in_order, entries["code"]

@@ -166,7 +166,8 @@ def _unknown(base: FaissIndex, n: int) -> tuple[Rows, Codes]:
 def _take(plan: VectorPlan, trained: Path, vectors: Path, earlier: EarlierPiece, lists: Rows, codes: Codes) -> None:
     """Write lists and codes of the vectors that an earlier part has too."""
     found = equal_rows(vectors, earlier.rows)
-    held = read_coded(plan, trained, earlier.piece, earlier.number, len(map_vectors(earlier.rows)))
+    rows, size = len(map_vectors(earlier.rows)), codes.shape[1]
+    held = read_coded(plan, trained, earlier.piece, earlier.number, rows, size)
     here = np.flatnonzero(found >= 0)
     lists[here], codes[here] = (of[found[here]] for of in held)
 

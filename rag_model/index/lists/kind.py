@@ -33,7 +33,7 @@ _CODED = 1.4e10  # multiplications and additions per second of one core, to comp
 _ROUNDS = 25  # of k-means for codes
 _ROTATED = 4.8  # times longer with OPQ, which trains codes again and again: 4.7 to 5.0 at 96 and 384 dimensions
 _NEW = 0.1  # share of a part's vectors that are in no piece of the parent: a month brings some hundredths
-_FEW, _SLOW = 128_000, 12  # faiss 1.15 trains this many times slower on pieces with fewer numbers together
+_MANY = 1_024  # lists, to compare a vector with which takes as long as to read what was found before
 _BY_GRAPH = (380, 0.3)  # a graph over n centroids compares a vector with about a n^b of them; at most with all
 
 
@@ -80,6 +80,11 @@ class ListKind(VectorKind):
         """Encode a part's vectors, sorted by list."""
         return ivf.scatter(plan, trained, rows, number, out)
 
+    def carries(self, plan: VectorPlan) -> bool:
+        """Whether codes are compared with trained ones, or vectors with many lists: a scalar code is made at once."""
+        factory = parse(plan.factory)
+        return isinstance(factory, Lists) and (factory.codes.pieces is not None or lists_in(plan) >= _MANY)
+
     def carry(
         self, plan: VectorPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPiece], out: Path
     ) -> Facts:
@@ -106,8 +111,7 @@ class ListKind(VectorKind):
         codes = (1 << factory.codes.bits) / _CODED if isinstance(factory, Lists) and pieces else 0.0
         if stage == "train":
             points = min(plan.train_sample, PQ_SAMPLE)
-            slower = _SLOW if points * plan.d < _FEW * (pieces or 0) else 1
-            rounds = slower * _ROUNDS * (_ROTATED if "OPQ" in plan.factory else 1)
+            rounds = _ROUNDS * (_ROTATED if "OPQ" in plan.factory else 1)
             learned = (ROUNDS * plan.train_sample * lists / PRODUCTS + rounds * points * codes) * plan.d
             return 1 if inherited else 0.1 + learned
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers

@@ -17,7 +17,7 @@ from rag_model.index.tokens import centroids
 from rag_model.index.tokens.codec import Codec, form_of, read_codec, streams_of, write_codec
 from rag_model.index.tokens.rows import TokenRows
 
-VERSION = 1  # increased when the same plan and rows would give other bytes
+VERSION = 2  # increased when the same plan and rows would give other bytes
 _LENGTHS, _IDS, _CODES = range(3)  # arrays of a piece
 _BLOCK = 1 << 18  # tokens joined at a time
 

@@ -110,9 +110,8 @@ class Edition:
             offer = Offer.of(snapshot, settings, weighs=model is not None and model.weighs)
             asker = partial(_asker, snapshot, settings, _kept(snapshot, before))
             if not settings.loaded:
-                content = snapshot.manifest.content
-                built = [name for name in offer.indexes if name in content.indexes]  # `exact` is not
-                page_in(snapshot.path(content.index_file(name)) for name in built)
+                serving = _index_files(before.snapshot, before.indexes) if before else {}
+                page_in(map(snapshot.path, _index_files(snapshot, offer.indexes)), sum(serving.values()))
             opened = Opened(snapshot, asker, scorers or Scorers(), mmap=not settings.loaded)
             return cls(named, offer, opened, settings, model)
         except BaseException:
@@ -242,6 +241,13 @@ def _asked_by(opened: Opened, model: ServedModel | None) -> Opened | None:
 def _require_passages(snapshot: Snapshot) -> None:
     if not snapshot.n:
         raise RefusedError(f"snapshot {snapshot.id[:12]} holds no passages: build one that has some")
+
+
+def _index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:
+    """Return the files of these indexes, and their bytes; `exact` has none."""
+    content = snapshot.manifest.content
+    paths = [content.index_file(name) for name in names if name in content.indexes]
+    return {path: content.files[path].size for path in paths}
 
 
 def _kept(snapshot: Snapshot, before: Edition | None) -> Asker | None:

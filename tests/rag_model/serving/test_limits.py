@@ -46,18 +46,20 @@ def test_what_does_not_fit_is_refused_unless_it_is_mapped(
 
 def test_what_is_mapped_is_read_once_if_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's count of pages in its cache, of a file whose pages it was told to drop."""
-    small, large = tmp_path / "small", tmp_path / "large"
-    for path, size in ((small, 2 << 20), (large, 3 << 20)):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path, size in ((first, 2 << 20), (second, 2 << 20)):
         with path.open("wb") as file:
             file.write(os.urandom(size))
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached(small) == 1:
+    if cached(first) == 1:
         pytest.skip("the file system of the temporary folder has no disk whose pages the kernel could drop")
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: (2 << 20) + 1)
-    page_in([small, large])
-    assert cached(small) == 1
-    assert cached(large) < 1, "it would not fit"
+    monkeypatch.setattr(free_memory, "free_bytes", lambda: 3 << 20)
+    page_in([first, second], beside=2 << 20)
+    assert cached(first) < 1, "it would not fit beside what serves"
+    page_in([first, second])
+    assert cached(first) == 1
+    assert cached(second) < 1, "it would not fit beside the first"
 
 
 def cached(path: Path) -> float:

@@ -274,6 +274,9 @@ def test_an_earlier_piece_that_is_damaged_is_refused(make_vectors: Make, write_p
     with pytest.raises(InputError, match="part 0 is truncated or damaged"):
         carry(0)
     at = len(sound) - 500 * (4 + 32)  # the first row of the sorted codes
+    piece.write_bytes(sound.replace(b"'row'", b"'wor'"))
+    with pytest.raises(InputError, match="part 0 does not hold each of the part's 500 rows once"):
+        carry(0)
     piece.write_bytes(sound[:at] + b"\xff\xff\xff\xff" + sound[at + 4 :])
     with pytest.raises(InputError, match="part 0 does not hold each of the part's 500 rows once"):
         carry(0)
