@@ -179,6 +179,7 @@ def test_a_misspelt_ref_is_not_served_from_what_was_pulled(copy: Path, tmp_path:
         (["--store", "{store}", "--retriever", "rrf(hnsw, nonesuch)"], 2, "no index 'nonesuch'"),
         (["--store", "{store}", "--retriever", "rrf(hnsw, exact"], 2, "is not closed"),
         (["--store", "{store}", "--retriever", "exact", "--index", "hnsw"], 2, "are both given"),
+        (["--store", "{store}", "--in-memory", "--low-memory"], 2, "give one of them, or none to map them"),
         (["--store", "{store}", "--model", "nonesuch"], 1, "nonesuch"),
         (["--store", "{store}", "--port", "{taken}"], 2, "give another --port"),
         (["--store", "{store}", "--port", "99999"], 2, "--port is 99999: give 1 to 65535"),
