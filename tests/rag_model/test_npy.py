@@ -1,5 +1,8 @@
 """Images of arrays: what is no image is told in one line."""
 
+import gc
+import sys
+import threading
 from io import BytesIO
 from pathlib import Path
 
@@ -20,3 +23,35 @@ def test_a_header_that_claims_to_be_long_is_refused_in_one_line(tmp_path: Path) 
             read()
         assert "\n" not in str(refused.value)
     assert read_header(BytesIO(sound))[0] == (2, 3)
+
+
+def test_headers_are_read_by_threads_at_once() -> None:
+    """Python 3.11's parser fails where a callback of its garbage collection lets another thread parse meanwhile."""
+    image, failed = BytesIO(), list[BaseException]()
+    np.save(image, np.zeros(3, [("row", "<u4"), ("code", "u1", (16,))]))
+
+    def read() -> None:
+        try:
+            for _ in range(4_000):
+                read_header(BytesIO(image.getvalue()))
+        except BaseException as raised:  # a SystemError
+            failed.append(raised)
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        sum(range(50))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    gc.callbacks.append(callback)
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(700, 10, 10)  # as a process that does not set it
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(callback)
+    assert failed == []
