@@ -11,15 +11,18 @@ What a worker does for a task is in `index_work`.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
+import numpy as np
+
+from beam_jobs.here import recorded
 from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutput, blobs_in, required
 from beam_jobs.index_work import build_shard, derive_one, merge_one, scatter_one, train_one
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from rag_model.digest import digest_json
 from rag_model.index.deriving import DerivingKind
+from rag_model.index.files.slices import Table, identity, read_table
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named
@@ -127,10 +130,24 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
     parts = [_scatter_tasks(store, build) for build in builds]
     roomy = _with_room(builds, "scatter", launch)
     done = _grouped("scatter", scatter_one, parts, roomy, on_progress, _to_scatter)
-    return [
-        replace(build, scattered=_put_outputs(store, made), cells=_put_cells(store, build.plan, made))
-        for build, made in zip(builds, done, strict=True)
-    ]
+    return [_with_pieces(store, build, made) for build, made in zip(builds, done, strict=True)]
+
+
+def _with_pieces(store: Store, build: IndexBuild, made: Sequence[StageOutput]) -> IndexBuild:
+    """Return the record with the parts' pieces, and with what each shard reads of them."""
+    build = replace(build, scattered=_put_outputs(store, made))
+    if not build.plan.shards:
+        return build
+    pieces = [required(one.out) for one in made]
+    table = np.stack([*store.files.ask(partial(_table_of, store, build.plan.shards), pieces)], axis=1)
+    cells = [{"rows": int(column["rows"].sum()), "slices": identity(column)} for column in table]
+    put = store.blobs.put_bytes
+    return replace(build, slices=put(table.tobytes()), cells=put(json.dumps(cells).encode()))
+
+
+def _table_of(store: Store, shards: int, piece: BlobRef) -> Table:
+    """Return where each shard's slice of a piece is, (shards,)."""
+    return read_table(partial(store.blobs.read_range, piece), piece.size, shards, f"blob {piece.id}")
 
 
 def _scatter_tasks(store: Store, build: IndexBuild) -> list[ScatterTask]:
@@ -150,12 +167,11 @@ def build_shards(
 ) -> list[IndexBuild]:
     """Build all shards of all indexes."""
     store = Store.open(launch.store_url)
-    cells = [json.loads(store.blobs.read(required(build.cells))) for build in builds]
-    count = sum(map(len, cells))
     shards = [
-        [ShardTask(build, number, **cell, beside=count) for number, cell in enumerate(own)]
-        for build, own in zip(builds, cells, strict=True)
+        [ShardTask(build, number, **cell) for number, cell in enumerate(_cells(store, build))] for build in builds
     ]
+    left = recorded(build_shard, [task for own in shards for task in own], store).count(None)
+    shards = [[replace(task, beside=max(1, left)) for task in own] for own in shards]
     roomy = _with_room(builds, "shard", launch)
     done = _grouped("shard", build_shard, shards, roomy, on_progress, _to_link)
     return [replace(build, shards=_put_outputs(store, made)) for build, made in zip(builds, done, strict=True)]
@@ -178,7 +194,7 @@ def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, TrainingFit] |
     """Return the trained file that later builds inherit, and how evenly it now fills its cells."""
     if build.derived:
         return None
-    rows = [cell["rows"] for cell in json.loads(store.blobs.read(required(build.cells)))]
+    rows = [cell["rows"] for cell in _cells(store, build)]
     imbalance = round(max(rows) * len(rows) / max(1, sum(rows)), 4) if rows else 0.0
     return (required(build.trained), build.fitted.used(imbalance)) if build.fitted else None
 
@@ -235,14 +251,7 @@ def _put_outputs(store: Store, made: Iterable[StageOutput]) -> BlobRef:
     return _put_list(store, (required(one.out) for one in made))
 
 
-def _put_cells(store: Store, plan: IndexPlan, made: Sequence[StageOutput]) -> BlobRef:
-    """Store the number of rows of each shard over all parts, and a digest of its slices."""
-    facts = [one.facts for one in made]
-    cells = [
-        {
-            "rows": sum(own["cells"][number] for own in facts),
-            "slices": digest_json([own["slices"][number] for own in facts if own["slices"][number]]),
-        }
-        for number in range(plan.shards)
-    ]
-    return store.blobs.put_bytes(json.dumps(cells).encode())
+def _cells(store: Store, build: IndexBuild) -> list[dict[str, Any]]:
+    """Return for each shard its rows over all parts, and a digest of its slices."""
+    cells: list[dict[str, Any]] = json.loads(store.blobs.read(build.cells)) if build.cells else []
+    return cells

@@ -6,12 +6,14 @@ The jobs pass on blobs of the store, which are read by range: only the merging w
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutput, blobs_in, deciding, required, sharing
 from beam_jobs.launch import Report
@@ -21,6 +23,7 @@ from rag_model.errors import InputError, StoreError
 from rag_model.index.carrying import CarryingKind, EarlierPiece
 from rag_model.index.files import engine
 from rag_model.index.files.pieces import Opener, opener
+from rag_model.index.files.slices import RECORD, Slice
 from rag_model.index.plan import Facts
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit
@@ -130,16 +133,32 @@ def _earlier_pieces(part: ScatterTask, store: Store) -> list[EarlierPiece]:
 
 def build_shard(shard: ShardTask, store: Store) -> Report:
     """Build one shard from its slices of all parts, once."""
-    plan, trained, scattered = shard.build.plan, required(shard.build.trained), required(shard.build.scattered)
+    plan, trained, kind = shard.build.plan, required(shard.build.trained), kind_named(shard.build.plan.kind)
 
     def make(out: Path) -> Facts:
-        slices, kind = _openers(store, scattered), kind_named(plan.kind)
         with engine.threads(max(1, cores() // shard.beside) if kind.threaded else 1):
-            return kind.shard(plan, store.blobs.local(trained), slices, shard.number, out)
+            return kind.shard(plan, store.blobs.local(trained), _slices(shard, store), shard.number, out)
 
     return _once(
         store, "shard", sharing(plan), make, slices=shard.slices, trained=trained.id, number=shard.number
     ).to_json()
+
+
+def _slices(shard: ShardTask, store: Store) -> Iterator[bytes]:
+    """Return what a shard reads of each piece, in order, verified: one request a piece, many of them at once."""
+    pieces = blobs_in(store, required(shard.build.scattered))
+    row = len(pieces) * RECORD.itemsize  # of the table of all shards
+    data = store.blobs.read_range(required(shard.build.slices), shard.number * row, (shard.number + 1) * row)
+
+    def read(numbered: tuple[int, Slice]) -> bytes:
+        number, wanted = numbered
+        data = store.blobs.read_range(pieces[number], wanted.start, wanted.end)
+        if not wanted.holds(data):
+            raise store.blobs.damaged(pieces[number])
+        return data
+
+    asked = [(number, wanted) for number, wanted in enumerate(Slice.all_of(np.frombuffer(data, RECORD))) if wanted.size]
+    return store.files.ask(read, asked)
 
 
 def merge_one(build: IndexBuild, store: Store) -> Report:

@@ -7,7 +7,7 @@ stages, each a function of files:
 
     train(rows)                        -> one small file, the same for every worker
     scatter(rows of one part)          -> one piece per part
-    shard(scattered, number)           -> one piece per shard; only for kinds whose plans have shards
+    shard(slices of the pieces)        -> one piece per shard; only for kinds whose plans have shards
     merge(scattered, shards, rows)     -> the index file
 
 A piece depends only on the trained file and its own part, never on the number of rows, so a rebuild reuses the pieces
@@ -18,7 +18,7 @@ only new rows of a file whose entry says `row_bytes`: it ends in one row of that
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -190,13 +190,15 @@ class IndexKind(Protocol):
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Write the piece of part `number`.
 
-        If there are shards, the facts' `cells` are the rows that go to each of them, and `slices` the digests of what
-        each reads of this piece: shards with equal slices are equal.
+        If there are shards, the piece ends in what each reads of it, and in their table (`slices.write_sliced`).
         """
         ...
 
-    def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
-        """Build shard `number` of `plan.shards` from its slices of all parts, given in order, and write the piece."""
+    def shard(self, plan: IndexPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> Facts:
+        """Build shard `number` of `plan.shards` and write its piece: equal slices give an equal one.
+
+        `slices` are the shard's, in the order of the parts, verified; parts of which it reads nothing are left out.
+        """
         ...
 
     def merge(
@@ -283,7 +285,7 @@ class PlainKind(Generic[Plan]):
         """Return the plan unchanged."""
         return plan
 
-    def shard(self, plan: Plan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+    def shard(self, plan: Plan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> Facts:
         """Refuse: there are no shards, because the scattered pieces are merged directly.
 
         Raises:

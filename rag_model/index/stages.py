@@ -1,9 +1,12 @@
 """Run all stages of an index build in this process, one after another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from rag_model.errors import InputError
 from rag_model.index.files.pieces import Opener, opener
+from rag_model.index.files.slices import Slice, read_table
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.registry import kind_named
 
@@ -19,14 +22,34 @@ def build(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) -> di
     """
     kind, trained = kind_named(plan.kind), workdir / "trained"
     facts: dict[str, list[Facts]] = {"train": [kind.train(plan, rows, trained)], "scatter": [], "shard": []}
-    scattered: list[Opener] = []
-    for number, path in enumerate(rows):
-        piece = workdir / f"scattered-{number:05d}"
+    pieces = [workdir / f"scattered-{number:05d}" for number in range(len(rows))]
+    for number, (path, piece) in enumerate(zip(rows, pieces, strict=True)):
         facts["scatter"].append(kind.scatter(plan, trained, path, number, piece))
-        scattered.append(opener(piece))
     shards: list[Opener] = []
     for number in range(plan.shards):
         piece = workdir / f"shard-{number:05d}"
-        facts["shard"].append(kind.shard(plan, trained, scattered, number, piece))
+        facts["shard"].append(kind.shard(plan, trained, slices_of(pieces, plan.shards, number), number, piece))
         shards.append(opener(piece))
-    return facts | {"merge": [kind.merge(plan, trained, rows, scattered, shards, out)]}
+    return facts | {"merge": [kind.merge(plan, trained, rows, [*map(opener, pieces)], shards, out)]}
+
+
+def slices_of(pieces: Sequence[Path], shards: int, number: int) -> Iterator[bytes]:
+    """Yield what shard `number` of `shards` reads of each piece, in order, without pieces of which it reads nothing.
+
+    Raises:
+        InputError: a piece is truncated or damaged.
+    """
+    for path in pieces:
+        read = partial(_read, path)
+        (wanted,) = Slice.all_of(read_table(read, path.stat().st_size, shards, str(path))[number : number + 1])
+        if wanted.size:
+            data = read(wanted.start, wanted.end)
+            if not wanted.holds(data):
+                raise InputError(f"{path} is damaged: build it again")
+            yield data
+
+
+def _read(path: Path, start: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(end - start)

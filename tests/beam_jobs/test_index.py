@@ -1,21 +1,27 @@
 """The index jobs: the same bytes as one process makes, and whatever was lost of a run is made again."""
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
-from beam_jobs import index
-from beam_jobs.index_tasks import IndexBuild, blobs_in
+from beam_jobs import index, index_work
+from beam_jobs.index_tasks import IndexBuild, ShardTask, blobs_in
 from beam_jobs.launch import Launch
+from beam_jobs.workers import START
 from rag_model.errors import InputError, StoreError
 from rag_model.index import stages
+from rag_model.index.files.slices import RECORD, Table
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import open_index
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
 
 N, D, PARTS = 1200, 16, 3
@@ -103,6 +109,75 @@ def test_a_piece_that_was_lost(
     (built,) = index.merge(shards(store, graph, files), launch(store))
     assert store.blobs.exists(built.blob)
     assert lost.read_bytes() == whole
+
+
+def test_a_slice_that_is_damaged(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
+    """Of a piece whose length, stamp and headers are right."""
+    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
+    path = store.files.local_path(pieces(store, build.scattered)[1].path)
+    whole, table = path.read_bytes(), table_of(store, build)
+    path.chmod(0o644)
+    place = int(table["start"][2, 1]) + 30  # shard 2, part 1
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(StoreError, match=f"{path.name} .* is damaged"):
+        index.build_shards([build], launch(store))
+    path.write_bytes(whole)
+    (built,) = index.merge(index.build_shards([build], launch(store)), launch(store))
+    assert store.blobs.exists(built.blob)
+
+
+def table_of(store: Store, build: IndexBuild) -> Table:
+    assert build.slices is not None
+    return np.frombuffer(store.blobs.read(build.slices), RECORD).reshape(build.plan.shards, PARTS)
+
+
+def test_a_shard_reads_its_own_bytes_and_no_others(
+    store: Store, plans: dict[str, VectorPlan], files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request a piece, however many cells there are: the work would grow with the square of the corpus."""
+    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
+    scattered, table = {ref.path for ref in pieces(store, build.scattered)}, table_of(store, build)
+    asked = list[tuple[str, int, int]]()
+
+    class Counting(Files):
+        def read_range(self, path: str, start: int, end: int) -> bytes:
+            asked.append((path, start, end))
+            return super().read_range(path, start, end)
+
+        def open(self, path: str, size: int) -> BinaryIO:
+            assert path not in scattered
+            return super().open(path, size)
+
+    counted = Store(Counting(store.url))
+    for number, column in enumerate(table):
+        asked.clear()
+        index_work.build_shard(ShardTask(build, number, **index._cells(store, build)[number]), counted)
+        read = [end - start for path, start, end in asked if path in scattered]
+        assert read == column["size"].tolist()
+
+
+def test_a_shard_to_be_built_alone_gets_all_cores(
+    store: Store, plans: dict[str, VectorPlan], files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded ones want none."""
+    graph, given = {"hnsw": plans["hnsw"]}, list[int]()
+    threads = index_work.engine.threads
+
+    def noted(count: int) -> AbstractContextManager[None]:
+        given.append(count)
+        return threads(count)
+
+    monkeypatch.setattr(index_work.engine, "threads", noted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setenv(START, "1000")  # seconds, so that the launcher does all
+    builds = started(store, graph, files)
+    for job in (index.train, index.scatter, index.build_shards):
+        builds = job(builds, launch(store))
+    assert given == [2, 2, 2, 2]
+    lost = pieces(store, builds[0].shards)[1]
+    store.files.local_path(lost.path).unlink()
+    index.build_shards(builds, launch(store))
+    assert given[4:] == [8]
 
 
 def test_a_piece_of_another_run(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:

@@ -18,12 +18,14 @@ from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Metric, Vectors, faiss
 from rag_model.index.files.pieces import opener
+from rag_model.index.plan import Facts
 from rag_model.index.quality.curve import compare, recall_at_distances
 from rag_model.index.quality.health import Effort, Trial
 from rag_model.index.quality.recall import Recalls, recall_at
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.registry import kind_named
 from rag_model.index.search import IndexFile, open_index
+from rag_model.index.stages import slices_of
 
 STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
 MERGE_ROOM_MB = 128  # what a merge may hold beside the graph
@@ -97,11 +99,14 @@ def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path, run: Run = a
     stages["scatter"] = [
         run(structure.scatter, plan, trained, part, number, scattered[number]) for number, part in enumerate(parts)
     ]
-    stages["shard"] = [
-        run(structure.shard, plan, trained, pieces, number, shard) for number, shard in enumerate(shards)
-    ]
+    stages["shard"] = [run(shard, plan, trained, scattered, number, path) for number, path in enumerate(shards)]
     merge = run(structure.merge, plan, trained, parts, pieces, [opener(path) for path in shards], out)
     return Build(out, stages | {"merge": [merge]})
+
+
+def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Path], number: int, out: Path) -> Facts:
+    """Build a shard from its slices of all pieces."""
+    return kind_named(plan.kind).shard(plan, trained, slices_of(scattered, plan.shards, number), number, out)
 
 
 def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:

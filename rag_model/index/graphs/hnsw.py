@@ -14,7 +14,7 @@ with one graph built at once by inner product, while links by inner product, wit
 .004.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -49,13 +49,13 @@ from rag_model.index.graphs.graph import (
 )
 from rag_model.index.graphs.graph_file import write_head, write_storage, write_tail
 from rag_model.index.graphs.reach import repair
-from rag_model.index.graphs.scattered import read_rows, read_vectors, write_scattered
+from rag_model.index.graphs.scattered import read_rows, vectors_of, write_scattered
 from rag_model.index.graphs.stitch import Shard, candidates, write_shard
 from rag_model.index.plan import Facts
 from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import MERGE_THREADS, VectorPlan, default_search
 
-VERSION = 6
+VERSION = 7
 # Candidates while a node of the upper levels is inserted, by one task over all cells. These only find where a search
 # begins: over 2,000,000 x 64, 40 has the recall of 100 (.9936 at efSearch 128, -.0003 at 32) in .37 of the time.
 _UPPER = 40
@@ -106,27 +106,19 @@ def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Pa
     part, (cells, _) = VectorFiles([vectors]), _load(plan, trained)
     if part.dim != plan.d:
         raise InputError(f"{vectors} has {part.dim} dimensions, not the plan's {plan.d}: plan the index again")
-    begins, slices = write_scattered(plan, trained, cells, part, number, out)
-    members: list[int] = np.diff(begins)[::2].tolist()
-    return {
-        "rows": part.n,
-        "written": int(begins[-1]),
-        "cells": members,
-        "slices": slices,
-        "bytes": out.stat().st_size,
-    }
+    begins = write_scattered(plan, trained, cells, part, number, out)
+    return {"rows": part.n, "written": int(begins[-1]), "bytes": out.stat().st_size}
 
 
-def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+def shard(plan: VectorPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> Facts:
     """Build a cell's graph, link it to vectors of other cells, and write its bottom lists with their similarities.
 
     Holds the cell's vectors twice, and its graph.
 
     Raises:
-        InputError: a piece is damaged or of another build.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    members, sources = read_vectors(plan, trained, scattered, number)
+    members, sources = vectors_of(slices, plan.d)
     with engine.guarded(
         ResourceError, f"cell {number} of {plan.factory} could not be built: run with --debug for the cause"
     ):

@@ -1,7 +1,7 @@
 """The kind `hnsw`: one graph over all vectors, built by cells."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,9 +48,9 @@ class GraphKind(VectorKind):
         """Sort a part's vectors by cell."""
         return hnsw.scatter(plan, trained, rows, number, out)
 
-    def shard(self, plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+    def shard(self, plan: VectorPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> Facts:
         """Build the graph of one cell."""
-        return hnsw.shard(plan, trained, scattered, number, out)
+        return hnsw.shard(plan, trained, slices, number, out)
 
     def merge(
         self,

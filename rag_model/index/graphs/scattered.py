@@ -2,34 +2,30 @@
 
 Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from neighbouring cells) and the
 vectors that are linked into it. Within a group rows ascend, so reading the parts in order gives a cell's rows in order.
+A cell's slice is its two groups' vectors, behind how many there are and the bytes of a number.
 """
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from rag_model.digest import digest_bytes
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.files.pieces import Array, Opener, Piece, stamp_of, write_piece
+from rag_model.index.files.pieces import Array, Opener, Piece, stamp_of
+from rag_model.index.files.slices import SLICED, write_sliced
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.cells import Cells
 from rag_model.index.graphs.graph import Links
 from rag_model.index.recipe import VectorPlan
 
-_READERS = 16  # pieces that are read at once
-_BEGINS, _ROWS, _VECTORS, _COUNT = range(4)  # the arrays of a piece
+_BEGINS, _ROWS, _COUNT = range(3)  # the arrays of a piece that the merge reads
+_HEAD = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # of a slice
 
 
-def write_scattered(
-    plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path
-) -> tuple[Rows, list[str]]:
-    """Sort a part's vectors by cell and write them in their own dtype.
+def write_scattered(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
+    """Sort a part's vectors by cell and write them in their own dtype; return the start of each group, and the end.
 
-    Returns the start of each group, and the end; and for each cell a digest of both its groups, "" if they are empty.
-
-    Holds the part's vectors two to three times.
+    Holds the part's vectors three to five times.
 
     Raises:
         InputError: a row holds a NaN or an infinity.
@@ -37,55 +33,57 @@ def write_scattered(
     """
     vectors = part.all()
     begins, rows = _sorted(plan, cells, vectors)
-    scattered = vectors.astype(part.dtype)[rows]
-    arrays: list[Array] = [begins, rows, scattered, np.array([part.n])]
-    write_piece(out, stamp_of(plan, trained, "scattered", number), arrays)
-    edges = begins.tolist()
-    slices = [_slice(scattered[a:c], b - a) for a, b, c in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)]
-    return begins, slices
+    stored, edges = vectors.astype(part.dtype, copy=False), begins.tolist()
+    slices = [
+        _slice(stored[rows[first:last]], middle - first)
+        for first, middle, last in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)
+    ]
+    arrays: list[Array] = [begins, rows, np.array([part.n])]
+    write_sliced(out, stamp_of(plan, trained, "scattered", number), arrays, slices, np.diff(begins)[::2].tolist())
+    return begins
 
 
-def _slice(vectors: Array, members: int) -> str:
-    """Return a digest of a cell's slice of a part: 128 bits, because there are parts x cells of them."""
-    return digest_bytes(b"%d %s" % (members, vectors.data.cast("B")))[-32:] if len(vectors) else ""
+def _slice(vectors: Vectors, members: int) -> bytes:
+    if not len(vectors):
+        return b""
+    return np.array((members, len(vectors) - members, vectors.itemsize), _HEAD).tobytes() + vectors.tobytes()
 
 
-def read_vectors(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], cell: int) -> tuple[Vectors, Vectors]:
-    """Return a cell's members and the vectors linked into it: (m, d) and (l, d) float32, of all parts, in row order.
-
-    Fetches only their bytes, of many parts at once: on an object store that is mostly waiting.
-
-    Raises:
-        InputError: a piece is missing, truncated, or of another build.
-    """
-
-    def read(number: int) -> tuple[Array, int]:
-        with _piece(plan, trained, scattered, number) as piece:
-            first, middle, last = piece.read(_BEGINS, 2 * cell, 2 * cell + 3).tolist()
-            return piece.read(_VECTORS, first, last), middle - first
-
-    members, linked = ([np.empty((0, plan.d), np.float32)] for _ in range(2))
-    with ThreadPoolExecutor(_READERS) as threads:
-        for vectors, count in threads.map(read, range(len(scattered))):
-            members.append(vectors[:count].astype(np.float32))
-            linked.append(vectors[count:].astype(np.float32))
+def vectors_of(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
+    """Return a cell's members and the vectors linked into it, (m, d) and (l, d) float32, of its slices in row order."""
+    members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
+    for data in slices:
+        count, _, width = np.frombuffer(data, _HEAD, 1)[0].tolist()
+        # flat -> (m + l, d)
+        vectors = np.frombuffer(data, f"<f{width}", offset=_HEAD.itemsize).reshape(-1, dim).astype(np.float32)
+        members.append(vectors[:count])
+        linked.append(vectors[count:])
     return np.concatenate(members), np.concatenate(linked)
 
 
 def read_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
-    """Return the global rows of every group, ascending int32: 4 bytes per vector, copies included.
+    """Return the global rows of every group, ascending int32: 4 bytes per vector, copies included, and as much again
+    meanwhile.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.
     """
-    found: list[list[Array]] = [[] for _ in range(2 * plan.cells)]
-    start = 0
-    for piece in _pieces(plan, trained, scattered):
-        begins, rows = piece.read(_BEGINS), piece.read(_ROWS)
-        for group in np.flatnonzero(np.diff(begins)):
-            found[group].append(rows[begins[group] : begins[group + 1]] + np.int32(start))
-        start += int(piece.read(_COUNT)[0])
-    return [np.concatenate([np.empty(0, np.int32), *pieces]) for pieces in found]
+    begins = np.empty((len(scattered), 2 * plan.cells + 1), np.int64)
+    parts, start = list[Links](), 0
+    for number, opener in enumerate(scattered):
+        name = f"the scattered piece of part {number}"
+        with Piece.open(opener, stamp_of(plan, trained, "scattered", number), _COUNT + 1 + SLICED, name) as piece:
+            begins[number] = piece.read(_BEGINS)
+            parts.append(piece.read(_ROWS) + np.int32(start))
+            start += int(piece.read(_COUNT)[0])
+    counts = np.diff(begins, axis=1)  # (parts, groups)
+    ends = np.cumsum(counts.sum(0))  # (groups,) in the result, where all groups' rows are end to end
+    shifts = np.concatenate([[0], ends[:-1]]) + np.cumsum(counts, axis=0) - counts - begins[:, :-1]
+    rows = np.empty(int(ends[-1]), np.int32)
+    while parts:
+        own = parts.pop()
+        rows[np.repeat(shifts[len(parts)], counts[len(parts)]) + np.arange(len(own))] = own
+    return np.split(rows, ends[:-1])
 
 
 def _sorted(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
@@ -95,15 +93,3 @@ def _sorted(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Lin
     order = np.lexsort((rows, groups))
     begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))
     return begins, rows[order].astype(np.int32)
-
-
-def _pieces(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[Piece]:
-    """Open the pieces one after the other: there may be more pieces than the limit of open files."""
-    for number in range(len(scattered)):
-        with _piece(plan, trained, scattered, number) as piece:
-            yield piece
-
-
-def _piece(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int) -> Piece:
-    stamp = stamp_of(plan, trained, "scattered", number)
-    return Piece.open(scattered[number], stamp, 4, f"the scattered piece of part {number}")

@@ -110,7 +110,22 @@ class Blobs:
         if data is None:
             raise self._missing(ref)
         if digest_bytes(data) != ref.id:
-            raise self._damaged(ref)
+            raise self.damaged(ref)
+        return data
+
+    def read_range(self, ref: BlobRef, start: int, end: int) -> bytes:
+        """Return a blob's bytes from `start` to `end` (exclusive), by one request; they are not verified.
+
+        Raises:
+            StoreError: the blob is missing, or shorter.
+        """
+        try:
+            data = self.files.read_range(ref.path, start, end)
+        except StoreError:
+            self._require(ref)  # if the blob is missing or of a wrong size, say that instead
+            raise
+        if len(data) != end - start:
+            raise self.damaged(ref, "it is cut short")
         return data
 
     def fetch(self, ref: BlobRef, dest: Path, watch: Callable[[int], None] = lambda size: None) -> None:
@@ -123,7 +138,7 @@ class Blobs:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
         """
         if not self._copied(ref, dest, partial(self.files.chunks, ref.path, ref.size), watch):
-            raise self._damaged(ref)
+            raise self.damaged(ref)
 
     def assemble(
         self, ref: BlobRef, dest: Path, chunks: Chunks, watch: Callable[[int], None] = lambda size: None
@@ -167,7 +182,7 @@ class Blobs:
             self._require(ref)
             path = self.files.local_path(ref.path)
             if not _sound(path, ref):
-                raise self._damaged(ref)
+                raise self.damaged(ref)
             return path
         copy = cache_folder() / ref.path.partition("/")[2]
         if not _sound(copy, ref):
@@ -200,7 +215,7 @@ class Blobs:
         if size is None:
             raise self._missing(ref)
         if size != ref.size:
-            raise self._damaged(ref, f"{size} bytes instead of {ref.size}")
+            raise self.damaged(ref, f"{size} bytes instead of {ref.size}")
 
     def _missing(self, ref: BlobRef) -> StoreError:
         return StoreError(
@@ -208,7 +223,8 @@ class Blobs:
             "or run the command again that made it"
         )
 
-    def _damaged(self, ref: BlobRef, what: str = "its bytes do not match its name") -> StoreError:
+    def damaged(self, ref: BlobRef, what: str = "its bytes do not match its name") -> StoreError:
+        """Return the error of a damaged blob, to be raised; `what` is wrong with it."""
         return StoreError(
             f"blob {ref.id} in {self.files.url} is damaged, {what}: restore it from a copy of the store, "
             "or delete it and run the command again that made it"

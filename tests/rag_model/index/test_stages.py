@@ -13,7 +13,7 @@ from rag_model.index.files.pieces import opener
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.registry import KINDS, kind_named
 from rag_model.index.search import open_index
-from rag_model.index.stages import build
+from rag_model.index.stages import build, slices_of
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 RECIPES = [IndexRecipe("HNSW8"), IndexRecipe("HNSW8", cells=4), IndexRecipe("IVF,SQ8"), IndexRecipe("Flat")]
@@ -37,7 +37,7 @@ def test_a_launcher_needs_to_know_no_structure(
     scattered = [opener(piece) for piece in pieces]
     shards = [tmp_path / f"shard-{number}" for number in range(plan.shards)]
     for number in reversed(range(plan.shards)):
-        facts.append(structure.shard(plan, trained, scattered, number, shards[number]))
+        facts.append(structure.shard(plan, trained, slices_of(pieces, plan.shards, number), number, shards[number]))
     facts.append(structure.merge(plan, trained, parts, scattered, [opener(shard) for shard in shards], out))
     assert json.loads(json.dumps(facts)) == facts
     assert facts[-1]["rows"] == 1500

@@ -20,12 +20,12 @@ from rag_model.index.graphs.graph import best_links, keys_of, levels_of
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.kind import KIND
 from rag_model.index.graphs.reach import Reach, repair
-from rag_model.index.graphs.scattered import read_rows, read_vectors
+from rag_model.index.graphs.scattered import read_rows, vectors_of
 from rag_model.index.quality.curve import compare
 from rag_model.index.quality.health import Trial, sweep
 from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, resolve
 from rag_model.index.search import open_index
-from rag_model.index.stages import build
+from rag_model.index.stages import build, slices_of
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 
@@ -177,7 +177,7 @@ def test_a_cell_reads_its_slices_of_every_part_in_row_order(
     assert set(np.concatenate(rows[::2])) == set(range(1500))
     for group, own in enumerate(rows):
         assert np.all(np.diff(own) > 0)
-        read = read_vectors(plan, trained, openers, group // 2)[group % 2]
+        read = vectors_of(slices_of(pieces, plan.shards, group // 2), plan.d)[group % 2]
         np.testing.assert_array_equal(read, vectors[own].astype(np.float32))
 
 
@@ -256,13 +256,13 @@ def test_pieces_of_another_run_are_refused(make_vectors: Make, write_parts: Make
     scattered = [opener(piece) for piece in pieces]
     files = [tmp_path / f"shard-{number}" for number in range(3)]
     for number, path in enumerate(files):
-        hnsw.shard(plan, trained, scattered, number, path)
+        hnsw.shard(plan, trained, slices_of(pieces, 3, number), number, path)
     shards = [opener(path) for path in files]
     assert hnsw.merge(plan, trained, parts, scattered, shards, out)["rows"] == 1500
     with pytest.raises(InputError, match="shard 0 of HNSW8 is a piece of another build"):
         hnsw.merge(plan, trained, parts, scattered, shards[::-1], out)
     with pytest.raises(InputError, match="part 0 is a piece of another build"):
-        hnsw.shard(plan, trained, scattered[::-1], 0, tmp_path / "other")
+        hnsw.merge(plan, trained, parts, scattered[::-1], shards, out)
     other = resolve(IndexRecipe("HNSW8", cells=3, seed=1), 1500, 32)
     with pytest.raises(InputError, match="trained is a piece of another build"):
         hnsw.scatter(other, trained, parts[0], 0, tmp_path / "other")
@@ -293,6 +293,6 @@ def test_a_shard_has_the_same_bytes_with_any_number_of_threads(
     made = set()
     for count in (1, 2, 3, 8):
         with threads(count):
-            hnsw.shard(plan, tmp_path / "trained", [opener(tmp_path / "piece")], 1, tmp_path / "shard")
+            hnsw.shard(plan, tmp_path / "trained", slices_of([tmp_path / "piece"], 2, 1), 1, tmp_path / "shard")
         made.add((tmp_path / "shard").read_bytes())
     assert len(made) == 1

@@ -53,9 +53,9 @@ PEAK = """
 import sys
 from pathlib import Path
 
-from rag_model.index.files.pieces import opener
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.registry import kind_named
+from rag_model.index.stages import slices_of
 
 
 def high() -> int:
@@ -69,7 +69,7 @@ trained, piece, parts = work / "trained", work / "scattered", [work / "part-0000
 builder = kind_named(plan.kind)
 if sys.argv[5] == "shard":
     before = high()
-    builder.shard(plan, trained, [opener(piece)], 0, work / "shard")
+    builder.shard(plan, trained, slices_of([piece], plan.shards, 0), 0, work / "shard")
     print(high() - before)
 else:
     builder.train(plan, parts, trained)

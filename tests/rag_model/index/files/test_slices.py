@@ -1,0 +1,83 @@
+"""Slices: one read each, from a place that the table says, and no byte of another one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.errors import InputError, ResourceError
+from rag_model.index.files.pieces import Piece, opener
+from rag_model.index.files.slices import RECORD, SLICED, Slice, identity, read_table, write_sliced
+
+SLICES = [b"first", b"", b"third one", b"\0"]
+ROWS = [2, 0, 5, 1]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_sliced(tmp_path / "piece", "stamp", [np.arange(3)], SLICES, ROWS)
+    return tmp_path / "piece"
+
+
+def records(path: Path, shards: int = len(SLICES)) -> list[Slice]:
+    data = path.read_bytes()
+    return Slice.all_of(read_table(lambda start, end: data[start:end], len(data), shards, "the piece"))
+
+
+def test_each_shard_finds_its_bytes(path: Path) -> None:
+    data, found = path.read_bytes(), records(path)
+    assert [data[one.start : one.end] for one in found] == SLICES
+    assert [one.rows for one in found] == ROWS
+    for one, own in zip(found, SLICES, strict=True):
+        assert one.holds(own)
+        assert not one.holds(own + b"\0")
+        assert not one.holds(own[:-1] + b"?")
+
+
+def test_the_merge_reads_the_arrays_before_them(path: Path) -> None:
+    with Piece.open(opener(path), "stamp", 1 + SLICED, "the piece") as piece:
+        assert piece.read(0).tolist() == [0, 1, 2]
+
+
+def test_a_shard_is_known_by_its_slices_wherever_they_are(path: Path, tmp_path: Path) -> None:
+    """Neither the length of other slices matters, nor parts of which it reads nothing; their order does."""
+    other = tmp_path / "other"
+    write_sliced(other, "stamp", [np.arange(9)], [b"of another length", b"more", *SLICES[2:]], [1, 1, 5, 1])
+    tables = [np.array(records(one), RECORD) for one in (path, other)]
+    assert tables[0]["start"][2] != tables[1]["start"][2]
+    columns = [identity(np.array(column, RECORD)) for column in ([tables[0][2]], [tables[1][2]])]
+    assert columns[0] == columns[1]
+    assert identity(tables[0][[2, 1]]) == identity(tables[0][[2]]) != identity(tables[0][[2, 0]])
+    assert identity(tables[0][[2, 0]]) != identity(tables[0][[0, 2]])
+
+
+_LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*((field, value) for field in ("start", "size") for value in (-1, _LEAST, 1 << 62, _MOST)), ("rows", -1)],
+)
+def test_a_place_outside_the_piece_is_refused(field: str, value: int, path: Path) -> None:
+    table = np.array(records(path), RECORD)
+    table[field][2] = value
+    path.write_bytes(path.read_bytes()[: -table.nbytes] + table.tobytes())
+    with pytest.raises(InputError, match="the piece is truncated or damaged"):
+        records(path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 39, 100])
+def test_a_piece_that_was_cut_is_refused(size: int, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(InputError, match="the piece is truncated or damaged"):
+        records(path)
+
+
+def test_no_shard_is_no_slice(tmp_path: Path) -> None:
+    write_sliced(tmp_path / "piece", "stamp", [], [], [])
+    assert records(tmp_path / "piece", 0) == []
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="cannot write"):
+        write_sliced(tmp_path / "no" / "piece", "stamp", [], SLICES, ROWS)
