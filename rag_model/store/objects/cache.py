@@ -8,6 +8,7 @@ about to open it. A process that has opened a copy can read it after it was remo
 import os
 import re
 import shutil
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,12 @@ from rag_model.store.pulling.stamps import Stamps, stamps_in
 _COPY = re.compile(r"[0-9a-f]{64}")
 _IN_USE = 3600  # seconds
 _NOTED = 60  # seconds between two records of a use
+_SHARES = 64  # of the room that is left: as many processes may fill one each
+_SPARE = 64  # the part of the bound that is emptied at once
+_ROOM = threading.Lock()
+_left: dict[
+    tuple[Path, int], int
+] = {}  # bytes that this process may add before it lists the copies, by folder and bound
 
 
 def cache_folder() -> Path:
@@ -41,18 +48,35 @@ def used(copy: Path) -> None:
 def make_room(size: int) -> None:
     """Remove the least recently used copies until `size` more bytes fit within the bound.
 
+    Copies are listed again only once this process has added its share of the room that it saw: to list all of them for
+    each new one would take time with the square of their number.
+
     Raises:
         UsageError: `BOOKWHEEL_CACHE_BYTES` is not a number.
     """
     folder = cache_folder()
     most = _most_bytes(folder)
+    with _ROOM:
+        if size <= _left.get((folder, most), 0):
+            _left[folder, most] -= size
+            return
+        room = most - size - _emptied(folder, most, size)
+        _left[folder, most] = (room if room >= 0 else most // _SPARE) // _SHARES  # less than 0: all copies are in use
+
+
+def _emptied(folder: Path, most: int, size: int) -> int:
+    """Remove copies as `make_room` does, and a little more of them, so that there is room for a while; return the
+    bytes that are left.
+    """
     copies = [(found.st_atime, found.st_size, path) for path in folder.glob("??/*") if (found := _copy(path))]
     held = sum(held for _, held, _ in copies)
+    wanted = most - most // _SPARE if held + size > most else most
     for last, held_by, path in sorted(copies):
-        if held + size <= most or time.time() - last < _IN_USE:
-            return
+        if held + size <= wanted or time.time() - last < _IN_USE:
+            break
         path.unlink(missing_ok=True)
         held -= held_by
+    return held
 
 
 def _copy(path: Path) -> os.stat_result | None:

@@ -1,7 +1,7 @@
 """The cache of remote blobs: bounded, and only ever holding what was verified."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ def age(path: Path, hours: float) -> None:
 
 
 def test_the_longest_unused_leaves_first(put: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "3000")
+    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "3100")
     first, second, third = put(1), put(2), put(3)
     age(first, 2), age(second, 3), age(third, 4)
     put(3)  # used again
@@ -37,6 +37,31 @@ def test_the_longest_unused_leaves_first(put: Callable[[int], Path], monkeypatch
 def test_what_was_just_used_stays(put: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "1")
     assert all(path.exists() for path in [put(n) for n in range(4)])
+
+
+def test_many_copies_are_listed_now_and_then(
+    put: Callable[[int], Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a listing for each, the hundredth would cost a hundred times the first; the bound is kept all the same."""
+    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "1000000")
+    listed, glob = list[Path](), Path.glob
+
+    def noted(self: Path, pattern: str) -> Iterator[Path]:
+        listed.append(self)
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", noted)
+    for n in range(100):
+        put(n)
+    assert 1 <= listed.count(cache) < 15
+    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "50000")
+    for path in glob(cache, "??/*"):
+        age(path, 2)
+    before = len(listed)
+    for n in range(100, 140):
+        put(n)
+        assert sum(path.stat().st_size for path in glob(cache, "??/*")) <= 50_000
+    assert len(listed) - before <= 40
 
 
 def test_without_a_bound_half_the_disk_is_left(put: Callable[[int], Path]) -> None:
