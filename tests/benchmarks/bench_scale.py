@@ -6,10 +6,11 @@ all snapshots that hold it again), `gc`, and `serve`, which answers one question
 default, and in memory (`--in-memory`). Of each stage and verb: seconds, CPU seconds of all processes, and the memory of
 the launcher and of the largest worker at its peak: what it holds itself (anonymous), and pages of mapped files.
 
-Parts have 256 KiB of compressed dump at any size: by default a part is a sixteenth of a dump of less than 512 MiB, so
-that what holds a part would seem to grow with the library. Up to 100,000 passages a graph is built at once, and from
-there on in cells of 62,500: `shard` jumps there, and is linear beyond, so ask for sizes above it. The first gate in a
-checkout also compiles the search for words, some twenty CPU seconds.
+Parts have 256 KiB of compressed dump at any size (`--part-bytes`): by default a part is a sixteenth of a dump of less
+than 512 MiB, so that what holds a part would seem to grow with the library. With `--s3` the stores are on an S3 server
+on loopback, whose own cost is not counted. Up to 100,000 passages a graph is built at once, and from there on in cells
+of 62,500: `shard` jumps there, and is linear beyond, so ask for sizes above it. The first gate in a checkout also
+compiles the search for words, some twenty CPU seconds.
 
 `growth` is, for stages and verbs of at least a CPU second, the exponent e of CPU = a n^e and of wall-clock seconds, by
 least squares of the logarithms over the three largest sizes; and `bytes_a_passage`, by which anonymous memory grows
@@ -21,53 +22,60 @@ The encoder is by default a static one of 64 dimensions with random vectors (`ma
 nothing, so what is measured is the machinery. The peer is the line n^1. Prints one JSON line; and on standard error
 each stage and verb as it ends, in the order of `columns`, so that a run that is cut off is not lost: half a million
 passages take an hour.
-`python tests/benchmarks/bench_scale.py [--passages 125000,500000] [--texts FILE]`, where FILE is JSON lines with
+`python tests/benchmarks/bench_scale.py [--passages 125000,500000] [--texts FILE] [--s3]`, where FILE is JSON lines with
 `title` and `text`, plain or `.xz`; by default the passages of the demo, which repeat often in a large dump, and one
 small size: nearly all of its 45 CPU seconds is starts, so that two would give no exponent that says anything.
 """
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import s3fs
 from dumps import UNGATED
 from made_static import made_static
 from passages import demo_passages, lines
+from s3_server import environment_of, seaweed
 from scaled_dump import Corpus, Month, Sentences
 from served import get, load
 from stages import OUTSIDE, Spent, Told, bookwheel, service
 
 from flows.demo import demo_encoder
+from rag_model.store.objects.files import Files, Found
 
 _MONTHS: dict[str, Month] = {"reindex": "old", "rebuild": "new"}
 _LARGEST = 3  # sizes that an exponent is fitted to
-_RECIPE = f"part_bytes = {1 << 18}\n{UNGATED}"
+_PART_BYTES = 1 << 18
 _LEAST = 1.0  # CPU seconds, below which an exponent says nothing
 _ASK = 0.2  # seconds between two looks whether the service is ready
 Costs = dict[str, Spent]  # by stage or verb
 
 
-def lived(corpus: Corpus, encoder: str, folder: Path) -> tuple[dict[str, Told], dict[str, Any]]:
+def lived(
+    corpus: Corpus, encoder: str, folder: Path, store: str, part_bytes: int
+) -> tuple[dict[str, Told], dict[str, Any]]:
     """Take a corpus through its life; return what each verb took, and the sizes of the store."""
-    store, told = folder / "store", dict[str, Told]()
-    (folder / "recipe.toml").write_text(_RECIPE)
+    told = dict[str, Told]()
+    (folder / "recipe.toml").write_text(f"part_bytes = {part_bytes}\n{UNGATED}")
     cache = {"BOOKWHEEL_CACHE": str(folder / "cache")}
-    build = ("--store", str(store), "--encoder", encoder, "--recipe", str(folder / "recipe.toml"))
+    build = ("--store", store, "--encoder", encoder, "--recipe", str(folder / "recipe.toml"))
     for verb, month in _MONTHS.items():
         dump = corpus.write(month, folder / month)
         told[verb] = _run(verb, ("reindex", "--dump", dump, *build), cache)
         shutil.rmtree(folder / month)
-    sizes = measured_sizes(store)
+    sizes = measured_sizes(Files(store))
     for verb, words in _verbs(corpus, folder / "pulled").items():
-        told[verb] = _run(verb, (*words, "--store", str(store)), cache)
+        told[verb] = _run(verb, (*words, "--store", store), cache)
     shutil.rmtree(folder / "pulled")
     for verb in ("serve", "serve --in-memory"):
         told[verb] = answered(verb.split(), store, corpus.question(), cache)
@@ -96,9 +104,9 @@ def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-def answered(words: Sequence[str], store: Path, question: str, environment: dict[str, str]) -> Told:
+def answered(words: Sequence[str], store: str, question: str, environment: dict[str, str]) -> Told:
     """Start the service and ask it one question."""
-    with service(*words, "--store", str(store), environment=environment) as (address, told):
+    with service(*words, "--store", store, environment=environment) as (address, told):
         while get(address, "/readyz")[0] != 200:
             time.sleep(_ASK)
         if {one.status for one in load(address, [question], 1, 0.0)} != {200}:
@@ -107,23 +115,17 @@ def answered(words: Sequence[str], store: Path, question: str, environment: dict
     return told
 
 
-def measured_sizes(store: Path) -> dict[str, float]:
+def measured_sizes(files: Files) -> dict[str, float]:
     """Return the kilobytes of the largest file of each kind that could grow with the corpus and is read whole."""
-    kinds = {kind: store.glob(f"{kind}/**/*") for kind in ("snapshots", "memo", "reports")}
-    largest = {
-        kind: max((path.stat().st_size for path in paths if path.is_file()), default=0) for kind, paths in kinds.items()
-    }
-    largest["lists"] = max((path.stat().st_size for path in _lists(store)), default=0)
-    return {kind: round(size / 1e3, 1) for kind, size in largest.items()}
+    kinds = {kind: files.tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _lists(files)}
+    return {kind: round(max((found.size for found in every), default=0) / 1e3, 1) for kind, every in kinds.items()}
 
 
-def _lists(store: Path) -> Iterator[Path]:
+def _lists(files: Files) -> Iterator[Found]:
     """Yield the blobs that are lists of other blobs."""
-    for path in store.glob("blobs/**/*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                if file.read(1) == b"[":
-                    yield path
+    blobs = [*files.tree("blobs")]
+    first = files.ask(lambda found: files.read_range(found.path, 0, min(1, found.size)), blobs)
+    return (found for found, byte in zip(blobs, first, strict=True) if byte == b"[")
 
 
 def costs_of(told: Mapping[str, Told]) -> Costs:
@@ -165,6 +167,16 @@ def rounded(costs: Costs) -> dict[str, list[float]]:
     return {name: [round(value, 1) for value in asdict(spent).values()] for name, spent in costs.items()}
 
 
+@contextmanager
+def served_s3(folder: Path) -> Iterator[str]:
+    """Run an S3 server, and yield the URL of an empty bucket; commands that are started meanwhile reach it."""
+    (data := folder / "s3").mkdir()
+    with seaweed(data) as endpoint:
+        os.environ |= environment_of(endpoint)
+        s3fs.S3FileSystem().makedirs("bench", exist_ok=True)
+        yield "s3://bench"
+
+
 def main() -> None:
     """Measure each size, the smallest first."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -172,22 +184,30 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="JSON lines with title and text")
     parser.add_argument("--encoder", help="a folder or hub name")
     parser.add_argument("--work", type=Path, help="a folder on a disk with room for the stores")
+    parser.add_argument("--part-bytes", type=int, default=_PART_BYTES, help="compressed bytes of a part")
+    parser.add_argument("--s3", action="store_true", help="keep the stores on an S3 server on loopback")
     options = parser.parse_args()
     sentences = Sentences.of(lines(options.texts) if options.texts else demo_passages())
     runs, facts = list[Costs](), list[dict[str, Any]]()
-    with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.work) as at:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.work) as at,
+        served_s3(Path(at)) if options.s3 else nullcontext(at) as stores,
+    ):
         encoder = options.encoder or str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(at, "encoder")))
         for size in sorted(map(int, options.passages.split(","))):
             folder = Path(at, str(size))
             folder.mkdir()
             print(json.dumps({"about_passages": size}), file=sys.stderr, flush=True)
-            told, fact = lived(Corpus.for_passages(sentences, size), encoder, folder)
+            corpus = Corpus.for_passages(sentences, size)
+            told, fact = lived(corpus, encoder, folder, f"{stores}/{size}/store", options.part_bytes)
             shutil.rmtree(folder)
             runs.append(costs_of(told))
             facts.append(fact)
     line = {
         "benchmark": "scale",
         "encoder": Path(encoder).name,
+        "store": "s3" if options.s3 else "disk",
+        "part_bytes": options.part_bytes,
         "sizes": facts,
         "columns": ["seconds", "CPU seconds", "launcher MB", "worker MB", "launcher mapped MB", "worker mapped MB"],
         "costs": [rounded(costs) for costs in runs],
