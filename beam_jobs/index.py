@@ -147,7 +147,7 @@ def _with_pieces(store: Store, build: IndexBuild, made: Sequence[StageOutput]) -
 
 def _table_of(store: Store, shards: int, piece: BlobRef) -> Table:
     """Return where each shard's slice of a piece is, (shards,)."""
-    return read_table(partial(store.blobs.read_range, piece), piece.size, shards, f"blob {piece.id}")
+    return read_table(partial(store.blobs.read_range, piece), piece.size, shards, f"blob {piece.id}")[:-1]
 
 
 def _scatter_tasks(store: Store, build: IndexBuild) -> list[ScatterTask]:

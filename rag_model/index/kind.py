@@ -190,7 +190,7 @@ class IndexKind(Protocol):
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Write the piece of part `number`.
 
-        If there are shards, the piece ends in what each reads of it, and in their table (`slices.write_sliced`).
+        If there are shards, the piece holds what each reads of it (`slices.write_sliced`).
         """
         ...
 

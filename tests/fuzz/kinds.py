@@ -36,15 +36,17 @@ from rag_model.encoders.weights import digest_weights
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.records.differences import beside
 from rag_model.index.files.intake import cut, look
+from rag_model.index.files.pieces import opener
 from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.graphs.scattered import read_rows, vectors_of
 from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.derive import derived
 from rag_model.index.postings.search import Bm25Index
-from rag_model.index.recipe import IndexRecipe
+from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
-from rag_model.index.stages import build
+from rag_model.index.stages import build, slices_of
 from rag_model.index.tokens.search import TokenIndexFile
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import parsed
@@ -58,6 +60,7 @@ from tests.fixtures.impacts import write_rows, zipfian
 from tests.fuzz.deltas import DELTAS
 
 D, N, _TERMS = 16, 400, 50
+_CELLS = resolve(IndexRecipe("HNSW4", cells=3), N, D)
 _ID = "1" * 64
 
 
@@ -194,6 +197,17 @@ def _read_mapped(path: Path) -> object:
         return file.rows([0, file.n_rows - 1] if file.n_rows else [])
     finally:
         file.close()
+
+
+def _sliced(folder: Path) -> Path:
+    np.save(folder / "part.npy", _vectors())
+    build(_CELLS, [folder / "part.npy"], folder / "index", folder)
+    return folder / "scattered-00000"
+
+
+def _read_slices(path: Path) -> object:
+    read = [vectors_of(slices_of([path], _CELLS.shards, number), D) for number in range(_CELLS.shards)]
+    return read, read_rows(_CELLS, path.with_name("trained"), [opener(path)])
 
 
 def _spans(folder: Path) -> Path:
@@ -410,6 +424,7 @@ KINDS = [
     Kind("vector input parquet", _vector_parquet, _read_input),
     Kind("token vectors", _tokens, _read_tokens),
     *(Kind(f"faiss {name}", partial(_built, factory), _read_faiss) for name, factory in _FAISS.items()),
+    Kind("slices", _sliced, _read_slices),
     Kind("postings", partial(_built, "BM25"), _read_postings),
     Kind("postings of a later snapshot", partial(_built, "BM25"), _derive_postings),
     Kind("sparse rows", _sparse, _read_sparse),

@@ -49,22 +49,9 @@ def write_piece(path: Path, stamp: str, arrays: Sequence[Array]) -> None:
     Raises:
         ResourceError: the file cannot be written.
     """
-    _write(path, "wb", [np.frombuffer(stamp.encode(), np.uint8), *arrays])
-
-
-def append_array(path: Path, array: Array) -> None:
-    """Write one more array at the end of a piece.
-
-    Raises:
-        ResourceError: the file cannot be written.
-    """
-    _write(path, "ab", [array])
-
-
-def _write(path: Path, mode: str, arrays: Sequence[Array]) -> None:
     try:
-        with path.open(mode) as file:
-            for array in arrays:
+        with path.open("wb") as file:
+            for array in (np.frombuffer(stamp.encode(), np.uint8), *arrays):
                 np.save(file, array, allow_pickle=False)
     except OSError as failed:
         raise ResourceError(f"cannot write {path}: {failed.strerror}") from failed

@@ -1,9 +1,11 @@
 """Slices: what one shard reads of one part's piece. There are shards x parts of them, so each has to cost little.
 
-A piece of a kind with shards ends in a table of where each shard's slice is. With it a shard's worker reads a slice by
-one request, and opens no piece. A slice is verified by its digest, which also says whether it is an earlier build's.
+A piece of a kind with shards is its head, which the merge reads, the slices of all shards, and a table of where they
+are. With it a shard's worker reads a slice by one request, and opens no piece. Head and slices are verified by their
+digests; that of a slice also says whether it is an earlier build's.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -12,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.digest import digest_bytes
-from rag_model.errors import InputError
-from rag_model.index.files.pieces import Array, append_array, write_piece
+from rag_model.errors import InputError, ResourceError
+from rag_model.index.files.pieces import Array, Opener, Piece, write_piece
 
 Table = npt.NDArray[np.void]  # of `RECORD`
 Reader = Callable[[int, int], bytes]  # returns the bytes of a piece from `start` to `end`, or less where it is shorter
@@ -46,48 +48,78 @@ class Slice(NamedTuple):
 
 
 def write_sliced(path: Path, stamp: str, arrays: Sequence[Array], slices: Sequence[bytes], rows: Sequence[int]) -> None:
-    """Write a piece of `arrays`, the slices of all shards, and their table.
+    """Write a piece.
 
     Args:
         path: the file.
         stamp: of the piece (`pieces.stamp_of`).
-        arrays: what the merge reads: it opens a piece of these and `SLICED` more.
+        arrays: its head.
         slices: a shard's bytes; empty: it reads nothing of this piece.
         rows: of each slice, those that are counted as the shard's.
 
     Raises:
         ResourceError: the file cannot be written.
     """
-    joined = np.frombuffer(b"".join(slices), np.uint8)
-    write_piece(path, stamp, [*arrays, joined])
-    table = np.zeros(len(slices), RECORD)
-    table["size"], table["rows"] = [len(data) for data in slices], rows
-    table["start"] = path.stat().st_size - len(joined) + np.cumsum(table["size"]) - table["size"]
-    table["digest"] = np.frombuffer(b"".join(map(_digest, slices)), "V16")
-    append_array(path, table.view(np.uint8))
-
-
-SLICED = 2  # arrays of a piece behind those that the merge reads: the slices, and their table
+    write_piece(path, stamp, arrays)
+    try:
+        every = [*slices, path.read_bytes()]
+        table = np.zeros(len(every), RECORD)
+        table["size"] = [len(data) for data in every]
+        table["rows"][:-1] = rows
+        table["start"][:-1] = len(every[-1]) + np.cumsum(table["size"][:-1]) - table["size"][:-1]
+        table["digest"] = np.frombuffer(b"".join(map(_digest, every)), "V16")
+        with path.open("ab") as file:
+            file.writelines([*slices, table.tobytes()])
+    except OSError as failed:
+        raise ResourceError(f"cannot write {path}: {failed.strerror}") from failed
 
 
 def read_table(read: Reader, size: int, shards: int, name: str) -> Table:
-    """Return the table of a piece of `size` bytes, (shards,); `name` names the piece in errors.
+    """Return the table of a piece of `size` bytes, (shards + 1,): the last record is the head's.
+
+    `name` names the piece in errors.
 
     Raises:
         InputError: the piece is truncated or damaged.
     """
-    length = shards * RECORD.itemsize
+    length = (shards + 1) * RECORD.itemsize
     data = read(size - length, size) if length <= size else b""
     table = np.frombuffer(data, RECORD) if len(data) == length else np.zeros(0, RECORD)
     start, end = table["start"], table["start"] + table["size"]
-    if len(table) != shards or np.any((start < 0) | (end < start) | (end > size) | (table["rows"] < 0)):
-        raise InputError(f"{name} is truncated or damaged: build it again")
+    if not len(table) or np.any((start < 0) | (end < start) | (end > size - length) | (table["rows"] < 0)):
+        raise _broken(name)
     return table
+
+
+def open_head(opener: Opener, shards: int, stamp: str, count: int, name: str) -> Piece:
+    """Return the `count` arrays of a piece's head, which is read whole.
+
+    Raises:
+        InputError: the piece is missing, truncated, damaged, or of another build.
+    """
+    try:
+        with opener() as file:
+
+            def read(start: int, end: int) -> bytes:
+                file.seek(start)
+                return file.read(end - start)
+
+            (head,) = Slice.all_of(read_table(read, file.seek(0, io.SEEK_END), shards, name)[-1:])
+            data = read(head.start, head.end)
+    except OSError as failed:
+        raise InputError(f"cannot read {name} ({failed.strerror}): build it again") from failed
+    if not head.holds(data):
+        raise _broken(name)
+    return Piece(io.BytesIO(data), stamp, count, name)
 
 
 def identity(column: Table) -> str:
     """Return a digest of a shard's slices, (parts,), in order; parts of which it reads nothing are left out."""
     return digest_bytes(column["digest"][column["size"] > 0].tobytes())
+
+
+def _broken(name: str) -> InputError:
+    return InputError(f"{name} is truncated or damaged: build it again")
 
 
 def _digest(data: bytes) -> bytes:

@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.files.pieces import Array, Opener, Piece, stamp_of
-from rag_model.index.files.slices import SLICED, write_sliced
+from rag_model.index.files.pieces import Array, Opener, stamp_of
+from rag_model.index.files.slices import open_head, write_sliced
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.cells import Cells
 from rag_model.index.graphs.graph import Links
 from rag_model.index.recipe import VectorPlan
 
-_BEGINS, _ROWS, _COUNT = range(3)  # the arrays of a piece that the merge reads
+_BEGINS, _ROWS, _COUNT = range(3)  # the arrays of a piece's head
 _HEAD = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # of a slice
 
 
 def write_scattered(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
     """Sort a part's vectors by cell and write them in their own dtype; return the start of each group, and the end.
 
-    Holds the part's vectors three to five times.
+    Holds the part's vectors two to four times.
 
     Raises:
         InputError: a row holds a NaN or an infinity.
@@ -72,7 +72,8 @@ def read_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> l
     parts, start = list[Links](), 0
     for number, opener in enumerate(scattered):
         name = f"the scattered piece of part {number}"
-        with Piece.open(opener, stamp_of(plan, trained, "scattered", number), _COUNT + 1 + SLICED, name) as piece:
+        stamp = stamp_of(plan, trained, "scattered", number)
+        with open_head(opener, plan.shards, stamp, _COUNT + 1, name) as piece:
             begins[number] = piece.read(_BEGINS)
             parts.append(piece.read(_ROWS) + np.int32(start))
             start += int(piece.read(_COUNT)[0])

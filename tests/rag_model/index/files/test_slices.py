@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rag_model.errors import InputError, ResourceError
-from rag_model.index.files.pieces import Piece, opener
-from rag_model.index.files.slices import RECORD, SLICED, Slice, identity, read_table, write_sliced
+from rag_model.index.files.pieces import opener
+from rag_model.index.files.slices import RECORD, Slice, identity, open_head, read_table, write_sliced
 
 SLICES = [b"first", b"", b"third one", b"\0"]
 ROWS = [2, 0, 5, 1]
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 def records(path: Path, shards: int = len(SLICES)) -> list[Slice]:
     data = path.read_bytes()
-    return Slice.all_of(read_table(lambda start, end: data[start:end], len(data), shards, "the piece"))
+    return Slice.all_of(read_table(lambda start, end: data[start:end], len(data), shards, "the piece")[:-1])
 
 
 def test_each_shard_finds_its_bytes(path: Path) -> None:
@@ -34,9 +34,19 @@ def test_each_shard_finds_its_bytes(path: Path) -> None:
         assert not one.holds(own[:-1] + b"?")
 
 
-def test_the_merge_reads_the_arrays_before_them(path: Path) -> None:
-    with Piece.open(opener(path), "stamp", 1 + SLICED, "the piece") as piece:
+def test_the_merge_reads_the_head_verified(path: Path) -> None:
+    with open_head(opener(path), len(SLICES), "stamp", 1, "the piece") as piece:
         assert piece.read(0).tolist() == [0, 1, 2]
+    with pytest.raises(InputError, match="the piece is a piece of another build"):
+        open_head(opener(path), len(SLICES), "other", 1, "the piece")
+    whole = path.read_bytes()
+    for place in (0, 60, whole.index(SLICES[0]) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(InputError, match="the piece is truncated or damaged"):
+            open_head(opener(path), len(SLICES), "stamp", 1, "the piece")
+    path.unlink()
+    with pytest.raises(InputError, match=r"cannot read the piece \(No such file or directory\)"):
+        open_head(opener(path), len(SLICES), "stamp", 1, "the piece")
 
 
 def test_a_shard_is_known_by_its_slices_wherever_they_are(path: Path, tmp_path: Path) -> None:
@@ -59,14 +69,15 @@ _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     [*((field, value) for field in ("start", "size") for value in (-1, _LEAST, 1 << 62, _MOST)), ("rows", -1)],
 )
 def test_a_place_outside_the_piece_is_refused(field: str, value: int, path: Path) -> None:
-    table = np.array(records(path), RECORD)
+    data = path.read_bytes()
+    table = np.frombuffer(data[-(len(SLICES) + 1) * RECORD.itemsize :], RECORD).copy()
     table[field][2] = value
-    path.write_bytes(path.read_bytes()[: -table.nbytes] + table.tobytes())
+    path.write_bytes(data[: -table.nbytes] + table.tobytes())
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
         records(path)
 
 
-@pytest.mark.parametrize("size", [0, 1, 39, 100])
+@pytest.mark.parametrize("size", [0, 1, 39, 199])
 def test_a_piece_that_was_cut_is_refused(size: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
