@@ -37,13 +37,14 @@ from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.records.differences import beside
 from rag_model.index.files.intake import cut, look
 from rag_model.index.files.pieces import opener
+from rag_model.index.files.slices import open_head, write_sliced
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.index.graphs.scattered import read_rows, vectors_of
+from rag_model.index.graphs.scattered import vectors_of
 from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.derive import derived
 from rag_model.index.postings.search import Bm25Index
-from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
 from rag_model.index.stages import build, slices_of
@@ -59,8 +60,7 @@ from tests.fixtures.impacts import questions as impact_questions
 from tests.fixtures.impacts import write_rows, zipfian
 from tests.fuzz.deltas import DELTAS
 
-D, N, _TERMS = 16, 400, 50
-_CELLS = resolve(IndexRecipe("HNSW4", cells=3), N, D)
+D, N, _TERMS, _SHARDS = 16, 400, 50, 3
 _ID = "1" * 64
 
 
@@ -200,14 +200,17 @@ def _read_mapped(path: Path) -> object:
 
 
 def _sliced(folder: Path) -> Path:
-    np.save(folder / "part.npy", _vectors())
-    build(_CELLS, [folder / "part.npy"], folder / "index", folder)
-    return folder / "scattered-00000"
+    slices = []
+    for rows in np.array_split(_vectors(), _SHARDS):
+        slices.append(np.array([len(rows) - 9, 9, 4]).tobytes() + rows.tobytes())
+    write_sliced(folder / "piece", "stamp", [np.arange(9), np.arange(N)], slices, [1] * _SHARDS)
+    return folder / "piece"
 
 
 def _read_slices(path: Path) -> object:
-    read = [vectors_of(slices_of([path], _CELLS.shards, number), D) for number in range(_CELLS.shards)]
-    return read, read_rows(_CELLS, path.with_name("trained"), [opener(path)])
+    read = [vectors_of(slices_of([path], _SHARDS, number), D) for number in range(_SHARDS)]
+    with open_head(opener(path), _SHARDS, "stamp", 2, str(path)) as piece:
+        return read, piece.read(0), piece.read(1)
 
 
 def _spans(folder: Path) -> Path:

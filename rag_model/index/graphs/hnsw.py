@@ -116,6 +116,7 @@ def shard(plan: VectorPlan, trained: Path, slices: Iterable[bytes], number: int,
     Holds the cell's vectors twice, and its graph.
 
     Raises:
+        InputError: a slice is of other vectors.
         ResourceError: memory ran out, or the file cannot be written.
     """
     members, sources = vectors_of(slices, plan.d)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rag_model.errors import InputError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Array, Opener, stamp_of
 from rag_model.index.files.slices import open_head, write_sliced
@@ -50,10 +51,18 @@ def _slice(vectors: Vectors, members: int) -> bytes:
 
 
 def vectors_of(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
-    """Return a cell's members and the vectors linked into it, (m, d) and (l, d) float32, of its slices in row order."""
+    """Return a cell's members and the vectors linked into it, (m, d) and (l, d) float32, of its slices in row order.
+
+    Raises:
+        InputError: bytes are no slice of vectors of `dim` dimensions.
+    """
     members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
     for data in slices:
-        count, _, width = np.frombuffer(data, _HEAD, 1)[0].tolist()
+        count, more, width = np.frombuffer(data, _HEAD, 1)[0].tolist() if len(data) >= _HEAD.itemsize else (0, 0, 0)
+        if min(count, more) < 0 or width not in (2, 4) or len(data) != _HEAD.itemsize + (count + more) * dim * width:
+            raise InputError(
+                f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
+            )
         # flat -> (m + l, d)
         vectors = np.frombuffer(data, f"<f{width}", offset=_HEAD.itemsize).reshape(-1, dim).astype(np.float32)
         members.append(vectors[:count])

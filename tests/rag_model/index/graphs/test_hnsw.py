@@ -181,6 +181,16 @@ def test_a_cell_reads_its_slices_of_every_part_in_row_order(
         np.testing.assert_array_equal(read, vectors[own].astype(np.float32))
 
 
+@pytest.mark.parametrize("head", [(2, 1, 4), (3, -1, 4), (-1, 3, 4), (1, 1, 8), (1, 1, 2), (2**62, 2, 4)])
+def test_bytes_that_are_no_slice_are_refused(head: tuple[int, int, int]) -> None:
+    """Two vectors of three float32, and a head that says something else; then no head at all."""
+    sound = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes()
+    assert [len(one) for one in vectors_of([sound], 3)] == [1, 1]
+    for data in (np.array(head).tobytes() + sound[24:], sound[:23], sound[:-1]):
+        with pytest.raises(InputError, match="does not hold vectors of 3 dimensions"):
+            vectors_of([data], 3)
+
+
 def test_the_bytes_do_not_depend_on_the_rows_that_are_merged_at_once(
     make_vectors: Make, write_parts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
