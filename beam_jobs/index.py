@@ -21,8 +21,10 @@ from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutpu
 from beam_jobs.index_work import build_shard, derive_one, merge_one, scatter_one, train_one
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
+from rag_model.digest import digest_bytes
+from rag_model.errors import InputError
 from rag_model.index.deriving import DerivingKind
-from rag_model.index.files.slices import Table, identity, read_table
+from rag_model.index.files.slices import PLACES, Table, identity, read_table
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named
@@ -138,16 +140,23 @@ def _with_pieces(store: Store, build: IndexBuild, made: Sequence[StageOutput]) -
     build = replace(build, scattered=_put_outputs(store, made))
     if not build.plan.shards:
         return build
-    pieces = [required(one.out) for one in made]
-    table = np.stack([*store.files.ask(partial(_table_of, store, build.plan.shards), pieces)], axis=1)
-    cells = [{"rows": int(column["rows"].sum()), "slices": identity(column)} for column in table]
-    put = store.blobs.put_bytes
-    return replace(build, slices=put(table.tobytes()), cells=put(json.dumps(cells).encode()))
+    pieces, shards, put = [required(one.out) for one in made], build.plan.shards, store.blobs.put_bytes
+    places = np.empty((shards, len(pieces)), PLACES)
+    for number, column in enumerate(store.files.ask(partial(_places_in, store, shards), pieces)):
+        places[:, number] = column
+    cells = [
+        {"rows": int(row["rows"].sum()), "slices": identity(row), "places": digest_bytes(row.tobytes())}
+        for row in places
+    ]
+    return replace(build, places=put(places.tobytes()), cells=put(json.dumps(cells).encode()))
 
 
-def _table_of(store: Store, shards: int, piece: BlobRef) -> Table:
-    """Return where each shard's slice of a piece is, (shards,)."""
-    return read_table(partial(store.blobs.read_range, piece), piece.size, shards, f"blob {piece.id}")[:-1]
+def _places_in(store: Store, shards: int, piece: BlobRef) -> Table:
+    """Return the places of all shards' slices in a piece, (shards,)."""
+    try:
+        return read_table(partial(store.blobs.read_range, piece), piece.size, shards, piece.id)[:-1]
+    except InputError as broken:
+        raise store.blobs.damaged(piece) from broken
 
 
 def _scatter_tasks(store: Store, build: IndexBuild) -> list[ScatterTask]:
@@ -170,10 +179,10 @@ def build_shards(
     shards = [
         [ShardTask(build, number, **cell) for number, cell in enumerate(_cells(store, build))] for build in builds
     ]
-    left = recorded(build_shard, [task for own in shards for task in own], store).count(None)
-    shards = [[replace(task, beside=max(1, left)) for task in own] for own in shards]
+    known = recorded(build_shard, [task for own in shards for task in own], store)
+    shards = [[replace(task, beside=max(1, known.count(None))) for task in own] for own in shards]
     roomy = _with_room(builds, "shard", launch)
-    done = _grouped("shard", build_shard, shards, roomy, on_progress, _to_link)
+    done = _grouped("shard", build_shard, shards, roomy, on_progress, _to_link, known)
     return [replace(build, shards=_put_outputs(store, made)) for build, made in zip(builds, done, strict=True)]
 
 
@@ -206,10 +215,11 @@ def _grouped(
     launch: Launch,
     on_progress: OnProgress | None,
     seconds: Callable[[Any], float],
+    known: Sequence[Report | None] | None = None,
 ) -> Iterator[list[StageOutput]]:
     """Run the tasks of all indexes as one job; yield what they made index by index."""
     flat = [task for own in tasks for task in own]
-    told = iter(run_job(stage, work, flat, launch, on_progress, seconds, memoised=True))
+    told = iter(run_job(stage, work, flat, launch, on_progress, seconds, memoised=True, known=known))
     for own in tasks:
         yield [StageOutput.from_json(next(told)) for _ in own]
 
@@ -252,6 +262,6 @@ def _put_outputs(store: Store, made: Iterable[StageOutput]) -> BlobRef:
 
 
 def _cells(store: Store, build: IndexBuild) -> list[dict[str, Any]]:
-    """Return for each shard its rows over all parts, and a digest of its slices."""
+    """Return for each shard its rows over all parts, and digests of its slices and of their places."""
     cells: list[dict[str, Any]] = json.loads(store.blobs.read(build.cells)) if build.cells else []
     return cells

@@ -50,8 +50,8 @@ class IndexBuild:
     before: BlobRef | None = None  # if it is the parent's: what the parent has of each part (`Heirloom.before`)
     fitted: TrainingFit | None = None  # how well it fitted its training vectors
     scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    slices: BlobRef | None = None  # where each shard's slice of each piece is: `slices.RECORD`s, (shards, parts)
-    cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
+    places: BlobRef | None = None  # of each shard's slice in each piece: `slices.PLACES`, (shards, parts)
+    cells: BlobRef | None = None  # JSON list: for each shard its rows, and digests of its slices and of their places
     shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
 
 
@@ -73,6 +73,7 @@ class ShardTask:
     number: int
     rows: int  # members of its cell
     slices: str  # digest of the slices that it is built from
+    places: str  # digest of their places
     beside: int = 1  # shards to be built, this one included: of fewer than there are cores, each is given several
 
 

@@ -19,11 +19,12 @@ from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutpu
 from beam_jobs.launch import Report
 from beam_jobs.threads import limit_threads
 from rag_model.cores import cores
+from rag_model.digest import digest_bytes
 from rag_model.errors import InputError, StoreError
 from rag_model.index.carrying import CarryingKind, EarlierPiece
 from rag_model.index.files import engine
 from rag_model.index.files.pieces import Opener, opener
-from rag_model.index.files.slices import RECORD, Slice
+from rag_model.index.files.slices import PLACES, Place
 from rag_model.index.plan import Facts
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit
@@ -147,18 +148,20 @@ def build_shard(shard: ShardTask, store: Store) -> Report:
 def _slices(shard: ShardTask, store: Store) -> Iterator[bytes]:
     """Return what a shard reads of each piece, in order, verified: one request a piece, many of them at once."""
     pieces = blobs_in(store, required(shard.build.scattered))
-    row = len(pieces) * RECORD.itemsize  # of the table of all shards
-    data = store.blobs.read_range(required(shard.build.slices), shard.number * row, (shard.number + 1) * row)
+    every, size = required(shard.build.places), len(pieces) * PLACES.itemsize
+    places = store.blobs.read_range(every, shard.number * size, (shard.number + 1) * size)
+    if digest_bytes(places) != shard.places:
+        raise store.blobs.damaged(every)
 
-    def read(numbered: tuple[int, Slice]) -> bytes:
-        number, wanted = numbered
-        data = store.blobs.read_range(pieces[number], wanted.start, wanted.end)
-        if not wanted.holds(data):
+    def read(numbered: tuple[int, Place]) -> bytes:
+        number, place = numbered
+        data = store.blobs.read_range(pieces[number], place.start, place.end)
+        if not place.holds(data):
             raise store.blobs.damaged(pieces[number])
         return data
 
-    asked = [(number, wanted) for number, wanted in enumerate(Slice.all_of(np.frombuffer(data, RECORD))) if wanted.size]
-    return store.files.ask(read, asked)
+    numbered = enumerate(Place.all_of(np.frombuffer(places, PLACES)))
+    return store.files.ask(read, [(number, place) for number, place in numbered if place.size])
 
 
 def merge_one(build: IndexBuild, store: Store) -> Report:

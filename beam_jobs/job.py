@@ -21,6 +21,7 @@ def run_job(
     seconds: Callable[[Task], float] | None = None,
     *,
     memoised: bool = False,
+    known: Sequence[Report | None] | None = None,
 ) -> list[Report]:
     """Do every task; return their facts in the order of `tasks`.
 
@@ -36,12 +37,13 @@ def run_job(
         seconds: returns the estimated seconds of one core for a task, if known. Longer tasks start first: local workers
             get tasks in turn, and so about the same amount of work.
         memoised: `work` begins by looking up the store's memo, before anything expensive.
+        known: what `recorded` returned for the tasks, if they were looked up before.
 
     Raises:
         BookwheelError: the error that a worker raised, of the same class; or a worker died.
     """
     store, tell = Store.open(launch.store_url), on_progress or (lambda done, total: None)
-    facts = recorded(work, tasks, store) if memoised else [None] * len(tasks)
+    facts = [*known] if known is not None else recorded(work, tasks, store) if memoised else [None] * len(tasks)
     left = [number for number, known in enumerate(facts) if known is None]
     todo = [tasks[number] for number in left]
     found = len(tasks) - len(left)

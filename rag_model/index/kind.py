@@ -197,7 +197,8 @@ class IndexKind(Protocol):
     def shard(self, plan: IndexPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> Facts:
         """Build shard `number` of `plan.shards` and write its piece: equal slices give an equal one.
 
-        `slices` are the shard's, in the order of the parts, verified; parts of which it reads nothing are left out.
+        `slices` are the shard's, in the order of the parts; parts of which it reads nothing are left out. They are
+        verified, and of pieces that `scatter` wrote for this plan and this trained file.
         """
         ...
 

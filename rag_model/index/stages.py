@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rag_model.errors import InputError
 from rag_model.index.files.pieces import Opener, opener
-from rag_model.index.files.slices import Slice, read_table
+from rag_model.index.files.slices import Place, read_table
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.registry import kind_named
 
@@ -37,15 +37,18 @@ def slices_of(pieces: Sequence[Path], shards: int, number: int) -> Iterator[byte
     """Yield what shard `number` of `shards` reads of each piece, in order, without pieces of which it reads nothing.
 
     Raises:
-        InputError: a piece is truncated or damaged.
+        InputError: a piece is missing, truncated or damaged.
     """
     for path in pieces:
-        read = partial(_read, path)
-        (wanted,) = Slice.all_of(read_table(read, path.stat().st_size, shards, str(path))[number : number + 1])
-        if wanted.size:
-            data = read(wanted.start, wanted.end)
-            if not wanted.holds(data):
-                raise InputError(f"{path} is damaged: build it again")
+        try:
+            read, size = partial(_read, path), path.stat().st_size
+            (place,) = Place.all_of(read_table(read, size, shards, str(path))[number : number + 1])
+            data = read(place.start, place.end)
+        except OSError as failed:
+            raise InputError(f"cannot read {path} ({failed.strerror or failed}): build it again") from failed
+        if not place.holds(data):
+            raise InputError(f"{path} is damaged: delete that file and build it again")
+        if data:
             yield data
 
 

@@ -17,7 +17,7 @@ from beam_jobs.launch import Launch
 from beam_jobs.workers import START
 from rag_model.errors import InputError, StoreError
 from rag_model.index import stages
-from rag_model.index.files.slices import RECORD, Table
+from rag_model.index.files.slices import PLACES, Table
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import open_index
 from rag_model.store.objects.blobs import BlobRef
@@ -115,7 +115,7 @@ def test_a_slice_that_is_damaged(store: Store, plans: dict[str, VectorPlan], fil
     """Of a piece whose length, stamp and headers are right."""
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
     path = store.files.local_path(pieces(store, build.scattered)[1].path)
-    whole, table = path.read_bytes(), table_of(store, build)
+    whole, table = path.read_bytes(), places_of(store, build)
     path.chmod(0o644)
     place = int(table["start"][2, 1]) + 30  # shard 2, part 1
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -126,17 +126,70 @@ def test_a_slice_that_is_damaged(store: Store, plans: dict[str, VectorPlan], fil
     assert store.blobs.exists(built.blob)
 
 
-def table_of(store: Store, build: IndexBuild) -> Table:
-    assert build.slices is not None
-    return np.frombuffer(store.blobs.read(build.slices), RECORD).reshape(build.plan.shards, PARTS)
+def places_of(store: Store, build: IndexBuild) -> Table:
+    assert build.places is not None
+    return np.frombuffer(store.blobs.read(build.places), PLACES).reshape(build.plan.shards, PARTS)
+
+
+@pytest.mark.parametrize("field", ["start", "size", "rows", "digest"])
+def test_places_that_are_damaged(
+    field: str, store: Store, plans: dict[str, VectorPlan], files: list[Path], tmp_path: Path
+) -> None:
+    """No shard is recorded that lacks rows, and who deletes the blob that is named gets the same index."""
+    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
+    assert build.places is not None
+    places, path = places_of(store, build).copy(), store.files.local_path(build.places.path)
+    places[field][2, 1] = places[field][2, 0] if field == "digest" else 0
+    path.chmod(0o644)
+    path.write_bytes(places.tobytes())
+    with pytest.raises(StoreError, match=f"{path.name} .* is damaged"):
+        index.build_shards([build], launch(store))
+    path.unlink()
+    (built,) = index.merge(shards(store, {"hnsw": plans["hnsw"]}, files), launch(store))
+    stages.build(built.plan, files, tmp_path / "whole", tmp_path)
+    assert store.blobs.read(built.blob) == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["head", "table"])
+def test_who_deletes_a_piece_that_is_damaged_gets_it_made_again(
+    place: int, store: Store, plans: dict[str, VectorPlan], files: list[Path]
+) -> None:
+    graph = {"hnsw": plans["hnsw"]}
+    (build,) = shards(store, graph, files)
+    path = store.files.local_path(pieces(store, build.scattered)[1].path)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    with pytest.raises((StoreError, InputError), match=f"{path.name}.* damaged.* delete"):
+        index.merge(shards(store, graph, files), launch(store))
+    path.unlink()
+    (built,) = index.merge(shards(store, graph, files), launch(store))
+    assert store.blobs.exists(built.blob)
+
+
+def test_parts_of_any_size_and_width(store: Store, plans: dict[str, VectorPlan], tmp_path: Path) -> None:
+    """Of no row, of one, of float16 beside float32."""
+    drawn = np.random.default_rng(6).standard_normal((N, D), np.float32)
+    vectors = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float16)
+    own = np.split(vectors, [0, 1, 600])
+    paths = [tmp_path / f"{number}.npy" for number in range(len(own))]
+    for number, path in enumerate(paths):
+        np.save(path, own[number].astype((np.float16, np.float32)[number % 2]))
+    (built,) = index.merge(shards(store, {"hnsw": plans["hnsw"]}, paths), launch(store))
+    (work := tmp_path / "work").mkdir()
+    stages.build(built.plan, paths, work / "whole", work)
+    assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
+    found = open_index(work / "whole").search(vectors[:9].astype(np.float32), 1, efSearch=N)[1]
+    assert found[:, 0].tolist() == list(range(9))
 
 
 def test_a_shard_reads_its_own_bytes_and_no_others(
-    store: Store, plans: dict[str, VectorPlan], files: list[Path], monkeypatch: pytest.MonkeyPatch
+    store: Store, plans: dict[str, VectorPlan], files: list[Path]
 ) -> None:
     """One request a piece, however many cells there are: the work would grow with the square of the corpus."""
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
-    scattered, table = {ref.path for ref in pieces(store, build.scattered)}, table_of(store, build)
+    scattered, table = {ref.path for ref in pieces(store, build.scattered)}, places_of(store, build)
     asked = list[tuple[str, int, int]]()
 
     class Counting(Files):

@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 import s3fs
 from dumps import UNGATED
+from fsspec.core import url_to_fs
 from made_static import made_static
 from passages import demo_passages, lines
 from s3_server import environment_of, seaweed
@@ -199,7 +200,9 @@ def main() -> None:
             folder.mkdir()
             print(json.dumps({"about_passages": size}), file=sys.stderr, flush=True)
             corpus = Corpus.for_passages(sentences, size)
-            told, fact = lived(corpus, encoder, folder, f"{stores}/{size}/store", options.part_bytes)
+            store = f"{stores}/{size}/store"
+            told, fact = lived(corpus, encoder, folder, store, options.part_bytes)
+            url_to_fs(store)[0].rm(store, recursive=True)
             shutil.rmtree(folder)
             runs.append(costs_of(told))
             facts.append(fact)

@@ -1,8 +1,8 @@
 """The files that one build stage passes to the next: arrays end to end, with a stamp of the build.
 
-A piece is a sequence of `.npy` images in one file, the stamp first. It is read in ranges of rows, so a
-reader of one cell fetches only that cell's bytes, from a disk or from object storage. A piece that is truncated
-or belongs to another build is detected before any of its numbers is used.
+A piece is a sequence of `.npy` images in one file, the stamp first. It is read in ranges of rows, from a disk or from
+object storage. A piece that is truncated or belongs to another build is detected before any of its numbers is used.
+Behind the piece of a kind with shards there is what each shard reads (`slices`).
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def write_piece(path: Path, stamp: str, arrays: Sequence[Array]) -> None:
             for array in (np.frombuffer(stamp.encode(), np.uint8), *arrays):
                 np.save(file, array, allow_pickle=False)
     except OSError as failed:
-        raise ResourceError(f"cannot write {path}: {failed.strerror}") from failed
+        raise ResourceError(f"cannot write {path}: {failed.strerror or failed}") from failed
 
 
 class Piece:

@@ -2,7 +2,7 @@
 
 Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from neighbouring cells) and the
 vectors that are linked into it. Within a group rows ascend, so reading the parts in order gives a cell's rows in order.
-A cell's slice is its two groups' vectors, behind how many there are and the bytes of a number.
+A cell's slice is its two groups' vectors, behind their counts and the bytes of a number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,13 +20,13 @@ from rag_model.index.graphs.graph import Links
 from rag_model.index.recipe import VectorPlan
 
 _BEGINS, _ROWS, _COUNT = range(3)  # the arrays of a piece's head
-_HEAD = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # of a slice
+_COUNTS = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # how a slice begins
 
 
 def write_scattered(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
     """Sort a part's vectors by cell and write them in their own dtype; return the start of each group, and the end.
 
-    Holds the part's vectors two to four times.
+    Holds the part's vectors up to five times.
 
     Raises:
         InputError: a row holds a NaN or an infinity.
@@ -47,7 +47,8 @@ def write_scattered(plan: VectorPlan, trained: Path, cells: Cells, part: VectorF
 def _slice(vectors: Vectors, members: int) -> bytes:
     if not len(vectors):
         return b""
-    return np.array((members, len(vectors) - members, vectors.itemsize), _HEAD).tobytes() + vectors.tobytes()
+    counts = np.array((members, len(vectors) - members, vectors.itemsize), _COUNTS)
+    return b"".join((counts.tobytes(), vectors.data.cast("B")))
 
 
 def vectors_of(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
@@ -58,13 +59,13 @@ def vectors_of(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
     """
     members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
     for data in slices:
-        count, more, width = np.frombuffer(data, _HEAD, 1)[0].tolist() if len(data) >= _HEAD.itemsize else (0, 0, 0)
-        if min(count, more) < 0 or width not in (2, 4) or len(data) != _HEAD.itemsize + (count + more) * dim * width:
+        count, more, width = np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= _COUNTS.itemsize else (0, 0, 0)
+        if min(count, more) < 0 or width not in (2, 4) or len(data) != _COUNTS.itemsize + (count + more) * dim * width:
             raise InputError(
                 f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
             )
         # flat -> (m + l, d)
-        vectors = np.frombuffer(data, f"<f{width}", offset=_HEAD.itemsize).reshape(-1, dim).astype(np.float32)
+        vectors = np.frombuffer(data, f"<f{width}", offset=_COUNTS.itemsize).reshape(-1, dim).astype(np.float32)
         members.append(vectors[:count])
         linked.append(vectors[count:])
     return np.concatenate(members), np.concatenate(linked)
@@ -72,27 +73,25 @@ def vectors_of(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
 
 def read_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
     """Return the global rows of every group, ascending int32: 4 bytes per vector, copies included, and as much again
-    meanwhile.
+    meanwhile, with 8 for each cell of each part.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.
     """
-    begins = np.empty((len(scattered), 2 * plan.cells + 1), np.int64)
+    begins = np.empty((len(scattered), 2 * plan.cells + 1), np.int32)
     parts, start = list[Links](), 0
     for number, opener in enumerate(scattered):
-        name = f"the scattered piece of part {number}"
         stamp = stamp_of(plan, trained, "scattered", number)
-        with open_head(opener, plan.shards, stamp, _COUNT + 1, name) as piece:
+        with open_head(opener, plan.shards, stamp, _COUNT + 1, f"the scattered piece of part {number}") as piece:
             begins[number] = piece.read(_BEGINS)
             parts.append(piece.read(_ROWS) + np.int32(start))
             start += int(piece.read(_COUNT)[0])
-    counts = np.diff(begins, axis=1)  # (parts, groups)
-    ends = np.cumsum(counts.sum(0))  # (groups,) in the result, where all groups' rows are end to end
-    shifts = np.concatenate([[0], ends[:-1]]) + np.cumsum(counts, axis=0) - counts - begins[:, :-1]
-    rows = np.empty(int(ends[-1]), np.int32)
-    while parts:
-        own = parts.pop()
-        rows[np.repeat(shifts[len(parts)], counts[len(parts)]) + np.arange(len(own))] = own
+    ends = np.cumsum(begins[:, 1:].sum(0, np.int64) - begins[:, :-1].sum(0, np.int64))  # (groups,): all end to end
+    free, rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)
+    for number, own in enumerate(parts):
+        counts = np.diff(begins[number])
+        rows[np.repeat(free - begins[number, :-1], counts) + np.arange(len(own))] = own
+        free += counts
     return np.split(rows, ends[:-1])
 
 

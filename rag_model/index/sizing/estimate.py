@@ -60,7 +60,7 @@ def _graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
     built = 2 * vector + _node_bytes(links) + 2 * links * _LINK  # of a vector in a shard
     stages = {
         "train": 3 * vector * max(sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
-        "scatter": part_rows * vector * (2 + copies),  # read, in the file's dtype, as slices
+        "scatter": part_rows * vector * (4 + copies),  # mapped, read, compared, in the file's dtype; as slices
         "shard": copies * built * min(plan.n, _UNEVEN * plan.n / plan.cells),
         # of a row in the merge: its level, the walk's parent and front; its place in each cell; each thread's mark
         "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / links * built + 2 * BLOCK_BYTES,

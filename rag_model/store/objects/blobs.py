@@ -117,8 +117,10 @@ class Blobs:
         """Return a blob's bytes from `start` to `end` (exclusive), by one request; they are not verified.
 
         Raises:
-            StoreError: the blob is missing, or shorter.
+            StoreError: the blob is missing or shorter, or has no such bytes.
         """
+        if not 0 <= start <= end <= ref.size:
+            raise StoreError(f"blob {ref.id} of {ref.size} bytes has none from {start} to {end}")
         try:
             data = self.files.read_range(ref.path, start, end)
         except StoreError:

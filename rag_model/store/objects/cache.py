@@ -19,12 +19,10 @@ from rag_model.store.pulling.stamps import Stamps, stamps_in
 _COPY = re.compile(r"[0-9a-f]{64}")
 _IN_USE = 3600  # seconds
 _NOTED = 60  # seconds between two records of a use
-_SHARES = 64  # of the room that is left: as many processes may fill one each
-_SPARE = 64  # the part of the bound that is emptied at once
+_SPARE = 64  # of a full cache a 64th of the bound is emptied at once
+_SHARES = 16  # a process that has added a 16th of that lists the copies again
 _ROOM = threading.Lock()
-_left: dict[
-    tuple[Path, int], int
-] = {}  # bytes that this process may add before it lists the copies, by folder and bound
+_left: dict[tuple[Path, int], int] = {}  # by folder and bound: bytes that this process may add before it lists copies
 
 
 def cache_folder() -> Path:
@@ -46,10 +44,10 @@ def used(copy: Path) -> None:
 
 
 def make_room(size: int) -> None:
-    """Remove the least recently used copies until `size` more bytes fit within the bound.
+    """Remove the least recently used copies if `size` more bytes do not fit within the bound.
 
-    Copies are listed again only once this process has added its share of the room that it saw: to list all of them for
-    each new one would take time with the square of their number.
+    Copies are listed now and then: to list all of them for each new one would take time with the square of their
+    number. So where more than `_SHARES` processes add copies at once, the bound may be exceeded by some per cent.
 
     Raises:
         UsageError: `BOOKWHEEL_CACHE_BYTES` is not a number.
@@ -60,8 +58,8 @@ def make_room(size: int) -> None:
         if size <= _left.get((folder, most), 0):
             _left[folder, most] -= size
             return
-        room = most - size - _emptied(folder, most, size)
-        _left[folder, most] = (room if room >= 0 else most // _SPARE) // _SHARES  # less than 0: all copies are in use
+        room, spare = most - size - _emptied(folder, most, size), most // _SPARE
+        _left[folder, most] = (min(room, spare) if room >= 0 else spare) // _SHARES  # less than 0: all are in use
 
 
 def _emptied(folder: Path, most: int, size: int) -> int:

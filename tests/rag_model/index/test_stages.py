@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_model.errors import ResourceError
+from rag_model.errors import InputError, ResourceError
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.pieces import opener
 from rag_model.index.recipe import IndexRecipe, resolve
@@ -66,6 +66,21 @@ def test_a_file_that_cannot_be_written_is_said_in_one_sentence(
     parts = write_parts(make_vectors(1100))
     with pytest.raises(ResourceError, match="cannot write"):
         build(resolve(recipe, 1100, 32), parts, tmp_path / "out", tmp_path / "no" / "such" / "folder")
+
+
+def test_a_slice_that_is_damaged_or_lost(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    plan = resolve(IndexRecipe("HNSW8", cells=3), 1100, 32)
+    build(plan, write_parts(make_vectors(1100), [500]), tmp_path / "out", tmp_path)
+    paths = [tmp_path / "scattered-00000", tmp_path / "scattered-00001"]
+    whole, (first, *_) = paths[0].read_bytes(), slices_of(paths, plan.shards, 1)
+    place = whole.index(first) + 40
+    paths[0].write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(InputError, match="scattered-00000 is damaged: delete that file"):
+        next(slices_of(paths, plan.shards, 1))
+    assert next(slices_of(paths, plan.shards, 0))
+    paths[0].unlink()
+    with pytest.raises(InputError, match=r"cannot read .*scattered-00000 \(No such file"):
+        next(slices_of(paths, plan.shards, 0))
 
 
 def test_every_kind_has_a_structure() -> None:

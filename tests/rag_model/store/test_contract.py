@@ -69,6 +69,7 @@ class StoreContract:
             store.blobs.open,
             store.blobs.local,
             lambda ref: store.blobs.fetch(ref, tmp_path / "copy"),
+            lambda ref: store.blobs.read_range(ref, 1, 3),
         ):
             with pytest.raises(StoreError, match=f"{blob.id} is missing"):
                 read(blob)
@@ -88,6 +89,18 @@ class StoreContract:
             store.blobs.open(blob)
         store.blobs.put_bytes(b"sound")
         assert store.blobs.read(blob) == b"sound"
+
+    def test_a_range_of_a_blob(self, store: Store) -> None:
+        blob = store.blobs.put_bytes(b"0123456789")
+        assert [store.blobs.read_range(blob, *place) for place in ((2, 5), (0, 10))] == [b"234", b"0123456789"]
+        assert [store.blobs.read_range(blob, place, place) for place in (0, 5, 10)] == [b""] * 3
+        for place in ((-1, 3), (3, 2), (5, 11), (1 << 62, 1 << 63)):
+            with pytest.raises(StoreError, match=f"blob {blob.id} of 10 bytes has none from"):
+                store.blobs.read_range(blob, *place)
+        store.files.put(blob.path, b"012")
+        for place in ((1, 4), (5, 9)):
+            with pytest.raises(StoreError, match=f"{blob.id} .*damaged"):
+                store.blobs.read_range(blob, *place)
 
     def test_one_of_many_creates(self, store: Store) -> None:
         with ThreadPoolExecutor(16) as pool:

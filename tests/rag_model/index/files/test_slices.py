@@ -1,5 +1,6 @@
 """Slices: one read each, from a place that the table says, and no byte of another one."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.files.pieces import opener
-from rag_model.index.files.slices import RECORD, Slice, identity, open_head, read_table, write_sliced
+from rag_model.index.files.slices import PLACES, Place, identity, open_head, read_table, write_sliced
 
 SLICES = [b"first", b"", b"third one", b"\0"]
 ROWS = [2, 0, 5, 1]
@@ -19,13 +20,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "piece"
 
 
-def records(path: Path, shards: int = len(SLICES)) -> list[Slice]:
+def places(path: Path, shards: int = len(SLICES)) -> list[Place]:
     data = path.read_bytes()
-    return Slice.all_of(read_table(lambda start, end: data[start:end], len(data), shards, "the piece")[:-1])
+    return Place.all_of(read_table(lambda start, end: data[start:end], len(data), shards, "the piece")[:-1])
 
 
 def test_each_shard_finds_its_bytes(path: Path) -> None:
-    data, found = path.read_bytes(), records(path)
+    data, found = path.read_bytes(), places(path)
     assert [data[one.start : one.end] for one in found] == SLICES
     assert [one.rows for one in found] == ROWS
     for one, own in zip(found, SLICES, strict=True):
@@ -42,7 +43,7 @@ def test_the_merge_reads_the_head_verified(path: Path) -> None:
     whole = path.read_bytes()
     for place in (0, 60, whole.index(SLICES[0]) - 1):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(InputError, match="the piece is truncated or damaged"):
+        with pytest.raises(InputError, match=r"the piece, .*piece, is truncated or damaged: delete that file"):
             open_head(opener(path), len(SLICES), "stamp", 1, "the piece")
     path.unlink()
     with pytest.raises(InputError, match=r"cannot read the piece \(No such file or directory\)"):
@@ -53,15 +54,33 @@ def test_a_shard_is_known_by_its_slices_wherever_they_are(path: Path, tmp_path: 
     """Neither the length of other slices matters, nor parts of which it reads nothing; their order does."""
     other = tmp_path / "other"
     write_sliced(other, "stamp", [np.arange(9)], [b"of another length", b"more", *SLICES[2:]], [1, 1, 5, 1])
-    tables = [np.array(records(one), RECORD) for one in (path, other)]
+    tables = [np.array(places(one), PLACES) for one in (path, other)]
     assert tables[0]["start"][2] != tables[1]["start"][2]
-    columns = [identity(np.array(column, RECORD)) for column in ([tables[0][2]], [tables[1][2]])]
+    columns = [identity(np.array(column, PLACES)) for column in ([tables[0][2]], [tables[1][2]])]
     assert columns[0] == columns[1]
     assert identity(tables[0][[2, 1]]) == identity(tables[0][[2]]) != identity(tables[0][[2, 0]])
     assert identity(tables[0][[2, 0]]) != identity(tables[0][[0, 2]])
 
 
 _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_TABLE = (len(SLICES) + 1) * PLACES.itemsize
+
+
+def changed(path: Path, field: str, value: int, *, sealed: bool) -> None:
+    """Set a field of the third slice's place; `sealed`: write the digest that the table then has."""
+    data = path.read_bytes()
+    table = np.frombuffer(data[-_TABLE - 16 : -16], PLACES).copy()
+    table[field][2] = value
+    seal = hashlib.sha256(table.tobytes()).digest()[-16:] if sealed else data[-16:]
+    path.write_bytes(data[: -_TABLE - 16] + table.tobytes() + seal)
+
+
+@pytest.mark.parametrize(("field", "value"), [("start", 9), ("size", 0), ("rows", 6), ("rows", 1 << 62)])
+def test_a_table_that_was_changed_is_refused(field: str, value: int, path: Path) -> None:
+    """The imbalance of cells, which a snapshot tells, is counted by `rows`."""
+    changed(path, field, value, sealed=False)
+    with pytest.raises(InputError, match="the piece is truncated or damaged"):
+        places(path)
 
 
 @pytest.mark.parametrize(
@@ -69,24 +88,30 @@ _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     [*((field, value) for field in ("start", "size") for value in (-1, _LEAST, 1 << 62, _MOST)), ("rows", -1)],
 )
 def test_a_place_outside_the_piece_is_refused(field: str, value: int, path: Path) -> None:
-    data = path.read_bytes()
-    table = np.frombuffer(data[-(len(SLICES) + 1) * RECORD.itemsize :], RECORD).copy()
-    table[field][2] = value
-    path.write_bytes(data[: -table.nbytes] + table.tobytes())
+    changed(path, field, value, sealed=True)
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
-        records(path)
+        places(path)
 
 
-@pytest.mark.parametrize("size", [0, 1, 39, 199])
+def test_a_place_within_the_table_is_refused(path: Path) -> None:
+    behind = path.stat().st_size - _TABLE - 16
+    changed(path, "start", behind - len(SLICES[2]), sealed=True)
+    assert places(path)[2].end == behind
+    changed(path, "start", behind - len(SLICES[2]) + 1, sealed=True)
+    with pytest.raises(InputError, match="the piece is truncated or damaged"):
+        places(path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 39, 215])
 def test_a_piece_that_was_cut_is_refused(size: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
-        records(path)
+        places(path)
 
 
 def test_no_shard_is_no_slice(tmp_path: Path) -> None:
     write_sliced(tmp_path / "piece", "stamp", [], [], [])
-    assert records(tmp_path / "piece", 0) == []
+    assert places(tmp_path / "piece", 0) == []
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.store import Store
+from rag_model.store.objects import cache as cache_module
+from rag_model.store.objects.cache import make_room
 
 
 @pytest.fixture
@@ -39,11 +41,13 @@ def test_what_was_just_used_stays(put: Callable[[int], Path], monkeypatch: pytes
     assert all(path.exists() for path in [put(n) for n in range(4)])
 
 
-def test_many_copies_are_listed_now_and_then(
-    put: Callable[[int], Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a listing for each, the hundredth would cost a hundred times the first; the bound is kept all the same."""
-    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "1000000")
+_BOUND = 1_024_000  # of which a process adds 1,000 bytes between two listings
+
+
+@pytest.fixture
+def listings(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that were listed since the list was cleared; a bound of `_BOUND` bytes."""
+    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", str(_BOUND))
     listed, glob = list[Path](), Path.glob
 
     def noted(self: Path, pattern: str) -> Iterator[Path]:
@@ -51,17 +55,73 @@ def test_many_copies_are_listed_now_and_then(
         return glob(self, pattern)
 
     monkeypatch.setattr(Path, "glob", noted)
-    for n in range(100):
-        put(n)
-    assert 1 <= listed.count(cache) < 15
-    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "50000")
-    for path in glob(cache, "??/*"):
-        age(path, 2)
-    before = len(listed)
-    for n in range(100, 140):
-        put(n)
-        assert sum(path.stat().st_size for path in glob(cache, "??/*")) <= 50_000
-    assert len(listed) - before <= 40
+    return listed
+
+
+def add(cache: Path, number: int, size: int, hours: float = 0.0) -> Path:
+    """Add a copy as `Blobs.local` does."""
+    make_room(size)
+    path = cache / "aa" / f"{number:064x}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    age(path, hours)
+    return path
+
+
+def held(cache: Path) -> int:
+    return sum(path.stat().st_size for path in (cache / "aa").iterdir())
+
+
+def test_copies_are_listed_now_and_then(cache: Path, listings: list[Path]) -> None:
+    """With a listing for each, the thousandth would cost a thousand times the first."""
+    for number in range(50):
+        add(cache, number, 250)
+    assert listings == [cache] * 10  # the first of five, and four more that fit into what it found
+    listings.clear()
+    add(cache, 50, 1001)
+    add(cache, 51, 1001)
+    assert listings == [cache] * 2  # each is more than that
+
+
+def test_the_bound_is_kept_though_copies_are_listed_now_and_then(cache: Path, listings: list[Path]) -> None:
+    old = [add(cache, number, 200_000, hours=9 - number) for number in range(5)]
+    for number in range(5, 500):
+        add(cache, number, 250, hours=1.5)
+        assert held(cache) <= _BOUND
+    assert [path.exists() for path in old] == [False, True, True, True, True]
+    assert listings.count(cache) < 130
+
+
+def test_a_full_cache_of_copies_in_use_is_listed_now_and_then(cache: Path, listings: list[Path]) -> None:
+    add(cache, 0, _BOUND)
+    listings.clear()
+    kept = [add(cache, number, 250) for number in range(1, 26)]
+    assert all(path.exists() for path in kept)
+    assert listings == [cache] * 5
+
+
+def test_many_processes_exceed_the_bound_by_a_64th(
+    cache: Path, listings: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen see an empty cache; one fills it; then the others go on."""
+    number = 0
+
+    def by(process: dict[tuple[Path, int], int], size: int, hours: float) -> None:
+        nonlocal number
+        number += 1
+        monkeypatch.setattr(cache_module, "_left", process)
+        add(cache, number, size, hours)
+
+    processes: list[dict[tuple[Path, int], int]] = [{} for _ in range(16)]
+    for process in processes:
+        by(process, 250, 1.5)
+    for _ in range(10):
+        by(processes[0], 100_000, 3.0)
+    assert held(cache) > 0.9 * _BOUND
+    for _ in range(20):
+        for process in processes[1:]:
+            by(process, 250, 1.5)
+            assert held(cache) <= _BOUND * 65 / 64
 
 
 def test_without_a_bound_half_the_disk_is_left(put: Callable[[int], Path]) -> None:
