@@ -5,6 +5,7 @@ object storage. A piece that is truncated or belongs to another build is detecte
 Behind the piece of a kind with shards there is what each shard reads (`slices`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -105,7 +106,7 @@ class Piece:
         """Return rows [first, last) of an array, in memory; by default all of them."""
         shape, dtype, offset = self._headers[array]
         last = shape[0] if last is None else last
-        width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        width = dtype.itemsize * math.prod(shape[1:])
         data = self._read(offset + first * width, (last - first) * width)
         return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])  # flat -> (last - first, ...)
 

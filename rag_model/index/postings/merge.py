@@ -1,8 +1,9 @@
 """Join the parts' postings into one file, as a stream: terms in order, and of each the parts' postings in row order.
 
 The result is a function of the passages' terms alone: however rows are divided into parts, the bytes are the same. A
-batch of terms with up to a million postings is in memory, and of each part a window of its terms; a term with more
-postings goes through in steps of that size.
+batch of terms with up to a million postings is in memory, and of each part a window of its terms and of its postings;
+a term with more postings goes through in steps of that size. With thousands of parts batches and windows grow with
+their number: every batch asks every part, and every window is a read, so both would grow with its square.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +24,13 @@ from rag_model.index.postings.writing import Written, write_index
 
 _TERMS = 2_048  # of a part, in memory at once
 _ALL_TERMS = 1 << 19  # of all parts together, but for `_FEWEST` of each
-_FEWEST = 64
-_POSTINGS = 1 << 20  # of a batch
+_FEWEST = 512
+_POSTINGS = 1 << 20  # of a batch, or `_EACH` for each part if that is more
+_EACH = 1 << 10
+_AHEAD = 1 << 23  # postings of all parts together that are read ahead, but for `_LEAST` of each
+_LEAST = 1 << 12
 _BATCH = 1 << 16  # terms of a batch
+_SHARES = 1 << 8  # terms of a batch that may have postings in all parts
 _LONGEST = 1 << 12  # bytes of a term, at least
 
 
@@ -53,19 +58,22 @@ class _Joined:
         self._parts, self._file = parts, file
         self._first_rows = np.cumsum([0, *(part.n for part in parts)], dtype=np.int64)[:-1]
         self._postings = np.zeros(len(parts), np.int64)  # of each part, that were read
-        self._terms = np.zeros(len(parts), np.int64)
+        self._held = [part.postings(0, 0) for part in parts]  # those that are not in a batch yet: rows and weights
+        self._terms, self._ends = np.zeros(len(parts), np.int64), np.array([part.terms for part in parts])
         self._window = min(_TERMS, max(_FEWEST, _ALL_TERMS // max(1, len(parts))))
+        self._ahead = max(_LEAST, _AHEAD // max(1, len(parts)))
+        self._most = max(_POSTINGS, _EACH * len(parts))
         self._windows = no_windows(len(parts), self._window)
 
     def batches(self) -> Iterator[tuple[Batch, Array]]:
         """Write all lists; yield the terms in order, with the bytes of each one's list."""
-        for part in range(len(self._parts)):
+        for part in np.flatnonzero(self._ends).tolist():
             self._fill(part)
-        batch, told = no_batch(_BATCH, max(_BATCH, len(self._parts)), _LONGEST * 16 + 16 * _BATCH), EMPTY
+        batch, told = no_batch(_BATCH, max(_BATCH, _SHARES * len(self._parts)), _LONGEST * 16 + 16 * _BATCH), EMPTY
         while told != DONE:
-            told = take(self._windows, batch, _POSTINGS)
+            told = take(self._windows, batch, self._most)
             if told == EMPTY:
-                for part in np.flatnonzero(self._windows.waiting).tolist():
+                for part in np.flatnonzero(self._windows.waiting & (self._terms < self._ends)).tolist():
                     self._fill(part)
             elif terms_in(batch):
                 yield batch, self._put(batch)
@@ -77,10 +85,8 @@ class _Joined:
         """Read more terms of a part."""
         part, first = self._parts[number], int(self._terms[number])
         last = min(first + self._window, part.terms)
-        if first == last:
-            return
         text, ends, counts = part.dictionary(first, last)
-        if counts.min() < 1 or np.diff(ends, prepend=0).min() < 1:
+        if counts.min() < 1 or ends[0] < 1 or (ends[1:] <= ends[:-1]).any():
             raise _damaged()
         self._windows = filled(self._windows, number, text, ends, counts)
         self._terms[number] = last
@@ -88,12 +94,12 @@ class _Joined:
     def _put(self, batch: Batch) -> Array:
         """Write the lists of a batch; return the bytes of each."""
         count = terms_in(batch)
-        if count == 1 and batch.counts[0] > _POSTINGS:
+        if count == 1 and batch.counts[0] > self._most:
             return np.array([self._put_long(batch)])
         shares = int(batch.ends[count - 1])
         sizes_of_parts = np.bincount(batch.parts[:shares], batch.shares[:shares], len(self._parts)).astype(np.int64)
         read = [self._read(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
-        rows, weights = (np.concatenate(columns) for columns in zip(*read, strict=True))
+        rows, weights = _joined(read)
         out, sizes = np.empty(ROOM * (len(rows) + count), np.uint8), np.empty(count, np.int64)
         written = put_lists(
             batch.shares,
@@ -125,7 +131,7 @@ class _Joined:
         for share in range(int(batch.ends[0])):
             part, left = int(batch.parts[share]), int(batch.shares[share])
             while left:
-                rows, weights = self._read(part, min(left, _POSTINGS))
+                rows, weights = _joined([self._read(part, min(left, _POSTINGS))])
                 left -= len(rows)
                 own = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
                 if not put_postings(*own, writer, gaps, less, sizes, out, headers):
@@ -142,10 +148,21 @@ class _Joined:
 
     def _read(self, number: int, count: int) -> tuple[Array, Array]:
         """Return rows, counted from the part's first, and weights of the next postings of a part."""
-        first = int(self._postings[number])
-        self._postings[number] = first + count
-        rows, weights = self._parts[number].postings(first, first + count)
-        return rows.astype(np.uint32), weights.astype(np.uint16)
+        rows, weights = self._held[number]
+        if count > len(rows):
+            part, first = self._parts[number], int(self._postings[number])
+            last = max(first + count - len(rows), min(first + self._ahead, part.postings_in_all))
+            more = part.postings(first, last)
+            rows, weights = np.concatenate([rows, more[0]]), np.concatenate([weights, more[1]])
+            self._postings[number] = last
+        self._held[number] = rows[count:], weights[count:]
+        return rows[:count], weights[:count]
+
+
+def _joined(read: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return rows, uint32, and weights, uint16, of several parts end to end."""
+    rows, weights = (np.concatenate(columns) for columns in zip(*read, strict=True))
+    return rows.astype(np.uint32, copy=False), weights.astype(np.uint16, copy=False)
 
 
 def _damaged() -> InputError:

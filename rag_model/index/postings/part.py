@@ -99,6 +99,7 @@ class PartReader:
         """
         self._piece, self._name = Piece.open(opener, stamp, COUNT, name), name
         self.n, self.terms = self._piece.rows(_LENGTHS), self._piece.rows(_CUTS)
+        self.postings_in_all = self._piece.rows(_ROWS)
 
     def lengths(self) -> Array:
         """Return the (n,) lengths of the part's passages."""

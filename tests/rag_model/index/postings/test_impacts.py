@@ -117,7 +117,10 @@ def test_the_division_into_parts_does_not_show(tmp_path: Path, sizes: list[int],
 def test_small_batches_of_the_merge_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = zipfian(2_000, 50, 30)
     whole = build_impacts(rows, tmp_path / "whole", 50).file.path.read_bytes()
-    monkeypatch.setattr(merging, "_POSTINGS", 200)
+    for name in ("_POSTINGS", "_AHEAD"):
+        monkeypatch.setattr(merging, name, 200)
+    for name in ("_EACH", "_LEAST", "_SHARES"):
+        monkeypatch.setattr(merging, name, 1)
     monkeypatch.setattr(merging, "_TERMS", 7)
     assert build_impacts(rows, tmp_path / "parts", 50, [3, 999]).file.path.read_bytes() == whole
 

@@ -138,7 +138,10 @@ def test_a_word_with_more_postings_than_a_batch_holds_goes_through_in_steps(
 ) -> None:
     some = zipfian(900)
     whole = build_words(some, tmp_path / "one")
-    monkeypatch.setattr(merging, "_POSTINGS", 200)
+    for name in ("_POSTINGS", "_AHEAD"):
+        monkeypatch.setattr(merging, name, 200)
+    for name in ("_EACH", "_LEAST", "_SHARES"):
+        monkeypatch.setattr(merging, name, 1)
     monkeypatch.setattr(merging, "_TERMS", 7)
     steps = build_words(some, tmp_path / "many", [300, 5, 400])
     assert whole.file.path.read_bytes() == steps.file.path.read_bytes()
