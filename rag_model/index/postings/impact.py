@@ -17,7 +17,7 @@ from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Array
 from rag_model.index.kind import Entry, IndexFiles, Measurement, Represents, SparseTrial
 from rag_model.index.plan import Facts, IndexPlan
-from rag_model.index.postings.joined import PostingsKind, stamp
+from rag_model.index.postings.joined import HELD, PostingsKind, stamp
 from rag_model.index.postings.parameters import check_terms
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 from rag_model.partition import Partition
@@ -113,7 +113,7 @@ class ImpactKind(PostingsKind):
     def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
         """Return what the build costs at 128 terms a passage."""
         part, size = part_rows or min(plan.n, 100_000), plan.n * passage_bytes(plan)
-        stages = {"train": PROCESS, "scatter": PROCESS + part * _SORTED, "merge": 2 * PROCESS}
+        stages = {"train": PROCESS, "scatter": PROCESS + part * _SORTED, "merge": 2 * PROCESS + plan.n * HELD}
         return Estimate(stages, size + PROCESS, size, size + plan.n * _PIECE)
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:

@@ -14,6 +14,8 @@ from rag_model.index.plan import Facts, IndexPlan
 if TYPE_CHECKING:
     from rag_model.index.postings.part import PartReader
 
+HELD = 13  # bytes a passage in memory while parts of 3,500 are merged: windows of their terms and postings
+
 
 class PostingsKind(UntrainedKind, ABC):
     """Postings by part, merged as a stream: the same bytes however the passages are divided into parts.

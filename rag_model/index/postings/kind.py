@@ -15,7 +15,7 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.kind import Entry, IndexFiles, Measurement, TextTrial
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.joined import PostingsKind, stamp
+from rag_model.index.postings.joined import HELD, PostingsKind, stamp
 from rag_model.index.postings.parameters import K1, B, check_parameters
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
@@ -30,7 +30,6 @@ _COUNTED = 2_000  # bytes a passage in memory while its terms are counted
 _CARRIED = 30  # bytes a passage in memory while postings are carried over
 _FRESH = 1 << 18  # new passages at most; with more the index is built as a whole
 _PIECE = 300  # bytes a passage in a part's piece
-_HELD = 13  # bytes a passage in memory while parts of 3,500 are merged: their windows
 _RATE = 1.2e7  # bytes of compressed passages a second that one core analyses
 _MERGED = 500_000  # passages a second that one core merges
 
@@ -128,7 +127,7 @@ class Bm25Kind(PostingsKind):
         """Return what the build costs: a part in memory while it is analysed, a batch of postings while merged."""
         part = (part_rows or min(plan.n, 100_000)) * _COUNTED
         size = plan.n * _BYTES
-        stages = {"train": PROCESS, "scatter": PROCESS + part, "merge": 2 * PROCESS + plan.n * _HELD}
+        stages = {"train": PROCESS, "scatter": PROCESS + part, "merge": 2 * PROCESS + plan.n * HELD}
         return Estimate(stages, size + PROCESS, size, size + plan.n * _PIECE)
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:

@@ -23,15 +23,16 @@ from rag_model.index.postings.windows import DONE, EMPTY, Batch, clear, filled, 
 from rag_model.index.postings.writing import Written, write_index
 
 _TERMS = 2_048  # of a part, in memory at once
-_ALL_TERMS = 1 << 19  # of all parts together, but for `_FEWEST` of each
-_FEWEST = 512
+_ALL_TERMS = 1 << 20  # of all parts together, but for `_FEWEST` of each
+_FEWEST = 1_024
 _POSTINGS = 1 << 20  # of a batch, or `_EACH` for each part if that is more
-_EACH = 1 << 10
+_EACH = 1 << 11
 _AHEAD = 1 << 23  # postings of all parts together that are read ahead, but for `_LEAST` of each
 _LEAST = 1 << 12
 _BATCH = 1 << 16  # terms of a batch
 _SHARES = 1 << 8  # terms of a batch that may have postings in all parts
 _LONGEST = 1 << 12  # bytes of a term, at least
+_TEXT = (1 << 31) - 1  # bytes of a window's terms
 
 
 def merge(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Facts:
@@ -86,7 +87,13 @@ class _Joined:
         part, first = self._parts[number], int(self._terms[number])
         last = min(first + self._window, part.terms)
         text, ends, counts = part.dictionary(first, last)
-        if counts.min() < 1 or ends[0] < 1 or (ends[1:] <= ends[:-1]).any():
+        if (
+            counts.min() < 1
+            or counts.max() > part.n
+            or ends[0] < 1
+            or (ends[1:] <= ends[:-1]).any()
+            or ends[-1] > _TEXT
+        ):
             raise _damaged()
         self._windows = filled(self._windows, number, text, ends, counts)
         self._terms[number] = last

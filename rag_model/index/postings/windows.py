@@ -21,12 +21,13 @@ class Windows(NamedTuple):
     """Terms of each part that are in memory."""
 
     text: Bytes  # (parts, bytes)
-    cuts: Ints  # (parts, terms + 1): where each term begins and ends in `text`
-    counts: Ints  # (parts, terms): postings of each
+    cuts: npt.NDArray[np.int32]  # (parts, terms + 1): where each term begins and ends in `text`
+    counts: npt.NDArray[np.int32]  # (parts, terms): postings of each
     at: Ints  # (parts,): the next term
     sizes: Ints  # (parts,): terms
     heap: Ints  # (parts,): parts by their next term
     keys: npt.NDArray[np.uint64]  # (parts,): the first eight bytes of the next term, as a number; missing ones are 0
+    lengths: Ints  # (parts,): bytes of the next term
     waiting: npt.NDArray[np.bool_]  # (parts,): not in the heap, because no next term was known
 
 
@@ -46,12 +47,13 @@ def no_windows(parts: int, terms: int) -> Windows:
     """Return empty windows of up to `terms` terms."""
     return Windows(
         np.empty((parts, 1), np.uint8),
-        np.zeros((parts, terms + 1), np.int64),
-        np.zeros((parts, terms), np.int64),
+        np.zeros((parts, terms + 1), np.int32),
+        np.zeros((parts, terms), np.int32),
         np.zeros(parts, np.int64),
         np.zeros(parts, np.int64),
         np.zeros(parts, np.int64),
         np.zeros(parts, np.uint64),
+        np.zeros(parts, np.int64),
         np.ones(parts, np.bool_),
     )
 
@@ -98,12 +100,12 @@ def _order(windows, a, b):
     """Return below, equal to or above 0: the next term of part `a` is before, equal to or behind that of `b`."""
     if windows.keys[a] != windows.keys[b]:
         return -1 if windows.keys[a] < windows.keys[b] else 1
-    first, second = windows.at[a], windows.at[b]
-    begin, other = windows.cuts[a, first], windows.cuts[b, second]
-    size, others = windows.cuts[a, first + 1] - begin, windows.cuts[b, second + 1] - other
-    for i in range(min(_KEY, size), min(size, others)):
-        if windows.text[a, begin + i] != windows.text[b, other + i]:
-            return np.int64(windows.text[a, begin + i]) - np.int64(windows.text[b, other + i])
+    size, others = windows.lengths[a], windows.lengths[b]
+    if min(size, others) > _KEY:
+        begin, other = windows.cuts[a, windows.at[a]], windows.cuts[b, windows.at[b]]
+        for i in range(_KEY, min(size, others)):
+            if windows.text[a, begin + i] != windows.text[b, other + i]:
+                return np.int64(windows.text[a, begin + i]) - np.int64(windows.text[b, other + i])
     return size - others
 
 
@@ -120,7 +122,7 @@ def _set_key(windows, part):
     key = np.uint64(0)
     for i in range(begin, begin + _KEY):
         key = (key << np.uint64(8)) | (np.uint64(windows.text[part, i]) if i < end else np.uint64(0))
-    windows.keys[part] = key
+    windows.keys[part], windows.lengths[part] = key, end - begin
 
 
 @bare
