@@ -20,6 +20,7 @@ from rag_model.index.files.pieces import Array
 from rag_model.index.postings import held, ranking
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
 from rag_model.index.postings.writing import Written, write_index
 from rag_model.training.data.examples import passage_of
@@ -145,6 +146,26 @@ def test_a_word_with_more_postings_than_a_batch_holds_goes_through_in_steps(
     monkeypatch.setattr(merging, "_TERMS", 7)
     steps = build_words(some, tmp_path / "many", [300, 5, 400])
     assert whole.file.path.read_bytes() == steps.file.path.read_bytes()
+
+
+def test_a_part_is_read_once_however_many_batches_ask_for_its_postings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are batches x parts questions, so they may be no reads."""
+    monkeypatch.setattr(merging, "_POSTINGS", 200)
+    monkeypatch.setattr(merging, "_EACH", 1)
+    read, put = list[str](), list[int]()
+    postings, joined = PartReader.postings, merging._joined
+
+    def noted(self: PartReader, first: int, last: int) -> tuple[Array, Array]:
+        read.extend([self._name] * (last > first))
+        return postings(self, first, last)
+
+    monkeypatch.setattr(PartReader, "postings", noted)
+    monkeypatch.setattr(merging, "_joined", lambda asked: [put.append(len(asked)), joined(asked)][1])
+    build_words(zipfian(900), tmp_path, [300, 5, 400])
+    assert len(read) == len(set(read)) == 4
+    assert len(put) > 20  # batches
 
 
 def test_questions_that_nothing_can_answer_find_nothing(index: Bm25Index) -> None:
