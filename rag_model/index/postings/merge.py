@@ -106,7 +106,7 @@ class _Joined:
         shares = int(batch.ends[count - 1])
         sizes_of_parts = np.bincount(batch.parts[:shares], batch.shares[:shares], len(self._parts)).astype(np.int64)
         read = [self._read(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
-        rows, weights = _joined(read)
+        rows, weights = _end_to_end(read)
         out, sizes = np.empty(ROOM * (len(rows) + count), np.uint8), np.empty(count, np.int64)
         written = put_lists(
             batch.shares,
@@ -138,7 +138,7 @@ class _Joined:
         for share in range(int(batch.ends[0])):
             part, left = int(batch.parts[share]), int(batch.shares[share])
             while left:
-                rows, weights = _joined([self._read(part, min(left, _POSTINGS))])
+                rows, weights = _end_to_end([self._read(part, min(left, _POSTINGS))])
                 left -= len(rows)
                 own = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
                 if not put_postings(*own, writer, gaps, less, sizes, out, headers):
@@ -166,7 +166,7 @@ class _Joined:
         return rows[:count], weights[:count]
 
 
-def _joined(read: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+def _end_to_end(read: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     """Return rows, uint32, and weights, uint16, of several parts end to end."""
     rows, weights = (np.concatenate(columns) for columns in zip(*read, strict=True))
     return rows.astype(np.uint32, copy=False), weights.astype(np.uint16, copy=False)

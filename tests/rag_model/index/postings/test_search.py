@@ -155,14 +155,14 @@ def test_a_part_is_read_once_however_many_batches_ask_for_its_postings(
     monkeypatch.setattr(merging, "_POSTINGS", 200)
     monkeypatch.setattr(merging, "_EACH", 1)
     read, put = list[str](), list[int]()
-    postings, joined = PartReader.postings, merging._joined
+    postings, joined = PartReader.postings, merging._end_to_end
 
     def noted(self: PartReader, first: int, last: int) -> tuple[Array, Array]:
         read.extend([self._name] * (last > first))
         return postings(self, first, last)
 
     monkeypatch.setattr(PartReader, "postings", noted)
-    monkeypatch.setattr(merging, "_joined", lambda asked: [put.append(len(asked)), joined(asked)][1])
+    monkeypatch.setattr(merging, "_end_to_end", lambda asked: [put.append(len(asked)), joined(asked)][1])
     build_words(zipfian(900), tmp_path, [300, 5, 400])
     assert len(read) == len(set(read)) == 4
     assert len(put) > 20  # batches
