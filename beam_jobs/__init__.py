@@ -1,18 +1,26 @@
-"""Parallel work: Beam pipelines over descriptors of parts and shards. Does not import Prefect."""
+"""Beam jobs over descriptors of parts and shards. Does not import Prefect.
+
+* `chunk`, `embed`, `index`, `delta`, `redact`, `score`: one module for each job; `index_tasks` and
+  `index_work` hold the tasks of the index jobs.
+* `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
+* `launch`, `options`, `allowed`, `workers`: the settings of a run, and its workers.
+* `flink`, `local_worker`, `lease`, `failure`: runners, worker processes, and errors of failed jobs.
+* `explain`: which results a build would reuse.
+"""
 
 import logging
 
-from rag_model.allocator import plain_arrow
+from rag_model.process import use_system_allocator_for_arrow
 
 
-def _wanted(record: logging.LogRecord) -> bool:
-    """Drop useless messages of Beam to the root logger.
+def _is_useful_record(record: logging.LogRecord) -> bool:
+    """Return False for records of Beam that do not help a user.
 
-    These are that a Google client library, which is not used here, is absent; and whole traces of a job server, whose
-    cause is reported in one sentence.
+    Beam warns that a Google client library is missing, which is not used here, and logs whole traces of
+    a job server, whose cause is reported in one sentence.
     """
     return not record.getMessage().startswith("apitools not found") and record.module != "portable_runner"
 
 
-logging.getLogger().addFilter(_wanted)
-plain_arrow()
+logging.getLogger().addFilter(_is_useful_record)
+use_system_allocator_for_arrow()

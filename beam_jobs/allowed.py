@@ -1,7 +1,9 @@
-"""The options of Beam that a deployment's form may set: sizes and numbers, and no code, file, host or credential.
+"""The Beam options that a deployment's form may set.
 
-The operator of a worker allows more in its environment: `BOOKWHEEL_BEAM_OPTIONS` holds names, or names with the only
-value to take, as `"flink_master=flink:8081 environment_type=EXTERNAL sdk_harness_log_level_overrides"`.
+A form may set sizes and numbers, but no option that names code, a file, a host or a credential. The
+operator of a worker can allow more in the worker's environment: `BOOKWHEEL_BEAM_OPTIONS` lists option
+names, or `name=value` pairs that allow one value only, for example
+`"flink_master=flink:8081 environment_type=EXTERNAL sdk_harness_log_level_overrides"`.
 """
 
 import os
@@ -10,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rag_model.errors import UsageError
 
-MORE = "BOOKWHEEL_BEAM_OPTIONS"
+ALLOWED_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
 _SIZES = frozenset(
     [
         "autoscaling_algorithm",
@@ -33,7 +35,7 @@ _SIZES = frozenset(
         "worker_machine_type",
     ]
 )
-# Names of Beam's own; another one would be imported as a class of any module.
+# Beam's own runners. Beam imports any other name as a class, which may be in any module.
 _RUNNERS = frozenset(
     [
         "DataflowRunner",
@@ -48,35 +50,37 @@ _RUNNERS = frozenset(
 
 
 def refuse_unlisted(flags: Sequence[str]) -> None:
-    """Check that a form sets only options that are allowed by default or by the environment of this process.
+    """Check that all options are allowed by default or by the environment of this process.
 
-    Names are compared as a whole, although Beam's parser takes the beginning of a name too.
+    Option names must match in full, although Beam's parser also accepts unambiguous prefixes.
 
     Raises:
-        UsageError: another option is set, or the environment's list cannot be read.
+        UsageError: an option is not allowed, or the environment's list cannot be parsed.
     """
-    more = frozenset(_more(os.environ.get(MORE, "")))
+    allowed_by_operator = frozenset(_parse_allowed(os.environ.get(ALLOWED_VARIABLE, "")))
     for name, value in _settings(flags):
-        known = name in _SIZES or (name == "runner" and value in _RUNNERS)
-        if not known and not more & {name, f"{name}={value}"}:
+        is_allowed = name in _SIZES or (name == "runner" and value in _RUNNERS)
+        if not is_allowed and not allowed_by_operator & {name, f"{name}={value}"}:
             raise UsageError(
-                f"a form may not set Beam's option {name[:60]!r} to this value: the operator of the worker allows it "
-                f"with {MORE}={name[:60]} in the worker's environment"
+                f"a form may not set Beam's option {name[:60]!r} to this value: to allow it, set "
+                f"{ALLOWED_VARIABLE}={name[:60]} in the worker's environment"
             )
 
 
-def _more(listed: str) -> Iterable[str]:
+def _parse_allowed(variable: str) -> Iterable[str]:
     try:
-        return [one.removeprefix("--") for one in shlex.split(listed)]
-    except ValueError as broken:
-        raise UsageError(f"{MORE} cannot be read ({broken}): separate names by spaces and quote values") from broken
+        return [option.removeprefix("--") for option in shlex.split(variable)]
+    except ValueError as error:
+        raise UsageError(
+            f"{ALLOWED_VARIABLE} cannot be read ({error}): separate names by spaces and quote values"
+        ) from error
 
 
 def _settings(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option's name and value, which may also be the next flag: `--runner`, `FlinkRunner`."""
-    rest = list(flags)
-    while rest:
-        name, given, value = rest.pop(0).partition("=")
-        if not given and rest and not rest[0].startswith("-"):
-            value = rest.pop(0)
+    """Yield each option's name and value; the value may be a flag of its own (`--runner FlinkRunner`)."""
+    remaining_flags = list(flags)
+    while remaining_flags:
+        name, equals_sign, value = remaining_flags.pop(0).partition("=")
+        if not equals_sign and remaining_flags and not remaining_flags[0].startswith("-"):
+            value = remaining_flags.pop(0)
         yield name.removeprefix("--"), value

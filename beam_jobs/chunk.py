@@ -7,66 +7,77 @@ from typing import Any
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
+from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
-from rag_model.corpus.lineage import Inheritance
-from rag_model.corpus.plan import source_digest
+from rag_model.corpus.dump_formats.dump_format import get_format_identity
+from rag_model.corpus.plan import compute_source_digest
 from rag_model.corpus.records import Part, Plan, Siteinfo
-from rag_model.corpus.redact import pages_within
-from rag_model.extras import versions
+from rag_model.corpus.redact import select_pages
+from rag_model.extras import get_versions
 from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.parent import Earlier, Parent, local_cuts
-from rag_model.store.objects.memo import Produced
+from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files
+from rag_model.snapshots.stage_results import ChunkResult
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
-_NEAR = 64 << 20  # bytes of a dump; up to this the launcher reads it itself
-_PARSED, _TAKEN_OVER = 1e6, 2e6  # compressed bytes per second of one core: all articles parsed, or nearly all inherited
-_MODELLED = 2.5e12  # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9 (`embed`)
+_LAUNCHER_READS_BYTES = 64 << 20  # largest dump, in bytes, that the launcher reads itself to look up its parts
+_PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = (
+    1e6,
+    2e6,
+)  # compressed bytes per second of one core: all articles parsed, or nearly all inherited
+_ENCODED_BYTES_PER_SECOND = (
+    2.5e12  # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9 (`embed`)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """One part to read, clean and chunk."""
+    """A part to read, clean and chunk."""
 
     part: Part
     siteinfo: Siteinfo
     recipe: ChunkRecipe
-    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose unchanged articles are inherited
-    suppressed: tuple[str, ...] = ()  # ids of pages of the part that were taken down
-    files: SettingFiles = ()  # the files that the chunker's settings name
+    parent_parts: tuple[ParentPart, ...] = ()  # parts of the parent snapshot, whose unchanged articles are reused
+    suppressed: tuple[str, ...] = ()  # ids of the part's pages that were taken down
+    setting_files: SettingFiles = ()  # the files that the chunker's settings name
 
     @property
     def bytes(self) -> int:
         """Return the number of compressed bytes of the dump that are read."""
-        return sum(piece.length for piece in self.part.slices)
+        return sum(slice_.length for slice_ in self.part.slices)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the passages; reads the part's bytes. Inherited parts are not an input.
+        """Return all inputs that decide the passages. Reads the part's bytes.
+
+        Reused parts are no input: they give the same passages.
 
         Raises:
             InputError: the source cannot be read.
         """
         return {
-            "source": source_digest(self.part),
+            "source": compute_source_digest(self.part),
             "kind": self.part.kind,
             "siteinfo": asdict(self.siteinfo),
-            "recipe": self.recipe.identity(),
+            "recipe": self.recipe.get_identity(),
             "code": VERSION,
-            "libraries": versions("pyarrow"),
-            **({"suppressed": self.suppressed} if self.suppressed else {}),  # other parts' keys do not change
+            "libraries": get_versions("pyarrow"),
+            **get_format_identity(self.part),
+            **(
+                {"suppressed": self.suppressed} if self.suppressed else {}
+            ),  # left out if empty, so that other parts keep their keys
         }
 
 
-def tasks_of(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -> list[ChunkTask]:
-    """Return the tasks of a plan's parts, with the parts that each inherits from and its pages that were taken down."""
-    gone = store.takedowns.pages(plan.siteinfo.dbname)
+def plan_chunk_tasks(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -> list[ChunkTask]:
+    """Return a task for each part of a plan, with the parent's parts to reuse and the removed pages."""
+    removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
     return [
         ChunkTask(
             part,
             plan.siteinfo,
             chunker.recipe,
-            parent.cut(part),
-            pages_within(part.kind, part.first_page, part.last_page, gone),
+            parent.find_chunked(part),
+            select_pages(part.kind, part.first_page, part.last_page, removed_pages),
             chunker.files,
         )
         for part in plan.parts
@@ -74,31 +85,43 @@ def tasks_of(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -
 
 
 def chunk(task: ChunkTask, store: Store) -> Report:
-    """Chunk one part into `passages`, once: the same bytes with the same recipe are never chunked again."""
+    """Chunk one part into `passages`, unless the same bytes were chunked with the same recipe before."""
 
-    def produce(workdir: Path) -> Produced:
-        out, log = workdir / "passages.parquet", workdir / "articles.parquet"
-        spans = workdir / "spans.npy" if task.recipe.spans else None
-        with Inheritance(local_cuts(store, task.earlier)) as earlier:
-            files = local_paths(store, task.files)
-            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier, task.suppressed, files, spans)
-        made = {"passages": out, "article_log": log} | ({"spans": spans} if spans else {})
-        return Produced(made, asdict(facts))
+    def produce(workdir: Path) -> StageResult:
+        passages_path, article_log_path = workdir / "passages.parquet", workdir / "articles.parquet"
+        spans_path = workdir / "spans.npy" if task.recipe.spans else None
+        with ReusableArticles(fetch_chunked_files(store, task.parent_parts)) as reuse:
+            files = local_paths(store, task.setting_files)
+            stats = chunk_part(
+                task.part,
+                task.siteinfo,
+                task.recipe,
+                passages_path,
+                article_log_path,
+                reuse,
+                task.suppressed,
+                files,
+                spans_path,
+            )
+        outputs = {"passages": passages_path, "article_log": article_log_path} | (
+            {"spans": spans_path} if spans_path else {}
+        )
+        return StageResult(outputs, asdict(stats))
 
-    record, made = store.memo.once("chunk", task.inputs(), produce)
-    return CutPart.of(record, made=made).to_json()
+    record, is_new = store.memo.get_or_create("chunk", task.inputs(), produce)
+    return ChunkResult.of(record, is_new=is_new).to_json()
 
 
-def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[CutPart]:
-    """Chunk all parts; return the report of each, in order."""
-    near = sum(task.bytes for task in tasks) <= _NEAR  # looking up a part means reading it
+def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:
+    """Chunk all parts; return their results in order."""
+    is_small = sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES  # looking up a part means reading it
 
-    reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=near)
-    return [CutPart.from_json(report) for report in reports]
+    reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=is_small)
+    return [ChunkResult.from_json(report) for report in reports]
 
 
 def _seconds(task: ChunkTask) -> float:
-    if task.earlier:
-        return task.bytes / _TAKEN_OVER
-    model = sum(blob.size for _, named in task.files for _, blob in named)
-    return task.bytes * (1 / _PARSED + model / _MODELLED)
+    if task.parent_parts:
+        return task.bytes / _REUSED_BYTES_PER_SECOND
+    model_bytes = sum(blob.size for _, blobs in task.setting_files for _, blob in blobs)
+    return task.bytes * (1 / _PARSED_BYTES_PER_SECOND + model_bytes / _ENCODED_BYTES_PER_SECOND)

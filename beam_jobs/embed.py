@@ -1,4 +1,7 @@
-"""The embed job: encode a part's passages into one file of rows, one vector each, many, or weighted terms."""
+"""The embed job: encode the passages of each part into one file of rows.
+
+A row is one vector, one vector for each token, or weighted terms.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,25 +11,24 @@ from typing import Any, Self
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from beam_jobs.workers import gpus
-from rag_model.allocator import reuse_freed
-from rag_model.encoders.carried import load_reading
+from beam_jobs.workers import count_gpus
+from rag_model.encoders.any_encoder import load_passage_encoder
 from rag_model.encoders.embed import VERSION, Dtype
-from rag_model.encoders.forms import Form, FormName, form_of
+from rag_model.encoders.row_formats import RowFormat, RowFormatName, get_row_format
 from rag_model.encoders.spec import EncoderSpec
-from rag_model.extras import versions
-from rag_model.needs.machine import LOOKED_UP, PROCESS
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoded_part import EncodedPart
+from rag_model.extras import get_versions
+from rag_model.process import keep_freed_memory
+from rag_model.resources import PROCESS_BYTES, STATIC_ENCODE_SECONDS
 from rag_model.snapshots.encoding import StoredEncoder
-from rag_model.snapshots.parent import Earlier, local_files
+from rag_model.snapshots.parent import ParentPart, fetch_parent_files
+from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Produced
-from rag_model.store.objects.trees import linked_tree
+from rag_model.store.objects.cache import build_link_tree
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
-_READ = 2e7  # bytes of passages per second of one core: hashes looked up, vectors copied
-_ENCODED = 8e9  # passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
+_READ_BYTES_PER_SECOND = 2e7  # bytes of passages per second of one core: hashes looked up, vectors copied
+_ENCODED_PER_SECOND = 8e9  # passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,77 +36,81 @@ class EmbedTask:
     """One part's passages and the encoder for them."""
 
     passages: BlobRef
-    digest: str  # of the rows' values, not of the file
+    digest: str  # digest of the rows' values, not of the file
     encoder: tuple[tuple[str, BlobRef], ...]  # its files in the store, by name
     space: str
     dim: int
     dtype: Dtype
-    kind: FormName = "vectors"  # of a passage: one vector, many, or weighted terms
-    scale: int = 0  # units of a term's weight of 1
-    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose passages' vectors are reused
-    new: int = 0  # estimated number of passages to encode
-    static: bool = False  # whether the encoder has no transformer, and so takes no time to speak of
+    kind: RowFormatName = "vectors"  # one vector a passage, one for each token, or weighted terms
+    scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
+    parent_parts: tuple[ParentPart, ...] = ()  # parts of the parent snapshot, whose vectors are reused
+    new_passages: int = 0  # estimated number of passages to encode
+    is_static: bool = False  # whether the encoder has no transformer: its time is negligible
 
     @classmethod
-    def of(cls, cut: CutPart, encoder: StoredEncoder, dtype: Dtype, earlier: tuple[Earlier, ...] = ()) -> Self:
+    def of(
+        cls, cut: ChunkResult, encoder: StoredEncoder, dtype: Dtype, parent_parts: tuple[ParentPart, ...] = ()
+    ) -> Self:
         """Return the task of a part that the chunk job reported."""
-        facts, space = cut.facts, encoder.space
-        kept = facts.inherited / facts.articles if earlier and facts.articles else 0.0
-        new = round(facts.rows * (1 - kept))
-        rows = facts.digest or cut.passages.id  # of passages that no recipe of this run cut, that of their file
-        told = cut.passages, rows, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
-        return cls(*told, earlier, new, isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_static)
+        stats, space = cut.stats, encoder.space
+        reused_share = stats.inherited / stats.articles if parent_parts and stats.articles else 0.0
+        new_passages = round(stats.rows * (1 - reused_share))
+        rows_digest = stats.digest or cut.passages.id  # of passages that no recipe of this run cut, that of their file
+        fields = cut.passages, rows_digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
+        return cls(
+            *fields, parent_parts, new_passages, isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_static
+        )
 
     @property
-    def form(self) -> Form:
+    def form(self) -> RowFormat:
         """The form of the rows."""
-        return form_of(self.kind, self.dim, self.dtype, self.scale)
+        return get_row_format(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the vectors, up to rounding. Inherited parts are not an input."""
+        """Return all inputs that decide the vectors, up to rounding. Reused parts are no input."""
         return {
             "passages": self.digest,
             "space": self.space,
             "dtype": self.dtype,
             "code": VERSION,
-            "libraries": versions("torch", "transformers", "tokenizers"),
+            "libraries": get_versions("torch", "transformers", "tokenizers"),
         }
 
 
 def embed(task: EmbedTask, store: Store) -> Report:
-    """Encode one part into `embeddings`, once: the same passages in the same space are never encoded again."""
+    """Encode one part into `embeddings`, unless the same passages were encoded in the same space before."""
 
-    def produce(workdir: Path) -> Produced:
-        out = workdir / "embeddings.npy"
-        passages, earlier = store.blobs.local(task.passages), local_files(store, task.earlier)
-        facts = task.form.embed(passages, out, partial(_encoder, store.url, task.encoder), earlier)
-        return Produced({"embeddings": out}, asdict(facts))
+    def produce(workdir: Path) -> StageResult:
+        vectors_path = workdir / "embeddings.npy"
+        passages, parent_files = store.blobs.get_local_path(task.passages), fetch_parent_files(store, task.parent_parts)
+        stats = task.form.embed(passages, vectors_path, partial(_load_encoder, store.url, task.encoder), parent_files)
+        return StageResult({"embeddings": vectors_path}, asdict(stats))
 
-    record, made = store.memo.once("embed", task.inputs(), produce)
-    return EncodedPart.of(record, made=made).to_json()
+    record, is_new = store.memo.get_or_create("embed", task.inputs(), produce)
+    return EmbedResult.of(record, is_new=is_new).to_json()
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
-def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
-    reuse_freed()
+def _load_encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
+    keep_freed_memory()
     blobs = Store.open(store_url).blobs
-    return load_reading(linked_tree({name: blobs.local(ref) for name, ref in files}))
+    return load_passage_encoder(build_link_tree({name: blobs.get_local_path(ref) for name, ref in files}))
 
 
-def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EncodedPart]:
-    """Encode all parts; return each one's report, in their order."""
-    launch = launch.holding(PROCESS + 2 * max(map(_weights, tasks), default=0))
-    if any(task.new and not task.static for task in tasks):
-        launch = launch.for_gpus(gpus())
+def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EmbedResult]:
+    """Encode all parts; return their results in order."""
+    launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_encoder_bytes, tasks), default=0))
+    if any(task.new_passages and not task.is_static for task in tasks):
+        launch = launch.for_gpus(count_gpus())
     reports = run_job("embed", embed, tasks, launch, on_progress, _seconds, memoised=True)
-    return [EncodedPart.from_json(report) for report in reports]
+    return [EmbedResult.from_json(report) for report in reports]
 
 
 def _seconds(task: EmbedTask) -> float:
-    encoded = LOOKED_UP if task.static else _weights(task) / _ENCODED
-    return task.passages.size / _READ + task.new * encoded
+    seconds_per_passage = STATIC_ENCODE_SECONDS if task.is_static else _encoder_bytes(task) / _ENCODED_PER_SECOND
+    return task.passages.size / _READ_BYTES_PER_SECOND + task.new_passages * seconds_per_passage
 
 
-def _weights(task: EmbedTask) -> int:
-    """Return the bytes of the encoder's files, which are mostly weights."""
+def _encoder_bytes(task: EmbedTask) -> int:
+    """Return the total bytes of the encoder's files, which are mostly weights."""
     return sum(blob.size for _, blob in task.encoder)

@@ -1,7 +1,8 @@
-"""Explain what a build would reuse in each stage, and which changed input prevents the rest.
+"""Explain which results each stage of a build would reuse, and which changed input prevents more.
 
-Nothing is built and nothing is written to the store. The dump is planned and chunked in this process, into a temporary
-folder, because only its passages tell which vectors exist; parts and articles that can be reused are not chunked again.
+Nothing is built and nothing is written to the store. The dump is planned and chunked in this process,
+into a temporary folder, because the passages decide which vectors can be reused. Parts and articles
+that can be reused are not chunked again.
 """
 
 import json
@@ -12,49 +13,48 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.chunk import ChunkTask, tasks_of
+from beam_jobs.chunk import ChunkTask, plan_chunk_tasks
 from beam_jobs.embed import EmbedTask
-from beam_jobs.index_tasks import deciding
+from beam_jobs.index_tasks import index_inputs
 from beam_jobs.workers import worker_memory
+from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import chunk_part
-from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.chunking import local_paths, store_chunker
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder
-from rag_model.snapshots.heritage import obstacles
-from rag_model.snapshots.parent import Earlier, Parent, local_files
-from rag_model.snapshots.planning import plan_indexes, plan_parts
-from rag_model.snapshots.recipe import Recipe, check_fit
-from rag_model.store.comparing.diff import differences
+from rag_model.snapshots.parent import Parent, ParentPart, fetch_parent_files
+from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
+from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
+from rag_model.snapshots.reused_training import find_reuse_obstacles
+from rag_model.snapshots.stage_results import ChunkResult
+from rag_model.store.diff import iter_differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT
+from rag_model.store.versions.manifest import EMBEDDINGS, TEXT
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What one stage would reuse."""
+class StageReuse:
+    """The results that one stage would reuse."""
 
     stage: str  # plan, chunk, embed, or of an index: train/hnsw, index/hnsw
-    unit: str  # parts, articles, passages, indexes; for a trained file: whether it fits
-    reused: int  # units that would not be made again
+    unit: str  # parts, articles, passages or indexes; `if it fits` for a trained file
+    reused: int  # units that would be reused
     total: int
     tasks: int
     recorded: int  # tasks whose outputs all exist
-    changed: Mapping[str, int]  # input -> tasks whose nearest record (or range) differs in it; or `no record`
+    changed: Mapping[str, int]  # input, or `no record` -> number of tasks whose closest record differs in it
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """What a build would reuse."""
+class ReuseReport:
+    """The results that a build would reuse, by stage."""
 
     ref: str
-    parent: str | None  # id of the snapshot that the build inherits from
-    stages: tuple[Outlook, ...]
+    parent: str | None  # id of the parent snapshot
+    stages: tuple[StageReuse, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
@@ -62,46 +62,59 @@ class Explained:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _StageCounts:
     """Counts of one stage while its tasks are looked up."""
 
-    past: "_Past"
+    records: "_RecordedInputs"
     reused: int = 0
     total: int = 0
     tasks: int = 0
     recorded: int = 0
     changed: Counter[str] = field(default_factory=Counter)
 
-    def add(self, total: int, reused: int, lacking: Mapping[str, Any] | None) -> None:
-        """Count a task; `lacking` are the inputs of a task that is not recorded."""
+    def add(self, total: int, reused: int, missing_inputs: Mapping[str, Any] | None) -> None:
+        """Count a task; `missing_inputs` are the inputs of a task that is not recorded."""
         self.total, self.reused, self.tasks = self.total + total, self.reused + reused, self.tasks + 1
-        self.recorded += lacking is None
-        if lacking is not None:
-            self.changed.update(self.past.changed(lacking))
+        self.recorded += missing_inputs is None
+        if missing_inputs is not None:
+            self.changed.update(self.records.find_changed(missing_inputs))
 
-    def outlook(self, stage: str, unit: str) -> Outlook:
+    def to_stage(self, stage: str, unit: str) -> StageReuse:
         """Return the row of the table."""
         changed = dict(sorted(self.changed.items()))
-        return Outlook(stage, unit, self.reused, self.total, self.tasks, self.recorded, changed)
+        return StageReuse(stage, unit, self.reused, self.total, self.tasks, self.recorded, changed)
 
 
-class _Past:
-    """The inputs of a stage's records; `own` is the input that differs from part to part."""
+class _RecordedInputs:
+    """The inputs of a stage's records; `varying_input` is the one that differs from part to part."""
 
-    def __init__(self, store: Store, stage: str, own: str = "", only: Sequence[str] = ()) -> None:
-        wanted = (
-            {k: v for k, v in past.items() if k != own and (k in only or not only)} for past in store.memo.inputs(stage)
+    def __init__(
+        self, store: Store, stage: str, varying_input: str = "", considered_inputs: Sequence[str] = ()
+    ) -> None:
+        comparable_inputs = (
+            {
+                k: v
+                for k, v in recorded_inputs.items()
+                if k != varying_input and (k in considered_inputs or not considered_inputs)
+            }
+            for recorded_inputs in store.memo.iter_inputs(stage)
         )
-        self._all = list({json.dumps(past, sort_keys=True): past for past in wanted}.values())
-        self._own = own
+        self._distinct_inputs = list({json.dumps(entry, sort_keys=True): entry for entry in comparable_inputs}.values())
+        self._varying_input = varying_input
 
-    def changed(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Return the names of the inputs in which the nearest record differs."""
-        if not self._all:
+    def find_changed(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Return the names of the inputs in which the closest record differs."""
+        if not self._distinct_inputs:
             return ["no record"]
-        shared = {k: v for k, v in inputs.items() if k != self._own}
-        nearest = min(([name for name, _ in differences(past, shared)] for past in self._all), key=len)
-        return nearest or ([self._own] if self._own else [])
+        compared_inputs = {k: v for k, v in inputs.items() if k != self._varying_input}
+        fewest_changes = min(
+            (
+                [name for name, _ in iter_differences(recorded_inputs, compared_inputs)]
+                for recorded_inputs in self._distinct_inputs
+            ),
+            key=len,
+        )
+        return fewest_changes or ([self._varying_input] if self._varying_input else [])
 
 
 def explain(
@@ -112,13 +125,13 @@ def explain(
     ref: str = "latest",
     limit: int | None = None,
     beam_options: Sequence[str] = (),
-) -> Explained:
-    """Return what `reindex` would reuse with the same arguments.
+) -> ReuseReport:
+    """Report which results `reindex` would reuse with the same arguments.
 
     Raises:
         BookwheelError: as `reindex`, for errors that occur without building.
     """
-    check_fit(recipe, recipe.represented())
+    check_indexes_and_retrievers(recipe, recipe.list_representations())
     parent = Parent.of(store, ref)
     with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
         scratch = Store.open(f"{folder}/store", create=True)
@@ -126,34 +139,40 @@ def explain(
         encoders = store_encoders(scratch, encoder, recipe, store)
         chunker = store_chunker(scratch, recipe.chunk)
         files = local_paths(scratch, chunker.files)
-        look = _Look(store, parent, encoders, recipe, Path(folder) / "passages.parquet", files)
-        for task in tasks_of(store, plan, chunker, parent):
-            cut = look.at_passages(task)
-            for name, its in encoders.items():
-                look.at_vectors(name, cut, parent.encoded(task.part, its.space.digest))
-    widths = {name: its.space.dim for name, its in encoders.items()}
-    plans = plan_indexes(recipe.index, look.cuts, widths, worker_memory(beam_options), parent)
-    indexes = [row for name, plan in plans.items() for row in (look.at_trained(name, plan), look.at_index(name, plan))]
+        lookup = _ReuseLookup(store, parent, encoders, recipe, Path(folder) / "passages.parquet", files)
+        for task in plan_chunk_tasks(store, plan, chunker, parent):
+            chunk_result = lookup.look_up_passages(task)
+            for name, stored_encoder in encoders.items():
+                lookup.look_up_vectors(name, chunk_result, parent.find_encoded(task.part, stored_encoder.space.digest))
+    widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
+    plans = plan_indexes(recipe.index, lookup.chunk_results, widths, worker_memory(beam_options), parent)
+    indexes = [
+        stage
+        for name, plan in plans.items()
+        for stage in (lookup.look_up_training(name, plan), lookup.look_up_index(name, plan))
+    ]
     stages = (
-        _ranges(plan, parent),
-        look.chunk.outlook("chunk", "articles"),
-        *look.embedded(),
+        _compare_ranges(plan, parent),
+        lookup.chunk.to_stage("chunk", "articles"),
+        *lookup.list_embed_stages(),
         *indexes,
     )
-    return Explained(ref, parent.manifest.id if parent.manifest else None, stages)
+    return ReuseReport(ref, parent.manifest.id if parent.manifest else None, stages)
 
 
-def _ranges(plan: Plan, parent: Parent) -> Outlook:
+def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:
     """Compare the parts' ranges of pages with the parent's: a part with the same range can be the same file."""
-    before = parent.manifest.content.parts if parent.manifest else ()
-    kept = {(part.first_page, part.last_page) for part in before}
-    there = sum((part.first_page, part.last_page) in kept for part in plan.parts)
-    moved = len(plan.parts) - there
-    return Outlook("plan", "parts", there, len(plan.parts), len(plan.parts), there, {"range": moved} if moved else {})
+    parent_parts = parent.manifest.content.parts if parent.manifest else ()
+    parent_ranges = {(part.first_page, part.last_page) for part in parent_parts}
+    unchanged = sum((part.first_page, part.last_page) in parent_ranges for part in plan.parts)
+    moved = len(plan.parts) - unchanged
+    return StageReuse(
+        "plan", "parts", unchanged, len(plan.parts), len(plan.parts), unchanged, {"range": moved} if moved else {}
+    )
 
 
-class _Look:
-    """Look up one part after another: what is recorded, and what would be inherited."""
+class _ReuseLookup:
+    """Look up parts one by one: recorded results, and rows of the parent that would be reused."""
 
     def __init__(
         self,
@@ -164,70 +183,74 @@ class _Look:
         scratch: Path,
         files: Mapping[str, Path],
     ) -> None:
-        self.chunk = _Tally(_Past(store, "chunk", "source"))
-        self.cuts: list[CutPart] = []
-        self._embed = {name: _Tally(_Past(store, "embed", "passages")) for name in encoders}
+        self.chunk = _StageCounts(_RecordedInputs(store, "chunk", "source"))
+        self.chunk_results: list[ChunkResult] = []
+        self._embed = {name: _StageCounts(_RecordedInputs(store, "embed", "passages")) for name in encoders}
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}  # of recorded parts
         self._store, self._parent = store, parent
         self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
 
-    def embedded(self) -> list[Outlook]:
+    def list_embed_stages(self) -> list[StageReuse]:
         """Return the rows of the table of each representation."""
         return [
-            tally.outlook("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
+            tally.to_stage("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
             for name, tally in self._embed.items()
         ]
 
-    def at_passages(self, task: ChunkTask) -> CutPart:
-        """Return what the chunk job would report about a part, with its passages."""
+    def look_up_passages(self, task: ChunkTask) -> ChunkResult:
+        """Return the result that the chunk job would report for a part."""
         inputs = task.inputs()
-        record = self._store.memo.get("chunk", self._store.memo.key(inputs))
+        record = self._store.memo.find("chunk", self._store.memo.compute_key(inputs))
         if record is not None:
-            cut = CutPart.of(record)
-            self._rows[TEXT] += [cut.passages] if cut.rows else []
-            self.chunk.add(cut.facts.articles, cut.facts.articles, None)
+            result = ChunkResult.of(record)
+            self._rows[TEXT] += [result.passages] if result.rows else []
+            self.chunk.add(result.stats.articles, result.stats.articles, None)
         else:
-            with Inheritance(local_files(self._store, task.earlier)) as earlier:
-                given = task.part, task.siteinfo, task.recipe, self._scratch
-                facts = chunk_part(*given, earlier=earlier, suppressed=task.suppressed, files=self._files)
-            cut = CutPart(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), facts)
-            self.chunk.add(facts.articles, facts.inherited, inputs)
-        self.cuts.append(cut)
-        return cut
+            with ReusableArticles(fetch_parent_files(self._store, task.parent_parts)) as reuse:
+                chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch
+                stats = chunk_part(*chunk_arguments, reusable=reuse, suppressed=task.suppressed, files=self._files)
+            result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
+            self.chunk.add(stats.articles, stats.inherited, inputs)
+        self.chunk_results.append(result)
+        return result
 
-    def at_vectors(self, name: str, cut: CutPart, earlier: tuple[Earlier, ...]) -> None:
+    def look_up_vectors(self, name: str, chunk_result: ChunkResult, parent_parts: tuple[ParentPart, ...]) -> None:
         """Look up a part's vectors of a representation."""
-        tally = self._embed[name]
-        task = EmbedTask.of(cut, self._encoders[name], self._recipe.dtype_of(name), earlier)
-        inputs, rows = task.inputs(), cut.rows
-        record = self._store.memo.get("embed", self._store.memo.key(inputs))
+        counts = self._embed[name]
+        task = EmbedTask.of(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
+        inputs, rows = task.inputs(), chunk_result.rows
+        record = self._store.memo.find("embed", self._store.memo.compute_key(inputs))
         if record is not None:
-            tally.add(rows, rows, None)
+            counts.add(rows, rows, None)
             self._rows[name] += [record.outputs["embeddings"]] if rows else []
             return
-        passages = self._store.blobs.local(cut.passages) if self._store.blobs.exists(cut.passages) else self._scratch
-        known = task.form.count_known(passages, local_files(self._store, earlier))
-        tally.add(rows, known, inputs)
+        passages = (
+            self._store.blobs.get_local_path(chunk_result.passages)
+            if self._store.blobs.exists(chunk_result.passages)
+            else self._scratch
+        )
+        reused_rows = task.form.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
+        counts.add(rows, reused_rows, inputs)
 
-    def at_trained(self, name: str, plan: IndexPlan) -> Outlook:
-        """Look up cells and quantizers of this plan; the parent's are used if new vectors fit them."""
+    def look_up_training(self, name: str, plan: IndexPlan) -> StageReuse:
+        """Look up the plan's cells and quantizers; the parent's are reused if new vectors fit them."""
         encoder = self._encoders.get(plan.over)
-        lacking = obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
-        if lacking and not self._unlike("train", plan):
-            lacking = []
-        there = int(not lacking)
-        return Outlook(f"train/{name}", "if it fits", there, 1, 1, there, dict.fromkeys(lacking, 1))
+        changed = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
+        if changed and not self._find_changed("train", plan):
+            changed = []
+        reused = int(not changed)
+        return StageReuse(f"train/{name}", "if it fits", reused, 1, 1, reused, dict.fromkeys(changed, 1))
 
-    def at_index(self, name: str, plan: IndexPlan) -> Outlook:
+    def look_up_index(self, name: str, plan: IndexPlan) -> StageReuse:
         """Look up a finished index of this plan over these vectors."""
-        changed = self._unlike("merge", plan)
-        there = int(not changed)
-        return Outlook(f"index/{name}", "indexes", there, 1, 1, there, dict.fromkeys(changed, 1))
+        changed = self._find_changed("merge", plan)
+        reused = int(not changed)
+        return StageReuse(f"index/{name}", "indexes", reused, 1, 1, reused, dict.fromkeys(changed, 1))
 
-    def _unlike(self, stage: str, plan: IndexPlan) -> list[str]:
-        """Return the inputs in which a stage's nearest record differs; [] if the record is of these vectors."""
-        tally = self._embed.get(plan.over, self.chunk)
-        whole = tally.recorded == tally.tasks
-        listed = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()
-        inputs = {**deciding(plan), "vectors": digest_bytes(listed) if whole else "not made yet"}
-        return _Past(self._store, stage, only=tuple(inputs)).changed(inputs)
+    def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
+        """Return the inputs in which a stage's closest record differs; [] if it has the same vectors."""
+        counts = self._embed.get(plan.over, self.chunk)
+        is_complete = counts.recorded == counts.tasks
+        blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()
+        inputs = {**index_inputs(plan), "vectors": digest_bytes(blob_list) if is_complete else "not made yet"}
+        return _RecordedInputs(self._store, stage, considered_inputs=tuple(inputs)).find_changed(inputs)

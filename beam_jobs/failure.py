@@ -1,4 +1,4 @@
-"""The error of a failed job: one sentence, wherever it failed."""
+"""Turn the failure of a job into one sentence, wherever it happened."""
 
 import re
 from pathlib import Path
@@ -6,20 +6,20 @@ from pathlib import Path
 from rag_model import errors
 from rag_model.store.store import Store
 
-FAILED = "failed"  # stage suffix under which a worker reports its error
+FAILED_SUFFIX = "failed"  # stage suffix under which a worker reports its error
 WORKER_DIED = "Worker subprocess exited with return code"  # Beam's message
-_ENGINES = (  # what Flink says, and what the user is told after "the ... job"
+_ENGINE_FAILURES = (  # Flink's message, the error class, and the text that follows "the ... job"
     (
         re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),  # of a connection to a worker
         errors.ResourceError,
-        "lost workers more often than the engine tries again, perhaps for want of memory: "
-        "finished work is recorded; give each worker more, or run fewer on a machine, and run again",
+        "lost workers more often than the engine retries, perhaps because they ran out of memory: finished "
+        "work is recorded; give each worker more memory, or run fewer on a machine, and run again",
     ),
     (
         re.compile(r"TimeoutException: Timeout has occurred: \d+ ms"),  # of a request for slots
         errors.ResourceError,
-        "waited in vain for as many slots as --parallelism says; perhaps a machine was lost: "
-        "finished work is recorded; add TaskManagers or ask for fewer slots, and run again",
+        "timed out waiting for as many slots as --parallelism requests; perhaps a machine was lost: "
+        "finished work is recorded; add TaskManagers or request fewer slots, and run again",
     ),
     (
         re.compile(r"JobCancellationException|in state CANCELLED"),
@@ -27,10 +27,10 @@ _ENGINES = (  # what Flink says, and what the user is told after "the ... job"
         "was cancelled on its engine: finished work is recorded; run it again to continue",
     ),
 )
-_RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # in a trace
+_RAISED_ERROR = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # in a trace
 
 
-def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
+def explain_failure(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
     """Return the error to show to the user.
 
     Args:
@@ -40,20 +40,20 @@ def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) 
         failure: the exception that the runner raised.
         log: the log file of local workers.
     """
-    reports = store.runs.read_all(run, stage + FAILED)
-    raised = _RAISED.findall(str(failure))  # of a chain of errors the last one is for the user
+    reports = store.runs.read_reports(run, stage + FAILED_SUFFIX)
+    raised_errors = _RAISED_ERROR.findall(str(failure))  # the last error of a chain is the one for the user
     if reports:
-        return errors.raised(**reports[0])
-    if raised:
-        return errors.raised(*raised[-1])
+        return errors.error_from_dict(**reports[0])
+    if raised_errors:
+        return errors.error_from_dict(*raised_errors[-1])
     if WORKER_DIED in str(failure):
         return errors.ResourceError(
-            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): "
-            "finished work is recorded; run it again, with one worker (-- --direct_num_workers=1) if it happens again"
+            f"a worker process of the {stage} job was killed, perhaps because memory ran out (log: {log}): finished "
+            "work is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"
         )
-    for pattern, kind, sentence in _ENGINES:
+    for pattern, error_class, sentence in _ENGINE_FAILURES:
         if pattern.search(str(failure)):
-            return kind(f"the {stage} job {sentence}")
+            return error_class(f"the {stage} job {sentence}")
     return errors.BookwheelError(
         f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
         "finished work is recorded; run it again with --debug for the trace"

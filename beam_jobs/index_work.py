@@ -15,188 +15,232 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.index_tasks import IndexBuild, ScatterTask, ShardTask, StageOutput, blobs_in, deciding, required, sharing
+from beam_jobs.index_tasks import (
+    IndexInProgress,
+    IndexStageResult,
+    ScatterTask,
+    ShardTask,
+    index_inputs,
+    piece_inputs,
+    read_blob_list,
+    require_blob,
+)
 from beam_jobs.launch import Report
-from beam_jobs.threads import limit_threads
-from rag_model.cores import cores
+from beam_jobs.tasks import limit_threads
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError, StoreError
-from rag_model.index.carrying import CarryingKind, EarlierPiece
+from rag_model.index.byte_sizes import check_disk
 from rag_model.index.files import engine
-from rag_model.index.files.pieces import Opener, opener
-from rag_model.index.files.slices import PLACES, Place
-from rag_model.index.plan import Facts
+from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, Opener, SliceLocation, path_opener
+from rag_model.index.kind import PieceReusingKind, PreviousPiece, get_kind
+from rag_model.index.plan import IndexStats
 from rag_model.index.quality import fit
-from rag_model.index.quality.fit import Fit
-from rag_model.index.registry import kind_named
-from rag_model.index.sizing.amounts import check_disk
-from rag_model.snapshots.earlier_index import EarlierIndex
-from rag_model.snapshots.heritage import Heirloom
+from rag_model.index.quality.results import FitResult
+from rag_model.process import count_cores
+from rag_model.snapshots.parent_index import ParentIndex
+from rag_model.snapshots.reused_training import ReusedTraining
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Produced
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
 
-def derive_one(build: IndexBuild, store: Store) -> Report:
+def derive_one(build: IndexInProgress, store: Store) -> Report:
     """Make one index of the parent's, once; report nothing if it is to be built as a whole."""
 
-    def make(out: Path) -> Facts:
-        earlier = EarlierIndex.from_json(json.loads(store.blobs.read(required(build.earlier))))
+    def derive_from_parent(out: Path) -> IndexStats:
+        parent_index = ParentIndex.from_json(json.loads(store.blobs.read(require_blob(build.parent_index))))
         with suppress(InputError, StoreError):  # what is damaged is not used; a whole build tells what it needs itself
-            if (facts := earlier.derive(store, build.plan, out)) is not None:
-                return facts
-        raise _WholeError
+            if (stats := parent_index.derive(store, build.plan, out)) is not None:
+                return stats
+        raise _NotDerivedError
 
     try:
-        return _once(store, "derive", deciding(build.plan), make, vectors=build.rows.id).to_json()
-    except _WholeError:
-        return StageOutput(None, {}).to_json()
+        return _run_once(store, "derive", index_inputs(build.plan), derive_from_parent, vectors=build.rows.id).to_json()
+    except _NotDerivedError:
+        return IndexStageResult(None, {}).to_json()
 
 
-class _WholeError(Exception):
+class _NotDerivedError(Exception):
     """An index is to be built as a whole."""
 
 
-def train_one(build: IndexBuild, store: Store) -> Report:
+def train_one(build: IndexInProgress, store: Store) -> Report:
     """Train one index, once; if an inherited file fits, only report that."""
-    plan, heirloom = build.plan, build.inherited
-    why = heirloom and heirloom.trained.reason(plan.drift)
-    if heirloom and not why:
-        found = _fit_of(build, heirloom, store)
-        why, missed = found.reason(plan.drift), found.missed()
-        if not why:
-            return (_moved(build, heirloom, missed, store) if missed else StageOutput(None, {})).to_json()
+    plan, reused = build.plan, build.reused
+    retrain_reason = reused and reused.stats.explain_misfit(plan.drift)
+    if reused and not retrain_reason:
+        fit = _measure_fit(build, reused, store)
+        retrain_reason, missed_rows = fit.explain_misfit(plan.drift), fit.explain_missed_neighbors()
+        if not retrain_reason:
+            return (
+                _follow_new_vectors(build, reused, missed_rows, store) if missed_rows else IndexStageResult(None, {})
+            ).to_json()
 
-    def make(out: Path) -> Facts:
-        return kind_named(plan.kind).train(plan, _local(store, build.rows), out)
+    def make(out: Path) -> IndexStats:
+        return get_kind(plan.kind).train(plan, _local_paths(store, build.rows), out)
 
-    made = _once(store, "train", deciding(plan), make, vectors=build.rows.id)
-    return replace(made, note=f"trained again: {why}" if why else "").to_json()
+    result = _run_once(store, "train", index_inputs(plan), make, vectors=build.rows.id)
+    return replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else "").to_json()
 
 
-def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> StageOutput:
+def _follow_new_vectors(
+    build: IndexInProgress, reused: ReusedTraining, missed_rows: str, store: Store
+) -> IndexStageResult:
     """Move the lists of an inherited trained file to the present vectors, once."""
     plan = build.plan
 
-    def make(out: Path) -> Facts:
-        return kind_named(plan.kind).follow(plan, store.blobs.local(heirloom.blob), _local(store, build.rows), out)
+    def make(out: Path) -> IndexStats:
+        return get_kind(plan.kind).follow(
+            plan, store.blobs.get_local_path(reused.blob), _local_paths(store, build.rows), out
+        )
 
-    made = _once(store, "follow", deciding(plan), make, vectors=build.rows.id, trained=heirloom.blob.id)
-    return replace(made, note=f"trained as in snapshot {heirloom.snapshot[:12]}, lists moved: {missed}")
+    result = _run_once(store, "follow", index_inputs(plan), make, vectors=build.rows.id, trained=reused.blob.id)
+    return replace(result, note=f"trained as in snapshot {reused.snapshot[:12]}, lists moved: {missed_rows}")
 
 
-def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
+def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -> FitResult:
     """Measure how an inherited trained file fits the new vectors, once."""
     plan = build.plan
 
-    def measured(_: Path) -> Produced:
-        changed = [(store.blobs.local(new), [*map(store.blobs.local, old)]) for new, old in heirloom.changed]
-        same, trained = [*map(store.blobs.local, heirloom.same)], store.blobs.local(heirloom.blob)
-        found = kind_named(plan.kind).fit(plan, trained, heirloom.trained.losses, changed, same)
-        return Produced({}, found.to_json())
+    def measure(_: Path) -> StageResult:
+        changed = [
+            (store.blobs.get_local_path(new), [*map(store.blobs.get_local_path, old)])
+            for new, old in reused.changed_parts
+        ]
+        same, trained = (
+            [*map(store.blobs.get_local_path, reused.unchanged_parts)],
+            store.blobs.get_local_path(reused.blob),
+        )
+        training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed, same)
+        return StageResult({}, training_fit.to_json())
 
-    looked_at = [[new.id, [ref.id for ref in old]] for new, old in heirloom.changed]
-    same = [ref.id for ref in heirloom.same]
-    inputs = sharing(plan) | {"fit": fit.VERSION, "trained": heirloom.blob.id, "changed": looked_at, "same": same}
-    return Fit.of(store.memo.once("fit", inputs, measured)[0].facts)
+    changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
+    same = [ref.id for ref in reused.unchanged_parts]
+    inputs = piece_inputs(plan) | {
+        "fit": fit.VERSION,
+        "trained": reused.blob.id,
+        "changed": changed_parts,
+        "same": same,
+    }
+    return FitResult.from_json(store.memo.get_or_create("fit", inputs, measure)[0].stats)
 
 
-def scatter_one(part: ScatterTask, store: Store) -> Report:
+def scatter_one(task: ScatterTask, store: Store) -> Report:
     """Sort one part's vectors, once."""
-    plan, trained = part.build.plan, required(part.build.trained)
+    plan, trained = task.build.plan, require_blob(task.build.trained)
 
-    def make(out: Path) -> Facts:
-        files, kind = (store.blobs.local(trained), store.blobs.local(part.rows), part.number), kind_named(plan.kind)
+    def make(out: Path) -> IndexStats:
+        files, kind = (
+            (store.blobs.get_local_path(trained), store.blobs.get_local_path(task.rows), task.number),
+            get_kind(plan.kind),
+        )
         with suppress(InputError, StoreError):  # what is damaged is not used
-            if isinstance(kind, CarryingKind) and kind.carries(plan) and (earlier := _earlier_pieces(part, store)):
-                return kind.carry(plan, *files, earlier, out)
+            if (
+                isinstance(kind, PieceReusingKind)
+                and kind.carries(plan)
+                and (parent_pieces := _find_parent_pieces(task, store))
+            ):
+                return kind.carry(plan, *files, parent_pieces, out)
         return kind.scatter(plan, *files, out)
 
-    return _once(store, "scatter", sharing(plan), make, **_scattered_of(part.rows, trained, part.number)).to_json()
+    return _run_once(
+        store, "scatter", piece_inputs(plan), make, **_scatter_inputs(task.rows, trained, task.number)
+    ).to_json()
 
 
-def _scattered_of(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
+def _scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
     """Return the inputs of a part's piece, beside the plan."""
     return {"vectors": rows.id, "trained": trained.id, "number": number}
 
 
-def _earlier_pieces(part: ScatterTask, store: Store) -> list[EarlierPiece]:
+def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
     """Return the parent's pieces of a part's pages that are recorded, made with the same trained file."""
-    trained, found = required(part.build.trained), list[EarlierPiece]()
-    for known in part.earlier:
-        inputs = {**sharing(part.build.plan), **_scattered_of(known.rows, trained, known.number)}
-        record = store.memo.get("scatter", store.memo.key(inputs))
-        if record is not None and store.blobs.exists(known.rows):
-            piece = opener(store.blobs.local(record.outputs["out"]))  # verified, since what is in it is published again
-            found.append(EarlierPiece(store.blobs.local(known.rows), piece, known.number))
-    return found
+    trained, pieces = require_blob(task.build.trained), list[PreviousPiece]()
+    for parent_part in task.parent_parts:
+        inputs = {**piece_inputs(task.build.plan), **_scatter_inputs(parent_part.rows, trained, parent_part.number)}
+        record = store.memo.find("scatter", store.memo.compute_key(inputs))
+        if record is not None and store.blobs.exists(parent_part.rows):
+            piece = path_opener(
+                store.blobs.get_local_path(record.outputs["out"])
+            )  # verified, since what is in it is published again
+            pieces.append(PreviousPiece(store.blobs.get_local_path(parent_part.rows), piece, parent_part.number))
+    return pieces
 
 
-def build_shard(shard: ShardTask, store: Store) -> Report:
+def build_shard(task: ShardTask, store: Store) -> Report:
     """Build one shard from its slices of all parts, once."""
-    plan, trained, kind = shard.build.plan, required(shard.build.trained), kind_named(shard.build.plan.kind)
+    plan, trained, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
 
-    def make(out: Path) -> Facts:
-        with engine.threads(max(1, cores() // shard.beside) if kind.threaded else 1):
-            return kind.shard(plan, store.blobs.local(trained), _slices(shard, store), shard.number, out)
+    def make(out: Path) -> IndexStats:
+        with engine.use_threads(max(1, count_cores() // task.concurrent_shards) if kind.threaded else 1):
+            return kind.shard(plan, store.blobs.get_local_path(trained), _iter_slices(task, store), task.number, out)
 
-    return _once(
-        store, "shard", sharing(plan), make, slices=shard.slices, trained=trained.id, number=shard.number
+    return _run_once(
+        store, "shard", piece_inputs(plan), make, slices=task.slices, trained=trained.id, number=task.number
     ).to_json()
 
 
-def _slices(shard: ShardTask, store: Store) -> Iterator[bytes]:
+def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
     """Return what a shard reads of each piece, in order, verified: one request a piece, many of them at once."""
-    pieces = blobs_in(store, required(shard.build.scattered))
-    every, size = required(shard.build.places), len(pieces) * PLACES.itemsize
-    places = store.blobs.read_range(every, shard.number * size, (shard.number + 1) * size)
-    if digest_bytes(places) != shard.places:
-        raise store.blobs.damaged(every)
+    pieces = read_blob_list(store, require_blob(task.build.pieces))
+    all_locations, row_bytes = require_blob(task.build.slice_locations), len(pieces) * SLICE_LOCATION_DTYPE.itemsize
+    locations = store.blobs.read_range(all_locations, task.number * row_bytes, (task.number + 1) * row_bytes)
+    if digest_bytes(locations) != task.places:
+        raise store.blobs.damaged_error(all_locations)
 
-    def read(numbered: tuple[int, Place]) -> bytes:
-        number, place = numbered
-        data = store.blobs.read_range(pieces[number], place.start, place.end)
-        if not place.holds(data):
-            raise store.blobs.damaged(pieces[number])
+    def read(numbered: tuple[int, SliceLocation]) -> bytes:
+        number, location = numbered
+        data = store.blobs.read_range(pieces[number], location.start, location.end)
+        if not location.matches(data):
+            raise store.blobs.damaged_error(pieces[number])
         return data
 
-    numbered = enumerate(Place.all_of(np.frombuffer(places, PLACES)))
-    return store.files.ask(read, [(number, place) for number, place in numbered if place.size])
+    numbered = enumerate(SliceLocation.from_table(np.frombuffer(locations, SLICE_LOCATION_DTYPE)))
+    return store.files.map_concurrently(read, [(number, location) for number, location in numbered if location.size])
 
 
-def merge_one(build: IndexBuild, store: Store) -> Report:
+def merge_one(build: IndexInProgress, store: Store) -> Report:
     """Merge the pieces and shards of one index, once."""
-    plan, trained = build.plan, required(build.trained)
-    scattered, shards = required(build.scattered), required(build.shards)
+    plan, trained = build.plan, require_blob(build.trained)
+    scattered, shards = require_blob(build.pieces), require_blob(build.shards)
 
-    def make(out: Path) -> Facts:
-        needed, other = kind_named(plan.kind).estimate(plan).disk_bytes, "set TMPDIR to a folder on a disk with room"
-        check_disk(out.parent, needed, f"merging {plan.factory}", other)
-        whole = [opener(path) for path in _local(store, shards)]  # read sequentially, a little of each at a time
-        pieces = _openers(store, scattered) if whole else [opener(path) for path in _local(store, scattered)]
-        rows = _local(store, build.rows)
-        return kind_named(plan.kind).merge(plan, store.blobs.local(trained), rows, pieces, whole, out)
+    def make(out: Path) -> IndexStats:
+        needed_bytes, advice = (
+            get_kind(plan.kind).estimate(plan).disk_bytes,
+            "set TMPDIR to a folder on a disk with room",
+        )
+        check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
+        shard_openers = [
+            path_opener(path) for path in _local_paths(store, shards)
+        ]  # read sequentially, a little of each at a time
+        pieces = (
+            _openers(store, scattered)
+            if shard_openers
+            else [path_opener(path) for path in _local_paths(store, scattered)]
+        )
+        rows = _local_paths(store, build.rows)
+        return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
-    made_of = {"vectors": build.rows.id, "scattered": scattered.id, "shards": shards.id}
-    return _once(store, "merge", deciding(plan), make, trained=trained.id, **made_of).to_json()
+    inputs = {"vectors": build.rows.id, "scattered": scattered.id, "shards": shards.id}
+    return _run_once(store, "merge", index_inputs(plan), make, trained=trained.id, **inputs).to_json()
 
 
-def _once(
-    store: Store, stage: str, decides: Mapping[str, Any], make: Callable[[Path], Facts], **inputs: Any
-) -> StageOutput:
-    def produce(workdir: Path) -> Produced:
+def _run_once(
+    store: Store, stage: str, common_inputs: Mapping[str, Any], make: Callable[[Path], IndexStats], **inputs: Any
+) -> IndexStageResult:
+    def produce(workdir: Path) -> StageResult:
         limit_threads(1)
         out = workdir / stage
-        facts = make(out)
-        return Produced({"out": out}, facts)
+        stats = make(out)
+        return StageResult({"out": out}, stats)
 
-    record, made = store.memo.once(stage, {**decides, **inputs}, produce)
-    return StageOutput(record.outputs["out"], dict(record.facts), made)
-
-
-def _local(store: Store, listed: BlobRef) -> list[Path]:
-    return [store.blobs.local(ref) for ref in blobs_in(store, listed)]
+    record, is_new = store.memo.get_or_create(stage, {**common_inputs, **inputs}, produce)
+    return IndexStageResult(record.outputs["out"], dict(record.stats), is_new)
 
 
-def _openers(store: Store, listed: BlobRef) -> list[Opener]:
-    return [partial(store.blobs.open, ref) for ref in blobs_in(store, listed)]
+def _local_paths(store: Store, blob_list: BlobRef) -> list[Path]:
+    return [store.blobs.get_local_path(ref) for ref in read_blob_list(store, blob_list)]
+
+
+def _openers(store: Store, blob_list: BlobRef) -> list[Opener]:
+    return [partial(store.blobs.open, ref) for ref in read_blob_list(store, blob_list)]

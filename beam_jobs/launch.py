@@ -6,13 +6,22 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from beam_jobs.workers import here, named, one_a_gpu, side_by_side, start_seconds, worker_memory
-from rag_model.cores import cores
+from beam_jobs.workers import (
+    is_local,
+    limit_workers,
+    one_worker_per_gpu,
+    sets_worker_count,
+    start_seconds,
+    worker_memory,
+)
+from rag_model.process import count_cores
 
-Report = dict[str, Any]  # what a task tells, as JSON values
+Report = dict[str, Any]  # the result of a task, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
-_MOST = 1 << 30  # bytes of a task that the launcher does in place of workers on other machines: its own may be small
+_LAUNCHER_TASK_BYTES = (
+    1 << 30
+)  # bytes of a task that the launcher does in place of workers on other machines: its own may be small
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +42,41 @@ class Launch:
         Raises:
             UsageError: Beam cannot read its flags, or as `start_seconds`, `cores` and `worker_memory`.
         """
-        start_seconds(flags), cores(), worker_memory(())  # a wrong variable is refused before any work
+        start_seconds(flags), count_cores(), worker_memory(())  # a wrong variable is refused before any work
         run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-        return cls(store_url, run, _checked(flags) if flags else (), memory=memory)
+        return cls(store_url, run, _check_flags(flags) if flags else (), memory=memory)
 
     def for_tasks(self, task_bytes: int) -> Self:
-        """Return this launch with at most as many local workers as fit in memory, for tasks of `task_bytes`."""
-        return replace(self.holding(task_bytes), flags=side_by_side(self.flags, task_bytes, self.memory))
+        """Return this launch with at most as many local workers as fit in memory with `task_bytes` each."""
+        return replace(self.with_task_bytes(task_bytes), flags=limit_workers(self.flags, task_bytes, self.memory))
 
-    def holding(self, task_bytes: int) -> Self:
-        """Return this launch for tasks of `task_bytes`, with the same workers."""
+    def with_task_bytes(self, task_bytes: int) -> Self:
+        """Return this launch for tasks of `task_bytes`, with the same number of workers."""
         return replace(self, task_bytes=task_bytes)
 
     def for_gpus(self, count: int) -> Self:
-        """Return this launch with one local worker for each GPU; the same one where there are none."""
-        return replace(self, flags=one_a_gpu(self.flags, count))
+        """Return this launch with one local worker for each GPU; unchanged if there is none."""
+        return replace(self, flags=one_worker_per_gpu(self.flags, count))
 
-    def too_small(self, seconds: float) -> bool:
-        """Return whether a job of so many seconds of a core is not worth workers, so that the launcher does it.
+    def is_too_small(self, seconds: float) -> bool:
+        """Return whether a job of `seconds` on one core is too small for workers: the launcher then runs it.
 
-        It is if they take longer to start. Workers of this machine always start if their number is set; those on other
-        machines if a task needs more than a gigabyte, or than is free here (`worker_memory`).
+        A job is too small if its workers take longer to start. Workers on this machine always start if
+        their number is set; workers on other machines start if a task needs more than a gigabyte, or
+        more than is free here (`worker_memory`).
 
         Raises:
             UsageError: as `new`.
         """
-        wanted = named(self.flags) if here(self.flags) else self.task_bytes > min(_MOST, worker_memory(()) or 0)
-        return not wanted and seconds < start_seconds(self.flags)
+        needs_workers = (
+            sets_worker_count(self.flags)
+            if is_local(self.flags)
+            else self.task_bytes > min(_LAUNCHER_TASK_BYTES, worker_memory(()) or 0)
+        )
+        return not needs_workers and seconds < start_seconds(self.flags)
 
 
-def _checked(flags: Sequence[str]) -> tuple[str, ...]:
-    from beam_jobs.options import checked  # noqa: PLC0415 - as above
+def _check_flags(flags: Sequence[str]) -> tuple[str, ...]:
+    from beam_jobs.options import check_flags  # noqa: PLC0415 - as above
 
-    return checked(flags)
+    return check_flags(flags)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 @contextmanager
-def held_lease() -> Iterator[Path]:
+def hold_lease() -> Iterator[Path]:
     """Hold a new lease while the block runs; yield the path that workers wait on."""
     descriptor, name = tempfile.mkstemp(prefix="bookwheel-lease-")
     try:
@@ -26,12 +26,12 @@ def held_lease() -> Iterator[Path]:
         os.close(descriptor)
 
 
-def leave_with(lease: Path) -> None:
+def exit_with_holder(lease: Path) -> None:
     """End this process as soon as the holder of `lease` has ended; returns at once."""
-    threading.Thread(target=_wait_and_leave, args=(lease,), daemon=True, name="lease").start()
+    threading.Thread(target=_wait_and_exit, args=(lease,), daemon=True, name="lease").start()
 
 
-def _wait_and_leave(lease: Path) -> None:
+def _wait_and_exit(lease: Path) -> None:
     try:
         with lease.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -1,7 +1,7 @@
-"""A worker process of this machine: Beam's own, without what no job of ours asks it for.
+"""A local worker process: Beam's own, without imports that no job needs.
 
-Beam imports pandas, and what speaks to every cloud whose client is installed: more than half of the 1.5 s of processor
-time that a worker takes to start beside all of them. Our jobs read dumps and stores by themselves.
+Beam imports pandas and the client of every installed cloud library: more than half of the 1.5 s of CPU
+time in which a worker starts when all of them are installed. Our jobs read dumps and stores themselves.
 """
 
 import sys
@@ -16,11 +16,11 @@ _UNUSED = (
 )
 _hidden = [name for name in _UNUSED if name not in sys.modules]
 for name in _hidden:
-    sys.modules[name] = None  # type: ignore[assignment] # "not installed" to who imports it, which Beam expects
-from apache_beam.runners.worker import sdk_worker_main  # noqa: E402 - what is hidden must be hidden by now
+    sys.modules[name] = None  # type: ignore[assignment] # appears as not installed, which Beam handles
+from apache_beam.runners.worker import sdk_worker_main  # noqa: E402 - after the modules are hidden
 
 for name in _hidden:
-    del sys.modules[name]  # a chunker, say, may want pandas
+    del sys.modules[name]  # a chunker may import pandas, for example
 
 if __name__ == "__main__":
     sdk_worker_main.main(sys.argv)  # type: ignore[no-untyped-call]

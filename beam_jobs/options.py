@@ -13,9 +13,9 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from beam_jobs.workers import named
-from rag_model.cores import cores
+from beam_jobs.workers import sets_worker_count
 from rag_model.errors import UsageError
+from rag_model.process import count_cores
 from rag_model.secrets import refuse_secrets
 
 _SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)\w*)", re.IGNORECASE)
@@ -24,41 +24,41 @@ _SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)
 def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
     """Return the options of a job over `elements` descriptors.
 
-    `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, in one worker process
-    per core (`--direct_num_workers` sets another number), and at most one per element.
+    `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, with one
+    worker process per core (`--direct_num_workers` sets another number), and at most one per element.
     """
     options = PipelineOptions(list(flags))
     if is_local(options):
         direct = options.view_as(DirectOptions)
-        wanted = direct.direct_num_workers if named(flags) else 0
-        direct.direct_num_workers = max(1, min(wanted or cores(), elements))
+        requested_workers = direct.direct_num_workers if sets_worker_count(flags) else 0
+        direct.direct_num_workers = max(1, min(requested_workers or count_cores(), elements))
     return options
 
 
-def checked(flags: Sequence[str]) -> tuple[str, ...]:
+def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
     """Return Beam's flags if Beam can read them and knows their runner.
 
     Raises:
         UsageError: a flag has a wrong value, or may contain a secret, or there is no such runner.
     """
     refuse_secrets(flags)
-    if named := [found for flag in flags if (found := _SECRET.match(flag))]:
+    if secret_flags := [match for flag in flags if (match := _SECRET.match(flag))]:
         raise UsageError(
-            f"Beam's option --{named[0]['name']} is a secret, and options are written into logs and process lists: "
-            "set AWS_SECRET_ACCESS_KEY or its like in the environment of the workers"
+            f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs and process lists: "
+            "set a variable such as AWS_SECRET_ACCESS_KEY in the environment of the workers"
         )
-    complaints = io.StringIO()
+    argparse_output = io.StringIO()
     try:
-        with redirect_stderr(complaints):  # argparse prints all its options first
+        with redirect_stderr(argparse_output):  # argparse prints all its options first
             options = PipelineOptions(list(flags)).view_as(DirectOptions)
             runner = options.view_as(StandardOptions).runner
         if runner is not None:
             create_runner(runner)
-    except SystemExit as wrong:
-        said = complaints.getvalue().strip().rpartition("error: ")[2]
-        raise UsageError(f"Beam refuses the options after `--`: {said}") from wrong
-    except (ValueError, ImportError, AttributeError) as unknown:
-        raise UsageError(f"Beam has no runner {runner}: {' '.join(str(unknown).split())}") from unknown
+    except SystemExit as error:
+        complaint = argparse_output.getvalue().strip().rpartition("error: ")[2]
+        raise UsageError(f"Beam refuses the options after `--`: {complaint}") from error
+    except (ValueError, ImportError, AttributeError) as error:
+        raise UsageError(f"Beam has no runner {runner}: {' '.join(str(error).split())}") from error
     return tuple(flags)
 
 
@@ -68,9 +68,9 @@ def is_local(options: PipelineOptions) -> bool:
 
 
 def local_runner(log: Path) -> FnApiRunner:
-    """Return the runner of local worker processes; their and Beam's output goes to `log` instead of the terminal.
+    """Return the runner of local worker processes, whose output goes to `log` instead of the terminal.
 
-    Beam's own default would download a binary.
+    Beam's default runner would download a binary.
     """
     worker = f"exec {shlex.quote(sys.executable)} -m beam_jobs.local_worker"
     command = f"{worker} >>{shlex.quote(str(log))} 2>&1"
@@ -78,7 +78,7 @@ def local_runner(log: Path) -> FnApiRunner:
 
 
 def worker_threads(options: PipelineOptions) -> int:
-    """Return the threads of one worker: its share of the cores on this machine, 0 (no limit) on others."""
+    """Return the threads of one worker: its share of this machine's cores, or 0 (no limit) on others."""
     if not is_local(options):
         return 0
-    return max(1, cores() // int(options.view_as(DirectOptions).direct_num_workers))
+    return max(1, count_cores() // int(options.view_as(DirectOptions).direct_num_workers))

@@ -16,106 +16,108 @@ from typing import Any, Generic, Self
 import apache_beam as beam
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
-from beam_jobs.failure import FAILED, WORKER_DIED, told
-from beam_jobs.flink import cancel, reach
-from beam_jobs.here import Task, Work, done
+from beam_jobs.failure import FAILED_SUFFIX, WORKER_DIED, explain_failure
+from beam_jobs.flink import cancel_job, set_job_server
 from beam_jobs.launch import Launch, OnProgress, Report
-from beam_jobs.lease import held_lease, leave_with
+from beam_jobs.lease import exit_with_holder, hold_lease
 from beam_jobs.options import is_local, local_runner, pipeline_options, worker_threads
-from beam_jobs.threads import limit_threads
+from beam_jobs.tasks import Task, TaskFunction, limit_threads, run_task
 from rag_model import errors
 from rag_model.store.store import Store
 
-_SUBMITTING = 120.0  # seconds that an interrupted launcher waits for the submission of a job, to cancel it
+_SUBMIT_TIMEOUT = 120.0  # seconds that an interrupted launcher waits for the submission of a job, to cancel it
 
 
 class Worker(beam.DoFn, Generic[Task]):
-    """Do tasks with the store, and report their facts."""
+    """Run tasks with the store, and write their reports."""
 
-    def __init__(self, stage: str, work: Work[Task], launch: Launch, lease: Path | None, threads: int) -> None:
-        self.stage, self.work, self.launch, self.lease, self.threads = stage, work, launch, lease, threads
+    def __init__(
+        self, stage: str, function: TaskFunction[Task], launch: Launch, lease: Path | None, threads: int
+    ) -> None:
+        self.stage, self.function, self.launch, self.lease, self.threads = stage, function, launch, lease, threads
         self.version = version("bookwheel")
 
     def setup(self) -> None:
         """Limit the threads to this worker's share, and end this process when the launcher ends."""
         if self.lease is not None:
-            leave_with(self.lease)
+            exit_with_holder(self.lease)
         if self.threads:
             limit_threads(self.threads)
         self.store: Store | None = None  # opened later: an engine may report an error in `setup` only after minutes
 
     def process(self, element: tuple[int, Task]) -> list[int]:
-        """Do one task, given with its number, and report its facts, or the error.
+        """Run one numbered task, and write its report or its error.
 
         Raises:
-            BookwheelError: the error that the work raised.
+            BookwheelError: the error that the task raised.
         """
         number, task = element
-        store = self.store = self.store or self._reached()
+        store = self.store = self.store or self._open_store()
         runs, run = store.runs, self.launch.run
-        if self.lease is not None and runs.count(run, self.stage + FAILED):
+        if self.lease is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
             return []  # the local runner has no retries: after one failure the other tasks would be useless
-        store.memo = replace(store.memo, by=f"{run}/{number}")  # an engine may retry this task
+        store.memo = replace(store.memo, owner=f"{run}/{number}")  # an engine may retry this task
         try:
             self._check_version()
-            runs.write(run, self.stage, number, done(self.work, task, store))
+            runs.write_report(run, self.stage, number, run_task(self.function, task, store))
         except errors.BookwheelError as error:
             with suppress(errors.BookwheelError):  # if the store itself failed, only the raised error remains
-                runs.write(run, self.stage + FAILED, number, errors.told(error))
+                runs.write_report(run, self.stage + FAILED_SUFFIX, number, errors.error_to_dict(error))
             raise
         return [number]
 
-    def _reached(self) -> Store:
+    def _open_store(self) -> Store:
         try:
             return Store.open(self.launch.store_url)
-        except errors.StoreError as lost:
+        except errors.StoreError as error:
             raise errors.StoreError(
-                f"a worker does not reach the store ({lost}): name one that all machines reach, and give its endpoint "
-                "and credentials to the workers as well"
-            ) from lost
+                f"a worker cannot reach the store ({error}): use a store that all machines reach, and give its "
+                "endpoint and credentials to the workers as well"
+            ) from error
 
     def _check_version(self) -> None:
         if version("bookwheel") != self.version:
             raise errors.UsageError(
-                f"a worker runs bookwheel {version('bookwheel')} and the launcher {self.version}: give both the same"
+                f"a worker runs bookwheel {version('bookwheel')} and the launcher runs {self.version}: install the "
+                "same version on both"
             )
 
 
-def by_workers(
+def run_on_workers(
     stage: str,
-    work: Work[Task],
+    function: TaskFunction[Task],
     tasks: Sequence[Task],
     launch: Launch,
-    tell: OnProgress,
+    report_progress: OnProgress,
     seconds: Callable[[Task], float] | None,
 ) -> list[Report]:
-    """Do tasks on Beam's workers; return their facts in order. As `run_job`, of at least one task.
+    """Run at least one task on Beam's workers; return the reports in order, as `run_job` does.
 
     Raises:
         BookwheelError: as `run_job`.
     """
     store = Store.open(launch.store_url)
-    store.runs.clear(launch.run, stage, stage + FAILED)  # an earlier job of this stage, over other tasks, is over
+    store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)  # reports of an earlier job of this stage
     options = pipeline_options(launch.flags, len(tasks))
     options.view_as(
         GoogleCloudOptions
     ).job_name = f"bookwheel-{stage}-{launch.run}".lower()  # the name in an engine's UI
-    reach(options, launch.flags)
+    set_job_server(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
-    with held_lease() as lease:
-        worker = Worker(stage, work, launch, lease if is_local(options) else None, worker_threads(options))
+    with hold_lease() as lease:
+        worker = Worker(stage, function, launch, lease if is_local(options) else None, worker_threads(options))
         numbered = sorted(enumerate(tasks), key=lambda task: -seconds(task[1]) if seconds else 0)
-        with _Running(_pipeline(stage, worker, numbered, options, log), options) as running:
+        with _PipelineThread(_create_pipeline(stage, worker, numbered, options, log), options) as running:
             while not running.finished.wait(launch.poll_seconds):
-                tell(store.runs.count(launch.run, stage), len(tasks))
+                report_progress(store.runs.count_reports(launch.run, stage), len(tasks))
     if running.failure is not None:
-        raise told(store, launch.run, stage, running.failure, log) from running.failure
+        raise explain_failure(store, launch.run, stage, running.failure, log) from running.failure
     log.unlink(missing_ok=True)
-    tell(len(tasks), len(tasks))
-    return _collect(store, launch.run, stage, len(tasks))
+    report_progress(len(tasks), len(tasks))
+    return _read_reports(store, launch.run, stage, len(tasks))
 
 
-def _pipeline(
+def _create_pipeline(
     stage: str, worker: Worker[Task], tasks: Sequence[tuple[int, Task]], options: PipelineOptions, log: Path
 ) -> beam.Pipeline:
     pipeline = beam.Pipeline(local_runner(log) if is_local(options) else None, options=options)
@@ -128,7 +130,7 @@ def _pipeline(
     return pipeline
 
 
-class _Running:
+class _PipelineThread:
     """A pipeline in a thread of its own, so that the launcher can watch it and be interrupted."""
 
     def __init__(self, pipeline: beam.Pipeline, options: PipelineOptions) -> None:
@@ -140,8 +142,8 @@ class _Running:
 
     def __enter__(self) -> Self:
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # the error is reported in one sentence
-        threading.excepthook = self._thread_died
-        threading.Thread(target=self._run, daemon=True, name="beam").start()
+        threading.excepthook = self._on_thread_exception
+        threading.Thread(target=self._run_pipeline, daemon=True, name="beam").start()
         return self
 
     def __exit__(self, *interrupted: object) -> None:
@@ -153,13 +155,13 @@ class _Running:
     def _cancel(self) -> None:
         if is_local(self._options):
             return  # local workers end by their lease
-        self._submitted.wait(_SUBMITTING)  # a job that is being submitted cannot be cancelled yet
+        self._submitted.wait(_SUBMIT_TIMEOUT)  # a job that is being submitted cannot be cancelled yet
         if self._result is not None:
             with suppress(Exception):  # the job may be gone already
                 self._result.cancel()
-            cancel(self._options, self._options.view_as(GoogleCloudOptions).job_name)
+            cancel_job(self._options, self._options.view_as(GoogleCloudOptions).job_name)
 
-    def _run(self) -> None:
+    def _run_pipeline(self) -> None:
         try:
             self._result = self._pipeline.run()
             self._submitted.set()
@@ -170,15 +172,15 @@ class _Running:
             self._submitted.set()
             self.finished.set()
 
-    def _thread_died(self, died: threading.ExceptHookArgs) -> None:
+    def _on_thread_exception(self, hook_args: threading.ExceptHookArgs) -> None:
         # The local runner waits forever for a worker that was killed; the thread that watched its process reports it.
-        if WORKER_DIED in str(died.exc_value):
-            self.failure = self.failure or died.exc_value
+        if WORKER_DIED in str(hook_args.exc_value):
+            self.failure = self.failure or hook_args.exc_value
             self.finished.set()
 
 
-def _collect(store: Store, run: str, stage: str, expected: int) -> list[Report]:
-    reports: list[Report] = store.runs.read_all(run, stage)
+def _read_reports(store: Store, run: str, stage: str, expected: int) -> list[Report]:
+    reports: list[Report] = store.runs.read_reports(run, stage)
     if len(reports) != expected:
         raise errors.StoreError(
             f"{expected - len(reports)} of {expected} reports of the {stage} job are missing under runs/{run}/{stage} "

@@ -1,7 +1,7 @@
-"""The redact job: write parts of a snapshot again without some pages.
+"""The redact job: rewrite parts of a snapshot without some pages.
 
-It writes no memo record: a record would name the files that contain the pages, and so keep them from `gc`. The job is
-cheap, and running it again gives the same files.
+It writes no memo record, because a record would name the files that contain the pages and so keep
+`gc` from deleting them. The job is cheap, and running it again gives the same files.
 """
 
 import tempfile
@@ -12,12 +12,14 @@ from pathlib import Path
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from rag_model.corpus.redact import PartFiles, redact_part
-from rag_model.snapshots.takedown import ARTICLES, SPANS, RedactedPart
+from rag_model.snapshots.takedown import ARTICLES, SPANS, RedactResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import TEXT
+from rag_model.store.versions.manifest import TEXT
 
-_REWRITTEN = 1.6e6  # bytes of passages per second of one core: read, filtered and written again, with their vectors
+_REWRITTEN_BYTES_PER_SECOND = (
+    1.6e6  # bytes of passages per second of one core: read, filtered and written again, with their vectors
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +36,22 @@ class RedactTask:
 
 
 def redact(task: RedactTask, store: Store) -> Report:
-    """Write one part's files again without the pages."""
-    local = {name: store.blobs.local(ref) for name, ref in task.files}
+    """Rewrite one part's files without the pages."""
+    local = {name: store.blobs.get_local_path(ref) for name, ref in task.files}
     passages, articles, spans = local.pop(TEXT), local.pop(ARTICLES, None), local.pop(SPANS, None)
     with tempfile.TemporaryDirectory(prefix="bookwheel-redact-") as folder:
-        made, rows = redact_part(PartFiles(passages, local, articles, spans), {*task.pages}, Path(folder))
-        paths = {TEXT: made.passages, ARTICLES: made.articles, SPANS: made.spans, **made.vectors}
+        redacted, rows = redact_part(PartFiles(passages, local, articles, spans), {*task.pages}, Path(folder))
+        paths = {TEXT: redacted.passages, ARTICLES: redacted.articles, SPANS: redacted.spans, **redacted.vectors}
         files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
-    return RedactedPart(rows, files).to_json()
+    return RedactResult(rows, files).to_json()
 
 
-def run(tasks: Sequence[RedactTask], launch: Launch, on_progress: OnProgress | None = None) -> list[RedactedPart]:
-    """Redact all parts; return each one's rows and files, in their order."""
-    return [RedactedPart.from_json(one) for one in run_job("redact", redact, tasks, launch, on_progress, _seconds)]
+def run(tasks: Sequence[RedactTask], launch: Launch, on_progress: OnProgress | None = None) -> list[RedactResult]:
+    """Redact all parts; return their results in order."""
+    return [
+        RedactResult.from_json(report) for report in run_job("redact", redact, tasks, launch, on_progress, _seconds)
+    ]
 
 
 def _seconds(task: RedactTask) -> float:
-    return task.passages.size / _REWRITTEN
+    return task.passages.size / _REWRITTEN_BYTES_PER_SECOND

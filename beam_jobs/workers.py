@@ -1,6 +1,6 @@
-"""The workers of a run: whether they are of this machine, how many, how much memory they may use, how long they start.
+"""The workers of a run: where they run, their number, their memory and their start-up time.
 
-Beam is not imported here: that takes a second, and a small rebuild does not need it.
+Beam is not imported here, because that takes a second and a small rebuild does not need it.
 """
 
 import os
@@ -10,108 +10,111 @@ from contextlib import suppress
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from rag_model.cores import at_most, cores
 from rag_model.errors import UsageError
-from rag_model.extras import versions
+from rag_model.extras import get_versions
+from rag_model.process import count_cores, limit_by_environment
 
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS = "--direct_num_workers"
 _RUNNER = "--runner"
-MEMORY = "BOOKWHEEL_WORKER_MEMORY"  # what a launch gave this run
-START = "BOOKWHEEL_START_SECONDS"
-START_HERE = 4.0  # seconds of a core: below that, starting workers of this machine costs more than they save
-_STARTS = {"flinkrunner": 10.0, "flink": 10.0}  # of other engines, as measured: a job of nothing
+MEMORY_VARIABLE = "BOOKWHEEL_WORKER_MEMORY"  # memory that the launcher of this process granted, in bytes
+START_VARIABLE = "BOOKWHEEL_START_SECONDS"
+LOCAL_START_SECONDS = 4.0  # core seconds below which starting local workers costs more than they save
+_START_SECONDS = {"flinkrunner": 10.0, "flink": 10.0}  # core seconds of an empty job, measured
 
 
-def here(flags: Sequence[str]) -> bool:
-    """Return whether the workers are processes of this machine: there is no `--runner` among Beam's flags."""
+def is_local(flags: Sequence[str]) -> bool:
+    """Return whether workers are processes of this machine: Beam's flags name no `--runner`."""
     return _runner(flags) is None
 
 
 def _runner(flags: Sequence[str]) -> str | None:
-    """Return the name of the runner in Beam's flags, the last one, in small letters and without its module."""
+    """Return the last runner in Beam's flags, in lower case and without its module."""
     words = [word for flag in flags for word in flag.split("=", 1)]
-    told = [after for word, after in pairwise([*words, ""]) if word == _RUNNER]
-    return told[-1].lower().rpartition(".")[2] if told else None
+    runners = [value for word, value in pairwise([*words, ""]) if word == _RUNNER]
+    return runners[-1].lower().rpartition(".")[2] if runners else None
 
 
 def start_seconds(flags: Sequence[str]) -> float:
-    """Return the seconds of a core below which a job is not worth a start of its runner's workers; 0: any job is.
+    """Return the core seconds below which a job is not worth starting its runner's workers.
 
-    `BOOKWHEEL_START_SECONDS` sets it for every runner; otherwise those that were not measured have 0.
+    `BOOKWHEEL_START_SECONDS` sets it for every runner. By default, runners that were not measured have
+    0: every job goes to workers.
 
     Raises:
-        UsageError: the variable is no number of seconds.
+        UsageError: the variable is not a number of seconds.
     """
-    given = os.environ.get(START)
-    if given is None:
-        return START_HERE if here(flags) else _STARTS.get(_runner(flags) or "", 0.0)
+    variable = os.environ.get(START_VARIABLE)
+    if variable is None:
+        return LOCAL_START_SECONDS if is_local(flags) else _START_SECONDS.get(_runner(flags) or "", 0.0)
     with suppress(ValueError):
-        if (seconds := float(given)) >= 0:
+        if (seconds := float(variable)) >= 0:
             return seconds
-    raise UsageError(f"{START} is {given!r}: set it to a number of seconds, 0 gives every job to workers, or unset it")
+    raise UsageError(
+        f"{START_VARIABLE} is {variable!r}: set it to a number of seconds, 0 gives every job to workers, or unset it"
+    )
 
 
-def named(flags: Sequence[str]) -> bool:
-    """Return whether Beam's flags set the number of workers of this machine."""
+def sets_worker_count(flags: Sequence[str]) -> bool:
+    """Return whether Beam's flags set the number of local workers."""
     return any(flag.partition("=")[0] == _WORKERS for flag in flags)
 
 
-def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
+def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
     """Return flags that limit the number of local workers to what fits in memory; other runners are not limited.
 
     Args:
-        flags: Beam's; a number of workers in them is kept.
+        flags: Beam's flags; a number of workers in them is kept.
         task_bytes: memory of one task.
-        memory_bytes: memory of all workers; None: the free memory.
+        memory_bytes: memory of all workers; None uses the free memory.
     """
     free = worker_memory(flags)
-    if free is None or named(flags):
+    if free is None or sets_worker_count(flags):
         return tuple(flags)
-    fitting = max(1, (memory_bytes or free) // task_bytes)
-    return (*flags, f"{_WORKERS}={fitting}") if fitting < cores() else tuple(flags)
+    fitting_workers = max(1, (memory_bytes or free) // task_bytes)
+    return (*flags, f"{_WORKERS}={fitting_workers}") if fitting_workers < count_cores() else tuple(flags)
 
 
-def gpus(devices: Path = Path("/dev")) -> int:
-    """Return the number of NVIDIA GPUs that a worker of this machine may use, without loading torch.
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """Return the number of NVIDIA GPUs that a local worker may use, without importing torch.
 
-    Counted are the driver's files in `devices`, at most as many as `CUDA_VISIBLE_DEVICES` names; none for a torch that
+    Counts the driver's files in `devices`, at most as many as `CUDA_VISIBLE_DEVICES` names; 0 if torch
     is built without CUDA.
     """
-    found = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
+    gpu_count = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # what follows a number that is no GPU's does not count
-        named = takewhile(lambda one: one.strip() not in {"", "-1", "NoDevFiles"}, visible.split(","))
-        found = min(found, len([*named]))
-    return 0 if "+cpu" in versions("torch")["torch"] else found
+    if visible is not None:  # CUDA ignores all entries after an invalid one
+        visible_gpus = takewhile(lambda device: device.strip() not in {"", "-1", "NoDevFiles"}, visible.split(","))
+        gpu_count = min(gpu_count, len([*visible_gpus]))
+    return 0 if "+cpu" in get_versions("torch")["torch"] else gpu_count
 
 
-def one_a_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return flags that start one local worker for each of `count` GPUs, whatever the cores; 0: the given flags.
+def one_worker_per_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return flags that start one local worker for each of `count` GPUs; the given flags if `count` is 0.
 
-    Two processes on one GPU take turns, and each holds a model and a cache of memory there. A smaller number of workers
-    in Beam's flags is kept.
+    Two processes on one GPU would take turns and each hold a model and a memory cache. A smaller number
+    of workers in Beam's flags is kept.
     """
-    if not count or not here(flags):
+    if not count or not is_local(flags):
         return tuple(flags)
-    kept = [flag for flag in flags if flag.partition("=")[0] != _WORKERS]
-    told = [int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"{_WORKERS}=")]
-    return (*kept, f"{_WORKERS}={min([count, *(one for one in told if one > 0)])}")
+    other_flags = [flag for flag in flags if flag.partition("=")[0] != _WORKERS]
+    worker_counts = [int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"{_WORKERS}=")]
+    return (*other_flags, f"{_WORKERS}={min([count, *(count_ for count_ in worker_counts if count_ > 0)])}")
 
 
 def worker_memory(flags: Sequence[str]) -> int | None:
-    """Return the bytes of memory that are free for workers; None if the workers are on other machines.
+    """Return the bytes of memory that are free for workers; None if workers run on other machines.
 
-    A container sees its host's memory: its own limit is given by `BOOKWHEEL_WORKER_MEMORY`, in bytes.
+    A container sees its host's memory; `BOOKWHEEL_WORKER_MEMORY` states its own limit in bytes.
 
     Raises:
-        UsageError: the variable is no number of bytes.
+        UsageError: the variable is not a number of bytes.
     """
-    return at_most(_available(), MEMORY, "number of bytes") if here(flags) else None
+    return limit_by_environment(_available_bytes(), MEMORY_VARIABLE, "number of bytes") if is_local(flags) else None
 
 
-def _available() -> int:
-    """Return the bytes that are free; on Linux including caches that the kernel can free at once."""
+def _available_bytes() -> int:
+    """Return the free bytes; on Linux including caches that the kernel can free at once."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,5 +1,31 @@
-"""Orchestration: Prefect flows and the `bookwheel` command line. No algorithm and no DoFn is in this package."""
+"""Prefect flows and the `bookwheel` command line. This package holds no algorithm and no DoFn.
 
-from rag_model.allocator import plain_arrow
+Command line:
+    cli: the `bookwheel` command and its settings.
+    verbs: one module a verb, which calls a flow or the library.
+    command: options, replies and output formats that verbs share.
 
-plain_arrow()
+Builds:
+    reindex, add_index, adopt, reencode: build a snapshot from a dump, from another snapshot, from
+        existing vectors, or with another encoder.
+    finish: the stages that all builds share, from the indexes to the ref.
+    index: one index over vectors from files.
+    takedown, maintain: remove pages; rebuild and expire by schedule.
+
+Models and evaluation:
+    finetune, training, forms, watch: train a model; its settings, their form, its progress.
+    rebuild, rebuilds: rebuild the index of a training in a child process.
+    compare, evaluate, evaluation_records: measure retrievers and models, and record the results.
+    release, release_evaluation: rebuild, train, evaluate, and move the ref if the result is accepted.
+
+Shared:
+    stage, failure, parameter_checks: the decorators of flows and stages.
+    outcome, artifacts, progress: results, their tables in the Prefect UI, and progress.
+    launch, launch_model: start a run on a machine of the estimated size.
+    machine: local services, work pools, automations and `doctor`.
+    demo: a small real library.
+"""
+
+from rag_model.process import use_system_allocator_for_arrow
+
+use_system_allocator_for_arrow()

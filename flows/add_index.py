@@ -1,7 +1,7 @@
-"""Build indexes over an existing snapshot, without its dump: in addition to its indexes, or in place of them.
+"""Build indexes over an existing snapshot, without its dump: additional ones, or replacements.
 
-Purpose: another index, or another setting of one, at the cost of that index alone.
-Caching: the store's memo: an index over these vectors that was built before is reused.
+Purpose: get another index, or another setting of one, at the cost of that index alone.
+Caching: the store's memo. An index that was built over these vectors before is reused.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -13,26 +13,31 @@ from prefect import flow
 
 from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
-from flows.admission import Url, admitted
-from flows.finish import Build, finish
-from flows.outcome import Reindexed
+from flows.admission import Url, check_parameters
+from flows.finish import Build, finish_build
+from flows.outcome import BuildOutcome
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import with_indexes
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoded_part import EncodedPart
-from rag_model.snapshots.existing import carried, facts_of, recipe_of, vectors_of, widths_of
+from rag_model.snapshots.existing import (
+    inherited_provenance,
+    list_encoded_representations,
+    read_dimensions,
+    read_snapshot_recipe,
+    read_stage_results,
+)
 from rag_model.snapshots.planning import plan_indexes
-from rag_model.snapshots.recipe import Recipe, check_fit
+from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
+from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.snapshot import Snapshot
 
 
 @flow(name="add-index", persist_result=False)
-@admitted
+@check_parameters
 def add_index(
     snapshot: str,
     store: Url,
@@ -40,13 +45,13 @@ def add_index(
     indexes: Sequence[str] = (),
     ref: str = "latest",
     beam_options: Sequence[str] = (),
-) -> Reindexed:
-    """Publish a snapshot with the passages and vectors of another one and with new indexes, and move `ref` to it.
+) -> BuildOutcome:
+    """Publish a snapshot with the passages and vectors of another and new indexes; move `ref` to it.
 
     Args:
         snapshot: a ref, ref@number, an id, or a unique prefix of one.
         store: URL or folder of the store.
-        recipe: the indexes to build and the gate; by default those of the snapshot, which are built again.
+        recipe: the indexes to build and the gate; by default the snapshot's own are built again.
         indexes: names of the recipe's indexes to build; by default all.
         ref: the ref to move to the new snapshot.
         beam_options: options of Beam and of its runner, as on their own command lines.
@@ -57,61 +62,72 @@ def add_index(
         BookwheelError: a stage failed; finished work is recorded.
     """
     target, clock = Store.open(store), StageClock()
-    target.refs.require_exclusion()
+    target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
-    with target.intents.held(launch.run):
-        old = target.snapshots.get(target.snapshots.trusted(snapshot))
-        given = recipe or recipe_of(old.content)
-        chosen = choose(given, indexes)
-        check(old.content, replace(given, index=chosen))
-        with clock("look"), Snapshot.of(target, old) as opened:
-            passages, embeddings = look(target, old.content)
-            widths = widths_of(opened)
-        plans = plan_indexes(chosen, passages, widths, worker_memory(beam_options))
-        made = carried(old)
-        source, encoder = (str(made.get(name, "")) for name in ("dump", "encoder"))
-        assembled = partial(with_indexes, _content(old.content, chosen, given.retriever))
-        build = Build(target, launch, clock, given, ref, source, encoder, passages, embeddings, plans, assembled)
-        return finish(replace(build, derived={**made, "indexed": {"of": old.id, "indexes": sorted(chosen)}}))
+    with target.intents.hold(launch.run):
+        old = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
+        effective_recipe = recipe or read_snapshot_recipe(old.content)
+        chosen_indexes = choose_indexes(effective_recipe, indexes)
+        check_recipe(old.content, replace(effective_recipe, index=chosen_indexes))
+        with clock("look"), Snapshot.from_manifest(target, old) as old_snapshot:
+            passages, embeddings = read_results(target, old.content)
+            widths = read_dimensions(old_snapshot)
+        plans = plan_indexes(chosen_indexes, passages, widths, worker_memory(beam_options))
+        provenance = inherited_provenance(old)
+        source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
+        assemble_content = partial(
+            with_indexes, _with_recipe_indexes(old.content, chosen_indexes, effective_recipe.retriever)
+        )
+        build = Build(
+            target, launch, clock, effective_recipe, ref, source, encoder, passages, embeddings, plans, assemble_content
+        )
+        return finish_build(
+            replace(
+                build, derived_provenance={**provenance, "indexed": {"of": old.id, "indexes": sorted(chosen_indexes)}}
+            )
+        )
 
 
-def choose(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
+def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
     """Return the indexes of a recipe by these names, or all.
 
     Raises:
         UsageError: the recipe has no index of that name, or no index at all.
     """
-    known = ", ".join(recipe.index) or "none"
+    index_names = ", ".join(recipe.index) or "none"
     if unknown := sorted({*names} - {*recipe.index}):
-        raise UsageError(f"the recipe has no index {unknown[0]!r}: choose from {known}, or name it in a --recipe")
+        raise UsageError(f"the recipe has no index {unknown[0]!r}: choose from {index_names}, or name it in a --recipe")
     if not recipe.index:
         raise UsageError("the snapshot has no index to build again: give a --recipe that names one")
     return {name: recipe.index[name] for name in names or recipe.index}
 
 
 @stage
-def look(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[EncodedPart]]]:
+def read_results(store: Store, content: Content) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
     """Return the reports of the jobs that made the snapshot's parts, read from its files."""
-    return facts_of(store, content)
+    return read_stage_results(store, content)
 
 
-def check(content: Content, recipe: Recipe) -> None:
-    """Check that a recipe's indexes and retriever fit the representations and the other indexes of a snapshot.
+def check_recipe(content: Content, recipe: Recipe) -> None:
+    """Check that a recipe's indexes and retriever fit a snapshot's representations and other indexes.
 
     Raises:
-        UsageError: they do not, or the recipe has a representation that the snapshot does not have.
+        UsageError: they do not fit, or the snapshot lacks a representation of the recipe.
     """
-    vectors = vectors_of(content)
-    if further := sorted({*recipe.represent} - {*vectors}):
+    vectors = list_encoded_representations(content)
+    if missing_representations := sorted({*recipe.represent} - {*vectors}):
         raise UsageError(
-            f"the snapshot has no representation {further[0]!r}, and add-index encodes nothing: build it with "
-            f"`reindex`, or leave [represent.{further[0]}] out"
+            f"the snapshot has no representation {missing_representations[0]!r}, and add-index encodes nothing: build it with "
+            f"`reindex`, or leave [represent.{missing_representations[0]}] out"
         )
-    check_fit(recipe, vectors, content.indexes)
+    check_indexes_and_retrievers(recipe, vectors, content.indexes)
 
 
-def _content(content: Content, chosen: dict[str, IndexRecipe], retriever: str) -> Content:
-    """Return a snapshot's content with these indexes in its recipe, and this default retriever if one is given."""
-    indexes = {**(content.recipe.get("index") or {}), **{name: asdict(its) for name, its in chosen.items()}}
-    kept = retriever or content.retriever
-    return replace(content, recipe={**content.recipe, "index": indexes}, retriever=kept)
+def _with_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe], retriever: str) -> Content:
+    """Return the content with these indexes in its recipe, and with `retriever` unless it is empty."""
+    indexes = {
+        **(content.recipe.get("index") or {}),
+        **{name: asdict(index_recipe) for name, index_recipe in chosen_indexes.items()},
+    }
+    default_retriever = retriever or content.retriever
+    return replace(content, recipe={**content.recipe, "index": indexes}, retriever=default_retriever)

@@ -1,6 +1,7 @@
-"""What a run may be given: no secret in any parameter, and of a deployment's form only harmless options of Beam.
+"""Check the parameters of a run: no secrets, and from a deployment's form only harmless Beam options.
 
-A person who reaches Prefect's UI may start a run with parameters of their own, with the rights of its worker.
+Anyone who can open Prefect's UI may start a run with parameters of their choice and with the rights
+of its worker.
 """
 
 from collections.abc import Callable
@@ -12,41 +13,41 @@ from prefect.context import FlowRunContext
 from pydantic import WithJsonSchema
 
 from beam_jobs.allowed import refuse_unlisted
-from rag_model.secrets import HARMLESS, refuse_secrets
+from rag_model.secrets import HARMLESS_PARAMETERS, refuse_secrets
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Parameters = ParamSpec("Parameters")
+FlowResult = TypeVar("FlowResult")
 
-# The server checks a form by this pattern before it records the run; `refuse_secret` is the whole check.
-_HARMLESS = f"(?:{'|'.join(sorted(HARMLESS))})=[^&;#]*$"
-_PATTERN = (
+# The server checks a form by this pattern before it records the run. `refuse_secrets` checks more.
+_HARMLESS_PARAMETER = f"(?:{'|'.join(sorted(HARMLESS_PARAMETERS))})=[^&;#]*$"
+_URL_WITHOUT_SECRETS = (
     r"^(?!.*:/{1,2}[^/?#]*@)"  # no user before the host
-    rf"(?!.*://.*\?(?!{_HARMLESS})[^/?=]*=)"  # no parameter that is not known to be harmless
-    rf"(?!.*https?://[^?#]*[?#](?!{_HARMLESS}))"
+    rf"(?!.*://.*\?(?!{_HARMLESS_PARAMETER})[^/?=]*=)"  # no parameter that is not known to be harmless
+    rf"(?!.*https?://[^?#]*[?#](?!{_HARMLESS_PARAMETER}))"
 )
-Url = Annotated[str, WithJsonSchema({"type": "string", "pattern": _PATTERN})]
+Url = Annotated[str, WithJsonSchema({"type": "string", "pattern": _URL_WITHOUT_SECRETS})]
 
 
-def admitted(function: Callable[Given, Made]) -> Callable[Given, Made]:
+def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
     """Check the parameters of a flow before it runs.
 
     Raises:
-        UsageError: a URL in them may contain a secret, or a deployment's run sets an option that is not allowed.
+        UsageError: a URL may contain a secret, or a deployment's run sets an option that is not allowed.
     """
-    taken = signature(function)
+    flow_signature = signature(function)
 
     @wraps(function)
-    def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        given = taken.bind(*args, **kwargs).arguments
-        refuse_secrets(given)
-        if _of_deployment():
-            refuse_unlisted(given.get("beam_options") or ())
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
+        arguments = flow_signature.bind(*args, **kwargs).arguments
+        refuse_secrets(arguments)
+        if _is_deployment_run():
+            refuse_unlisted(arguments.get("beam_options") or ())
         return function(*args, **kwargs)
 
     return run
 
 
-def _of_deployment() -> bool:
-    """Whether this run was started by a deployment: its parameters may be those of a form."""
+def _is_deployment_run() -> bool:
+    """Return whether a deployment started this run, so that its parameters may come from a form."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None

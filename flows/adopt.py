@@ -13,23 +13,23 @@ from prefect import flow
 
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
-from flows.admission import Url, admitted
-from flows.finish import Build, finish
-from flows.outcome import Reindexed
+from flows.admission import Url, check_parameters
+from flows.finish import Build, finish_build
+from flows.outcome import BuildOutcome
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
 from flows.stage import stage
 from rag_model.errors import UsageError
-from rag_model.index.files.intake import look
-from rag_model.snapshots.adopt import Adopted, adopt, check_encoder, content_of
+from rag_model.index.files.intake import inspect_vectors
+from rag_model.snapshots.imported import ImportedParts, build_imported_content, check_encoder, import_parts
 from rag_model.snapshots.planning import plan_indexes
-from rag_model.snapshots.recipe import Recipe, check_fit
+from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.manifest import EMBEDDINGS
 
 
 @flow(name="import", persist_result=False)
-@admitted
+@check_parameters
 def adopt_library(
     passages: Url,
     vectors: Sequence[str],
@@ -38,11 +38,11 @@ def adopt_library(
     recipe: Recipe | None = None,
     ref: str = "latest",
     beam_options: Sequence[str] = (),
-) -> Reindexed:
+) -> BuildOutcome:
     """Publish a snapshot of existing passages and vectors in `store` and move `ref` to it.
 
     Args:
-        passages: path, URL or glob of `psgs_w100.tsv`, JSONL or Parquet with `id`, `title` and `text`.
+        passages: path, URL or glob of passages or documents, in a format that `reindex` accepts.
         vectors: `.npy` or Parquet files or folders of them; row i belongs to passage i.
         store: URL or folder of the store; made if there is none.
         encoder: folder or hub name of the encoder that made the vectors; some of them are checked.
@@ -60,27 +60,41 @@ def adopt_library(
         raise UsageError(
             f"import takes the vectors of one encoder: leave [represent.{next(iter(recipe.represent))}] out"
         )
-    check_fit(recipe, {EMBEDDINGS: "vectors"})
+    check_indexes_and_retrievers(recipe, {EMBEDDINGS: "vectors"})
     target = Store.open(store, create=True)
-    target.refs.require_exclusion()
+    target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
 
-    with target.intents.held(launch.run):  # keeps `gc` from deleting new files
+    with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
         encoding = prepare_encoder(target, encoder, recipe)
-        with clock("adopt") as tell:
-            adopted = take_in(target, passages, vectors, tell)
+        with clock("adopt") as on_progress:
+            imported = split_corpus(target, passages, vectors, on_progress)
         with clock("check"):
-            check_encoder(target, adopted, encoding)
-        cut, encoded = adopted.passages, {EMBEDDINGS: adopted.embeddings}
-        plans = plan_indexes(recipe.index, cut, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
-        assembled = partial(content_of, adopted, recipe, encoding)
-        return finish(Build(target, launch, clock, recipe, ref, passages, encoder, cut, encoded, plans, assembled))
+            check_encoder(target, imported, encoding)
+        chunk_results, embed_results = imported.passages, {EMBEDDINGS: imported.embeddings}
+        plans = plan_indexes(recipe.index, chunk_results, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
+        assemble_content = partial(build_imported_content, imported, recipe, encoding)
+        return finish_build(
+            Build(
+                target,
+                launch,
+                clock,
+                recipe,
+                ref,
+                passages,
+                encoder,
+                chunk_results,
+                embed_results,
+                plans,
+                assemble_content,
+            )
+        )
 
 
 @stage
-def take_in(store: Store, passages: str, vectors: Sequence[str], tell: OnProgress) -> Adopted:
+def split_corpus(store: Store, passages: str, vectors: Sequence[str], on_progress: OnProgress) -> ImportedParts:
     """Split passages and vectors into parts."""
-    intake = look([Path(path) for path in vectors])
-    adopted = adopt(store, passages, intake)
-    tell(len(adopted.passages), len(adopted.passages))
-    return adopted
+    vector_input = inspect_vectors([Path(path) for path in vectors])
+    imported = import_parts(store, passages, vector_input)
+    on_progress(len(imported.passages), len(imported.passages))
+    return imported

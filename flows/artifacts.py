@@ -9,98 +9,100 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.outcome import Compared, Evaluated, Reindexed, Released
+from flows.outcome import BuildOutcome, CompareOutcome, EvaluateOutcome, ReleaseOutcome
 from flows.stage import in_run
 
 
-def show(outcome: Reindexed) -> None:
-    """Write an outcome's table and link to its report as artifacts of the run."""
+def show_build(outcome: BuildOutcome) -> None:
+    """Write a build's table, and the link to its report, as artifacts of the run."""
     rows = [{"what": name, "value": f"{value:,}"} for name, value in outcome.counts.items() if name != "dropped"]
-    rows += [{"what": f"dropped: {why}", "value": f"{n:,}"} for why, n in outcome.counts["dropped"].items()]
+    rows += [{"what": f"dropped: {reason}", "value": f"{n:,}"} for reason, n in outcome.counts["dropped"].items()]
     rows += [
-        {"what": f"index {index}: {figure}", "value": f"{value:,}"}
-        for index, figures in outcome.metrics.items()
-        for figure, value in figures.items()
+        {"what": f"index {index}: {metric}", "value": f"{value:,}"}
+        for index, metrics in outcome.metrics.items()
+        for metric, value in metrics.items()
     ]
     rows += [{"what": f"{stage}, seconds", "value": f"{seconds:.1f}"} for stage, seconds in outcome.seconds.items()]
-    moved = f"{outcome.ref}@{outcome.number} means it now" if outcome.number else f"{outcome.ref} did not move"
-    described = f"Snapshot {(outcome.snapshot or '')[:12]} is published: {moved}"
-    table(rows, key="reindex-counts", description=described)
+    move_sentence = f"{outcome.ref}@{outcome.number} means it now" if outcome.number else f"{outcome.ref} did not move"
+    table_description = f"Snapshot {(outcome.snapshot or '')[:12]} is published: {move_sentence}"
+    create_table(rows, key="reindex-counts", description=table_description)
     if outcome.report:
-        link(outcome.report, "Build report", key="reindex-report")
+        create_link(outcome.report, "Build report", key="reindex-report")
 
 
-def show_answers(outcome: Evaluated) -> None:
-    """Write an evaluation's figures, those of its ablations, and the link to its report as artifacts of the run."""
-    found = {**outcome.metrics, **outcome.ranks}
-    rows = [{"what": name, "value": f"{value:.3f}{_interval(outcome, name)}"} for name, value in found.items()]
+def show_answers(outcome: EvaluateOutcome) -> None:
+    """Write the metrics of an evaluation and of its ablations, and the link to its report, as artifacts."""
+    metrics = {**outcome.metrics, **outcome.ranks}
+    rows = [{"what": name, "value": f"{value:.3f}{_format_interval(outcome, name)}"} for name, value in metrics.items()]
     rows += [
-        {"what": f"{row['condition']}: {name}", "value": f"{figure['value']:.3f}"}
+        {"what": f"{row['condition']}: {name}", "value": f"{estimate['value']:.3f}"}
         for row in outcome.ablations[1:]
-        for name, figure in row["metrics"].items()
+        for name, estimate in row["metrics"].items()
     ]
     rows += [{"what": f"collapse: {name}", "value": f"{value:,.3g}"} for name, value in outcome.collapse.items()]
-    described = f"Model {outcome.named} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
-    table(rows, key="evaluate-figures", description=described)
+    table_description = f"Model {outcome.model_label} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
+    create_table(rows, key="evaluate-figures", description=table_description)
     if outcome.report:
-        link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
+        create_link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
 
 
-def show_retrievers(outcome: Compared) -> None:
-    """Write the figures of each retriever, of its stages and groups, and the link to the report as artifacts."""
-    rows = [row for expression, one in outcome.standings.items() for row in _retriever_rows(expression, one)]
-    described = (
+def show_retrievers(outcome: CompareOutcome) -> None:
+    """Write the metrics of retrievers, their stages and groups, and the link to the report, as artifacts."""
+    rows = [
+        row for expression, comparison in outcome.standings.items() for row in _retriever_rows(expression, comparison)
+    ]
+    table_description = (
         f"Retrievers of snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions judged by {outcome.judged_by}: "
         f"{outcome.advice}"
     )
-    table(rows, key="compare-figures", description=described)
+    create_table(rows, key="compare-figures", description=table_description)
     if outcome.report:
-        link(Path(outcome.report).absolute().as_uri(), "How passages are found", key="compare-report")
+        create_link(Path(outcome.report).absolute().as_uri(), "How passages are found", key="compare-report")
 
 
-def show_release(outcome: Released) -> None:
-    """Write what a release did, its figures and its checks as an artifact of the run."""
-    rows = [{"what": step, "value": "done" if it else "as before"} for step, it in outcome.done.items()]
+def show_release(outcome: ReleaseOutcome) -> None:
+    """Write the steps, metrics and checks of a release as an artifact of the run."""
+    rows = [{"what": step, "value": "done" if is_done else "as before"} for step, is_done in outcome.done.items()]
     rows += [{"what": name, "value": value} for name, value in outcome.figures.items()]
     rows += [
-        {"what": f"check: {one['name']}", "value": f"{one['observed']}, wanted {one['wanted']}"}
-        for one in outcome.gate["checks"]
+        {"what": f"check: {check['name']}", "value": f"{check['observed']}, wanted {check['wanted']}"}
+        for check in outcome.gate["checks"]
     ]
-    stands = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
-    described = f"Snapshot {outcome.snapshot[:12]}, evaluation {outcome.evaluation[:12]}: {stands}"
-    table(rows, key="release-steps", description=described)
+    move_sentence = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
+    table_description = f"Snapshot {outcome.snapshot[:12]}, evaluation {outcome.evaluation[:12]}: {move_sentence}"
+    create_table(rows, key="release-steps", description=table_description)
 
 
-def _retriever_rows(expression: str, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    costs = {"ms a question": f"{told['milliseconds']:.3g}", "bytes": f"{told['bytes']:,}"}
-    yield {"retriever": expression, "of": "all", **_values(told), **costs}
-    for one in told["stages"]:
-        costs = {"ms a question": f"{one['milliseconds']:.3g}", "bytes": f"{one['bytes']:,}"}
-        yield {"retriever": expression, "of": f"stage {one['stage']}", **_values(one), **costs}
-    for name, one in told["groups"].items():
-        yield {"retriever": expression, "of": f"{name} ({one['n']:,} questions)", **_values(one)}
+def _retriever_rows(expression: str, comparison: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    costs = {"ms a question": f"{comparison['milliseconds']:.3g}", "bytes": f"{comparison['bytes']:,}"}
+    yield {"retriever": expression, "of": "all", **_format_metrics(comparison), **costs}
+    for stage in comparison["stages"]:
+        costs = {"ms a question": f"{stage['milliseconds']:.3g}", "bytes": f"{stage['bytes']:,}"}
+        yield {"retriever": expression, "of": f"stage {stage['stage']}", **_format_metrics(stage), **costs}
+    for name, stage in comparison["groups"].items():
+        yield {"retriever": expression, "of": f"{name} ({stage['n']:,} questions)", **_format_metrics(stage)}
 
 
-def _values(told: dict[str, Any]) -> dict[str, str]:
-    ends, lost = told["intervals"], told.get("differences", {})
+def _format_metrics(comparison: dict[str, Any]) -> dict[str, str]:
+    intervals, differences = comparison["intervals"], comparison.get("differences", {})
     return {
-        name: f"{value:.3f} [{ends[name][0]:.3f}, {ends[name][1]:.3f}]"
+        name: f"{value:.3f} [{intervals[name][0]:.3f}, {intervals[name][1]:.3f}]"
         + (
-            f", {lost[name]['value']:+.3f} [{lost[name]['low']:+.3f}, {lost[name]['high']:+.3f}]"
-            if name in lost
+            f", {differences[name]['value']:+.3f} [{differences[name]['low']:+.3f}, {differences[name]['high']:+.3f}]"
+            if name in differences
             else ""
         )
-        for name, value in told["metrics"].items()
+        for name, value in comparison["metrics"].items()
     }
 
 
-def table(rows: list[dict[str, Any]], key: str, description: str) -> None:
+def create_table(rows: list[dict[str, Any]], key: str, description: str) -> None:
     """Write a table as an artifact of the run."""
     if in_run():
         create_table_artifact(rows, key=key, description=description)
 
 
-def link(address: str, text: str, key: str) -> None:
+def create_link(address: str, text: str, key: str) -> None:
     """Write a link as an artifact of the run."""
     if in_run() and address.startswith(("http://", "https://")):
         create_link_artifact(address, text, key=key, description=text)
@@ -108,6 +110,6 @@ def link(address: str, text: str, key: str) -> None:
         create_markdown_artifact(f"`{address}`", key=key, description=text)
 
 
-def _interval(outcome: Evaluated, name: str) -> str:
-    ends = outcome.intervals.get(name)
-    return f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""
+def _format_interval(outcome: EvaluateOutcome, name: str) -> str:
+    interval = outcome.intervals.get(name)
+    return f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""

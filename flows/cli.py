@@ -1,7 +1,7 @@
 """The `bookwheel` command: a thin layer in which each verb is one call.
 
-Settings come from the flag, then the environment (`BOOKWHEEL_STORE`, …), then `bookwheel.toml` in this or a
-parent folder, then the default.
+A setting comes from the flag, else from the environment (`BOOKWHEEL_STORE`, …), else from
+`bookwheel.toml` in this or a parent folder, else from the default.
 Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification failed.
 """
 
@@ -28,10 +28,10 @@ except ModuleNotFoundError:  # only the core is installed
     sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
 
 from flows.command.reply import Common, Reply
-from rag_model.errors import BookwheelError, RefusedError, reason
-from rag_model.secrets import refuse_url, without_secrets
-from rag_model.store.versions.signatures import TRUST, Trust
-from rag_model.terminal import printable
+from rag_model.errors import BookwheelError, RefusedError, format_error
+from rag_model.secrets import mask_secrets, refuse_url_as_path
+from rag_model.store.versions.signatures import TRUST_VARIABLE, TrustedKeys
+from rag_model.untrusted_text import escape_controls
 
 USAGE = 2
 _ENVIRONMENT = {  # set before Prefect and transformers are imported; values that are set already are kept
@@ -50,15 +50,17 @@ _RETRIEVER = {"--retriever", "--index"}
 
 
 def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
-    """Leave out arguments whose name means something else in settings: `index`, of a snapshot, and `questions`.
+    """Return the arguments that a setting of the environment or of `bookwheel.toml` may fill in.
 
-    Leave out the retriever too if a flag gives one by either of its two names: a flag takes precedence over a setting.
+    The verb `index` takes no `index` and no `questions` from settings, where these names mean an
+    index of a snapshot and a set of questions. The retriever has two names: if a flag gives one of
+    them, a setting of the other must not take precedence over it.
     """
-    left_out = {"--index", "--questions"} if commands == ("index",) else set[str]()
+    excluded_names = {"--index", "--questions"} if commands == ("index",) else set[str]()
     if any(argument.tokens for argument in arguments if _RETRIEVER & set(argument.names)):
-        left_out |= _RETRIEVER
+        excluded_names |= _RETRIEVER
     settable = arguments.copy()
-    settable[:] = [argument for argument in arguments if not left_out & set(argument.names)]
+    settable[:] = [argument for argument in arguments if not excluded_names & set(argument.names)]
     return settable
 
 
@@ -69,15 +71,18 @@ class _Environment(Env):
 
 class _Settings(Toml):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Fill in the values of the file; cyclopts itself would drop a key with the name of a verb, such as `index`."""
+        """Fill in the values of the file.
+
+        Cyclopts itself would drop a key that is also the name of a verb, such as `index`.
+        """
         settable = _settable(commands, arguments)
         update_argument_collection(self.config, self.source, settable, root_keys=(), allow_unknown=True)
 
     def _load_config(self, path: Path) -> dict[str, Any]:
         try:
             return super()._load_config(path)
-        except (OSError, ValueError) as broken:
-            raise CycloptsError(msg=f"{path} cannot be read as TOML ({broken}): correct it or remove it") from broken
+        except (OSError, ValueError) as error:
+            raise CycloptsError(msg=f"{path} cannot be read as TOML ({error}): correct it or remove it") from error
 
 
 app = App(
@@ -108,10 +113,10 @@ app.command("flows.verbs.diff:diff", help="Compare two snapshots: articles, pass
 app.command("flows.verbs.tag:tag", help="Give a snapshot a name: create a ref, or move it.")
 app.command("flows.verbs.rollback:rollback", help="Move a ref back to a snapshot that it named before.")
 app.command("flows.verbs.takedown:takedown", help="Take pages out of every snapshot, and keep them out.")
-app.command("flows.verbs.verify:verify", help="Hash all files of a snapshot again and list what is damaged.")
+app.command("flows.verbs.verify:verify", help="Hash all files of a snapshot again and list damaged files.")
 app.command("flows.verbs.expire:expire", help="Delete old moves of refs, and snapshots that no move names.")
 app.command("flows.verbs.gc:gc", help="Delete files that no snapshot and no running build needs.")
-app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
+app.command("flows.verbs.pull:pull", help="Fetch the missing files of a snapshot into a folder, verified and atomic.")
 app.command("flows.verbs.serve:serve", help="Answer questions over HTTP from a snapshot; follow its ref.")
 app.command("flows.verbs.doctor:doctor", help="Check this machine, a store and the servers before a run.")
 app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
@@ -119,11 +124,14 @@ app.command("flows.verbs.adopt:adopt", name="import", help="Make a snapshot from
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one verb and exit with its code; a failure prints one sentence, `--debug` the trace as well."""
+    """Run one verb and exit with its code.
+
+    A failure prints one sentence; with `--debug` also the trace.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    gc.set_threshold(50_000, 10, 10)  # imported objects stay: collecting them takes a fifth of the time of imports
-    atexit.register(gc.freeze)  # and freeing them at exit takes a second
+    gc.set_threshold(50_000, 10, 10)  # collecting objects of imports, which stay, takes a fifth of their time
+    atexit.register(gc.freeze)  # freeing the same objects at exit takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of unused Google clients
     sys.exit(run(sys.argv[1:] if argv is None else argv))
@@ -137,15 +145,15 @@ def run(argv: Sequence[str]) -> int:
     """
     common = Common()
     try:
-        verb, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
-        common = bound.arguments.get("common") or common
-        for path in bound.arguments.values():
+        verb, bound_arguments, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
+        common = bound_arguments.arguments.get("common") or common
+        for path in bound_arguments.arguments.values():
             if isinstance(path, Path):
-                refuse_url(path)
-        with interruptible(), _trusting(common.trust):
-            reply = verb(*bound.args, **bound.kwargs)
+                refuse_url_as_path(path)
+        with handle_interrupts(), _use_trust_file(common.trust):
+            reply = verb(*bound_arguments.args, **bound_arguments.kwargs)
     except CycloptsError as error:
-        return _fail(reason(error), USAGE)
+        return _fail(format_error(error), USAGE)
     except BookwheelError as error:
         if common.debug:
             traceback.print_exc()
@@ -160,38 +168,38 @@ def run(argv: Sequence[str]) -> int:
 
 
 @contextmanager
-def _trusting(file: Path | None) -> Iterator[None]:
-    """Set the trust file in the environment, for every store that this process and those it starts will open.
+def _use_trust_file(file: Path | None) -> Iterator[None]:
+    """Set the trust file in the environment, for the stores of this process and of its children.
 
-    It is read once here, so that a wrong one is refused before anything begins.
+    The file is read once here, so that an invalid one is refused before the verb begins.
     """
-    before = os.environ.get(TRUST)
+    previous_value = os.environ.get(TRUST_VARIABLE)
     if file is not None:
-        os.environ[TRUST] = str(file.absolute()) if file.name else ""  # Path("") is the present folder
+        os.environ[TRUST_VARIABLE] = str(file.absolute()) if file.name else ""  # Path("") is the present folder
     try:
-        Trust.given()
+        TrustedKeys.from_environment()
         yield
     finally:
         if file is not None:
-            os.environ.pop(TRUST)
-            os.environ.update({TRUST: before} if before is not None else {})
+            os.environ.pop(TRUST_VARIABLE)
+            os.environ.update({TRUST_VARIABLE: previous_value} if previous_value is not None else {})
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def handle_interrupts() -> Iterator[None]:
     """Let an interrupt end the verb at any time.
 
-    asyncio would replace Python's handler by its own, which cancels the current task; if that task ends anyway (for
-    example a call to Prefect's server) the interrupt is lost.
+    asyncio would replace Python's handler by its own, which cancels the current task. If that task
+    ends anyway (for example a call to Prefect's server), the interrupt is lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, _interrupt)
+    previous_handler = signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -199,7 +207,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"bookwheel: {printable(without_secrets(sentence))}", file=sys.stderr)
+    print(f"bookwheel: {escape_controls(mask_secrets(sentence))}", file=sys.stderr)
     return code
 
 
@@ -208,7 +216,7 @@ def _print(reply: Any, common: Common) -> int:
         return 0
     try:
         print(
-            printable(json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text),
+            escape_controls(json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text),
             flush=True,
         )
     except BrokenPipeError:  # `bookwheel log | head`

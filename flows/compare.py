@@ -1,11 +1,11 @@
-"""Measure one retriever or several of a snapshot on the same questions, stage by stage.
+"""Measure one or more retrievers of a snapshot on the same questions, stage by stage.
 
-Purpose: `bookwheel evaluate` without a model, and the step of `flows.release` that measures retrieval after each
-rebuild.
-Caching: none: a search is cheap beside an answer. What was measured is put into the store as an evaluation, once for
-the same snapshot, questions and settings. In a store that cannot be written nothing is recorded, and the outcome says
-so.
-Requires: the extra model where an index is searched by vectors.
+Purpose: `bookwheel evaluate` without a model, and the step of `flows.release` that measures
+retrieval after each rebuild.
+Caching: none, since a search is cheap compared with an answer. The result is recorded in the store
+as an evaluation, once for the same snapshot, questions and settings. If the store cannot be written,
+nothing is recorded, and the outcome says so.
+Requires: the extra model if an index is searched by vectors.
 """
 
 import re
@@ -18,26 +18,37 @@ from pathlib import Path
 from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.admission import Url
-from flows.outcome import Compared
+from flows.outcome import CompareOutcome
 from flows.progress import StageClock
-from flows.recording import REPORT, ROWS, Found, Kept, figures, keep
-from flows.stage import deployed, stage
+from flows.recording import REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
+from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions.files import QuestionSet, read_questions
-from rag_model.evaluation.records.subject import retrieval_subject
-from rag_model.evaluation.records.values import Values
-from rag_model.evaluation.reports.retrieval import RetrievalReport, render
-from rag_model.evaluation.reports.run_files import check_paths, write_dpr, write_jsonl, write_page, write_trec
+from rag_model.evaluation.measures.measure import JudgedBy
+from rag_model.evaluation.questions import QuestionSet, read_questions
+from rag_model.evaluation.records import MeasureValues
+from rag_model.evaluation.reports.retrieval import RetrievalReport, render_retrieval_report
+from rag_model.evaluation.reports.run_files import check_paths, write_dpr, write_jsonl, write_report, write_trec
 from rag_model.evaluation.retrieval import comparison
-from rag_model.evaluation.retrieval.advice import advice
-from rag_model.evaluation.retrieval.comparison import Groups, Standing, groups_of
-from rag_model.evaluation.retrieval.judging import Judge, JudgedBy
-from rag_model.evaluation.retrieval.staged import Batches, Lists, Staged, measure_lists, staged
-from rag_model.evaluation.retrieval.timing import time_stages
+from rag_model.evaluation.retrieval.comparison import (
+    QuestionGroups,
+    RetrieverComparison,
+    advise_retriever,
+    group_questions,
+)
+from rag_model.evaluation.retrieval.judging import RetrievalJudge
+from rag_model.evaluation.retrieval.staged import (
+    QueryBatches,
+    RetrieverMetrics,
+    StageRankings,
+    combine_metrics,
+    measure_stages,
+    time_stages,
+)
+from rag_model.evaluation.subject import retrieval_subject
 from rag_model.retrieve.factory import open_retrievers
-from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store
-from rag_model.store.versions.evaluation_manifest import Subject
+from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
 _SLUG = 60  # characters of an expression in a file's name
@@ -45,14 +56,14 @@ _SLUG = 60  # characters of an expression in a file's name
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Where to write what was found; with several retrievers each has files of its own, with its number and name."""
+    """Files for the results; with several retrievers each gets its own, with its number and name."""
 
     trec: str | None = None  # TREC run
     dpr: str | None = None  # DPR's retrieval JSON
     rows: str | None = None  # one JSON line a question
 
 
-@deployed("compare")
+@deployment_flow("compare")
 def compare(
     store: Url,
     questions: Url,
@@ -64,61 +75,66 @@ def compare(
     encoder: Url | None = None,
     report: str | None = None,
     files: RunFiles | None = None,
-) -> Compared:
+) -> CompareOutcome:
     """Search every question with each retriever, and measure each of its stages.
 
     Args:
         store: URL or folder of the store.
         questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a BEIR folder.
-        retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first. None: the snapshot's.
+        retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first. None:
+            the snapshot's own.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot.
-        k: passages to which retrieval is measured.
-        judged_by: what is relevant; None: pages of a BEIR folder, passages if every question names one, else answers.
+        k: number of passages at which retrieval is measured.
+        judged_by: how relevance is judged; None: by pages for a BEIR folder, by passages if every
+            question names one, else by answers.
         patterns: the answers are regular expressions.
-        encoder: of the questions, in place of the snapshot's: a folder or a hub name.
+        encoder: question encoder in place of the snapshot's: a folder or a hub name.
         report: write the HTML report to this file.
-        files: where to write what was found.
+        files: files for the results.
 
     Raises:
         BookwheelError: a stage failed.
     """
-    clock, written = StageClock("compare"), files or RunFiles()
-    check_paths(report, written.trec, written.dpr, written.rows, questions=questions)
+    clock, run_files = StageClock("compare"), files or RunFiles()
+    check_paths(report, run_files.trec, run_files.dpr, run_files.rows, questions=questions)
     with clock("open"):
-        work = prepare(store, questions, retrievers, ref, k, judged_by, patterns, encoder)
-    for name, opened in zip(work.names, work.retrievers, strict=True):
-        with clock(name) as tell:
-            search(work, Asked(name, opened), written, tell)
+        run = open_retrievers_on_questions(store, questions, retrievers, ref, k, judged_by, patterns, encoder)
+    for name, retriever in zip(run.names, run.retrievers, strict=True):
+        with clock(name) as on_progress:
+            measure_retriever(run, NamedRetriever(name, retriever), run_files, on_progress)
     with clock("time"):
-        measured = time_questions(work)
+        timed_metrics = time_questions(run)
     with clock("compare"):
-        outcome = conclude(work, measured, clock, report)
+        outcome = compare_and_report(run, timed_metrics, clock, report)
     with clock("record"):
-        kept = record(work, outcome, questions)
-    outcome = replace(outcome, evaluation=kept.evaluation, unrecorded=kept.why)
+        recorded = record_comparison(run, outcome, questions)
+    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason)
     artifacts.show_retrievers(outcome)
     return outcome
 
 
-class Work:
-    """The pinned inputs of a run, and its results; not a record, so that Prefect does not look for futures in it."""
+class ComparisonRun:
+    """The pinned inputs of a run, and its results.
+
+    It is not a dataclass, so that Prefect does not look for futures in it.
+    """
 
     def __init__(
         self, store: Store, snapshot: Snapshot, names: Sequence[str], retrievers: Sequence[SnapshotRetriever], k: int
     ) -> None:
-        """Hold a snapshot, known by its id, and its retrievers."""
+        """Hold a pinned snapshot and its retrievers."""
         self.store, self.snapshot, self.names, self.retrievers, self.k = store, snapshot, names, retrievers, k
-        self.subject: Subject | None = None
-        self.lists: list[Lists] = []
-        self.standings: list[Standing] = []
-        self.asked = QuestionSet(())
-        self.batches = Batches(())
-        self.judge = Judge("answers")
-        self.groups = Groups()
+        self.subject: EvaluationSubject | None = None
+        self.lists: list[StageRankings] = []
+        self.standings: list[RetrieverComparison] = []
+        self.question_set = QuestionSet(())
+        self.batches = QueryBatches(())
+        self.judge = RetrievalJudge("answers")
+        self.groups = QuestionGroups()
 
 
-class Asked:
-    """A retriever and its expression, wrapped for the same reason."""
+class NamedRetriever:
+    """A retriever and its expression, hidden from Prefect's search for futures as well."""
 
     def __init__(self, name: str, retriever: SnapshotRetriever) -> None:
         """Hold them."""
@@ -126,7 +142,7 @@ class Asked:
 
 
 @stage
-def prepare(
+def open_retrievers_on_questions(
     store: str,
     questions: str,
     retrievers: Sequence[str],
@@ -135,124 +151,140 @@ def prepare(
     judged_by: JudgedBy | None,
     patterns: bool,
     encoder: str | None,
-) -> Work:
+) -> ComparisonRun:
     """Read the questions, pin the snapshot, and open the retrievers."""
-    asked = read_questions(questions)
-    judge = Judge.of(asked, judged_by, patterns=patterns)
+    question_set = read_questions(questions)
+    judge = RetrievalJudge.for_questions(question_set, judged_by, patterns=patterns)
     if k < 1:
         raise UsageError(f"k is {k}: measure at least 1 passage")
     target = Store.open(store)
     snapshot = Snapshot.from_store(target, ref)
     names = list(retrievers) or [snapshot.manifest.content.default_retriever]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"the retriever {twice} is given twice: leave one out")
-    work = Work(target, snapshot, names, open_retrievers(snapshot, list(retrievers) or None, encoder=encoder), k)
-    for opened in work.retrievers:
-        opened.check_depth(k)  # of all, before the first is asked
-    work.asked, work.judge, work.groups = asked, judge, groups_of(snapshot, asked, judge)
-    work.batches = Batches(asked.questions)
-    work.subject = retrieval_subject(target, snapshot, asked, retrievers, k, judge, encoder)
-    return work
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"the retriever {duplicate} is given twice: leave one out")
+    run = ComparisonRun(
+        target, snapshot, names, open_retrievers(snapshot, list(retrievers) or None, encoder=encoder), k
+    )
+    for retriever in run.retrievers:
+        retriever.check_depth(k)  # check all of them before the first search
+    run.question_set, run.judge, run.groups = question_set, judge, group_questions(snapshot, question_set, judge)
+    run.batches = QueryBatches(question_set.questions)
+    run.subject = retrieval_subject(target, snapshot, question_set, retrievers, k, judge, encoder)
+    return run
 
 
 @stage
-def search(work: Work, asked: Asked, files: RunFiles, tell: OnProgress) -> None:
-    """Ask one retriever every question, measure its stages, and write what it found."""
-    found = measure_lists(asked.retriever, asked.name, work.batches, work.judge, work.k, tell)
-    work.lists.append(found)
-    name = _file_name(work, len(work.lists))
+def measure_retriever(
+    run: ComparisonRun, named_retriever: NamedRetriever, files: RunFiles, on_progress: OnProgress
+) -> None:
+    """Search every question with one retriever, measure its stages, and write its hits."""
+    rankings = measure_stages(
+        named_retriever.retriever, named_retriever.name, run.batches, run.judge, run.k, on_progress
+    )
+    run.lists.append(rankings)
+    name = _file_name(run, len(run.lists))
     for path, write in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
         if path:
-            write(found.outcomes, named(Path(path), name))
+            write(rankings.outcomes, insert_name(Path(path), name))
     if files.trec:
-        write_trec(found.outcomes, named(Path(files.trec), name), name or "bookwheel")
+        write_trec(rankings.outcomes, insert_name(Path(files.trec), name), name or "bookwheel")
 
 
-def named(path: Path, name: str) -> Path:
+def insert_name(path: Path, name: str) -> Path:
     """Return a path with a name before its ending: `run.trec` and `1-hnsw` give `run.1-hnsw.trec`.
 
-    >>> named(Path("run.trec"), "1-hnsw").name, named(Path("run.trec"), "").name
+    >>> insert_name(Path("run.trec"), "1-hnsw").name, insert_name(Path("run.trec"), "").name
     ('run.1-hnsw.trec', 'run.trec')
     """
     return path.with_name(f"{path.stem}.{name}{path.suffix}") if name else path
 
 
-def _file_name(work: Work, number: int) -> str:
-    """Return what the files of a retriever, by its number from 1, are called; empty where there is one retriever."""
-    return "" if len(work.names) == 1 else f"{number}-{_slug(work.names[number - 1])}"
+def _file_name(run: ComparisonRun, number: int) -> str:
+    """Return the part of a file name for retriever `number` (from 1); empty if there is only one."""
+    return "" if len(run.names) == 1 else f"{number}-{_make_slug(run.names[number - 1])}"
 
 
-def _slug(expression: str) -> str:
+def _make_slug(expression: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", expression).strip("-")[:_SLUG]
 
 
-class Measured:
-    """The figures of each retriever, wrapped as well."""
+class TimedMetrics:
+    """The metrics of each retriever, hidden from Prefect's search for futures as well."""
 
-    def __init__(self, figures: Sequence[Staged]) -> None:
+    def __init__(self, metrics: Sequence[RetrieverMetrics]) -> None:
         """Hold them."""
-        self.figures = figures
+        self.metrics = metrics
 
 
 @stage
-def time_questions(work: Work) -> Measured:
-    """Ask some questions one by one, and time every stage."""
-    costs = time_stages(work.retrievers, work.batches.texts, work.k)
-    return Measured([staged(lists, its) for lists, its in zip(work.lists, costs, strict=True)])
+def time_questions(run: ComparisonRun) -> TimedMetrics:
+    """Search a sample of the questions one by one, and time every stage."""
+    costs = time_stages(run.retrievers, run.batches.texts, run.k)
+    return TimedMetrics(
+        [combine_metrics(lists, costs_of_stages) for lists, costs_of_stages in zip(run.lists, costs, strict=True)]
+    )
 
 
 @stage
-def conclude(work: Work, measured: Measured, clock: StageClock, report: str | None) -> Compared:
-    """Compare the retrievers, say which one the corpus wants, and write the report."""
-    work.standings = standings = comparison.compare(measured.figures, work.judge, work.k, work.groups)
-    measure = work.judge.headline(work.k)
-    said = advice(work.snapshot, measured.figures, measure)
+def compare_and_report(
+    run: ComparisonRun, timed_metrics: TimedMetrics, clock: StageClock, report: str | None
+) -> CompareOutcome:
+    """Compare the retrievers, recommend one, and write the report."""
+    run.standings = standings = comparison.compare_retrievers(timed_metrics.metrics, run.judge, run.k, run.groups)
+    measure = run.judge.headline(run.k)
+    advice = advise_retriever(run.snapshot, timed_metrics.metrics, measure)
     if report:
-        write_page(render(_page(work, standings, said)), Path(report))
-    return Compared(
-        snapshot=work.snapshot.id,
-        k=work.k,
-        n=len(work.asked.questions),
-        judged_by=work.judge.by,
+        write_report(render_retrieval_report(_build_report(run, standings, advice)), Path(report))
+    return CompareOutcome(
+        snapshot=run.snapshot.id,
+        k=run.k,
+        n=len(run.question_set.questions),
+        judged_by=run.judge.judged_by,
         measure=measure,
-        standings={one.expression: one.to_json() for one in standings},
-        advice=said,
-        notes=work.groups.notes,
+        standings={comparison.expression: comparison.to_json() for comparison in standings},
+        advice=advice,
+        notes=run.groups.notes,
         seconds=clock.seconds,
         report=report,
     )
 
 
 @stage
-def record(work: Work, outcome: Compared, questions: str) -> Kept:
-    """Put the evaluation into the store, unless it is there."""
-    assert work.subject is not None
-    ids = tuple(question.id for question in work.asked.questions)
-    values = Values(ids, {one.expression: one.staged.whole.values for one in work.standings})
-    measured = {
-        name: figures({**its["metrics"], **its["ranks"]}, its["intervals"]) for name, its in outcome.standings.items()
+def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: str) -> FlowEvaluation:
+    """Record the evaluation in the store, unless it is recorded already."""
+    assert run.subject is not None
+    ids = tuple(question.id for question in run.question_set.questions)
+    values = MeasureValues(
+        ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.standings}
+    )
+    metrics_by_retriever = {
+        name: to_metrics({**comparison["metrics"], **comparison["ranks"]}, comparison["intervals"])
+        for name, comparison in outcome.standings.items()
     }
-    told = replace(outcome, report=None).to_json()
-    found = Found(measured, values, told, partial(_write_all, work, outcome.advice))
-    return keep(work.store, work.subject, found, questions, outcome.seconds)
+    outcome_json = replace(outcome, report=None).to_json()
+    new_evaluation = NewEvaluation(metrics_by_retriever, values, outcome_json, partial(_write_all, run, outcome.advice))
+    return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome.seconds)
 
 
-def _write_all(work: Work, said: str, folder: Path) -> None:
-    for number, found in enumerate(work.lists, start=1):
-        write_jsonl(found.outcomes, named(folder / ROWS, _file_name(work, number)))
-    write_page(render(_page(work, work.standings, said)), folder / REPORT)
+def _write_all(run: ComparisonRun, advice: str, folder: Path) -> None:
+    for number, rankings in enumerate(run.lists, start=1):
+        write_jsonl(rankings.outcomes, insert_name(folder / ROWS, _file_name(run, number)))
+    write_report(render_retrieval_report(_build_report(run, run.standings, advice)), folder / REPORT)
 
 
-def _page(work: Work, standings: Sequence[Standing], said: str) -> RetrievalReport:
+def _build_report(run: ComparisonRun, standings: Sequence[RetrieverComparison], advice: str) -> RetrievalReport:
     return RetrievalReport(
-        snapshot=work.snapshot.id,
+        snapshot=run.snapshot.id,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        questions=len(work.asked.questions),
-        k=work.k,
-        judged_by=work.judge.by,
-        measure=work.judge.headline(work.k),
-        standings=standings,
-        advice=said,
-        notes=work.groups.notes,
-        lineage={"snapshot": work.snapshot.id, **{f"retriever {i}": one for i, one in enumerate(work.names, start=1)}},
+        questions=len(run.question_set.questions),
+        k=run.k,
+        judged_by=run.judge.judged_by,
+        measure=run.judge.headline(run.k),
+        retrievers=standings,
+        advice=advice,
+        notes=run.groups.notes,
+        lineage={
+            "snapshot": run.snapshot.id,
+            **{f"retriever {i}": expression for i, expression in enumerate(run.names, start=1)},
+        },
     )

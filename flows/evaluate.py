@@ -1,9 +1,11 @@
-"""Answer a set of questions with a model of the store from a snapshot of it, and measure the answers.
+"""Answer a set of questions with a model from passages of a snapshot, and measure the answers.
 
-Purpose: `bookwheel evaluate --model`, and the step of `flows.release` that measures a model after each rebuild.
-Caching: the store's memo, keyed by the exact inputs: answers of an earlier run are reused. What was measured is put
-into the store as an evaluation, once for the same snapshot, model, questions and settings.
-Requires: the extras model and train; a store that this machine can write to, since answers are kept there.
+Purpose: `bookwheel evaluate --model`, and the step of `flows.release` that measures a model after
+each rebuild.
+Caching: the store's memo, keyed by the exact inputs; answers of an earlier run are reused. The
+result is recorded in the store as an evaluation, once for the same snapshot, model, questions and
+settings.
+Requires: the extras model and train; a store that this machine can write to, for the answers.
 """
 
 import secrets
@@ -18,79 +20,85 @@ from typing import Any
 from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.admission import Url
-from flows.outcome import CollapseRefusedError, Evaluated
+from flows.outcome import CollapseRefusedError, EvaluateOutcome
 from flows.progress import StageClock
-from flows.recording import KILT, REPORT, ROWS, Found, Kept, figures, keep
-from flows.stage import deployed, stage
+from flows.recording import KILT, REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
+from flows.stage import deployment_flow, stage
 from rag_model.evaluation.answers.ablation import Condition
-from rag_model.evaluation.answers.abstaining import abstention_words
-from rag_model.evaluation.answers.answering import Answering
-from rag_model.evaluation.answers.examination import Examination
-from rag_model.evaluation.answers.rivals import Whole, open_rivals, whole_of
-from rag_model.evaluation.answers.scores import check_golds
-from rag_model.evaluation.answers.settings import Evaluation
-from rag_model.evaluation.questions.files import read_questions
-from rag_model.evaluation.records.subject import answers_subject, digest_folder
-from rag_model.evaluation.records.values import Values
-from rag_model.evaluation.reports.answers import AnswerReport, render
-from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
-from rag_model.evaluation.reports.training import Curves, read_curves
-from rag_model.evaluation.retrieval.judging import Judge
+from rag_model.evaluation.answers.abstaining import describe_abstention
+from rag_model.evaluation.answers.examination import (
+    AnswerCache,
+    AnswerEvaluation,
+    WholeCorpus,
+    open_other_retrievers,
+    prepare_whole_corpus,
+)
+from rag_model.evaluation.answers.scores import check_gold_answers
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.records import MeasureValues
+from rag_model.evaluation.reports.answers import AnswerReport, render_answer_report
+from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_report
+from rag_model.evaluation.reports.training import TrainingCurves, read_training_curves
+from rag_model.evaluation.retrieval.judging import RetrievalJudge
+from rag_model.evaluation.subject import answers_subject, digest_folder
 from rag_model.reading.marginal import MarginalReader
-from rag_model.reading.model import ReadingModel, model_folder_of, model_id
-from rag_model.reading.opening import open_model
+from rag_model.reading.model import ReadingModel, find_model_folder, open_reading_model, resolve_model_id
 from rag_model.reading.reader import Reader, ReaderName
-from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store
-from rag_model.store.versions.evaluation_manifest import Subject
+from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
 
-@deployed("evaluate")
+@deployment_flow("evaluate")
 def evaluate(
     store: Url,
     model: str,
     questions: Url,
     ref: str = "latest",
-    settings: Evaluation | None = None,
+    settings: EvaluationSettings | None = None,
     rows: str | None = None,
     kilt: str | None = None,
     report: str | None = None,
     asks: str | None = None,
-) -> Evaluated:
+) -> EvaluateOutcome:
     """Answer `questions` with `model` from the snapshot that `ref` names, and measure the answers.
 
     Args:
         store: URL or folder of the store; answers are kept in its memo.
-        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one; for the reader
-            `concat` also a folder of a generator, or `openai:MODEL`.
+        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one;
+            for the reader `concat` also a folder of a generator, or `openai:MODEL`.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
-        ref: a ref, ref@number, an id or a unique prefix of a snapshot. Both are pinned by id before anything is asked.
-        settings: everything else, the retriever among it; the default settings if none are given.
+        ref: a ref, ref@number, an id or a unique prefix of a snapshot. Snapshot and model are pinned
+            by id before the first search.
+        settings: all other settings, such as the retriever; by default the default settings.
         rows: write one JSON object a question to this file.
-        kilt: write KILT's prediction file to this one.
-        report: write the HTML report to this one.
-        asks: if the model does not name it, the encoder of the passages that it searches: a folder or a hub name.
+        kilt: write KILT's prediction file to this path.
+        report: write the HTML report to this path.
+        asks: the encoder of the passages that the model searches, if the model does not name it: a
+            folder or a hub name.
 
     Raises:
-        CollapseRefusedError: everything is measured and written, but retrieval has collapsed or passages are not read.
-        BookwheelError: a stage failed; answers that were made are kept.
+        CollapseRefusedError: all results are written, but retrieval has collapsed or the model does not
+            use its passages.
+        BookwheelError: a stage failed; finished answers are kept.
     """
-    settings, clock = settings or Evaluation(), StageClock("evaluate")
+    settings, clock = settings or EvaluationSettings(), StageClock("evaluate")
     check_paths(rows, kilt, report, questions=questions)
     target = Store.open(store)
-    with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that `gc` keeps this run's answers
+    with target.intents.hold(f"evaluate-{secrets.token_hex(8)}"):  # so that `gc` keeps this run's answers
         with clock("open"):
-            work = prepare(target, model, questions, ref, settings, asks)
-        with clock("retrieve") as tell:
-            retrieve(work, tell)
-        for condition in work.examination.conditions():
-            with clock(condition.name) as tell:
-                answer(work, NamedCondition(condition), tell)
-        outcome = work.outcome(clock.seconds, report)
-        write_files(work, outcome, rows, kilt)
-        kept = record(work, outcome, questions)
-    outcome = replace(outcome, evaluation=kept.evaluation, unrecorded=kept.why)
+            run = prepare_answer_run(target, model, questions, ref, settings, asks)
+        with clock("retrieve") as on_progress:
+            retrieve_passages(run, on_progress)
+        for condition in run.examination.conditions():
+            with clock(condition.name) as on_progress:
+                answer_under_condition(run, NamedCondition(condition), on_progress)
+        outcome = run.outcome(clock.seconds, report)
+        write_files(run, outcome, rows, kilt)
+        recorded = record_answers(run, outcome, questions)
+    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason)
     artifacts.show_answers(outcome)
     if outcome.refusal:
         raise CollapseRefusedError(outcome)
@@ -105,8 +113,8 @@ class NamedCondition:
         self.condition = condition
 
 
-class Work:
-    """The pinned inputs of a run, and its results; not a record, for the same reason."""
+class AnswerRun:
+    """The pinned inputs of a run, and its results; not a dataclass, for the same reason."""
 
     def __init__(
         self,
@@ -115,10 +123,10 @@ class Work:
         model: str,
         reader: str,
         folder: Path | None,
-        examination: Examination,
-        subject: Subject,
+        examination: AnswerEvaluation,
+        subject: EvaluationSubject,
     ) -> None:
-        """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""
+        """Hold a pinned snapshot and model, the model's folder, and the evaluation of the questions."""
         self.store, self.snapshot, self.model, self.reader, self.folder = store, snapshot, model, reader, folder
         self.examination, self.subject = examination, subject
 
@@ -128,153 +136,175 @@ class Work:
         settings = self.examination.settings
         return settings.expression or self.snapshot.manifest.content.default_retriever
 
-    def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
-        """Return what was found, as plain values."""
-        examined, book = self.examination, self.examination.rows[0]
-        abstaining = examined.abstaining
-        answered = {name: one.value for name, one in book.figures.items()}
-        return Evaluated(
+    def outcome(self, seconds: dict[str, float], report: str | None) -> EvaluateOutcome:
+        """Return the results as plain values."""
+        evaluation, open_book = self.examination, self.examination.results[0]
+        abstention = evaluation.abstention
+        answer_metrics = {name: estimate.value for name, estimate in open_book.metrics.items()}
+        return EvaluateOutcome(
             snapshot=self.snapshot.id,
             model=self.model,
             retriever=self.retriever,
             reader=self.reader,
-            costs=book.costs,
-            n=len(book.scored),
-            k=examined.k,
-            metrics={**examined.retrieval, **answered},
-            intervals={name: (one.low, one.high) for name, one in {**examined.intervals, **book.figures}.items()},
-            ranks=examined.ranks,
-            collapse=examined.collapse.metrics(),
-            judged_by=examined.judge.by,
-            refusal=examined.collapse.reason(examined.settings.limits),
-            ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
-            search=examined.search,
-            stages=examined.stages,
-            abstaining=None if abstaining is None else abstaining.to_json(),
-            abstained="" if abstaining is None else abstention_words(abstaining),
-            worth=examined.worth,
-            notes=examined.notes,
+            costs=open_book.costs,
+            n=len(open_book.scored),
+            k=evaluation.k,
+            metrics={**evaluation.retrieval, **answer_metrics},
+            intervals={
+                name: (estimate.low, estimate.high)
+                for name, estimate in {**evaluation.intervals, **open_book.metrics}.items()
+            },
+            ranks=evaluation.ranks,
+            collapse=evaluation.collapse.metrics(),
+            judged_by=evaluation.judge.judged_by,
+            refusal=evaluation.collapse.reason(evaluation.settings.limits),
+            ablations=[row.to_json() for row in evaluation.results] if len(evaluation.results) > 1 else [],
+            search=evaluation.search_milliseconds,
+            stages=evaluation.stages,
+            abstaining=None if abstention is None else abstention.to_json(),
+            abstained="" if abstention is None else describe_abstention(abstention),
+            worth=evaluation.retrieval_worth,
+            notes=evaluation.notes,
             seconds=seconds,
             report=report,
         )
 
 
 @stage
-def prepare(store: Store, model: str, questions: str, ref: str, settings: Evaluation, asks: str | None = None) -> Work:
+def prepare_answer_run(
+    store: Store, model: str, questions: str, ref: str, settings: EvaluationSettings, asks: str | None = None
+) -> AnswerRun:
     """Read the questions; pin the snapshot and the model, and load the model."""
-    asked = read_questions(questions)
-    check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
-    Judge.of(asked, settings.judged_by)
+    question_set = read_questions(questions)
+    check_gold_answers(question_set.questions, settings.kind)  # before a model is fetched and loaded
+    RetrievalJudge.for_questions(question_set, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
-    named, ways = model_id(store, model), settings.reading(model)
-    loaded, found = open_model(snapshot, store, named, settings.expression, [*ways], asks)
+    model_id, reader_settings = resolve_model_id(store, model), settings.reader_settings(model)
+    reading_model, retriever = open_reading_model(
+        snapshot, store, model_id, settings.expression, [*reader_settings], asks
+    )
     inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
-        "model": _weights(named),
+        "model": _model_identity(model_id),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
-    readers = {name: loaded.reader(found, way) for name, way in ways.items()}
-    first, *others = (
-        (name, Answering(store, partial(_same, reader), {**inputs, "reader": name, **reader.decides}))
+    readers = {
+        name: reading_model.open_reader(retriever, settings_of_reader)
+        for name, settings_of_reader in reader_settings.items()
+    }
+    first_reader, *other_readers = (
+        (name, AnswerCache(store, partial(_get_reader, reader), {**inputs, "reader": name, **reader.decides}))
         for name, reader in readers.items()
     )
-    k = settings.k or loaded.k
-    texts = [question.text for question in asked.questions]
-    rivals, whole = _ablated(store, loaded, found, readers, settings, texts)
-    examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
-    subject = answers_subject(store, snapshot, named, asked, settings, asks)
-    folder = model_folder_of(store, named)
-    return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
+    k = settings.k or reading_model.k
+    texts = [question.text for question in question_set.questions]
+    other_retrievers, whole_corpus = _prepare_ablations(store, reading_model, retriever, readers, settings, texts)
+    examination = AnswerEvaluation(
+        retriever,
+        first_reader[1],
+        question_set,
+        k,
+        snapshot.n,
+        settings,
+        dict(other_readers),
+        other_retrievers,
+        whole_corpus,
+    )
+    subject = answers_subject(store, snapshot, model_id, question_set, settings, asks)
+    folder = find_model_folder(store, model_id)
+    return AnswerRun(store, snapshot, model_id, next(iter(reader_settings)), folder, examination, subject)
 
 
-def _same(reader: Reader) -> Reader:
+def _get_reader(reader: Reader) -> Reader:
     return reader
 
 
-def _ablated(
+def _prepare_ablations(
     store: Store,
-    loaded: ReadingModel,
-    found: SnapshotRetriever,
+    reading_model: ReadingModel,
+    retriever: SnapshotRetriever,
     readers: Mapping[ReaderName, Reader],
-    settings: Evaluation,
+    settings: EvaluationSettings,
     texts: Sequence[str],
-) -> tuple[dict[str, SnapshotRetriever], Whole]:
-    """Return the other retrievers that the first reader is measured with, and all passages where they fit."""
+) -> tuple[dict[str, SnapshotRetriever], WholeCorpus]:
+    """Return the other retrievers for the first reader, and all passages if they fit into a prompt."""
     if settings.ablations is None:
-        return {}, Whole()
-    first, whole = next(iter(readers.values())), whole_of(readers, found, texts)
+        return {}, WholeCorpus()
+    first_reader, whole_corpus = next(iter(readers.values())), prepare_whole_corpus(readers, retriever, texts)
     encoder = None
-    if isinstance(first, MarginalReader):
-        if first.rag.settings.weighed_by == "scores":
-            return {}, whole  # p(z|x) is made of the scores of its own retriever
-        encoder = loaded.question
-    return open_rivals(found.snapshot, store, settings.expression, encoder), whole
+    if isinstance(first_reader, MarginalReader):
+        if first_reader.rag.settings.weighed_by == "scores":
+            return {}, whole_corpus  # its p(z|x) comes from the scores of its own retriever
+        encoder = reading_model.question_encoder
+    return open_other_retrievers(retriever.snapshot, store, settings.expression, encoder), whole_corpus
 
 
-def _weights(named: str) -> object:
-    """Return a model's id; of a folder, which may change, the digest of every file."""
-    return digest_folder(Path(named)) if Path(named).is_dir() else named
-
-
-@stage
-def retrieve(work: Work, tell: OnProgress) -> None:
-    """Search every question as deep as its conditions need."""
-    work.examination.retrieve(tell)
+def _model_identity(model: str) -> object:
+    """Return a model's id, or for a folder, which may change, the digest of all files."""
+    return digest_folder(Path(model)) if Path(model).is_dir() else model
 
 
 @stage
-def answer(work: Work, named: NamedCondition, tell: OnProgress) -> None:
-    """Answer the questions under one condition, but for those answered before, and measure the answers."""
-    work.examination.answer(named.condition, tell)
+def retrieve_passages(run: AnswerRun, on_progress: OnProgress) -> None:
+    """Retrieve as many passages for every question as its conditions need."""
+    run.examination.retrieve(on_progress)
 
 
 @stage
-def write_files(work: Work, outcome: Evaluated, rows: str | None, kilt: str | None) -> None:
-    """Write what was asked for: rows, predictions, the report."""
-    scored = work.examination.rows[0].scored
+def answer_under_condition(run: AnswerRun, named_condition: NamedCondition, on_progress: OnProgress) -> None:
+    """Answer the questions under one condition, reuse recorded answers, and measure all of them."""
+    run.examination.answer_condition(named_condition.condition, on_progress)
+
+
+@stage
+def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt: str | None) -> None:
+    """Write the requested files: rows, predictions and the report."""
+    scored = run.examination.results[0].scored
     if rows:
         write_answers(scored, Path(rows))
     if kilt:
         write_kilt(scored, Path(kilt))
     if outcome.report:
-        write_page(render(_page(work, outcome)), Path(outcome.report))
+        write_report(render_answer_report(_build_report(run, outcome)), Path(outcome.report))
 
 
 @stage
-def record(work: Work, outcome: Evaluated, questions: str) -> Kept:
-    """Put the evaluation into the store, unless it is there."""
-    examined = work.examination
-    values = Values(tuple(question.id for question in examined.asked.questions), {work.retriever: examined.values()})
-    measured = {work.retriever: figures({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
-    told = replace(outcome, report=None).to_json()
-    found = Found(measured, values, told, partial(_write_all, work, outcome))
-    return keep(work.store, work.subject, found, questions, outcome.seconds)
+def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> FlowEvaluation:
+    """Record the evaluation in the store, unless it is recorded already."""
+    examined = run.examination
+    values = MeasureValues(
+        tuple(question.id for question in examined.question_set.questions), {run.retriever: examined.question_values()}
+    )
+    metrics_by_retriever = {run.retriever: to_metrics({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
+    outcome_json = replace(outcome, report=None).to_json()
+    new_evaluation = NewEvaluation(metrics_by_retriever, values, outcome_json, partial(_write_all, run, outcome))
+    return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome.seconds)
 
 
-def _write_all(work: Work, outcome: Evaluated, folder: Path) -> None:
-    page = replace(outcome, report=str(folder / REPORT))
-    write_files(work, page, str(folder / ROWS), str(folder / KILT))
+def _write_all(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) -> None:
+    outcome_with_report = replace(outcome, report=str(folder / REPORT))
+    write_files(run, outcome_with_report, str(folder / ROWS), str(folder / KILT))
 
 
-def _page(work: Work, outcome: Evaluated) -> AnswerReport:
-    examined = work.examination
+def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
+    examined = run.examination
     decoding = ", ".join(f"{name} {value}" for name, value in asdict(examined.settings.decoding).items())
     return AnswerReport(
         model=outcome.model,
         snapshot=outcome.snapshot,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         kind=examined.settings.kind,
-        rows=examined.rows,
+        results=examined.results,
         retrieval={**examined.retrieval, **examined.ranks},
-        intervals=examined.intervals,
+        retrieval_intervals=examined.intervals,
         collapse=examined.collapse,
         collapsed=outcome.refusal,
-        search=examined.search,
-        worth=outcome.worth,
+        search_milliseconds=examined.search_milliseconds,
+        retrieval_worth=outcome.worth,
         notes=outcome.notes,
-        abstaining=examined.abstaining,
-        curves=read_curves(work.folder / "metrics.jsonl") if work.folder else Curves(),
+        abstention=examined.abstention,
+        curves=read_training_curves(run.folder / "metrics.jsonl") if run.folder else TrainingCurves(),
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,

@@ -21,28 +21,28 @@ from prefect.context import FlowRunContext
 from rag_model.errors import MissingExtraError, RefusedError, ResourceError, UsageError
 
 WEBHOOK = "BOOKWHEEL_WEBHOOK"  # a setting, not a parameter: the address is a secret, and parameters are shown
-_VAIN = (MissingExtraError, RefusedError, ResourceError, UsageError)  # a retry would fail in the same way
-_PATIENCE = 30.0  # seconds for the webhook
+_FINAL_ERRORS = (MissingExtraError, RefusedError, ResourceError, UsageError)  # a retry would fail in the same way
+_WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Parameters = ParamSpec("Parameters")
+FlowResult = TypeVar("FlowResult")
 
 
-def final(function: Callable[Given, Made]) -> Callable[Given, Made]:
+def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
     """Make a run of this function fail at once if a retry cannot help; after other errors it is retried."""
 
     @wraps(function)
-    def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
         try:
             return function(*args, **kwargs)
-        except _VAIN:
-            _without_retries()
+        except _FINAL_ERRORS:
+            _cancel_retries()
             raise
 
     return run
 
 
-def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+def notify_webhook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Post a run that failed after its last retry to the webhook that the environment names, if any.
 
     The JSON has `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` if the run has such parameters.
@@ -56,20 +56,20 @@ def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
         return
     if not webhook.startswith(("http://", "https://")):
         raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
-    facts = {
+    message = {
         "flow": flow.name,
         "run": flow_run.name,
         "id": str(flow_run.id),
         "state": state.name,
         "error": state.message,
     }
-    facts |= {name: flow_run.parameters[name] for name in ("store", "ref") if name in flow_run.parameters}
-    request = Request(webhook, json.dumps(facts).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=_PATIENCE):
+    message |= {name: flow_run.parameters[name] for name in ("store", "ref") if name in flow_run.parameters}
+    request = Request(webhook, json.dumps(message).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=_WEBHOOK_TIMEOUT):
         pass
 
 
-def _without_retries() -> None:
+def _cancel_retries() -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return

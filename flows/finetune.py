@@ -19,35 +19,34 @@ from beam_jobs import score
 from beam_jobs.launch import Launch
 from flows import artifacts
 from flows.admission import Url
-from flows.command.console import Shown
-from flows.machine.workplace import alone
+from flows.command.console import ProgressReporter
+from flows.machine.workplace import lock_folder
 from flows.progress import StageClock
-from flows.rebuilds import forget, rebuilds
+from flows.rebuilds import delete_rebuild_refs, open_rebuild_launcher
 from flows.reencode import reencode
-from flows.stage import deployed, run_flow, stage
-from flows.training import KindName, RecipeTables, Tables, training_of
+from flows.stage import deployment_flow, run_flow, stage
+from flows.training import KindName, RecipeTables
 from flows.watch import TrainingWatch
 from rag_model.errors import UsageError
 from rag_model.snapshots.existing import REENCODED
 from rag_model.store.objects.cache import cache_folder
-from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.lease import Lease
-from rag_model.store.versions.models import PutModel
-from rag_model.store.versions.refs import checked_name
-from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import draw, read_examples
-from rag_model.training.finetuning import Finetuning, Outcome
-from rag_model.training.loop.loop import Trained
+from rag_model.store.store import MODEL_PREFIX, Store
+from rag_model.store.versions.models import StoredModel
+from rag_model.store.versions.refs import check_ref_name
+from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
+from rag_model.training.checkpoint_uploads import CheckpointUploader, TrainingIdentity, restore_checkpoint
+from rag_model.training.data.examples import draw_examples, read_examples
+from rag_model.training.finetuning import Finetuning, FinetuningResult
+from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.moving.moving_settings import MovingSettings
-from rag_model.training.objectives.objective import Examples, Job, Objective
-from rag_model.training.objectives.registry import objective
-from rag_model.training.origins import Named
-from rag_model.training.stored import Keeper, Origin, restore
+from rag_model.training.objectives.objective import Examples, Job, Objective, get_objective
+from rag_model.training.origins import NamedModels
+from rag_model.training.rebuilds import MovingSettings
+from rag_model.training.settings import Tables, parse_settings
 
 
 @dataclass(frozen=True, slots=True)
-class Finetuned:
+class FinetuneOutcome:
     """The outcome of a fine-tuning."""
 
     model: str  # full id
@@ -67,7 +66,7 @@ class Finetuned:
         return asdict(self)
 
 
-@deployed("finetune")
+@deployment_flow("finetune")
 def finetune(
     kind: KindName,
     store: Url,
@@ -82,7 +81,7 @@ def finetune(
     max_steps: int | None = None,
     work: str | None = None,
     beam_options: Sequence[str] = (),
-) -> Finetuned:
+) -> FinetuneOutcome:
     """Train a model of `kind` on the snapshot that `ref` names, and move the model's ref to it.
 
     Args:
@@ -97,7 +96,7 @@ def finetune(
             snapshot's.
         generator: initial weights of the generator: a folder, a hub name, or `model:NAME`.
         teacher: the cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
-        recipe: tables of settings, as in a TOML file (`flows.training`); by default those of the papers.
+        recipe: tables of settings, as in a TOML file (`rag_model.training.settings`); by default those of the papers.
         name: the ref of models to move; by default `kind`.
         max_steps: the number of steps, in place of the recipe's.
         work: keep checkpoints and curves in this folder; by default in the cache, where they are deleted at the end.
@@ -112,73 +111,77 @@ def finetune(
             retrieval has collapsed; the checkpoints are kept.
         BookwheelError: a stage failed; run it again to continue.
     """
-    target, clock, name = Store.open(store), StageClock("finetune"), checked_name(name or kind)
-    target.models.refs.require_exclusion()
-    with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
+    target, clock, name = Store.open(store), StageClock("finetune"), check_ref_name(name or kind)
+    target.models.refs.require_exclusive_creation()
+    with target.intents.hold(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
         with clock("prepare"):
-            job = prepare(
+            job = prepare_training(
                 target,
                 kind,
                 train,
                 dev,
                 ref,
-                Given(Named(encoder, generator, teacher), recipe or {}, max_steps, tuple(beam_options)),
+                TrainingRequest(NamedModels(encoder, generator, teacher), recipe or {}, max_steps, tuple(beam_options)),
             )
-        with asked(job):
+        with hold_snapshot(job):
             check_ref(job, name)
-            found = job.known()
-            if found is not None:
-                put = job.name(found, name)
-                target.trainings.forget(job.key)  # of a run that was killed after it had published
+            result = job.find_result()
+            if result is not None:
+                stored_model = job.tag_model(result, name)
+                target.trainings.delete(job.key)  # of a run that was killed after it had published
             else:
-                found, put = made(job, Path(work) if work else None, name, beam_options, clock)
-            index = rebuild_index(job, found, name, beam_options, clock)
-    outcome = _told(job, found, put, name, index, clock)
-    show(outcome)
+                result, stored_model = train_and_publish(job, Path(work) if work else None, name, beam_options, clock)
+            index = rebuild_index(job, result, name, beam_options, clock)
+    outcome = _build_outcome(job, result, stored_model, name, index, clock)
+    show_training(outcome)
     return outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TrainingRequest:
     """The models that a training begins with, and its settings."""
 
-    named: Named
+    models: NamedModels
     tables: Tables
     max_steps: int | None
     beam_options: tuple[str, ...] = ()
 
 
 @stage
-def prepare(store: Store, kind: str, train: str | None, dev: str | None, ref: str, given: Given) -> Finetuning:
+def prepare_training(
+    store: Store, kind: str, train: str | None, dev: str | None, ref: str, request: TrainingRequest
+) -> Finetuning:
     """Pin the snapshot, find the models, read the examples, and decide the settings."""
-    chosen, snapshot = objective(kind), Snapshot.from_store(store, ref)
-    if given.named.teacher is not None and "teacher" not in chosen.options:
+    objective, snapshot = get_objective(kind), Snapshot.from_store(store, ref)
+    if request.models.teacher is not None and "teacher" not in objective.options:
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
-    taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
-    origins = chosen.origins(store, snapshot, Named(**taken))
+    model_names = {
+        option: getattr(request.models, option) for option in objective.options
+    }  # others may be set for another verb
+    origins = objective.origins(store, snapshot, NamedModels(**model_names))
     origins.check_trainable()
-    settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
-    examples = _examples(chosen, train, dev, settings.loop)
-    scorer = partial(score.run, launch=Launch.new(store.url, given.beam_options))
-    return Finetuning(chosen, Job(store, snapshot, origins, settings, examples, scorer=scorer))
+    settings = parse_settings(kind, request.tables, request.max_steps, unit_vectors=origins.has_unit_vectors())
+    examples = _examples(objective, train, dev, settings.loop)
+    scorer = partial(score.run, launch=Launch.new(store.url, request.beam_options))
+    return Finetuning(objective, Job(store, snapshot, origins, settings, examples, scorer=scorer))
 
 
-def _examples(chosen: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:
-    if chosen.takes_examples and train is not None and dev is not None:
-        held_out = draw(read_examples(dev, split="dev"), loop.dev_examples, loop.seed)
+def _examples(objective: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:
+    if objective.takes_examples and train is not None and dev is not None:
+        held_out = draw_examples(read_examples(dev, split="dev"), loop.dev_examples, loop.seed)
         return {"train": read_examples(train), "dev": held_out}
-    if chosen.takes_examples:
-        raise UsageError(f"{chosen.name} learns from examples: give them with --train and --dev")
+    if objective.takes_examples:
+        raise UsageError(f"{objective.name} learns from examples: give them with --train and --dev")
     if train is not None or dev is not None:
-        raise UsageError(f"{chosen.name} learns from the snapshot's own text: leave --train and --dev out")
+        raise UsageError(f"{objective.name} learns from the snapshot's own text: leave --train and --dev out")
     return {"train": (), "dev": ()}
 
 
 @contextmanager
-def asked(job: Finetuning) -> Iterator[None]:
+def hold_snapshot(job: Finetuning) -> Iterator[None]:
     """Keep the training's snapshot from `expire` and `gc` within the block."""
-    lease = Lease(job.store)
-    lease.move(job.snapshot.id)
+    lease = SnapshotLease(job.store)
+    lease.hold(job.snapshot.id)
     try:
         yield
     finally:
@@ -191,27 +194,27 @@ def check_ref(job: Finetuning, name: str) -> None:
     Raises:
         UsageError: this name is a ref of a snapshot that no training made.
     """
-    now = job.store.refs.current(name) if job.objective.result.rebuilds else None
-    if now is not None and REENCODED not in job.store.snapshots.get(now.snapshot).provenance:
+    current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
+    if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:
         raise UsageError(
             f"the model's own index would be named {name!r}, and ref {name} names a snapshot that was built from a "
             "dump: give another --name"
         )
 
 
-def refresh_ref(job: Finetuning) -> str:
+def name_rebuild_ref(job: Finetuning) -> str:
     """Return the name of the snapshots, and of the encoders, of a training's moving index."""
     return f"refresh-{job.key[:12]}"
 
 
-def devices(job: Finetuning) -> str:
+def get_rebuild_devices(job: Finetuning) -> str:
     """Return the GPUs of the rebuilds."""
     moving = getattr(job.job.settings, "moving", None)
     return moving.devices if isinstance(moving, MovingSettings) else ""
 
 
 def rebuild_index(
-    job: Finetuning, found: Outcome, name: str, beam_options: Sequence[str], clock: StageClock
+    job: Finetuning, result: FinetuningResult, name: str, beam_options: Sequence[str], clock: StageClock
 ) -> str | None:
     """Encode the snapshot's passages with the published model and name the snapshot as the model; return its id.
 
@@ -223,84 +226,96 @@ def rebuild_index(
     if not job.objective.result.rebuilds:
         return None
     with clock("index"):
-        given = job.snapshot.id, job.store.url, f"{MODEL}{found.model}", name, tuple(beam_options)
-        return run_flow(reencode, *given).snapshot
+        reencode_arguments = job.snapshot.id, job.store.url, f"{MODEL_PREFIX}{result.model}", name, tuple(beam_options)
+        return run_flow(reencode, *reencode_arguments).snapshot
 
 
-def made(
+def train_and_publish(
     job: Finetuning, work: Path | None, name: str, beam_options: Sequence[str], clock: StageClock
-) -> tuple[Outcome, PutModel]:
+) -> tuple[FinetuningResult, StoredModel]:
     """Train the model and put it into the store; a work folder in the cache is deleted then."""
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
-        with clock("mine") as shown:
-            restore(origin(job, folder), shown.say)
-            mine(job, folder, shown)
-        with clock("train") as shown:
-            trained = learn(job, folder, beam_options, shown)
+    with lock_folder(folder):
+        with clock("mine") as on_progress:
+            restore_checkpoint(get_training_identity(job, folder), on_progress.say)
+            complete_examples(job, folder, on_progress)
+        with clock("train") as on_progress:
+            trained = train_model(job, folder, beam_options, on_progress)
         with clock("publish"):
-            published = publish(job, trained, folder, name, clock.seconds)
-    forget(job.store, refresh_ref(job))
-    job.store.trainings.forget(job.key)
+            published = publish_model(job, trained, folder, name, clock.seconds)
+    delete_rebuild_refs(job.store, name_rebuild_ref(job))
+    job.store.trainings.delete(job.key)
     if work is None:
         shutil.rmtree(folder, ignore_errors=True)
     return published
 
 
-def origin(job: Finetuning, folder: Path) -> Origin:
+def get_training_identity(job: Finetuning, folder: Path) -> TrainingIdentity:
     """Return what a training's folder belongs to."""
-    return Origin(job.store, job.key, job.objective.name, job.snapshot.id, folder)
+    return TrainingIdentity(job.store, job.key, job.objective.name, job.snapshot.id, folder)
 
 
 @stage
-def mine(job: Finetuning, folder: Path, shown: Shown) -> None:
+def complete_examples(job: Finetuning, folder: Path, on_progress: ProgressReporter) -> None:
     """Find what is missing in the examples, such as negatives and a teacher's scores."""
     if job.objective.takes_examples:
-        counts = " and ".join(f"{len(some):,} {name}" for name, some in job.job.examples.items())
-        shown.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
-    job.prepare(folder, shown)
+        counts = " and ".join(f"{len(examples):,} {name}" for name, examples in job.job.examples.items())
+        on_progress.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
+    job.prepare(folder, on_progress)
 
 
 @stage
-def learn(job: Finetuning, folder: Path, beam_options: Sequence[str], shown: Shown) -> Trained:
+def train_model(
+    job: Finetuning, folder: Path, beam_options: Sequence[str], on_progress: ProgressReporter
+) -> TrainingResult:
     """Train, or continue a training that died."""
     settings = job.job.settings
     moving = getattr(settings, "moving", None)
-    watch = TrainingWatch(shown, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
+    watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
     with (
-        rebuilds(job.store, refresh_ref(job), beam_options, devices(job)) as rebuild,
-        Keeper(origin(job, folder), shown.say) as keeper,
+        open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, get_rebuild_devices(job)) as rebuild,
+        CheckpointUploader(get_training_identity(job, folder), on_progress.say) as uploader,
     ):
-        return job.run(folder, watch, rebuild, keeper.put)
+        return job.run(folder, watch, rebuild, uploader.enqueue)
 
 
 @stage
-def publish(
-    job: Finetuning, trained: Trained, folder: Path, name: str, seconds: Mapping[str, float]
-) -> tuple[Outcome, PutModel]:
+def publish_model(
+    job: Finetuning, trained: TrainingResult, folder: Path, name: str, seconds: Mapping[str, float]
+) -> tuple[FinetuningResult, StoredModel]:
     """Put the best weights into the store and name them."""
     return job.publish(trained, folder, name, seconds)
 
 
-def show(outcome: Finetuned) -> None:
+def show_training(outcome: FinetuneOutcome) -> None:
     """Write an outcome's table as an artifact of the run."""
-    before, after = outcome.metrics["before"], outcome.metrics["after"]
-    rows = [{"what": name, "before": f"{value:.4g}", "after": f"{after[name]:.4g}"} for name, value in before.items()]
-    described = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"
-    artifacts.table(rows, key="finetune-measures", description=described)
+    initial_metrics, best_metrics = outcome.metrics["before"], outcome.metrics["after"]
+    rows = [
+        {"what": name, "before": f"{value:.4g}", "after": f"{best_metrics[name]:.4g}"}
+        for name, value in initial_metrics.items()
+    ]
+    table_description = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"
+    artifacts.create_table(rows, key="finetune-measures", description=table_description)
 
 
-def _told(job: Finetuning, found: Outcome, put: PutModel, name: str, index: str | None, clock: StageClock) -> Finetuned:
-    return Finetuned(
-        model=found.model,
+def _build_outcome(
+    job: Finetuning,
+    result: FinetuningResult,
+    stored_model: StoredModel,
+    name: str,
+    index: str | None,
+    clock: StageClock,
+) -> FinetuneOutcome:
+    return FinetuneOutcome(
+        model=result.model,
         kind=job.objective.name,
         name=name,
-        number=put.move.number,
+        number=stored_model.move.number,
         snapshot=job.snapshot.id,
-        steps=found.steps,
-        best_step=found.best_step,
-        metrics={"before": dict(found.before), "after": dict(found.after)},
+        steps=result.steps,
+        best_step=result.best_step,
+        metrics={"before": dict(result.initial_measures), "after": dict(result.best_measures)},
         trained="train" in clock.seconds,
         seconds=clock.seconds,
         index=index,

@@ -6,29 +6,27 @@ from functools import partial
 from typing import Any
 
 from beam_jobs import delta, index
-from beam_jobs.index_tasks import IndexBuild
+from beam_jobs.index_tasks import IndexInProgress
 from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
-from flows.outcome import Reindexed, gate_refused
+from flows.outcome import BuildOutcome, create_gate_error
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.errors import BookwheelError
-from rag_model.evaluation.gate import judge
+from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
-from rag_model.snapshots.content import BuiltIndex, counts, provenance, rows_of
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.earlier_index import EarlierIndex
-from rag_model.snapshots.encoded_part import EncodedPart
-from rag_model.snapshots.heritage import Heirloom
-from rag_model.snapshots.measure import Measured, measure
+from rag_model.snapshots.content import BuiltIndex, build_provenance, count_passages, list_row_files
+from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.publish import Published, publish, vitals
+from rag_model.snapshots.parent_index import ParentIndex
+from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.report import write_report
+from rag_model.snapshots.reused_training import ReusedTraining
+from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.snapshots.tuning import tune_searches
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -43,131 +41,138 @@ class Build:
     ref: str
     source: str  # where the passages come from
     encoder: str  # as the user named it
-    passages: Sequence[CutPart]  # the chunk job's report of each part
-    embeddings: Mapping[str, Sequence[EncodedPart]]  # the embed job's reports by representation
+    passages: Sequence[ChunkResult]  # the chunk job's report of each part
+    embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's reports by representation
     plans: Mapping[str, IndexPlan]
-    assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
-    derived: Mapping[str, Any] = field(default_factory=dict)  # provenance of a snapshot that is made from another
-    heirlooms: Mapping[str, Heirloom] = field(
+    assemble_content: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
+    derived_provenance: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # provenance of a snapshot that is made from another
+    reused_trainings: Mapping[str, ReusedTraining] = field(
         default_factory=dict
     )  # by index: the parent's trained file that may be inherited
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     parent: Content | None = None  # what indexes of words are made of, if it has them
 
 
-def finish(build: Build) -> Reindexed:
+def finish_build(build: Build) -> BuildOutcome:
     """Build the indexes, measure them, publish the snapshot, and move the ref if the gate allows it.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
         BookwheelError: a stage failed; finished work is recorded.
     """
-    manifest, measured = indexed(build)
-    if before := Parent.of(build.store, build.base or build.ref).manifest:
-        offer_deltas(build, before.content, manifest.content)
-    published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref, build.base)
-    build.store.runs.clear(build.launch.run)
-    outcome = reported(build, manifest, published, measured)
+    manifest, metrics = build_indexes(build)
+    if parent_manifest := Parent.of(build.store, build.base or build.ref).manifest:
+        offer_deltas(build, parent_manifest.content, manifest.content)
+    published = publish_snapshot(build.store, manifest, metrics, build.recipe, build.ref, build.base)
+    build.store.runs.delete_reports(build.launch.run)
+    outcome = report_build(build, manifest, published, metrics)
     if published.move is None:
-        raise gate_refused(outcome, published.verdict.reason)
+        raise create_gate_error(outcome, published.verdict.reason)
     return outcome
 
 
-def indexed(build: Build) -> tuple[Manifest, Measured]:
+def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     """Build the indexes and measure them; return the snapshot's manifest, not published yet.
 
     Raises:
         BookwheelError: a stage failed; finished work is recorded.
     """
     store, launch, clock, recipe = build.store, build.launch, build.clock, build.recipe
-    earlier = earlier_indexes(build)
-    with clock("train") as tell:
-        indexes = train_indexes(store, build, earlier, launch, tell)
-    with clock("scatter") as tell:
-        indexes = scatter_vectors(indexes, launch, tell)
-    with clock("shard") as tell:
-        indexes = build_shards(indexes, launch, tell)
-    with clock("merge") as tell:
-        built = merge_shards(indexes, launch, tell)
+    parent_indexes = find_parent_indexes(build)
+    with clock("train") as on_progress:
+        indexes = train_indexes(store, build, parent_indexes, launch, on_progress)
+    with clock("scatter") as on_progress:
+        indexes = scatter_vectors(indexes, launch, on_progress)
+    with clock("shard") as on_progress:
+        indexes = build_shards(indexes, launch, on_progress)
+    with clock("merge") as on_progress:
+        built_indexes = merge_shards(indexes, launch, on_progress)
     with clock("tune"):
-        built = tune_indexes(store, build.assembled(built), built, recipe)
-    content = build.assembled(built)
+        built_indexes = tune_indexes(store, build.assemble_content(built_indexes), built_indexes, recipe)
+    content = build.assemble_content(built_indexes)
     with clock("gate"):
-        measured = measure_indexes(store, Manifest(content), built, recipe)
-    made = {**provenance(build.source, build.encoder, built, clock.seconds), **build.derived}
-    return Manifest(content, measured.metrics(), provenance=made), measured
+        metrics = measure_indexes(store, Manifest(content), built_indexes, recipe)
+    provenance = {
+        **build_provenance(build.source, build.encoder, built_indexes, clock.seconds),
+        **build.derived_provenance,
+    }
+    return Manifest(content, metrics.metrics(), provenance=provenance), metrics
 
 
-def offer_deltas(build: Build, before: Content, after: Content) -> None:
+def offer_deltas(build: Build, parent_content: Content, content: Content) -> None:
     """Make the deltas; without them the snapshot is published all the same, and pullers fetch whole files."""
-    with build.clock("deltas") as tell:
+    with build.clock("deltas") as on_progress:
         try:
-            make_deltas(before, after, build.launch, tell)
-        except (BookwheelError, OSError, ValueError, MemoryError) as failed:  # ValueError: of Arrow too
-            tell.say(f"not made, so pullers fetch whole files: {failed}")
+            write_deltas(parent_content, content, build.launch, on_progress)
+        except (BookwheelError, OSError, ValueError, MemoryError) as error:  # ValueError: of Arrow too
+            on_progress.say(f"not made, so pullers fetch whole files: {error}")
 
 
-def embed_stage(representation: str) -> str:
+def name_embed_stage(representation: str) -> str:
     """Return the name of the stage that encodes a representation."""
     return "embed" if representation == EMBEDDINGS else f"embed {representation}"
 
 
-def embed_reports(embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, Sequence[EncodedPart]]:
+def group_by_stage(embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Sequence[EmbedResult]]:
     """Return the embed job's reports by the name of their stage."""
-    return {embed_stage(name): reports for name, reports in embeddings.items()}
+    return {name_embed_stage(name): reports for name, reports in embeddings.items()}
 
 
-def reported(build: Build, manifest: Manifest, published: Published, measured: Measured) -> Reindexed:
+def report_build(build: Build, manifest: Manifest, published: PublishResult, metrics: SnapshotMetrics) -> BuildOutcome:
     """Write the report and the artifacts of a published snapshot, and return the outcome."""
-    counted, seconds = counts(build.passages, build.embeddings), build.clock.seconds
-    made = build.passages, embed_reports(build.embeddings)
-    page = write_report(build.store, manifest, published, measured, counted, *made, seconds)
-    outcome = Reindexed.of(published, build.ref, counted, measured.metrics(), seconds, page)
-    artifacts.show(outcome)
+    counts, seconds = count_passages(build.passages, build.embeddings), build.clock.seconds
+    results = build.passages, group_by_stage(build.embeddings)
+    page = write_report(build.store, manifest, published, metrics, counts, *results, seconds)
+    outcome = BuildOutcome.of(published, build.ref, counts, metrics.metrics(), seconds, page)
+    artifacts.show_build(outcome)
     return outcome
 
 
-def earlier_indexes(build: Build) -> dict[str, EarlierIndex]:
+def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
     """Return the parent's indexes of which others are made, by name; makes the deltas of passages, which tell how."""
     if build.parent is None:
         return {}
-    draft = build.assembled(())
-    of = partial(EarlierIndex.of, build.store, build.parent, draft)
-    found = {name: index for name, plan in build.plans.items() if (index := of(name, plan))}
-    if found:
+    draft = build.assemble_content(())
+    find_parent_index = partial(ParentIndex.of, build.store, build.parent, draft)
+    parent_indexes = {name: index for name, plan in build.plans.items() if (index := find_parent_index(name, plan))}
+    if parent_indexes:
         offer_deltas(build, build.parent, draft)
-    return found
+    return parent_indexes
 
 
 @stage
 def train_indexes(
-    store: Store, build: Build, earlier: Mapping[str, EarlierIndex], launch: Launch, tell: OnProgress
-) -> list[IndexBuild]:
+    store: Store, build: Build, parent_indexes: Mapping[str, ParentIndex], launch: Launch, on_progress: OnProgress
+) -> list[IndexInProgress]:
     """Make indexes of the parent's; train each of the others, or inherit the parent's trained file."""
-    rows, heirlooms = rows_of(build.passages, build.embeddings), build.heirlooms
+    rows, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     builds = [
-        index.start(store, name, plan, rows[plan.over], heirlooms.get(name), earlier.get(name))
+        index.start_index(store, name, plan, rows[plan.over], reused_trainings.get(name), parent_indexes.get(name))
         for name, plan in build.plans.items()
     ]
-    return index.train(index.derive(builds, launch), launch, tell)
+    return index.train(index.derive(builds, launch), launch, on_progress)
 
 
 @stage
-def scatter_vectors(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
+def scatter_vectors(
+    indexes: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress
+) -> list[IndexInProgress]:
     """Sort every part's vectors by shard."""
-    return index.scatter(indexes, launch, tell)
+    return index.scatter(indexes, launch, on_progress)
 
 
 @stage
-def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
+def build_shards(indexes: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress) -> list[IndexInProgress]:
     """Build every shard of every index."""
-    return index.build_shards(indexes, launch, tell)
+    return index.build_shards(indexes, launch, on_progress)
 
 
 @stage
-def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[BuiltIndex]:
+def merge_shards(indexes: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress) -> list[BuiltIndex]:
     """Merge each index's shards."""
-    return index.merge(indexes, launch, tell)
+    return index.merge(indexes, launch, on_progress)
 
 
 @stage
@@ -177,22 +182,24 @@ def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], reci
 
 
 @stage
-def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> Measured:
+def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> SnapshotMetrics:
     """Compare every index with exact search, examine its file, and ask the user's questions that have a floor."""
-    with Snapshot.of(store, manifest) as snapshot:
-        return measure(snapshot, recipe.gate, {index.name: index.facts for index in built})
+    with Snapshot.from_manifest(store, manifest) as snapshot:
+        return measure_snapshot(snapshot, recipe.gate, {index.name: index.stats for index in built})
 
 
 @stage
-def make_deltas(before: Content, after: Content, launch: Launch, tell: OnProgress) -> int:
+def write_deltas(parent_content: Content, content: Content, launch: Launch, on_progress: OnProgress) -> int:
     """Make that of which pullers of the snapshot before make the files that changed; return the bytes."""
-    return delta.run(before, after, launch, tell)
+    return delta.run(parent_content, content, launch, on_progress)
 
 
 @stage
 def publish_snapshot(
-    store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str, base: str | None = None
-) -> Published:
+    store: Store, manifest: Manifest, metrics: SnapshotMetrics, recipe: Recipe, ref: str, base: str | None = None
+) -> PublishResult:
     """Write the manifest, apply the gate, and move the ref if it passes."""
-    judged = partial(judge, recipe.gate, vitals(manifest), measured.found, reached=measured.reached)
-    return publish(store, manifest, ref, judged, base)
+    judge = partial(
+        check_snapshot, recipe.gate, summarize_snapshot(manifest), metrics.recalls, scores=metrics.retriever_scores
+    )
+    return publish(store, manifest, ref, judge, base)

@@ -12,54 +12,62 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter
 
 from rag_model.training.objectives.objective import Objective
-from rag_model.training.settings_text import comments_of
+from rag_model.training.settings import parse_field_comments
 
 _DEFINED = "#/$defs/"
 
 
-def form_of(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
+def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
     """Return the JSON schema of the tables of any of these objectives, or null; choices are titled by name."""
-    shared: dict[type[Any], list[str]] = {}
-    for one in objectives:
-        shared.setdefault(one.settings, []).append(one.name)
-    return {"anyOf": [*(_form(settings, names) for settings, names in shared.items()), {"type": "null"}]}
+    names_by_settings: dict[type[Any], list[str]] = {}
+    for objective in objectives:
+        names_by_settings.setdefault(objective.settings, []).append(objective.name)
+    return {
+        "anyOf": [
+            *(_build_table_schema(settings, names) for settings, names in names_by_settings.items()),
+            {"type": "null"},
+        ]
+    }
 
 
-def _form(settings: type[Any], names: list[str]) -> dict[str, Any]:
+def _build_table_schema(settings: type[Any], names: list[str]) -> dict[str, Any]:
     try:
         schema = TypeAdapter(settings).json_schema()
     except PydanticUserError:  # a package's type without a form: its tables are entered as JSON
         return {"title": ", ".join(names), "type": "object"}
-    whole = _inlined({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
-    return _described(whole, settings())
+    inlined_schema = _inline_references({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
+    return _describe_defaults(inlined_schema, settings())
 
 
-def _inlined(node: Any, defined: Mapping[str, Any]) -> Any:
+def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
     """Return a schema with its references replaced: the server's forms cannot refer to our definitions."""
     if isinstance(node, list):
-        return [_inlined(one, defined) for one in node]
+        return [_inline_references(element, definitions) for element in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        return _inlined(defined[node["$ref"].removeprefix(_DEFINED)], defined)
-    return {name: _inlined(value, defined) for name, value in node.items() if name != "$defs"}
+        return _inline_references(definitions[node["$ref"].removeprefix(_DEFINED)], definitions)
+    return {name: _inline_references(value, definitions) for name, value in node.items() if name != "$defs"}
 
 
-def _described(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     """Return the schema of a table: unknown settings are refused, and defaults are described but not filled in."""
     properties: dict[str, Any] = {}
-    said = comments_of(type(settings))
-    for name, one in schema["properties"].items():
+    comments = parse_field_comments(type(settings))
+    for name, property_schema in schema["properties"].items():
         value = getattr(settings, name)
-        if is_dataclass(value) and "properties" in one:
-            properties[name] = _described(one, value)
+        if is_dataclass(value) and "properties" in property_schema:
+            properties[name] = _describe_defaults(property_schema, value)
         else:
-            default = f"by default {json.dumps(value, default=_as_json)}"
-            properties[name] = {**one, "description": "; ".join(filter(None, (said.get(name), default)))}
+            default = f"by default {json.dumps(value, default=_default_to_json)}"
+            properties[name] = {
+                **property_schema,
+                "description": "; ".join(filter(None, (comments.get(name), default))),
+            }
             properties[name].pop("default", None)
-    kept = {name: schema[name] for name in ("title", "type")}
-    return {**kept, "properties": properties, "additionalProperties": False}
+    header = {name: schema[name] for name in ("title", "type")}
+    return {**header, "properties": properties, "additionalProperties": False}
 
 
-def _as_json(value: Any) -> Any:
+def _default_to_json(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

@@ -14,16 +14,15 @@ import numpy as np
 from beam_jobs import index
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
-from flows.machine.workplace import workplace
+from flows.machine.workplace import open_work_store
 from flows.progress import StageClock
 from rag_model.errors import UsageError
-from rag_model.index.build import check_alone, place
-from rag_model.index.files.arrays import Block
+from rag_model.index.build import check_self_contained, install_index
+from rag_model.index.estimate import estimate_resources, fit_into_memory, list_alternatives
 from rag_model.index.files.engine import Rows
-from rag_model.index.files.intake import Intake, Invalid, cut, look
-from rag_model.index.quality.appraisal import Appraisal, appraise, read_questions
+from rag_model.index.files.intake import Block, InvalidRowPolicy, VectorInput, inspect_vectors, split_into_parts
+from rag_model.index.quality.tune import IndexEvaluation, evaluate_index, read_queries
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.index.sizing.estimate import estimate, fitted, ladder
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -32,34 +31,34 @@ CODE = 1  # raise it when the same files would be split in another way
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class IndexRequest:
     """The index to build, its vectors, and its place."""
 
     vectors: tuple[Path, ...]
     out: Path
     recipe: IndexRecipe
-    chosen: bool = False  # the structure is chosen for the memory, whatever the recipe names
+    fit_structure: bool = False  # the structure is chosen for the memory, whatever the recipe names
     memory: int | None = None  # bytes, for building and for searching; None: what is free, for building
     column: str | None = None  # of Parquet files
-    invalid: Invalid = "refuse"
+    invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None
     work: Path | None = None  # folder in which the work is done; None: beside `out`
     beam_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
+class IndexOutcome:
     """The index that was built."""
 
     out: Path
     plan: VectorPlan
     size: int  # bytes
     dropped: int  # rows with a NaN or an infinity
-    appraisal: Appraisal
+    evaluation: IndexEvaluation
     seconds: Mapping[str, float]  # by stage
 
 
-def index_vectors(order: Order) -> Indexed:
+def index_vectors(request: IndexRequest) -> IndexOutcome:
     """Build an index file from vector files, and measure it.
 
     Raises:
@@ -67,90 +66,100 @@ def index_vectors(order: Order) -> Indexed:
         UsageError: the order contradicts itself.
         ResourceError: memory or disk will not be enough, raised before the work starts; or it ran out later.
     """
-    clock, intake = StageClock(), look(order.vectors, order.column)
-    _check_out(order.out, intake)
-    plan = planned(order, intake.n, intake.d)
-    check_alone(plan)
-    questions = read_questions(order.questions, intake.d) if order.questions else None
-    cost, vectors_bytes = estimate(plan), intake.n * intake.d * intake.dtype.itemsize
-    with workplace(order.out, order.work, cost.work_bytes + vectors_bytes, cost.disk_bytes) as store:
-        launch = Launch.new(store.url, order.beam_options, order.memory)
-        with clock("cut") as tell:
-            parts, kept = _cut(store, intake, order.invalid, tell)
-        if kept is not None:
-            plan = planned(order, len(kept), intake.d)
-        built = _built(store, plan, parts, launch, clock)
-        file, vectors = store.blobs.local(built.blob), [store.blobs.local(part) for part in parts]
+    clock, vector_input = StageClock(), inspect_vectors(request.vectors, request.column)
+    _check_out(request.out, vector_input)
+    plan = plan_index(request, vector_input.n, vector_input.d)
+    check_self_contained(plan)
+    questions = read_queries(request.questions, vector_input.d) if request.questions else None
+    cost, vectors_bytes = estimate_resources(plan), vector_input.n * vector_input.d * vector_input.dtype.itemsize
+    with open_work_store(request.out, request.work, cost.work_bytes + vectors_bytes, cost.disk_bytes) as store:
+        launch = Launch.new(store.url, request.beam_options, request.memory)
+        with clock("cut") as on_progress:
+            parts, kept_rows = _split_vectors(store, vector_input, request.invalid, on_progress)
+        if kept_rows is not None:
+            plan = plan_index(request, len(kept_rows), vector_input.d)
+        built_index = _build_index(store, plan, parts, launch, clock)
+        file, vectors = (
+            store.blobs.get_local_path(built_index.blob),
+            [store.blobs.get_local_path(part) for part in parts],
+        )
         with clock("measure"):
-            appraisal = appraise(file, plan, vectors, questions)
-        place(file, order.out, appraisal.search, kept)
-    dropped = 0 if kept is None else intake.n - len(kept)
-    return Indexed(order.out, plan, built.blob.size, dropped, appraisal, clock.seconds)
+            evaluation = evaluate_index(file, plan, vectors, questions)
+        install_index(file, request.out, evaluation.search, kept_rows)
+    dropped = 0 if kept_rows is None else vector_input.n - len(kept_rows)
+    return IndexOutcome(request.out, plan, built_index.blob.size, dropped, evaluation, clock.seconds)
 
 
-def planned(order: Order, n: int, d: int) -> VectorPlan:
+def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
     """Return the plan of an order for n vectors of d dimensions, within its memory.
 
     Raises:
         UsageError: the recipe does not fit the vectors.
         ResourceError: it needs more memory; the message names an index that would fit.
     """
-    memory = order.memory or worker_memory(order.beam_options)
+    memory = request.memory or worker_memory(request.beam_options)
     if memory is None:
-        return resolve(order.recipe, n, d)
-    recipes = ladder(order.recipe, d) if order.chosen else [order.recipe]
-    return fitted(recipes, n, d, memory, serving=order.chosen or order.memory is not None)
+        return resolve(request.recipe, n, d)
+    recipes = list_alternatives(request.recipe, d) if request.fit_structure else [request.recipe]
+    return fit_into_memory(recipes, n, d, memory, serving=request.fit_structure or request.memory is not None)
 
 
-def _check_out(out: Path, intake: Intake) -> None:
+def _check_out(out: Path, vector_input: VectorInput) -> None:
     if out.is_dir():
         raise UsageError(f"{out} is a folder: name the index file to write")
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} to write {out.name} in: make it first")
-    if any(out.exists() and out.samefile(file.path) for file in intake.files):
+    if any(out.exists() and out.samefile(file.path) for file in vector_input.files):
         raise UsageError(f"{out} is one of the vector files: name another file for the index, after them")
 
 
-def _cut(store: Store, intake: Intake, invalid: Invalid, tell: OnProgress) -> tuple[list[BlobRef], Rows | None]:
+def _split_vectors(
+    store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
+) -> tuple[list[BlobRef], Rows | None]:
     """Put the vectors into the store as parts, once."""
-    inputs = {"files": intake.identity(), "invalid": invalid, "part_rows": intake.part_rows(), "code": CODE}
-    key = store.memo.key(inputs)
-    known = store.memo.get("cut", key)
-    if known is None:
+    inputs = {
+        "files": vector_input.file_identity(),
+        "invalid": invalid,
+        "part_rows": vector_input.part_rows(),
+        "code": CODE,
+    }
+    key = store.memo.compute_key(inputs)
+    record = store.memo.find("cut", key)
+    if record is None:
         parts: dict[str, BlobRef] = {}
-        total = -(-intake.n // intake.part_rows())
+        total = -(-vector_input.n // vector_input.part_rows())
 
-        def put(block: Block) -> None:
-            parts[f"{len(parts):05d}"] = _put(store, block)
-            tell(len(parts), total)
+        def store_block(block: Block) -> None:
+            parts[f"{len(parts):05d}"] = _store_array(store, block)
+            on_progress(len(parts), total)
 
-        kept = cut(intake, put, invalid)
-        outputs = parts if kept is None else {**parts, "kept": _put(store, kept)}
-        known = store.memo.record("cut", key, outputs, {}, inputs)
-    refs = dict(known.outputs)
+        kept_rows = split_into_parts(vector_input, store_block, invalid)
+        outputs = parts if kept_rows is None else {**parts, "kept": _store_array(store, kept_rows)}
+        record = store.memo.write_record("cut", key, outputs, {}, inputs)
+    refs = dict(record.outputs)
     rows = refs.pop("kept", None)
     return [refs[name] for name in sorted(refs)], None if rows is None else np.load(
-        store.blobs.local(rows), allow_pickle=False
+        store.blobs.get_local_path(rows), allow_pickle=False
     )
 
 
-def _put(store: Store, array: Block) -> BlobRef:
+def _store_array(store: Store, array: Block) -> BlobRef:
     with tempfile.TemporaryDirectory(prefix="bookwheel-cut-") as folder:
         np.save(path := Path(folder) / "array.npy", array, allow_pickle=False)
         return store.blobs.put_file(path)
 
 
-def _built(store: Store, plan: VectorPlan, parts: list[BlobRef], launch: Launch, clock: StageClock) -> BuiltIndex:
-    builds = [index.start(store, "index", plan, parts)]
-    with clock("train") as tell:
-        builds = index.train(builds, launch, tell)
-    with clock("scatter") as tell:
-        builds = index.scatter(builds, launch, tell)
+def _build_index(store: Store, plan: VectorPlan, parts: list[BlobRef], launch: Launch, clock: StageClock) -> BuiltIndex:
+    builds = [index.start_index(store, "index", plan, parts)]
+    with clock("train") as on_progress:
+        builds = index.train(builds, launch, on_progress)
+    with clock("scatter") as on_progress:
+        builds = index.scatter(builds, launch, on_progress)
     if plan.shards:
-        with clock("shard") as tell:
-            builds = index.build_shards(builds, launch, tell)
+        with clock("shard") as on_progress:
+            builds = index.build_shards(builds, launch, on_progress)
     else:
         builds = index.build_shards(builds, launch)
-    with clock("merge") as tell:
-        (built,) = index.merge(builds, launch, tell)
-    return built
+    with clock("merge") as on_progress:
+        (built_index,) = index.merge(builds, launch, on_progress)
+    return built_index

@@ -9,27 +9,31 @@ Requires: the deployment to start; this run must be able to read the dump's and 
 from collections.abc import Sequence
 from typing import Any
 
-from beam_jobs.workers import here
-from flows.machine.pools import launching
+from beam_jobs.workers import is_local
+from flows.machine.pools import create_launch_flow
 from flows.reindex import reindex
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.needs.build import WORDS, passages_of, work_of
-from rag_model.needs.machine import Work
-from rag_model.retrieve.named import encoder_names
+from rag_model.encoders.files import resolve_folder
+from rag_model.resources import WorkEstimate
+from rag_model.resources.estimates import DEFAULT_MAX_WORDS, estimate_build, estimate_passages
+from rag_model.retrieve.models import resolve_encoders
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 
 
-def weigh(
+def estimate_rebuild(
     memory: int, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
-) -> Work:
+) -> WorkEstimate:
     """Estimate what a rebuild needs."""
-    named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
-    recipe, local = other["recipe"] or Recipe(), here(beam_options)
-    words: int = getattr(recipe.chunk.built(), "words", WORDS)  # other chunkers: assume the default's length
-    count = passages_of(dump, words, limit)
-    work = work_of(count, resolve_folder(named or encoder), recipe.index, memory if local else None)
-    return work if local else Work(work.sizes, {"launcher": 0}, disk=work.disk)  # the workers are not this run's
+    passage_encoder = resolve_encoders(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
+    recipe, local = other["recipe"] or Recipe(), is_local(beam_options)
+    words: int = getattr(
+        recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS
+    )  # other chunkers: assume the default's length
+    count = estimate_passages(dump, words, limit)
+    work = estimate_build(count, resolve_folder(passage_encoder or encoder), recipe.index, memory if local else None)
+    return (
+        work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
+    )  # the workers are not this run's
 
 
-launch = launching("launch", reindex, weigh, "dry_run", "base")
+launch = create_launch_flow("launch", reindex, estimate_rebuild, "dry_run", "base")

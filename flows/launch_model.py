@@ -10,35 +10,36 @@ the models' files and the store.
 from typing import Any
 
 from flows.evaluate import evaluate
-from flows.finetune import Given, finetune, prepare
-from flows.machine.pools import launching
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.needs import build, evaluation
-from rag_model.needs.machine import Work
-from rag_model.snapshots.reencoded import recipe_for, stale
+from flows.finetune import TrainingRequest, finetune, prepare_training
+from flows.machine.pools import create_launch_flow
+from rag_model.encoders.files import resolve_folder
+from rag_model.resources import WorkEstimate, estimates
+from rag_model.snapshots.existing import list_stale_indexes, read_reencode_recipe
 from rag_model.store.store import Store
-from rag_model.store.versions.model_parts import PASSAGE
-from rag_model.training.needs import work_of as of_training
-from rag_model.training.origins import Named
+from rag_model.store.versions.model_manifest import PASSAGE
+from rag_model.training.finetuning import estimate_work as of_training
+from rag_model.training.origins import NamedModels
 
 
-def weigh_training(
-    memory: int, kind: str, store: str, train: str | None, dev: str | None, ref: str, **given: Any
-) -> Work:
+def estimate_training_run(
+    memory: int, kind: str, store: str, train: str | None, dev: str | None, ref: str, **parameters: Any
+) -> WorkEstimate:
     """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
-    named = Named(given["encoder"], given["generator"], given["teacher"])
-    job = prepare(Store.open(store), kind, train, dev, ref, Given(named, given["recipe"] or {}, given["max_steps"]))
+    models = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
+    job = prepare_training(
+        Store.open(store), kind, train, dev, ref, TrainingRequest(models, parameters["recipe"] or {}, parameters["max_steps"])
+    )
     content, encoder = job.snapshot.manifest.content, job.job.origins.names.get(PASSAGE)
     if encoder is None or not job.objective.result.rebuilds:
         return of_training(job)
-    indexes = stale(content, recipe_for(content))
-    return of_training(job, build.work_of(job.snapshot.n, resolve_folder(encoder), indexes, memory))
+    indexes = list_stale_indexes(content, read_reencode_recipe(content))
+    return of_training(job, estimates.estimate_build(job.snapshot.n, resolve_folder(encoder), indexes, memory))
 
 
-def weigh_evaluation(memory: int, **given: Any) -> Work:
+def estimate_evaluation_run(memory: int, **parameters: Any) -> WorkEstimate:
     """Estimate what an evaluation needs; its work does not depend on the memory."""
-    return evaluation.work_of(**given)
+    return estimates.estimate_evaluation(**parameters)
 
 
-launch_finetune = launching("launch-finetune", finetune, weigh_training, "work")
-launch_evaluate = launching("launch-evaluate", evaluate, weigh_evaluation)
+launch_finetune = create_launch_flow("launch-finetune", finetune, estimate_training_run, "work")
+launch_evaluate = create_launch_flow("launch-evaluate", evaluate, estimate_evaluation_run)

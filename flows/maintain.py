@@ -13,41 +13,41 @@ from pathlib import Path
 from flows.admission import Url
 from flows.command.age import parse_age
 from flows.launch import launch
-from flows.machine.pools import Launched
-from flows.outcome import Reindexed
+from flows.machine.pools import LaunchedRun
+from flows.outcome import BuildOutcome
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
-from flows.stage import deployed, stage
-from rag_model.corpus.wikimedia import JOB, Published, Tell, fetch, newest
-from rag_model.needs.machine import Most
+from flows.stage import deployment_flow, stage
+from rag_model.corpus.dump_catalog import ARTICLES_JOB, OnProgress, PublishedDump, fetch_dump, find_newest
+from rag_model.resources import RunLimits
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
-from rag_model.store.upkeep.expire import Expired, Policy, expire
-from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.expire import ExpirePolicy, ExpireReport, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
 
 _DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # in the name of a dump, or of its folder
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchOutcome:
     """The result of a check of the published dumps."""
 
     known: str  # date of the dump that the ref was built from; empty: none
     dump: str | None  # date of the dump that was built now; None: there is no new one
-    built: Reindexed | None
-    launched: Launched | None = None  # the run that builds it instead
+    built: BuildOutcome | None
+    launched: LaunchedRun | None = None  # the run that builds it instead
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class UpkeepOutcome:
     """What upkeep expired and deleted, or would."""
 
     dry_run: bool
-    expired: Expired
+    expired: ExpireReport
     deleted: dict[str, dict[str, int]]  # files and bytes by kind
 
 
-@deployed("watch")
+@deployment_flow("watch")
 def watch(
     wiki: Url,
     store: Url,
@@ -55,13 +55,13 @@ def watch(
     encoder: Url = DEFAULT_ENCODER,
     recipe: Recipe | None = None,
     ref: str = "latest",
-    job: str = JOB,
+    job: str = ARTICLES_JOB,
     limit: int | None = None,
     beam_options: Sequence[str] = (),
     deployment: str | None = None,
-    most: Most | None = None,
+    most: RunLimits | None = None,
     hours: float | None = None,
-) -> Watched:
+) -> WatchOutcome:
     """Rebuild the snapshot if there is a newer complete dump than that of `ref`, whose date is in its file name.
 
     Args:
@@ -85,21 +85,30 @@ def watch(
     """
     clock = StageClock()
     with clock("look"):
-        known = built_from(Store.open(store, create=True), ref)
-        found = look(wiki, known, job)
-    if found is None:
-        return Watched(known, None, None)
-    with clock("download") as tell:
-        dump = download(found, Path(downloads) / found.date, tell)
-    what = (dump, store, encoder, recipe, ref, limit)
+        known_date = get_dump_date(Store.open(store, create=True), ref)
+        new_dump = find_new_dump(wiki, known_date, job)
+    if new_dump is None:
+        return WatchOutcome(known_date, None, None)
+    with clock("download") as on_progress:
+        dump = download_dump(new_dump, Path(downloads) / new_dump.date, on_progress)
+    rebuild_arguments = (dump, store, encoder, recipe, ref, limit)
     if deployment is not None:
-        sized = {"deployment": deployment, "most": most, "hours": hours}
-        return Watched(known, found.date, None, launch.fn(*what, beam_options=beam_options, **sized))
-    return Watched(known, found.date, reindex.fn(*what, False, beam_options))  # its stages belong to this run
+        launch_arguments = {"deployment": deployment, "most": most, "hours": hours}
+        return WatchOutcome(
+            known_date,
+            new_dump.date,
+            None,
+            launch.fn(*rebuild_arguments, beam_options=beam_options, **launch_arguments),
+        )
+    return WatchOutcome(
+        known_date, new_dump.date, reindex.fn(*rebuild_arguments, False, beam_options)
+    )  # its stages belong to this run
 
 
-@deployed("upkeep")
-def upkeep(store: Url, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True) -> Kept:
+@deployment_flow("upkeep")
+def upkeep(
+    store: Url, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True
+) -> UpkeepOutcome:
     """Expire old versions of a store by policy, and delete files that are not needed any more.
 
     Args:
@@ -109,40 +118,40 @@ def upkeep(store: Url, keep: int = 10, older_than: str = "90d", grace: str = "24
         grace: keep files that are younger than this: 24h.
         dry_run: only report what would be expired and deleted; the default, since a deletion cannot be undone.
     """
-    opened, clock = Store.open(store), StageClock()
+    opened_store, clock = Store.open(store), StageClock()
     with clock("expire"):
-        expired = expire_old(opened, Policy(keep, parse_age(older_than)), dry_run)
+        expired = expire_versions(opened_store, ExpirePolicy(keep, parse_age(older_than)), dry_run)
     with clock("gc"):
-        return Kept(dry_run, expired, collect(opened, parse_age(grace), dry_run))
+        return UpkeepOutcome(dry_run, expired, delete_unneeded_files(opened_store, parse_age(grace), dry_run))
 
 
 @stage
-def look(wiki: str, known: str, job: str) -> Published | None:
+def find_new_dump(wiki: str, known_date: str, job: str) -> PublishedDump | None:
     """Return a complete dump that is newer than the known one, or None."""
-    return newest(wiki, known, job)
+    return find_newest(wiki, known_date, job)
 
 
 @stage
-def download(found: Published, folder: Path, tell: Tell) -> str:
+def download_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress) -> str:
     """Fetch the dump's files and verify them."""
-    return fetch(found, folder, tell)
+    return fetch_dump(dump, folder, on_progress)
 
 
 @stage
-def expire_old(store: Store, policy: Policy, dry_run: bool) -> Expired:
+def expire_versions(store: Store, policy: ExpirePolicy, dry_run: bool) -> ExpireReport:
     """Delete old moves of refs, and the versions that only they named."""
-    return expire(store, policy, dry_run=dry_run)
+    return expire_store(store, policy, dry_run=dry_run)
 
 
 @stage
-def collect(store: Store, grace: float, dry_run: bool) -> dict[str, dict[str, int]]:
+def delete_unneeded_files(store: Store, grace: float, dry_run: bool) -> dict[str, dict[str, int]]:
     """Delete files that are not needed."""
-    return {kind: asdict(tally) for kind, tally in gc(store, grace, dry_run=dry_run).items()}
+    return {kind: asdict(tally) for kind, tally in collect_garbage(store, grace, dry_run=dry_run).items()}
 
 
-def built_from(store: Store, ref: str) -> str:
+def get_dump_date(store: Store, ref: str) -> str:
     """Return the date, yyyymmdd, in the name of the dump that `ref` was built from; empty if there is none."""
-    move = store.refs.current(ref)
-    named = store.snapshots.get(move.snapshot).provenance.get("dump", "") if move else ""
-    dates = _DATE.findall(str(named))
+    move = store.refs.find_current(ref)
+    dump_name = store.snapshots.get(move.snapshot).provenance.get("dump", "") if move else ""
+    dates = _DATE.findall(str(dump_name))
     return dates[-1] if dates else ""

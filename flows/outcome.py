@@ -7,12 +7,12 @@ from typing import Any, Self
 from rag_model.corpus.records import Plan
 from rag_model.errors import GateRefusedError, RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
-from rag_model.reading.writers.writer import ENDPOINT
-from rag_model.snapshots.publish import Published
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX
+from rag_model.snapshots.publish import PublishResult
 
 
 @dataclass(frozen=True, slots=True)
-class Reindexed:
+class BuildOutcome:
     """The outcome of a build."""
 
     snapshot: str | None  # full id; None after a dry run
@@ -27,7 +27,7 @@ class Reindexed:
     @classmethod
     def of(
         cls,
-        published: Published,
+        published: PublishResult,
         ref: str,
         counts: dict[str, Any],
         metrics: dict[str, Any],
@@ -51,7 +51,7 @@ class Reindexed:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenDown:
+class TakedownOutcome:
     """The outcome of a takedown."""
 
     record: int | None  # number of the record; None if all pages were ordered before
@@ -68,7 +68,7 @@ class TakenDown:
         return {**asdict(self), "replaced": {old: new or None for old, new in self.replaced.items()}}
 
 
-def gate_refused(outcome: Reindexed, reason: str) -> GateRefusedError:
+def create_gate_error(outcome: BuildOutcome, reason: str) -> GateRefusedError:
     """Return the error of a snapshot that is published, and whose ref the gate did not let move."""
     return GateRefusedError(
         f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
@@ -78,7 +78,7 @@ def gate_refused(outcome: Reindexed, reason: str) -> GateRefusedError:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluateOutcome:
     """The outcome of an evaluation of a model."""
 
     snapshot: str  # full id
@@ -107,9 +107,9 @@ class Evaluated:
     costs: dict[str, float] = field(default_factory=dict)  # means a question: seconds, tokens read and written
 
     @property
-    def named(self) -> str:
+    def model_label(self) -> str:
         """The model as people read it: twelve digits of an id, the name of a folder, all of an endpoint's."""
-        if self.model.startswith(ENDPOINT):
+        if self.model.startswith(ENDPOINT_PREFIX):
             return self.model
         return Path(self.model).name if Path(self.model).is_absolute() else self.model[:12]
 
@@ -119,7 +119,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class CompareOutcome:
     """The outcome of a comparison of retrievers."""
 
     snapshot: str  # full id
@@ -136,7 +136,7 @@ class Compared:
     unrecorded: str = ""  # one sentence that says why
 
     @property
-    def first(self) -> str:
+    def first_retriever(self) -> str:
         """The retriever with which the others are compared."""
         return next(iter(self.standings))
 
@@ -145,20 +145,20 @@ class Compared:
 
         `retrievers` has the metrics of each expression, `compared` everything else.
         """
-        several = len(self.standings) > 1
-        each = {
-            "retrievers": {name: one["metrics"] for name, one in self.standings.items()},
+        is_comparison = len(self.standings) > 1
+        all_retrievers = {
+            "retrievers": {name: comparison["metrics"] for name, comparison in self.standings.items()},
             "compared": self.standings,
         }
         return {
             "snapshot": self.snapshot,
-            "retriever": self.first,
-            "index": self.first,  # the key's name from when every retriever was an index
+            "retriever": self.first_retriever,
+            "index": self.first_retriever,  # the key's name from when every retriever was an index
             "k": self.k,
             "n": self.n,
             "judged_by": self.judged_by,
-            **self.standings[self.first],
-            **(each if several else {}),
+            **self.standings[self.first_retriever],
+            **(all_retrievers if is_comparison else {}),
             "measure": self.measure,
             "advice": self.advice,
             "notes": list(self.notes),
@@ -172,14 +172,14 @@ class Compared:
 class CollapseRefusedError(CollapsedError):
     """Everything is measured and written, but the model does not use its passages; `outcome` has the figures."""
 
-    def __init__(self, outcome: Evaluated) -> None:
+    def __init__(self, outcome: EvaluateOutcome) -> None:
         """Make the message from the collapse, and keep the outcome."""
         super().__init__(outcome.refusal)
         self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleaseOutcome:
     """The outcome of a release."""
 
     ref: str
@@ -194,24 +194,24 @@ class Released:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
     @property
-    def nothing_new(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether no step had anything to do."""
         return not any(self.done.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
-        return {**asdict(self), "nothing_new": self.nothing_new}
+        return {**asdict(self), "nothing_new": self.is_unchanged}
 
 
 class ReleaseRefusedError(RefusedError):
     """The candidate is built and evaluated, but the ref did not move; `outcome` describes it."""
 
-    def __init__(self, outcome: Released, reason: str) -> None:
+    def __init__(self, outcome: ReleaseOutcome, reason: str) -> None:
         """Make the message from the reason, and keep the outcome."""
-        looked = f"`show evaluation:{outcome.evaluation[:12]}`"
+        commands = f"`show evaluation:{outcome.evaluation[:12]}`"
         if outcome.present and outcome.present != outcome.evaluation:
-            looked += f" or `diff evaluation:{outcome.present[:12]} evaluation:{outcome.evaluation[:12]}`"
+            commands += f" or `diff evaluation:{outcome.present[:12]} evaluation:{outcome.evaluation[:12]}`"
         super().__init__(
-            f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; look with {looked}"
+            f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; look with {commands}"
         )
         self.outcome = outcome

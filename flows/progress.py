@@ -10,9 +10,9 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from flows.command.console import Shown, shown
+from flows.command.console import ProgressReporter, show_progress
 from flows.stage import in_run
-from rag_model.allocator import give_back
+from rag_model.process import trim_memory
 
 
 @dataclass
@@ -23,23 +23,23 @@ class StageClock:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def __call__(self, stage: str) -> Iterator[Shown]:
+    def __call__(self, stage: str) -> Iterator[ProgressReporter]:
         """Yield a function to call with (done, total) during the stage, as often as necessary.
 
         What the stage freed goes back to the kernel, so that the next one's peak does not stand on it.
         """
         started = time.monotonic()
-        with shown(stage) as show:
-            yield _Artifact(self.flow, stage, show) if in_run() else show
-        give_back()
+        with show_progress(stage) as bar:
+            yield _Artifact(self.flow, stage, bar) if in_run() else bar
+        trim_memory()
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - started, 3)
 
 
 class _Artifact:
     """The stage's bar in the Prefect UI; written only when the whole percentage changes, or something is said."""
 
-    def __init__(self, flow: str, stage: str, show: Shown) -> None:
-        self._stage, self._show, self._percent = stage, show, 0
+    def __init__(self, flow: str, stage: str, bar: ProgressReporter) -> None:
+        self._stage, self._show, self._percent = stage, bar, 0
         key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
         self._id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
 

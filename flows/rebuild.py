@@ -13,24 +13,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.lease import leave_with
+from beam_jobs.lease import exit_with_holder
 from flows.reencode import reencode
 from flows.stage import run_flow
-from rag_model.encoders.space import asked_space
-from rag_model.errors import BookwheelError, told
-from rag_model.json_text import parse_json
-from rag_model.landing import landing
-from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.model_parts import QUESTION
-from rag_model.store.versions.models import Made, put_model
-from rag_model.training.moving.rebuild import Rebuilt
+from rag_model.atomic_write import atomic_write
+from rag_model.encoders.space import read_declared_space
+from rag_model.errors import BookwheelError, error_to_dict
+from rag_model.store.store import MODEL_PREFIX, Store
+from rag_model.store.versions.model_manifest import QUESTION
+from rag_model.store.versions.models import ModelMetadata, put_model
+from rag_model.training.rebuilds import RebuildResult
+from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"
 _NICE = 10  # a rebuild yields to the training beside it
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RebuildTask:
     """What a rebuild is told, as JSON."""
 
     store: str
@@ -48,38 +48,40 @@ class Task:
 
 def main(folder: Path) -> None:
     """Do the task of a folder, and write its outcome there."""
-    task = Task(**parse_json((folder / ORDER).read_bytes()))
-    leave_with(Path(task.lease))
+    task = RebuildTask(**parse_json((folder / ORDER).read_bytes()))
+    exit_with_holder(Path(task.lease))
     os.nice(_NICE)
     try:
-        outcome: Mapping[str, Any] = {"made": rebuilt(task).to_json()}
-    except BookwheelError as failed:
-        outcome = told(failed)
-    except Exception as failed:
-        outcome = {"error": "BookwheelError", "message": f"unexpected {type(failed).__name__}: {failed}"}
-    with landing(folder / OUTCOME) as temporary:
+        outcome: Mapping[str, Any] = {"made": rebuild_index(task).to_json()}
+    except BookwheelError as error:
+        outcome = error_to_dict(error)
+    except Exception as error:
+        outcome = {"error": "BookwheelError", "message": f"unexpected {type(error).__name__}: {error}"}
+    with atomic_write(folder / OUTCOME) as temporary:
         temporary.write_text(json.dumps(outcome), encoding="utf-8")
 
 
-def rebuilt(task: Task) -> Rebuilt:
+def rebuild_index(task: RebuildTask) -> RebuildResult:
     """Publish the encoders, and a snapshot with their vectors.
 
     Raises:
         BookwheelError: a stage failed, or the gate refused the snapshot.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     model = publish_encoders(task)
-    made = run_flow(reencode, task.snapshot, task.store, f"{MODEL}{model}", task.ref, task.beam_options)
-    assert made.snapshot is not None  # only a rehearsal has none
-    return Rebuilt(task.step, made.snapshot, made.seconds["embed"], round(time.monotonic() - began, 3))
+    outcome = run_flow(reencode, task.snapshot, task.store, f"{MODEL_PREFIX}{model}", task.ref, task.beam_options)
+    assert outcome.snapshot is not None  # only a rehearsal has none
+    return RebuildResult(task.step, outcome.snapshot, outcome.seconds["embed"], round(time.monotonic() - started, 3))
 
 
-def publish_encoders(task: Task) -> str:
+def publish_encoders(task: RebuildTask) -> str:
     """Put the pair of encoders into the store as a model; return its id."""
     folder = Path(task.encoders)
-    space = asked_space(folder / QUESTION)
-    made = Made("encoders", space.to_json() if space else None, {"snapshot": task.snapshot, "step": task.step})
-    return put_model(Store.open(task.store), folder, made, task.ref).model
+    space = read_declared_space(folder / QUESTION)
+    metadata = ModelMetadata(
+        "encoders", space.to_json() if space else None, {"snapshot": task.snapshot, "step": task.step}
+    )
+    return put_model(Store.open(task.store), folder, metadata, task.ref).model
 
 
 if __name__ == "__main__":

@@ -15,27 +15,31 @@ from beam_jobs import embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
-from flows.add_index import look
-from flows.admission import Url, admitted
-from flows.finish import Build, finish
-from flows.outcome import Reindexed
+from flows.add_index import read_results
+from flows.admission import Url, check_parameters
+from flows.finish import Build, finish_build
+from flows.outcome import BuildOutcome
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
 from flows.stage import stage
 from rag_model.encoders.embed import Dtype
 from rag_model.snapshots.content import with_indexes
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.existing import (
+    build_reencoded_provenance,
+    list_stale_indexes,
+    read_reencode_recipe,
+    replace_embeddings,
+)
 from rag_model.snapshots.planning import plan_indexes
-from rag_model.snapshots.reencoded import derived, recipe_for, reencoded, stale
+from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.manifest import EMBEDDINGS
 
 
 @flow(name="reencode", persist_result=False)
-@admitted
-def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> Reindexed:
+@check_parameters
+def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> BuildOutcome:
     """Publish a snapshot with the passages of another one and vectors of `encoder`, and move `ref` to it.
 
     Args:
@@ -50,27 +54,27 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         BookwheelError: a stage failed; finished work is recorded.
     """
     target, clock = Store.open(store), StageClock("reencode")
-    target.refs.require_exclusion()
+    target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
-    with target.intents.held(launch.run):  # keeps `gc` from deleting new and reused files
-        old = target.snapshots.get(target.snapshots.trusted(snapshot))
-        recipe = recipe_for(old.content)
+    with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
+        old = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
+        recipe = read_reencode_recipe(old.content)
         with clock("look"):
-            passages, _ = look(target, old.content)
+            passages, _ = read_results(target, old.content)
             encoding = prepare_encoder(target, encoder, recipe)
         widths = {EMBEDDINGS: encoding.space.dim}
-        plans = plan_indexes(stale(old.content, recipe), passages, widths, worker_memory(beam_options))
-        with clock("embed") as tell:
-            embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, tell)
-        assembled = partial(with_indexes, reencoded(old.content, encoding, embeddings))
-        made = derived(old, encoder)
-        told = passages, {EMBEDDINGS: embeddings}, plans, assembled, made
-        return finish(Build(target, launch, clock, recipe, ref, str(made.get("dump", "")), encoder, *told))
+        plans = plan_indexes(list_stale_indexes(old.content, recipe), passages, widths, worker_memory(beam_options))
+        with clock("embed") as on_progress:
+            embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
+        assemble_content = partial(with_indexes, replace_embeddings(old.content, encoding, embeddings))
+        provenance = build_reencoded_provenance(old, encoder)
+        build_arguments = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
+        return finish_build(Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_arguments))
 
 
 @stage
 def embed_parts(
-    passages: Sequence[CutPart], encoding: StoredEncoder, dtype: Dtype, launch: Launch, tell: OnProgress
-) -> list[EncodedPart]:
+    passages: Sequence[ChunkResult], encoding: StoredEncoder, dtype: Dtype, launch: Launch, on_progress: OnProgress
+) -> list[EmbedResult]:
     """Encode every part's passages."""
-    return embed.run([EmbedTask.of(cut, encoding, dtype) for cut in passages], launch, tell)
+    return embed.run([EmbedTask.of(chunk_result, encoding, dtype) for chunk_result in passages], launch, on_progress)

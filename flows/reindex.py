@@ -16,29 +16,32 @@ from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.admission import Url
-from flows.finish import Build, embed_stage, finish
-from flows.outcome import Reindexed
+from flows.finish import Build, finish_build, name_embed_stage
+from flows.outcome import BuildOutcome
 from flows.progress import StageClock
-from flows.stage import deployed, stage
+from flows.stage import deployment_flow, stage
 from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.chunking import StoredChunker, store_chunker
-from rag_model.snapshots.content import assemble
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoded_part import EncodedPart
-from rag_model.snapshots.encoders import store_encoders
+from rag_model.snapshots.content import assemble_content
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
-from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_indexes, plan_parts
-from rag_model.snapshots.recipe import Recipe, check_fit
+from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
+from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
+from rag_model.snapshots.reused_training import (
+    ReusedTraining,
+    find_reusable_training,
+    find_reuse_obstacles,
+    note_obstacles,
+)
+from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-@deployed("reindex")
+@deployment_flow("reindex")
 def reindex(
     dump: Url,
     store: Url,
@@ -49,11 +52,11 @@ def reindex(
     dry_run: bool = False,
     beam_options: Sequence[str] = (),
     base: str | None = None,
-) -> Reindexed:
+) -> BuildOutcome:
     """Build a snapshot of `dump` in `store` and move `ref` to it.
 
     Args:
-        dump: URL, path or glob of a MediaWiki dump, of JSONL or Parquet documents, or of psgs_w100.tsv.
+        dump: URL, path or glob of a dump; docs/howto/build.md lists the formats.
         store: URL or folder of the store; made if there is none.
         encoder: folder or hub name of the passage encoder.
         recipe: all other settings that decide the snapshot; by default the default recipe.
@@ -68,40 +71,40 @@ def reindex(
         BookwheelError: a stage failed; finished work is recorded.
     """
     recipe, clock = recipe or Recipe(), StageClock()
-    check_fit(recipe, recipe.represented())
+    check_indexes_and_retrievers(recipe, recipe.list_representations())
     if dry_run:
-        return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
+        return BuildOutcome.of_plan(plan_dry_run(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
     parent = Parent.of(target, base or ref)  # an invalid name or a damaged log is reported before the work
-    target.refs.require_exclusion()
+    target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
 
-    with target.intents.held(launch.run):  # keeps `gc` from deleting new and reused files
+    with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
         with clock("plan"):
             plan = plan_dump(target, dump, recipe, limit, parent)
             encoders = prepare_encoders(target, encoder, recipe)
             chunker = prepare_chunker(target, recipe)
             recipe = replace(recipe, chunk=chunker.recipe)
-        with clock("chunk") as tell:
-            passages = chunk_parts(target, plan, chunker, parent, launch, tell)
+        with clock("chunk") as on_progress:
+            passages = chunk_parts(target, plan, chunker, parent, launch, on_progress)
         widths = {name: its.space.dim for name, its in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
-        embeddings: dict[str, Sequence[EncodedPart]] = {}
+        embeddings: dict[str, Sequence[EmbedResult]] = {}
         for name, its in encoders.items():
-            with clock(embed_stage(name)) as tell:
-                embeddings[name] = embed_parts(plan, passages, its, recipe.dtype_of(name), parent, launch, tell)
-        plans, heirlooms = inherit_trained(target, parent, plans, plan, embeddings, encoders)
-        assembled = partial(assemble, plan, recipe, encoders, passages, embeddings)
-        build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assembled)
-        before = parent.manifest.content if parent.manifest else None
-        return finish(replace(build, heirlooms=heirlooms, base=base, parent=before))
+            with clock(name_embed_stage(name)) as on_progress:
+                embeddings[name] = embed_parts(plan, passages, its, recipe.dtype_of(name), parent, launch, on_progress)
+        plans, reused_trainings = find_reused_trainings(target, parent, plans, plan, embeddings, encoders)
+        assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
+        build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assemble_snapshot)
+        parent_content = parent.manifest.content if parent.manifest else None
+        return finish_build(replace(build, reused_trainings=reused_trainings, base=base, parent=parent_content))
 
 
 @stage
-def rehearse(dump: str, recipe: Recipe, limit: int | None) -> Plan:
+def plan_dry_run(dump: str, recipe: Recipe, limit: int | None) -> Plan:
     """Plan the parts, and write nothing to the store."""
-    with tempfile.TemporaryDirectory(prefix="bookwheel-dry-run-") as nowhere:
-        return plan_parts(Store.open(nowhere, create=True), dump, recipe, limit)
+    with tempfile.TemporaryDirectory(prefix="bookwheel-dry-run-") as temporary_folder:
+        return plan_parts(Store.open(temporary_folder, create=True), dump, recipe, limit)
 
 
 @stage
@@ -130,45 +133,45 @@ def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
 
 @stage
 def chunk_parts(
-    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, tell: OnProgress
-) -> list[CutPart]:
+    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, on_progress: OnProgress
+) -> list[ChunkResult]:
     """Chunk every part into passages; unchanged articles keep the parent's, and pages taken down have none."""
-    return chunk.run(chunk.tasks_of(store, plan, chunker, parent), launch, tell)
+    return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent), launch, on_progress)
 
 
 @stage
 def embed_parts(
     plan: Plan,
-    passages: Sequence[CutPart],
+    passages: Sequence[ChunkResult],
     encoding: StoredEncoder,
     dtype: Dtype,
     parent: Parent,
     launch: Launch,
-    tell: OnProgress,
-) -> list[EncodedPart]:
+    on_progress: OnProgress,
+) -> list[EmbedResult]:
     """Encode every part's passages; unchanged ones keep the parent's vectors."""
     tasks = [
-        EmbedTask.of(cut, encoding, dtype, parent.encoded(part, encoding.space.digest))
-        for part, cut in zip(plan.parts, passages, strict=True)
+        EmbedTask.of(chunk_result, encoding, dtype, parent.find_encoded(part, encoding.space.digest))
+        for part, chunk_result in zip(plan.parts, passages, strict=True)
     ]
-    return embed.run(tasks, launch, tell)
+    return embed.run(tasks, launch, on_progress)
 
 
 @stage
-def inherit_trained(
+def find_reused_trainings(
     store: Store,
     parent: Parent,
     plans: Mapping[str, IndexPlan],
     plan: Plan,
-    embeddings: Mapping[str, Sequence[EncodedPart]],
+    embeddings: Mapping[str, Sequence[EmbedResult]],
     encoders: Mapping[str, StoredEncoder],
-) -> tuple[dict[str, IndexPlan], dict[str, Heirloom]]:
+) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
     """Find the parent's trained files to inherit; note in the plans of other indexes why there is none."""
-    told, heirlooms = dict(plans), dict[str, Heirloom]()
-    for name, its in plans.items():
-        if its.over in encoders:
-            space = encoders[its.over].space.digest
-            told[name] = noted(its, obstacles(parent, name, its, space))
-            heirloom = inherit(store, parent, name, its, space, plan.parts, embeddings[its.over])
-            heirlooms |= {name: heirloom} if heirloom else {}
-    return told, heirlooms
+    noted_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
+    for name, index_plan in plans.items():
+        if index_plan.over in encoders:
+            space = encoders[index_plan.over].space.digest
+            noted_plans[name] = note_obstacles(index_plan, find_reuse_obstacles(parent, name, index_plan, space))
+            reused_training = find_reusable_training(store, parent, name, index_plan, space, plan.parts, embeddings[index_plan.over])
+            reused_trainings |= {name: reused_training} if reused_training else {}
+    return noted_plans, reused_trainings

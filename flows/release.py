@@ -13,32 +13,31 @@ from dataclasses import asdict, dataclass
 
 from flows import artifacts
 from flows.admission import Url
-from flows.examine import Examined, Examiner
+from flows.examine import ReleaseEvaluation, ReleaseEvaluator
 from flows.finetune import finetune
-from flows.outcome import Released, ReleaseRefusedError
+from flows.outcome import ReleaseOutcome, ReleaseRefusedError
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
-from flows.stage import deployed, stage
+from flows.stage import deployment_flow, stage
 from flows.training import KindName, RecipeTables
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.settings import Evaluation
-from rag_model.evaluation.gate import Verdict
-from rag_model.evaluation.records.acceptance import Acceptance, accept
-from rag_model.evaluation.records.differences import beside
-from rag_model.reading.model import model_id
-from rag_model.snapshots.rebuilt import Inputs, inputs_of, known, remember
-from rag_model.snapshots.recipe import Recipe, check_fit
-from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.model_parts import GENERATOR
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.gate import Acceptance, GateVerdict, check_release
+from rag_model.evaluation.records import compare_evaluations
+from rag_model.reading.model import resolve_model_id
+from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
+from rag_model.snapshots.release_inputs import Inputs, collect_inputs, find_snapshot, record_snapshot
+from rag_model.store.store import MODEL_PREFIX, Store
+from rag_model.store.versions.model_manifest import GENERATOR
 from rag_model.store.versions.moves import advance, tag
-from rag_model.store.versions.refs import RefMove, checked_name
-from rag_model.training.objectives.registry import objective
+from rag_model.store.versions.refs import RefMove, check_ref_name
+from rag_model.training.objectives.objective import get_objective
 
 CANDIDATE = "-candidate"  # after the name of a ref: what is built and evaluated, and not accepted yet
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class ReleaseTraining:
     """A model to train on the new snapshot: `flows.finetune` has the meaning of each field."""
 
     kind: KindName
@@ -57,7 +56,7 @@ class Training:
         return self.name or self.kind
 
 
-@deployed("release")
+@deployment_flow("release")
 def release(
     dump: Url,
     store: Url,
@@ -67,15 +66,15 @@ def release(
     ref: str = "latest",
     limit: int | None = None,
     model: str | None = None,
-    training: Training | None = None,
-    settings: Evaluation | None = None,
+    training: ReleaseTraining | None = None,
+    settings: EvaluationSettings | None = None,
     acceptance: Acceptance | None = None,
     beam_options: Sequence[str] = (),
-) -> Released:
+) -> ReleaseOutcome:
     """Rebuild from `dump`, evaluate with `questions`, and move `ref` if the evaluation is accepted.
 
     Args:
-        dump: URL, path or glob of a MediaWiki dump, of JSONL or Parquet documents, or of psgs_w100.tsv.
+        dump: URL, path or glob of a dump; docs/howto/build.md lists the formats.
         store: URL or folder of the store; made if there is none.
         questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a BEIR folder.
         encoder: folder or hub name of the passage encoder.
@@ -95,45 +94,45 @@ def release(
         BookwheelError: a stage failed; run it again to go on.
     """
     target, clock, acceptance = Store.open(store, create=True), StageClock("release"), acceptance or Acceptance()
-    candidate, done = checked_name(f"{checked_name(ref)}{CANDIDATE}"), dict[str, bool]()
-    check(model, training)
-    examine = Examiner(target, questions, settings or Evaluation())
-    examine.check(acceptance, answers=model is not None or training is not None)  # before hours of building
-    with target.intents.held(f"release-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new and reused files
-        now = target.refs.current(ref)
-        base = now.snapshot if now else None
+    candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
+    check_release_request(model, training)
+    evaluator = ReleaseEvaluator(target, questions, settings or EvaluationSettings())
+    evaluator.check(acceptance, answers=model is not None or training is not None)  # before hours of building
+    with target.intents.hold(f"release-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new and reused files
+        current_move = target.refs.find_current(ref)
+        present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
-            inputs = look(target, dump, encoder, recipe or Recipe(), limit)
-            snapshot = made_before(target, inputs, base)
-        served, answering = models(target, model, training)
-        answers = training is not None or answering is not None
-        compared = base is not None and acceptance.tolerance is not None and (served is not None) == answers
-        before = examine(base, served) if base and compared else None
-        if before is not None:
-            acceptance.check(before.figures)  # what applies to no question of these, too
+            inputs = collect_release_inputs(target, dump, encoder, recipe or Recipe(), limit)
+            snapshot = find_recorded_snapshot(target, inputs, present_snapshot)
+        present_model, candidate_model = resolve_models(target, model, training)
+        answers = training is not None or candidate_model is not None
+        has_comparison = present_snapshot is not None and acceptance.tolerance is not None and (present_model is not None) == answers
+        present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
+        if present_evaluation is not None:
+            acceptance.check_measures(present_evaluation.metrics)  # what applies to no question of these, too
         if done.setdefault("reindex", snapshot is None):
             snapshot = reindex.fn(dump, store, encoder, recipe, candidate, limit, False, beam_options, ref).snapshot
-            keep(target, inputs, base, snapshot)
+            record_release_inputs(target, inputs, present_snapshot, snapshot)
         assert snapshot is not None  # only a rehearsal has none
         if training is not None:
-            answering, done["finetune"] = train(training, store, snapshot, beam_options)
-        found = examine(snapshot, answering)
-        done["evaluate"] = found.new or (before is not None and before.new)
+            candidate_model, done["finetune"] = train_candidate(training, store, snapshot, beam_options)
+        candidate_evaluation = evaluator(snapshot, candidate_model)
+        done["evaluate"] = candidate_evaluation.is_new or (present_evaluation is not None and present_evaluation.is_new)
         with clock("judge"):
-            now = standing(target, ref, snapshot, now)
-            withdrawn = moved_away(target, ref, snapshot, now)
-            verdict = decide(target, acceptance, examine.headline(answering), found, before, withdrawn)
+            current_move = find_initial_move(target, ref, snapshot, current_move)
+            withdrawn = find_withdrawal(target, ref, snapshot, current_move)
+            verdict = judge_candidate(target, acceptance, evaluator.headline(candidate_model), candidate_evaluation, present_evaluation, withdrawn)
         with clock("move"):
-            moved = move(target, verdict, Candidate(ref, snapshot, training, answering, found.manifest.id), now)
-        done["move"] = verdict.passed and moved != now
-    outcome = Released(
+            new_move = move_refs(target, verdict, ReleaseCandidate(ref, snapshot, training, candidate_model, candidate_evaluation.manifest.id), current_move)
+        done["move"] = verdict.passed and new_move != current_move
+    outcome = ReleaseOutcome(
         ref=ref,
         snapshot=snapshot,
-        number=moved.number if moved and verdict.passed else None,
-        evaluation=found.manifest.id,
-        present=before.manifest.id if before else None,
-        model=answering,
-        figures={name: str(figure) for name, figure in found.figures.items()},
+        number=new_move.number if new_move and verdict.passed else None,
+        evaluation=candidate_evaluation.manifest.id,
+        present=present_evaluation.manifest.id if present_evaluation else None,
+        model=candidate_model,
+        figures={name: str(figure) for name, figure in candidate_evaluation.metrics.items()},
         gate=asdict(verdict),
         done=done,
         seconds=clock.seconds,
@@ -145,17 +144,17 @@ def release(
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ReleaseCandidate:
     """What may be released."""
 
     ref: str  # of the snapshot
     snapshot: str  # full id
-    training: Training | None
+    training: ReleaseTraining | None
     model: str | None  # full id, if it was trained
     evaluation: str  # full id
 
 
-def check(model: str | None, training: Training | None) -> None:
+def check_release_request(model: str | None, training: ReleaseTraining | None) -> None:
     """Check, before anything is built, that a release can move what is asked for.
 
     Raises:
@@ -164,8 +163,8 @@ def check(model: str | None, training: Training | None) -> None:
     """
     if training is None:
         return
-    result = objective(training.kind).result
-    checked_name(f"{checked_name(training.ref)}{CANDIDATE}")
+    result = get_objective(training.kind).result
+    check_ref_name(f"{check_ref_name(training.ref)}{CANDIDATE}")
     if model is not None:
         raise UsageError(f"model {model} is given beside a training, whose model is evaluated: leave one of them out")
     if GENERATOR not in result.parts:
@@ -181,35 +180,35 @@ def check(model: str | None, training: Training | None) -> None:
 
 
 @stage
-def look(store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None) -> Inputs | None:
+def collect_release_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None) -> Inputs | None:
     """Return everything that decides the snapshot."""
-    check_fit(recipe, recipe.represented())
-    return inputs_of(store, dump, encoder, recipe, limit)
+    check_indexes_and_retrievers(recipe, recipe.list_representations())
+    return collect_inputs(store, dump, encoder, recipe, limit)
 
 
-def made_before(store: Store, inputs: Inputs | None, base: str | None) -> str | None:
+def find_recorded_snapshot(store: Store, inputs: Inputs | None, base: str | None) -> str | None:
     """Return the snapshot that an earlier release made of the same inputs; None if it has to be built."""
-    return None if inputs is None else known(store, inputs, base)
+    return None if inputs is None else find_snapshot(store, inputs, base)
 
 
-def keep(store: Store, inputs: Inputs | None, base: str | None, snapshot: str | None) -> None:
+def record_release_inputs(store: Store, inputs: Inputs | None, base: str | None, snapshot: str | None) -> None:
     """Record what was built, so that the next release need not build it."""
     if inputs is not None and snapshot is not None:
-        remember(store, inputs, base, snapshot)
+        record_snapshot(store, inputs, base, snapshot)
 
 
-def models(store: Store, model: str | None, training: Training | None) -> tuple[str | None, str | None]:
+def resolve_models(store: Store, model: str | None, training: ReleaseTraining | None) -> tuple[str | None, str | None]:
     """Return the model that answers at present and the one of the candidate, each by its id; None: there is none."""
     if training is not None:
-        current = store.models.refs.current(training.ref)
+        current = store.models.refs.find_current(training.ref)
         return (current.snapshot if current else None), None
-    answering = model_id(store, model) if model else None
-    return answering, answering
+    model_id = resolve_model_id(store, model) if model else None
+    return model_id, model_id
 
 
-def train(training: Training, store: str, snapshot: str, beam_options: Sequence[str]) -> tuple[str, bool]:
+def train_candidate(training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]) -> tuple[str, bool]:
     """Train a model on the snapshot, or find the one that was; return its id, and whether it was trained now."""
-    made = finetune.fn(
+    outcome = finetune.fn(
         training.kind,
         store,
         training.train,
@@ -224,40 +223,45 @@ def train(training: Training, store: str, snapshot: str, beam_options: Sequence[
         None,
         beam_options,
     )
-    return made.model, made.trained
+    return outcome.model, outcome.trained
 
 
-def standing(store: Store, ref: str, snapshot: str, now: RefMove | None) -> RefMove | None:
+def find_initial_move(store: Store, ref: str, snapshot: str, initial_move: RefMove | None) -> RefMove | None:
     """Return the move that a release starts from: `now`, or that of another release which was first with the same."""
-    current = store.refs.current(ref)
-    return current if current is not None and current.snapshot == snapshot else now
+    current_move = store.refs.find_current(ref)
+    return current_move if current_move is not None and current_move.snapshot == snapshot else initial_move
 
 
-def moved_away(store: Store, ref: str, snapshot: str, now: RefMove | None) -> str:
+def find_withdrawal(store: Store, ref: str, snapshot: str, current_move: RefMove | None) -> str:
     """Return the last move by which a ref named a snapshot that it names no longer; empty: there is none."""
-    if now is None or now.snapshot == snapshot:
+    if current_move is None or current_move.snapshot == snapshot:
         return ""
-    named = [move.number for move in store.refs.history(ref) if move.snapshot == snapshot]
-    return f"{ref}@{named[-1]}" if named else ""
+    numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]
+    return f"{ref}@{numbers[-1]}" if numbers else ""
 
 
 @stage
-def decide(
-    store: Store, acceptance: Acceptance, headline: str, found: Examined, before: Examined | None, withdrawn: str
-) -> Verdict:
+def judge_candidate(
+    store: Store,
+    acceptance: Acceptance,
+    headline: str,
+    candidate_evaluation: ReleaseEvaluation,
+    present_evaluation: ReleaseEvaluation | None,
+    withdrawn: str,
+) -> GateVerdict:
     """Hold the candidate's evaluation to its floors, and beside that of what the ref names now."""
-    lost = None
-    if before is not None:
-        (lost,) = beside(store, before.manifest, found.manifest).pairs.values()
-    return accept(acceptance, found.figures, lost, headline, found.collapsed, withdrawn)
+    differences = None
+    if present_evaluation is not None:
+        (differences,) = compare_evaluations(store, present_evaluation.manifest, candidate_evaluation.manifest).pairs.values()
+    return check_release(acceptance, candidate_evaluation.metrics, differences, headline, candidate_evaluation.collapsed, withdrawn)
 
 
 @stage
-def move(store: Store, verdict: Verdict, candidate: Candidate, now: RefMove | None) -> RefMove | None:
+def move_refs(store: Store, verdict: GateVerdict, candidate: ReleaseCandidate, current_move: RefMove | None) -> RefMove | None:
     """Move the model's ref and then the snapshot's, if the candidate is accepted; return the ref's current move."""
     if not verdict.passed:
-        return now
+        return current_move
     note = f"release, evaluation {candidate.evaluation[:12]}"
     if candidate.training is not None:
-        tag(store, f"{MODEL}{candidate.model}", candidate.training.ref, note)
-    return advance(store, candidate.snapshot, candidate.ref, now, note)
+        tag(store, f"{MODEL_PREFIX}{candidate.model}", candidate.training.ref, note)
+    return advance(store, candidate.snapshot, candidate.ref, current_move, note)

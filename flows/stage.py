@@ -13,51 +13,55 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
-from flows.admission import admitted
-from flows.failure import final, tell
+from flows.admission import check_parameters
+from flows.failure import notify_webhook, stop_retries_if_useless
 from rag_model.secrets import refuse_secrets
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Parameters = ParamSpec("Parameters")
+FlowResult = TypeVar("FlowResult")
 
 
-def deployed(name: str) -> Callable[[Callable[Given, Made]], Flow[Given, Made]]:
+def deployment_flow(name: str) -> Callable[[Callable[Parameters, FlowResult]], Flow[Parameters, FlowResult]]:
     """Make a function a flow for deployments: its results are in the store, and its failures are posted to a webhook.
 
     A failure that a retry would only repeat, such as a refusal by a gate, is not retried.
     """
 
-    def declare(function: Callable[Given, Made]) -> Flow[Given, Made]:
-        return flow(name=name, persist_result=False, result_serializer="json", on_failure=[tell], on_crashed=[tell])(
-            final(admitted(function))
-        )
+    def declare(function: Callable[Parameters, FlowResult]) -> Flow[Parameters, FlowResult]:
+        return flow(
+            name=name,
+            persist_result=False,
+            result_serializer="json",
+            on_failure=[notify_webhook],
+            on_crashed=[notify_webhook],
+        )(stop_retries_if_useless(check_parameters(function)))
 
     return declare
 
 
-def stage(function: Callable[Given, Made]) -> Callable[Given, Made]:
+def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
     """Make a function a task that Prefect shows and times in a flow run, and neither caches nor persists.
 
     Caching is the store's memo: Prefect's default key contains the run's id, so a rerun would never find it; and
     results are in the store. Outside a flow run the function is called directly.
     """
-    shown = task(cache_policy=NO_CACHE, persist_result=False)(function)
+    prefect_task = task(cache_policy=NO_CACHE, persist_result=False)(function)
 
     @wraps(function)
-    def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        return shown(*args, **kwargs) if in_run() else function(*args, **kwargs)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
+        return prefect_task(*args, **kwargs) if in_run() else function(*args, **kwargs)
 
     return run
 
 
-def run_flow(declared: Flow[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
+def run_flow(target_flow: Flow[Parameters, FlowResult], *args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
     """Run a flow if a Prefect server is configured (`PREFECT_API_URL`, or the profile's); else call its function.
 
     Raises:
         UsageError: a URL among the parameters, which a server records, may contain a secret.
     """
     refuse_secrets((args, kwargs))
-    return declared(*args, **kwargs) if PREFECT_API_URL.value() else declared.fn(*args, **kwargs)
+    return target_flow(*args, **kwargs) if PREFECT_API_URL.value() else target_flow.fn(*args, **kwargs)
 
 
 def in_run() -> bool:

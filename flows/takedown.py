@@ -36,26 +36,26 @@ from beam_jobs import redact
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
-from flows.admission import Url, admitted
-from flows.finish import Build, embed_reports, indexed
-from flows.outcome import TakenDown
+from flows.admission import Url, check_parameters
+from flows.finish import Build, build_indexes, group_by_stage
+from flows.outcome import TakedownOutcome
 from flows.progress import StageClock
 from flows.stage import stage
-from rag_model.evaluation.gate import judge
-from rag_model.snapshots.content import counts, with_indexes
-from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
-from rag_model.snapshots.measure import Measured
+from rag_model.evaluation.gate import check_snapshot
+from rag_model.snapshots.content import count_passages, with_indexes
+from rag_model.snapshots.existing import inherited_provenance, read_dimensions, read_snapshot_recipe, read_stage_results
+from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.planning import plan_indexes
-from rag_model.snapshots.publish import Published, vitals
+from rag_model.snapshots.publish import PublishResult, summarize_snapshot
 from rag_model.snapshots.report import write_report
 from rag_model.snapshots.takedown import (
-    Holder,
-    carry_out,
+    AffectedSnapshot,
     choose_wiki,
+    list_unsigned,
     part_blobs,
     parts_to_redact,
-    redacted,
-    unsigned,
+    replace_redacted_parts,
+    take_down_everywhere,
 )
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
@@ -64,14 +64,14 @@ from rag_model.store.versions.takedowns import Takedown
 
 
 @flow(name="takedown", persist_result=False)
-@admitted
+@check_parameters
 def takedown(
     store: Url,
     pages: Sequence[str] = (),
     wiki: str | None = None,
     reason: str = "",
     beam_options: Sequence[str] = (),
-) -> TakenDown:
+) -> TakedownOutcome:
     """Take pages out of every snapshot of `store`.
 
     Args:
@@ -86,81 +86,81 @@ def takedown(
         BookwheelError: a stage failed; run it again to continue.
     """
     target = Store.open(store)
-    target.refs.require_exclusion()
+    target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
-    with target.intents.held(launch.run):  # keeps `gc` from deleting new files
-        record = order(target, pages, wiki, reason)
-        done = carry_out(target, partial(rebuild, target, beam_options))
-    places = done.places
-    left = {*places} & {*target.snapshots.list()}
-    return TakenDown(
+    with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
+        record = record_takedown(target, pages, wiki, reason)
+        result = take_down_everywhere(target, partial(rebuild_without_pages, target, beam_options))
+    replacements = result.replacements
+    waiting_ids = {*replacements} & {*target.snapshots.list_ids()}
+    return TakedownOutcome(
         record.number if record else None,
-        places,
-        done.moves,
-        tuple(sorted(left)),
-        unsigned(target, places.values()),
-        done.evaluations,
+        replacements,
+        result.moves,
+        tuple(sorted(waiting_ids)),
+        list_unsigned(target, replacements.values()),
+        result.evaluations,
     )
 
 
 @stage
-def order(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> Takedown | None:
+def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> Takedown | None:
     """Write the record of the pages that are in no record yet."""
     if not pages:
         return None
-    chosen = choose_wiki(store, pages, wiki)
-    new = {*pages} - store.takedowns.pages(chosen)
-    return store.takedowns.add(chosen, new, reason, _who()) if new else None
+    wiki_name = choose_wiki(store, pages, wiki)
+    new_pages = {*pages} - store.takedowns.list_pages(wiki_name)
+    return store.takedowns.add(wiki_name, new_pages, reason, _describe_operator()) if new_pages else None
 
 
-def rebuild(store: Store, beam_options: Sequence[str], holder: Holder) -> Manifest | None:
+def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: AffectedSnapshot) -> Manifest | None:
     """Make a snapshot without the pages, and its report; return None if no page is left."""
-    old, launch, clock = holder.manifest, Launch.new(store.url, beam_options), StageClock()
-    with clock("redact") as tell:
-        content = redact_parts(holder, launch, tell)
+    old, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
+    with clock("redact") as on_progress:
+        content = redact_parts(affected, launch, on_progress)
     if not content.parts:
         return None
-    build = prepare(store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(holder.pages)}})
-    manifest, measured = indexed(build)
-    store.runs.clear(launch.run)
-    _report(build, manifest, measured)
+    build = prepare_takedown_build(store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(affected.pages)}})
+    manifest, metrics = build_indexes(build)
+    store.runs.delete_reports(launch.run)
+    _write_build_report(build, manifest, metrics)
     return dataclasses.replace(manifest, parents=old.parents)
 
 
 @stage
-def redact_parts(holder: Holder, launch: Launch, tell: OnProgress) -> Content:
+def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> Content:
     """Write the parts that contain the pages without them."""
-    content, parts = holder.manifest.content, parts_to_redact(holder)
-    made = redact.run(
-        [RedactTask(holder.pages, tuple(part_blobs(content, part).items())) for part in parts], launch, tell
+    content, parts = affected.manifest.content, parts_to_redact(affected)
+    chunk_results = redact.run(
+        [RedactTask(affected.pages, tuple(part_blobs(content, part).items())) for part in parts], launch, on_progress
     )
-    return redacted(content, {part.name: facts for part, facts in zip(parts, made, strict=True)})
+    return replace_redacted_parts(content, {part.name: chunk_result for part, chunk_result in zip(parts, chunk_results, strict=True)})
 
 
 @stage
-def prepare(
-    store: Store, old: Manifest, content: Content, launch: Launch, clock: StageClock, why: Mapping[str, Any]
+def prepare_takedown_build(
+    store: Store, old: Manifest, content: Content, launch: Launch, clock: StageClock, takedown_provenance: Mapping[str, Any]
 ) -> Build:
     """Plan the indexes of a snapshot that is made from another."""
-    recipe, made = recipe_of(old.content), carried(old)
-    passages, embeddings = facts_of(store, content)
-    with Snapshot.of(store, old) as snapshot:
-        plans = plan_indexes(recipe.index, passages, widths_of(snapshot), worker_memory(launch.flags))
-    source, encoder = (str(made.get(name, "")) for name in ("dump", "encoder"))
-    assembled = partial(with_indexes, content)
+    recipe, provenance = read_snapshot_recipe(old.content), inherited_provenance(old)
+    passages, embeddings = read_stage_results(store, content)
+    with Snapshot.from_manifest(store, old) as snapshot:
+        plans = plan_indexes(recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags))
+    source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
+    assemble_content = partial(with_indexes, content)
     return Build(
-        store, launch, clock, recipe, "", source, encoder, passages, embeddings, plans, assembled, {**made, **why}
+        store, launch, clock, recipe, "", source, encoder, passages, embeddings, plans, assemble_content, {**provenance, **takedown_provenance}
     )
 
 
-def _report(build: Build, manifest: Manifest, measured: Measured) -> None:
-    verdict = judge(build.recipe.gate, vitals(manifest), measured.found)
-    published, counted = Published(manifest.id, verdict, None), counts(build.passages, build.embeddings)
-    made = build.passages, embed_reports(build.embeddings)
-    write_report(build.store, manifest, published, measured, counted, *made, build.clock.seconds)
+def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> None:
+    verdict = check_snapshot(build.recipe.gate, summarize_snapshot(manifest), metrics.recalls)
+    publish_result, counts = PublishResult(manifest.id, verdict, None), count_passages(build.passages, build.embeddings)
+    stage_results = build.passages, group_by_stage(build.embeddings)
+    write_report(build.store, manifest, publish_result, metrics, counts, *stage_results, build.clock.seconds)
 
 
-def _who() -> str:
+def _describe_operator() -> str:
     """Return the name of the user and of the machine."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Mapping
 
-from flows.command.console import Shown, span
-from rag_model.training.moving.moving_settings import MovingSettings
+from flows.command.console import ProgressReporter, format_seconds
+from rag_model.training.rebuilds import MovingSettings
 
 
 class TrainingWatch:
     """The `Report` of a training: shows its steps, and says what evaluations and rebuilds of its index cost."""
 
-    def __init__(self, shown: Shown, dev: int, every: int, moving: MovingSettings | None = None) -> None:
+    def __init__(self, shown: ProgressReporter, dev: int, every: int, moving: MovingSettings | None = None) -> None:
         """Set where to show it, the number of dev examples, the steps between two evaluations, and the moving index.
 
         `dev`: 0 of a training that makes its own examples.
@@ -35,7 +35,7 @@ class TrainingWatch:
             weights = f"the weights of step {step:,}" if step else "the initial weights"
             self._shown.say(f"evaluates {weights}{f' on {self._dev:,} dev examples' if self._dev else ''} …")
         elif kind == "dev":
-            self._shown.say(f"evaluated in {span(time.monotonic() - self._began)}{self._more(step, steps)}")
+            self._shown.say(f"evaluated in {format_seconds(time.monotonic() - self._began)}{self._more(step, steps)}")
             if step == steps and self._due and not self._made:
                 self._shown.say("asked its first index at every step: no rebuild was finished in time")
         elif kind == "move":
@@ -45,24 +45,24 @@ class TrainingWatch:
             self._tell_move(step - 1, values)
         self._shown(step, steps)
 
-    def _tell_begin(self, done: int) -> None:
-        if self._moving is not None and self._moving.due(done):
+    def _report_rebuild_start(self, done: int) -> None:
+        if self._moving is not None and self._moving.is_due(done):
             self._due += 1
             waits = ", and waits for it" if self._moving.mode == "synchronous" else ""
             self._shown.say(f"rebuilds the index with the encoders of step {done:,}{waits} …")
 
-    def _tell_move(self, done: int, values: Mapping[str, float]) -> None:
-        age, before = values["snapshot_age"], self._age
+    def _report_index_change(self, done: int, values: Mapping[str, float]) -> None:
+        age, previous_age = values["snapshot_age"], self._age
         self._age = age
-        if age <= before:
+        if age <= previous_age:
             self._made += 1
-            seconds = span(values["rebuild_seconds"])
+            seconds = format_seconds(values["rebuild_seconds"])
             self._shown.say(f"asks the index of step {done - int(age):,} now; its rebuild took {seconds}")
 
-    def _more(self, step: int, steps: int) -> str:
-        left = -(-steps // self._every) - -(-step // self._every)
-        if not left:
+    def _format_remaining(self, step: int, steps: int) -> str:
+        remaining = -(-steps // self._every) - -(-step // self._every)
+        if not remaining:
             return ""
-        took = span(left * (time.monotonic() - self._began))
+        remaining_time = format_seconds(remaining * (time.monotonic() - self._began))
         hint = " (fewer `dev_examples` make them shorter)" if self._dev else ""
-        return f"; {left} more{hint}: about {took}"
+        return f"; {remaining} more{hint}: about {remaining_time}"

@@ -1,18 +1,20 @@
-"""bookwheel's library: the computations, without Prefect and Beam. Importing it imports nothing else.
+"""The library of bookwheel: all computations, without Prefect and Beam. Imports no module.
 
 | to | use, below `rag_model` |
 | --- | --- |
 | open a store, a snapshot of it, or a pulled one | `store.Store.open`, `store.Snapshot.open` and `.from_folder` |
 | search by question | `retrieve.factory.open_retriever`; by vector `retrieve.dense.DenseRetriever` |
 | ask a running service over HTTP | `client.Client` |
-| search from LangChain, LlamaIndex or Haystack | `doors` |
-| answer questions from passages | `reading.opening.open_reader`; with your own model `reading.concat.ConcatReader` |
+| search from LangChain, LlamaIndex or Haystack | `integrations` |
+| answer questions from passages | `reading.model.open_reader`; with your own model `reading.concat.ConcatReader` |
 | turn texts into vectors | `encoders.encoder.Encoder.load` |
-| build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
+| build an index over vectors | `index.recipe.resolve`, `index.build.run_stages`, `index.search.open_index` |
 | read, clean and chunk a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |
-| train a model, or add an objective | `training.objectives.registry`, `training.objectives.objective` |
-| measure retrieval | `evaluation.questions.files.read_questions`, `evaluation.retrieval.comparison`, `.judging.Judge` |
+| train a model, or add an objective | `training.objectives.objective` |
+| measure retrieval | `evaluation.questions.read_questions`, `evaluation.retrieval` |
+| estimate the resources of a run | `resources` |
 
-`snapshots` imports `evaluation`, which imports `retrieve`, which imports `store`, `index` and `encoders`, which do not
-import each other, and all import `corpus`; never the other way (`lint-imports`). Every error is one of `errors`.
+`snapshots` imports `evaluation`, which imports `retrieve`, which imports `store`, `index` and
+`encoders`, which do not import each other, and all import `corpus`; never the other way
+(`lint-imports`). Every error is one of `errors`.
 """

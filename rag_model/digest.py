@@ -1,4 +1,4 @@
-"""Identity: canonical JSON and SHA-256 digests, the algorithm named in the id (`sha256:ab12…`)."""
+"""Identity: canonical JSON and SHA-256 digests, prefixed with the algorithm (`sha256:ab12…`)."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ALGORITHM = "sha256"
-_CHUNK = 1 << 20  # bytes read at a time; a digest's memory does not grow with the file
+_READ_BYTES = 1 << 20  # bytes per read, so memory does not grow with the file
 
 
 def canonical_json(value: Any) -> bytes:
@@ -30,11 +30,11 @@ def digest_bytes(data: bytes | memoryview) -> str:
 
 
 def digest_chunks(chunks: Iterable[bytes]) -> str:
-    """Return the id of bytes that come in chunks; only one chunk is in memory."""
-    running = hashlib.sha256()
+    """Return the id of a stream of bytes; only one chunk is in memory."""
+    hasher = hashlib.sha256()
     for chunk in chunks:
-        running.update(chunk)
-    return f"{ALGORITHM}:{running.hexdigest()}"
+        hasher.update(chunk)
+    return f"{ALGORITHM}:{hasher.hexdigest()}"
 
 
 def digest_json(value: Any) -> str:
@@ -45,4 +45,4 @@ def digest_json(value: Any) -> str:
 def digest_file(path: Path) -> str:
     """Return the id of a local file's bytes, read a megabyte at a time."""
     with path.open("rb") as file:
-        return digest_chunks(iter(partial(file.read, _CHUNK), b""))
+        return digest_chunks(iter(partial(file.read, _READ_BYTES), b""))

@@ -1,24 +1,24 @@
-"""The errors that users see: one sentence that says what, where, and what to do next.
+"""The errors that users see: one sentence that says what happened, where, and what to do next.
 
-One process tells another of an error by `told`, and the other one raises what `raised` makes of it.
+An error crosses a process boundary as JSON: `error_to_dict` writes it, `error_from_dict` reads it.
 """
 
 from typing import Any
 
 
-def reason(problem: BaseException) -> str:
-    """Return what an exception says, on one line; its type if it says nothing."""
-    return " ".join(str(problem).split()) or type(problem).__name__
+def format_error(error: BaseException) -> str:
+    """Return the message of an exception on one line, or its type if the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class BookwheelError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is the exit status of the command line."""
+    """Base class of all errors; `exit_code` is the exit status of the command."""
 
     exit_code = 1
 
 
 class InputError(BookwheelError):
-    """An input (dump, question file, encoder, index) is missing, truncated, corrupt or not what it claims."""
+    """An input (dump, question file, encoder, index) is missing, corrupt or mislabelled."""
 
 
 class StoreError(BookwheelError):
@@ -26,73 +26,75 @@ class StoreError(BookwheelError):
 
 
 class NotFoundError(StoreError):
-    """The store answers, and what was named is not in it."""
+    """The store is reachable but does not contain the named object."""
 
 
 class ReadOnlyError(StoreError):
-    """The store can be read where it lies, and is never written there."""
+    """The store is read-only."""
 
 
 class RefConflictError(StoreError):
-    """Another writer moved the ref first; read it again before deciding whether to move it."""
+    """Another writer moved the ref first; read the ref again before moving it."""
 
 
 class EndpointError(BookwheelError):
-    """A model behind an HTTP API could not be asked, refused, or replied with what is no answer."""
+    """A model behind an HTTP API is unreachable, refused the request, or sent an invalid reply."""
 
 
 class StoppedError(BookwheelError):
-    """The work was given up before its end, since no caller waits for it any more."""
+    """The work was cancelled because no caller waits for it any more."""
 
 
 class ServiceError(BookwheelError):
-    """A running service cannot be reached, is busy, fails, or sends what is no reply of bookwheel."""
+    """A running service is unreachable, busy or failing, or sent an invalid reply."""
 
 
 class ResourceError(BookwheelError):
-    """The work would not fit (memory, disk); raised before it starts."""
+    """The work does not fit into memory or disk; raised before the work starts."""
 
 
 class MissingExtraError(BookwheelError):
-    """A dependency is not installed, or two exclude each other; the message holds the exact install line."""
+    """A dependency is missing or conflicts; the message contains the install command."""
 
 
 class UsageError(BookwheelError):
-    """The request itself is wrong: an unknown option, a bad factory string, an empty question."""
+    """The request is wrong: an unknown option, a bad factory string, an empty question."""
 
     exit_code = 2
 
 
 class PromptTooLongError(UsageError, EndpointError):
-    """A model behind an HTTP API says that a prompt is too long for it; the message names the endpoint."""
+    """A model behind an HTTP API rejected a prompt as too long; the message names the endpoint."""
 
 
 class RefusedError(BookwheelError):
-    """A gate or a verification failed: nothing was lost, and no ref was moved."""
+    """A gate or a verification failed; no data was lost and no ref was moved."""
 
     exit_code = 3
 
 
 class GateRefusedError(RefusedError):
-    """The gate refused a snapshot: it is published, and the ref did not move."""
+    """The gate refused a snapshot: the snapshot is published, but the ref did not move."""
 
     def __init__(self, message: str, outcome: Any = None) -> None:
-        """Keep the outcome, which describes the snapshot; None: another process was refused."""
+        """Store the outcome that describes the snapshot; None if another process was refused."""
         super().__init__(message)
         self.outcome = outcome
 
 
-def told(failed: BookwheelError) -> dict[str, str]:
-    """Return an error as JSON values: its sentence, and the name of its class or nearest ancestor in this module.
+def error_to_dict(error: BookwheelError) -> dict[str, str]:
+    """Return an error as JSON: its message, and its nearest class in this module.
 
-    >>> told(type("FullError", (StoreError,), {})("the store is full"))
+    >>> error_to_dict(type("FullError", (StoreError,), {})("the store is full"))
     {'error': 'StoreError', 'message': 'the store is full'}
     """
-    known = next(kind.__name__ for kind in type(failed).__mro__ if kind.__module__ == __name__)
-    return {"error": known, "message": str(failed)}
+    class_name = next(error_class.__name__ for error_class in type(error).__mro__ if error_class.__module__ == __name__)
+    return {"error": class_name, "message": str(error)}
 
 
-def raised(error: str, message: str) -> BookwheelError:
-    """Return the error that `told` told; a BookwheelError where this version does not know the name."""
-    kind = globals().get(error)
-    return (kind if isinstance(kind, type) and issubclass(kind, BookwheelError) else BookwheelError)(message)
+def error_from_dict(error: str, message: str) -> BookwheelError:
+    """Rebuild an error from `error_to_dict`; an unknown class name gives a BookwheelError."""
+    error_class = globals().get(error)
+    return (
+        error_class if isinstance(error_class, type) and issubclass(error_class, BookwheelError) else BookwheelError
+    )(message)

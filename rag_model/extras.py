@@ -1,4 +1,4 @@
-"""Optional dependencies: one clear error with the exact install line."""
+"""Import optional dependencies and report their versions."""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -6,7 +6,7 @@ from types import ModuleType
 
 from rag_model.errors import MissingExtraError
 
-# All of them write the module `faiss`: over each other, if several are installed.
+# Each of them installs the module `faiss`, so two of them overwrite each other's files.
 _FAISS = (
     *("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu11", "faiss-gpu-cu12", "faiss-gpu-cu12-cuvs"),
     *("faiss-gpu-cu13-cuvs", "faiss-cuda"),
@@ -15,68 +15,69 @@ _NONE = "none"
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, which the extra `extra` installs.
+    """Import `module`, which belongs to the optional extra `extra`.
 
     >>> require("json", extra="model").__name__
     'json'
 
     Raises:
-        MissingExtraError: it is not installed; the message contains the `pip install` line.
+        MissingExtraError: The module is not installed; the message contains the `pip install` line.
     """
     try:
         return import_module(module)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.split(".")[0] != module.split(".", maxsplit=1)[0]:
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".", maxsplit=1)[0]:
             raise
         raise MissingExtraError(
             f"{module} is not installed: run `pip install 'bookwheel[{extra}]'` and try again"
-        ) from missing
+        ) from error
 
 
-def installed(*distributions: str) -> str:
-    """Return names and versions of distributions, as a part of memo keys; `none` is the version of an absent one.
+def format_versions(*distributions: str) -> str:
+    """Return names and versions of distributions as text for memo keys; `none` if not installed.
 
-    >>> installed("no-such-distribution")
+    >>> format_versions("no-such-distribution")
     'no-such-distribution none'
     """
-    return ", ".join(f"{name} {_version(name)}" for name in distributions)
+    return ", ".join(f"{name} {_get_version(name)}" for name in distributions)
 
 
-def versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of distributions by their names, as provenance has them; `none` is that of an absent one.
+def get_versions(*distributions: str) -> dict[str, str]:
+    """Return the versions of distributions by name, for provenance; `none` if not installed.
 
-    >>> versions("no-such-distribution")
+    >>> get_versions("no-such-distribution")
     {'no-such-distribution': 'none'}
     """
-    return {name: _version(name) for name in distributions}
+    return {name: _get_version(name) for name in distributions}
 
 
-def faiss_packages() -> dict[str, str]:
-    """Return the versions of the installed distributions of faiss by their names; of a sound environment, one."""
-    return {name: own for name in _FAISS if (own := _own_version(name)) != _NONE}
+def list_faiss_packages() -> dict[str, str]:
+    """Return the versions of all installed faiss distributions; a sound environment has one."""
+    return {name: version_text for name in _FAISS if (version_text := _get_distribution_version(name)) != _NONE}
 
 
-def check_one_faiss() -> None:
-    """Check that the module `faiss` is of one distribution.
+def check_single_faiss() -> None:
+    """Check that exactly one distribution provides the module `faiss`.
 
     Raises:
-        MissingExtraError: it is of several, which wrote over each other; the message contains the `pip` lines.
+        MissingExtraError: Several do and overwrote each other's files; the message contains the
+            `pip` lines.
     """
-    if len(found := faiss_packages()) > 1:
+    if len(packages := list_faiss_packages()) > 1:
         raise MissingExtraError(
-            f"{' and '.join(found)} are installed over each other, as both write the module faiss: run `pip uninstall "
-            f"--yes {' '.join(found)}`, then `pip install --no-deps` with the one to keep"
+            f"{' and '.join(packages)} are installed over each other, as both write the module faiss: run `pip "
+            f"uninstall --yes {' '.join(packages)}`, then `pip install --no-deps` with the one to keep"
         )
 
 
-def _version(distribution: str) -> str:
-    """Return a version; as that of faiss-cpu, whose name memo keys have, that of the faiss that is there."""
+def _get_version(distribution: str) -> str:
+    """Return a version; `faiss-cpu`, the name in memo keys, gives that of any faiss."""
     if distribution == _FAISS[0]:
-        return next(iter(faiss_packages().values()), _NONE)
-    return _own_version(distribution)
+        return next(iter(list_faiss_packages().values()), _NONE)
+    return _get_distribution_version(distribution)
 
 
-def _own_version(distribution: str) -> str:
+def _get_distribution_version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:

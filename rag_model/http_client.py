@@ -1,24 +1,24 @@
-"""HTTP clients of httpx, which also read proxies and certificates from the environment."""
+"""Create httpx clients, which read proxies and certificates from the environment."""
 
 from typing import Any, TypeVar
 
 import httpx
 
-from rag_model.errors import UsageError, reason
+from rag_model.errors import UsageError, format_error
 
-_Kind = TypeVar("_Kind", httpx.Client, httpx.AsyncClient)
+_Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 
 
-def http_client(kind: type[_Kind], **settings: Any) -> _Kind:
-    """Return a client of a kind.
+def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
+    """Create a synchronous or asynchronous client.
 
     Raises:
-        UsageError: a proxy or a certificate file that the environment names cannot be used.
+        UsageError: A proxy or a certificate file from the environment is unusable.
     """
     try:
-        return kind(**settings)
-    except (ValueError, ImportError, OSError, httpx.InvalidURL) as wrong:
+        return client_class(**settings)
+    except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
         raise UsageError(
-            f"the proxy or the certificates that the environment names cannot be used ({reason(wrong)}): correct "
+            f"the proxy or the certificates from the environment are unusable ({format_error(error)}): correct "
             "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE or SSL_CERT_DIR"
-        ) from wrong
+        ) from error

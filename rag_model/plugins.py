@@ -1,8 +1,9 @@
-"""Plugins: objects by name, some built in, others provided by installed packages.
+"""Plugin registries: look up built-in objects and those of installed packages by name.
 
-A package provides one by an entry point of a group (`[project.entry-points."bookwheel.index_kinds"]` in its
-`pyproject.toml`); bookwheel itself is not changed. Installed packages are searched only for a name that is not built
-in, and an object is imported only when it is used. A package cannot replace a built-in object.
+A package registers an object through an entry point of a group
+(`[project.entry-points."bookwheel.index_kinds"]` in its `pyproject.toml`). Installed packages are
+searched only for names that are not built in, and an object is imported only when it is used. A
+package cannot replace a built-in object.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,65 +17,75 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Objects of one category by name. Safe to share among threads."""
+    """Objects of one category by name. Thread-safe."""
 
     def __init__(self, noun: str, group: str, built_in: Mapping[str, str]) -> None:
-        """Register `built_in` (name -> `module:object`) and the entry points of `group`; `noun` is for messages."""
+        """Create a registry.
+
+        Args:
+            noun: what an object is, for messages.
+            group: group of entry points.
+            built_in: built-in objects, name -> `module:object`.
+        """
         self.noun, self.group = noun, group
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
         self._loaded: dict[str, T] = {}
-        self._lock = RLock()  # a module may ask for another object while it is imported
+        self._lock = RLock()  # reentrant: a module may look up another object while it is imported
 
     def find(self, name: str) -> T | None:
-        """Return the object of that name; None if there is none.
+        """Return the object of that name, or None if there is none.
 
         Raises:
-            InputError: the package that provides it cannot be imported, or two packages provide that name.
+            InputError: The package that provides it cannot be imported, or two packages provide the
+                name.
         """
         with self._lock:
             if name not in self._loaded:
-                point = self._built_in.get(name) or self._brought(name)
-                if point is None:
+                entry_point = self._built_in.get(name) or self._find_entry_point(name)
+                if entry_point is None:
                     return None
-                self._loaded[name] = self._load(point)
+                self._loaded[name] = self._load(entry_point)
             return self._loaded[name]
 
     def is_built_in(self, name: str) -> bool:
-        """Whether the object of that name is built in."""
+        """Return whether the object of that name is built in."""
         return name in self._built_in
 
-    def built_in(self) -> Iterator[T]:
+    def iter_built_in(self) -> Iterator[T]:
         """Yield the built-in objects, in the order of registration."""
-        yield from (found for name in self._built_in if (found := self.find(name)) is not None)
+        yield from (plugin for name in self._built_in if (plugin := self.find(name)) is not None)
 
-    def brought(self) -> Iterator[T]:
-        """Yield the objects that installed packages provide, by name.
+    def iter_plugins(self) -> Iterator[T]:
+        """Yield the objects that installed packages provide, sorted by name.
 
         Raises:
-            InputError: as `find`.
+            InputError: As for `find`.
         """
-        others = self.names()[len(self._built_in) :]
-        yield from (found for name in others if (found := self.find(name)) is not None)
+        plugin_names = self.list_names()[len(self._built_in) :]
+        yield from (plugin for name in plugin_names if (plugin := self.find(name)) is not None)
 
-    def names(self) -> list[str]:
-        """Return all names: the built-in ones in their order, then the others, sorted; imports nothing."""
-        brought = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
-        return [*self._built_in, *sorted(brought)]
+    def list_names(self) -> list[str]:
+        """Return all names, built-in ones first, others sorted; imports nothing."""
+        plugin_names = {entry_point.name for entry_point in entry_points(group=self.group)} - self._built_in.keys()
+        return [*self._built_in, *sorted(plugin_names)]
 
-    def _brought(self, name: str) -> EntryPoint | None:
-        found = {point.value: point for point in entry_points(group=self.group, name=name)}
-        if len(found) > 1:
+    def _find_entry_point(self, name: str) -> EntryPoint | None:
+        entry_points_by_value = {
+            entry_point.value: entry_point for entry_point in entry_points(group=self.group, name=name)
+        }
+        if len(entry_points_by_value) > 1:
             raise InputError(
-                f"{self.noun} {name!r} is registered by {' and by '.join(sorted(found))}: uninstall one of them"
+                f"{self.noun} {name!r} is registered by {' and by '.join(sorted(entry_points_by_value))}: "
+                "uninstall one of them"
             )
-        return next(iter(found.values()), None)
+        return next(iter(entry_points_by_value.values()), None)
 
-    def _load(self, point: EntryPoint) -> T:
+    def _load(self, entry_point: EntryPoint) -> T:
         try:
-            loaded: T = point.load()
-        except Exception as broken:  # a package may raise anything when it is imported
+            plugin: T = entry_point.load()
+        except Exception as error:  # importing a package may raise any exception
             raise InputError(
-                f"{self.noun} {point.name!r} ({point.value}) cannot be imported ({broken}): "
+                f"{self.noun} {entry_point.name!r} ({entry_point.value}) cannot be imported ({error}): "
                 "repair or uninstall its package"
-            ) from broken
-        return loaded
+            ) from error
+        return plugin

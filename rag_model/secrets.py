@@ -1,6 +1,6 @@
-"""Secrets: refused in URLs, which are written into logs and manifests, and left out of what is told.
+"""Reject secrets in URLs, which are written into logs and manifests, and mask them in messages.
 
-A URL is refused for its form alone: no list of secrets could be complete.
+A URL is rejected for its form alone, because no list of secrets could be complete.
 """
 
 import os
@@ -12,17 +12,21 @@ from urllib.parse import unquote
 
 from rag_model.errors import UsageError
 
-# Query parameters of downloads that are no secrets. Any other is refused.
-HARMLESS = frozenset(
+# Query parameters of downloads that are not secrets. All others are rejected.
+HARMLESS_PARAMETERS = frozenset(
     {"action", "dl", "download", "format", "generation", "page", "raw", "sequence", "version", "versionId"}
 )
-_LINK = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):[/\\]+(?P<host>[^/\\?#]*)(?P<rest>.*)", re.DOTALL)
-_EMBEDDED = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]+:[/\\]{2}[^\s\"'<>]+")  # URLs within a longer text
-_MEANT = re.compile(r"[A-Za-z][\w+.-]+:/")  # a path keeps one of the slashes
-_UNSEEN = re.compile(r"[\x00-\x20\x7f]")
-_BARE = re.compile(r"(?P<scheme>https?):(?![/\\:])", re.IGNORECASE)
-_USER_ANYWHERE = re.compile(r"(?P<scheme>[\w+.-]*):[/\\]{2}[^/\\?#]*@")  # as well where `::` is a part of the password
-_FILES = frozenset(  # where `?` stands for any character, as in `part-?.bz2`, unless a value is assigned after it
+_URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):[/\\]+(?P<host>[^/\\?#]*)(?P<rest>.*)", re.DOTALL)
+# URLs within a longer text.
+_EMBEDDED_URL = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]+:[/\\]{2}[^\s\"'<>]+")
+# A `Path` made from a URL keeps one of the two slashes.
+_URL_PREFIX = re.compile(r"[A-Za-z][\w+.-]+:/")
+_INVISIBLE = re.compile(r"[\x00-\x20\x7f]")
+_SCHEME_WITHOUT_HOST = re.compile(r"(?P<scheme>https?):(?![/\\:])", re.IGNORECASE)
+# Also if `::` is a part of the password.
+_USER_ANYWHERE = re.compile(r"(?P<scheme>[\w+.-]*):[/\\]{2}[^/\\?#]*@")
+# Schemes in which `?` is a glob character, as in `part-?.bz2`, unless an assignment follows.
+_GLOB_SCHEMES = frozenset(
     [
         "abfs",
         "abfss",
@@ -60,114 +64,126 @@ _VARIABLES = {
     "hf": "HF_TOKEN",
 }
 
-# user:password@ of an address; a password may hold / and @. Of hf:// what follows an @ behind a slash is a revision.
+# user:password@ of a URL; a password may contain / and @. In hf:// URLs the @ after a slash starts
+# a revision.
 _USER = re.compile(r"(?<=://)(?<!hf://)[^@\s]+(?:@[^@\s]*)*@|(?<=hf://)[^@/\s]*@")
-_QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # what signs an address
-_NAMES = re.compile(
+_QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # signatures are in the query
+_SECRET_NAMES = re.compile(
     r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCOUNT_KEY|CONNECTION_STRING", re.IGNORECASE
 )
-_OF_AZURE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")  # in a connection string
-_SHORTEST = 6  # characters; shorter values are words
+# In a connection string.
+_AZURE_SECRET = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")
+_MIN_SECRET_LENGTH = 6  # characters; shorter values are words
 
 
 def refuse_secret(url: str) -> None:
-    """Check that a URL names no user, no password and no query parameter that may be a secret.
+    """Check that a URL contains no user, no password and no query parameter that may be a secret.
 
-    A path without `scheme://` passes. Of chained URLs, as `zip://a::https://host/b.zip`, each is checked.
+    A path without `scheme://` passes. Each URL of a chain such as `zip://a::https://host/b.zip` is
+    checked.
 
     >>> refuse_secret("s3://bucket/dumps/part-?.bz2")
 
     Raises:
-        UsageError: it does; the message names the environment variable to use, and does not repeat the secret.
+        UsageError: The URL may contain a secret; the message names the environment variable to use
+            instead.
     """
-    text = _UNSEEN.sub("", url)  # which libraries leave out as well
-    if bare := _BARE.match(text):
-        raise _refused(bare["scheme"].lower(), "names no host behind //")
-    links = [link for link in map(_LINK.match, text.split("::")) if link]
-    for link in links:
+    text = _INVISIBLE.sub("", url)  # libraries ignore these characters too
+    if scheme_only := _SCHEME_WITHOUT_HOST.match(text):
+        raise _secret_error(scheme_only["scheme"].lower(), "names no host behind //")
+    urls = [url_match for url_match in map(_URL.match, text.split("::")) if url_match]
+    for link in urls:
         scheme = link["scheme"].lower()
-        if _names_user(link["host"]):
-            raise _refused(scheme, "names a user or a password")
-        names = list(_parameters(scheme, link["rest"]))
-        if not HARMLESS.issuperset(names) or len(set(names)) < len(names):
-            raise _refused(scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS))}")
-    if anywhere := _USER_ANYWHERE.search(text):
-        scheme = links[-1]["scheme"] if links else anywhere["scheme"]
-        raise _refused(scheme.lower(), "names a user or a password")
+        if _has_user(link["host"]):
+            raise _secret_error(scheme, "names a user or a password")
+        parameters = list(_iter_parameters(scheme, link["rest"]))
+        if not HARMLESS_PARAMETERS.issuperset(parameters) or len(set(parameters)) < len(parameters):
+            raise _secret_error(scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS_PARAMETERS))}")
+    if user := _USER_ANYWHERE.search(text):
+        scheme = urls[-1]["scheme"] if urls else user["scheme"]
+        raise _secret_error(scheme.lower(), "names a user or a password")
 
 
-def refuse_url(path: Path) -> None:
-    """Check that what is used as a path of this machine is not meant as a URL.
-
-    Raises:
-        UsageError: it begins as one; the message does not repeat it, since it may hold a secret.
-    """
-    if _MEANT.match(str(path)):
-        raise UsageError("a URL is given where a path of this machine is needed: name a folder or a file here")
-
-
-def refuse_secrets(given: object) -> None:
-    """Check every text in a value, however deep, for URLs that `refuse_secret` refuses.
+def refuse_url_as_path(path: Path) -> None:
+    """Check that a local path is not a URL.
 
     Raises:
-        UsageError: one is refused.
+        UsageError: It starts like a URL; the message does not repeat it, since it may contain a
+            secret.
     """
-    for text in _texts(given):
+    if _URL_PREFIX.match(str(path)):
+        raise UsageError("a URL was given instead of a local path: give a folder or a file of this machine")
+
+
+def refuse_secrets(value: object) -> None:
+    """Check every string in a nested value with `refuse_secret`.
+
+    Raises:
+        UsageError: A string contains a URL that may contain a secret.
+    """
+    for text in _iter_texts(value):
         refuse_secret(text)
-        for url in _EMBEDDED.findall(text):
+        for url in _EMBEDDED_URL.findall(text):
             refuse_secret(url)
 
 
-def without_secrets(text: str) -> str:
-    """Return `text` with `***` in place of every secret that this process knows.
+def mask_secrets(text: str) -> str:
+    """Replace every secret that this process knows by `***`.
 
-    >>> without_secrets("cannot reach s3://me:hush@bucket/library?X-Amz-Signature=0f")
+    >>> mask_secrets("cannot reach s3://me:hush@bucket/library?X-Amz-Signature=0f")
     'cannot reach s3://***@bucket/library?***'
     """
-    for value in _secrets():
+    for value in _list_secrets():
         text = text.replace(value, "***")
     return _QUERY.sub(r"\1\2***", _USER.sub("***@", text))
 
 
-def _names_user(host: str) -> bool:
-    """Return whether the part of a URL before its path contains more than a host and a port."""
-    plain = unquote(host)
-    port = plain.rpartition("]")[2].partition(":")[2]  # after the brackets of an IPv6 address
-    return "@" in plain or (bool(port) and not port.isdigit() and not plain.startswith("arn:"))
+def _has_user(host: str) -> bool:
+    """Return whether a URL's authority contains more than a host and a port."""
+    decoded_host = unquote(host)
+    # After the brackets of an IPv6 address.
+    port = decoded_host.rpartition("]")[2].partition(":")[2]
+    return "@" in decoded_host or (bool(port) and not port.isdigit() and not decoded_host.startswith("arn:"))
 
 
-def _parameters(scheme: str, rest: str) -> Iterator[str]:
-    """Yield the names of the parameters in what follows a URL's host."""
+def _iter_parameters(scheme: str, rest: str) -> Iterator[str]:
+    """Yield the names of the query parameters; `rest` is the part of a URL after its host."""
     path, _, query = rest.partition("?")
-    if scheme in _FILES:
-        pieces = [piece for piece in re.split(r"[?&;]", query) if "=" in piece.partition("/")[0]]
+    if scheme in _GLOB_SCHEMES:
+        parameters = [parameter for parameter in re.split(r"[?&;]", query) if "=" in parameter.partition("/")[0]]
     else:
-        assigned = re.findall(r"[;&][^/;&=]*=", path.partition("#")[0])
-        pieces = [piece for piece in (*re.split(r"[?&;#]", query), *assigned, *path.partition("#")[2:]) if piece]
-    yield from (piece.partition("=")[0] for piece in pieces)
+        path_parameters = re.findall(r"[;&][^/;&=]*=", path.partition("#")[0])
+        parameters = [
+            parameter
+            for parameter in (*re.split(r"[?&;#]", query), *path_parameters, *path.partition("#")[2:])
+            if parameter
+        ]
+    yield from (parameter.partition("=")[0] for parameter in parameters)
 
 
-def _refused(scheme: str, what: str) -> UsageError:
-    variable = _VARIABLES.get(scheme) or f"FSSPEC_{re.sub(r'[^A-Z0-9]', '_', scheme.upper())} (fsspec's settings, JSON)"
+def _secret_error(scheme: str, problem: str) -> UsageError:
+    variable = _VARIABLES.get(scheme) or f"FSSPEC_{re.sub(r'[^A-Z0-9]', '_', scheme.upper())} (fsspec settings as JSON)"
     return UsageError(
-        f"the {scheme} URL {what}, which may be a secret and would be written into logs and manifests: leave it out, "
-        f"and set {variable} in the environment"
+        f"the {scheme} URL {problem}, which may be a secret and would be written into logs and manifests: leave it "
+        f"out, and set {variable} in the environment"
     )
 
 
-def _texts(given: object) -> Iterator[str]:
-    if isinstance(given, str):
-        yield given
-    elif isinstance(given, Mapping):
-        yield from _texts([*given.items()])
-    elif is_dataclass(given) and not isinstance(given, type):
-        yield from _texts([getattr(given, field.name) for field in fields(given)])
-    elif isinstance(given, Iterable) and not isinstance(given, bytes):
-        for one in given:
-            yield from _texts(one)
+def _iter_texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _iter_texts([*value.items()])
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _iter_texts([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, Iterable) and not isinstance(value, bytes):
+        for item in value:
+            yield from _iter_texts(item)
 
 
-def _secrets() -> list[str]:
-    found = {value for name, value in os.environ.items() if _NAMES.search(name) and len(value) >= _SHORTEST}
-    found.update(part for value in tuple(found) for part in _OF_AZURE.findall(value))
-    return sorted(found, key=len, reverse=True)  # what contains another goes first
+def _list_secrets() -> list[str]:
+    secrets = {
+        value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _MIN_SECRET_LENGTH
+    }
+    secrets.update(match for value in tuple(secrets) for match in _AZURE_SECRET.findall(value))
+    return sorted(secrets, key=len, reverse=True)  # longest first: one secret may contain another

@@ -70,8 +70,8 @@ def _package_folder(name: str) -> Path:
 def hurried() -> Iterator[None]:
     """Time each search of a measured index once, not several times: no test is about time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rag_model.index.quality.health._REPEATS", 1)
-        patch.setattr("rag_model.index.quality.health._SECONDS", 0.0)
+        patch.setattr("rag_model.index.quality.sweep._MIN_RUNS", 1)
+        patch.setattr("rag_model.index.quality.sweep._MIN_SECONDS", 0.0)
         yield
 
 

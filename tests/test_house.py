@@ -1,32 +1,15 @@
-"""The house rules that a tool can hold: documented, layered, lean, and packed as promised."""
+"""The house rules that a tool can check: layers, safety, and the contents of the wheel."""
 
 import ast
 import functools
-import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-PAGES = sorted(path for kind in ("html", "css", "js") for path in (ROOT / "rag_model").rglob(f"*.{kind}"))
-UNCLEAR = (
-    "can not",
-    "anew",
-    "nobody",
-    "whoever",
-    "don't make a",
-    "do not make a",
-    "is none of",
-    "are none of",
-    "name nothing any more",
-    "names nothing any more",
-    "lets go of",
-)
-Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @functools.cache
@@ -38,37 +21,10 @@ def _calls(path: Path) -> list[ast.Call]:
     return [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
 
 
-def _public(node: ast.Module | ast.ClassDef, inside: str = "") -> Iterator[tuple[str, Documented]]:
-    for child in node.body:
-        if isinstance(child, Documented) and not child.name.startswith("_"):
-            yield f"{inside}{child.name}", child
-            if isinstance(child, ast.ClassDef):
-                yield from _public(child, f"{child.name}.")
-
-
-def test_everything_public_is_documented() -> None:
+def test_every_module_says_what_it_is_for() -> None:
     for path in FILES:
         tree = _tree(path)
-        bare = [name for name, node in _public(tree) if not ast.get_docstring(node)]
-        assert not bare, f"{path.relative_to(ROOT)} has no docstring for {', '.join(bare)}"
         assert ast.get_docstring(tree) or not tree.body, f"{path.relative_to(ROOT)} does not say what it is for"
-
-
-def test_no_file_outgrows_its_room() -> None:
-    assert [str(path) for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
-
-
-def _prose(path: Path) -> str:
-    """Return the text of a file, in which comments of several lines and neighbouring string literals are one."""
-    text = path.read_text(encoding="utf-8").lower()
-    return " ".join(re.sub(r"""\b[bfr]{1,2}(?=["'])|["'#]+""", " ", text).split())
-
-
-def test_the_english_is_plain() -> None:
-    for path in FILES + PAGES:
-        prose = _prose(path)
-        found = [phrase for phrase in UNCLEAR if re.search(rf"\b{re.escape(phrase)}\b", prose)]
-        assert not found, f"{path.relative_to(ROOT)} says {', '.join(found)}: write it plainly"
 
 
 def test_nothing_reads_pickles() -> None:

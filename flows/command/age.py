@@ -17,7 +17,7 @@ def parse_age(text: str) -> float:
     Raises:
         UsageError: the text is not a whole number with at most one unit.
     """
-    found = _AGE.fullmatch(text)
-    if not found:
+    match = _AGE.fullmatch(text)
+    if not match:
         raise UsageError(f"{text!r} is not an age: write it as 90d, 24h, 30m, 45s or 0")
-    return float(int(found[1]) * _SECONDS[found[2]])
+    return float(int(match[1]) * _SECONDS[match[2]])

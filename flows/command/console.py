@@ -1,4 +1,7 @@
-"""Progress on standard error, which leaves standard output to the reply: a bar on a terminal, plain lines elsewhere."""
+"""Show progress on standard error: a bar on a terminal, plain lines elsewhere.
+
+Standard output is left to the reply.
+"""
 
 import sys
 import time
@@ -22,21 +25,21 @@ _PLAIN_SECONDS = 10.0  # seconds between two plain lines of a log
 _UNITS = (("h", 3600), ("min", 60), ("s", 1))
 
 
-class Shown(Protocol):
+class ProgressReporter(Protocol):
     """The progress of one stage: call it as often as necessary."""
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how much is done, and of how much."""
+        """Show that `done` of `total` units are complete."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Show what is being done, at once."""
+        """Show a sentence immediately."""
         ...
 
 
 @contextmanager
-def shown(what: str, *, as_bytes: bool = False) -> Iterator[Shown]:
-    """Show the progress of `what`; `as_bytes`: it is counted in bytes."""
+def show_progress(what: str, *, as_bytes: bool = False) -> Iterator[ProgressReporter]:
+    """Show the progress of the stage `what`; with `as_bytes` it is counted in bytes."""
     console = Console(stderr=True)
     if not console.is_terminal:
         lines = _Lines(what, as_bytes)
@@ -49,27 +52,27 @@ def shown(what: str, *, as_bytes: bool = False) -> Iterator[Shown]:
         yield _Bar(bar, bar.add_task(what, total=None))
 
 
-def span(seconds: float) -> str:
-    """Return a length of time as people say it, in one unit.
+def format_seconds(seconds: float) -> str:
+    """Format a duration in one unit.
 
-    >>> span(0.4), span(95), span(600), span(40_000)
+    >>> format_seconds(0.4), format_seconds(95), format_seconds(600), format_seconds(40_000)
     ('0 s', '95 s', '10 min', '11 h')
     """
-    unit, size = next((one for one in _UNITS if seconds >= 2 * one[1]), _UNITS[-1])
+    unit, size = next((unit_and_size for unit_and_size in _UNITS if seconds >= 2 * unit_and_size[1]), _UNITS[-1])
     return f"{seconds / size:.0f} {unit}"
 
 
-def time_left(done: int, left: int, seconds: float) -> str:
-    """Return the end of a line: the time that is left if `done` took so many seconds; nothing if it is unknown.
+def format_time_left(done: int, remaining: int, seconds: float) -> str:
+    """Format the time left if `done` units took `seconds`; return "" if no unit is done.
 
-    >>> time_left(5, 10, 60.0), time_left(0, 10, 60.0)
+    >>> format_time_left(5, 10, 60.0), format_time_left(0, 10, 60.0)
     (', about 2 min left', '')
     """
-    return f", about {span(left * seconds / done)} left" if done else ""
+    return f", about {format_seconds(remaining * seconds / done)} left" if done else ""
 
 
 class _Bar:
-    """A bar, below the sentences that were said."""
+    """A progress bar below the sentences that were printed."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -82,21 +85,23 @@ class _Bar:
 
 
 class _Lines:
-    """A line now and then, with the time that is left at the rate since the first one."""
+    """Plain lines at intervals, with the time left at the rate since the first call."""
 
     def __init__(self, what: str, as_bytes: bool) -> None:
         self._what, self._as_bytes = what, as_bytes
         self._started = self._last = time.monotonic()
-        self._first: tuple[float, int] | None = None  # the time of the first call, and what was done by then
+        self._first: tuple[float, int] | None = None  # time of the first call, and units done by then
         self.say("…")
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        self._first = self._first or (now, done)
-        if now - self._last >= _PLAIN_SECONDS:
-            self._last = now
-            far = f"{done / 1e9:.2f}/{total / 1e9:.2f} GB" if self._as_bytes else f"{done}/{total}"
-            self.say(f"{far}, {now - self._started:.0f} s{self._left(now, done, total)}")
+        current_time = time.monotonic()
+        self._first = self._first or (current_time, done)
+        if current_time - self._last >= _PLAIN_SECONDS:
+            self._last = current_time
+            progress = f"{done / 1e9:.2f}/{total / 1e9:.2f} GB" if self._as_bytes else f"{done}/{total}"
+            self.say(
+                f"{progress}, {current_time - self._started:.0f} s{self._format_remaining(current_time, done, total)}"
+            )
 
     def say(self, sentence: str) -> None:
         print(f"{self._what} {sentence}", file=sys.stderr, flush=True)
@@ -104,6 +109,6 @@ class _Lines:
     def end(self) -> None:
         self.say(f"done, {time.monotonic() - self._started:.1f} s")
 
-    def _left(self, now: float, done: int, total: int) -> str:
-        since, before = self._first or (now, done)
-        return time_left(done - before, total - done, now - since)
+    def _format_remaining(self, current_time: float, done: int, total: int) -> str:
+        first_time, initial_done = self._first or (current_time, done)
+        return format_time_left(done - initial_done, total - done, current_time - first_time)

@@ -1,105 +1,125 @@
-"""Evaluations in words: one in a line, the whole of one, and one beside another."""
+"""Format evaluations as text: one line each, one in full, or a comparison of two."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from flows.command.reply import Reply
-from rag_model.evaluation.records.differences import Beside, Pair
-from rag_model.reading.writers.writer import ENDPOINT
-from rag_model.store.versions.evaluation_manifest import EvaluationManifest, Figure, Subject
+from rag_model.evaluation.records import EvaluationComparison, MeasureComparison
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject, MetricValue
 
 
-def evaluation(manifest: EvaluationManifest, signed: str) -> Reply:
-    """Return what an evaluation is."""
-    return Reply(manifest.to_json() | {"signed": signed}, "\n".join([*_lines(manifest), f"signature {signed}"]))
-
-
-def briefly(manifest: EvaluationManifest) -> dict[str, Any]:
-    """Return what a list of evaluations tells of one, as JSON values."""
-    subject = manifest.content.subject
-    told = {"id": manifest.id, "snapshot": subject.snapshot, "model": subject.model or None}
-    told |= {"model_name": _model_of(subject) or None}
-    made = {name: manifest.provenance.get(name) for name in ("questions", "n", "created_at")}
-    values = {name: {label: one.value for label, one in some.items()} for name, some in _figures(manifest).items()}
-    return {**told, **made, "figures": values}
-
-
-def line_of(manifest: EvaluationManifest) -> str:
-    """Return an evaluation in one line: the id, the model, the questions, and the figures of each retriever."""
-    subject, made = manifest.content.subject, manifest.provenance
-    by = f"model {_model_of(subject)}" if subject.model else "retrieval"
-    figures = "; ".join(f"{retriever}: {_values(some)}" for retriever, some in _figures(manifest).items())
-    return f"{manifest.id[:12]}: {by}, {made.get('n')} questions of {made.get('questions')}, {figures}"
-
-
-def compared(found: Beside) -> Reply:
-    """Return two evaluations side by side."""
-    document = {
-        "before": briefly(found.before),
-        "after": briefly(found.after),
-        "retrievers": {name: {label: asdict(one) for label, one in some.items()} for name, some in found.pairs.items()},
-        "settings": {name: list(both) for name, both in _changed(found).items()},
-    }
-    return Reply(document, "\n".join(_compared(found)))
-
-
-def _compared(found: Beside) -> Iterator[str]:
-    yield f"from      {line_of(found.before)}"
-    yield f"to        {line_of(found.after)}"
-    yield from (f"setting   {name}: {old} -> {new}" for name, (old, new) in _changed(found).items())
-    for retriever, some in found.pairs.items():
-        yield f"retriever {retriever}"
-        for name, pair in some.items():
-            ends = f" over {pair.n:,} questions" if pair.n else ", of the whole set, without an interval"
-            yield f"figure    {name:<12} {pair.before.value:.3f} -> {pair.after.value:.3f}: {_signed(pair)}{ends}"
-
-
-def _changed(found: Beside) -> dict[str, tuple[Any, Any]]:
-    """Return what differs between the subjects of two evaluations, by name."""
-    old, new = (
-        {**one.content.subject.to_json(), **one.content.subject.settings} for one in (found.before, found.after)
+def build_evaluation_reply(manifest: EvaluationManifest, signature: str) -> Reply:
+    """Build the reply that shows one evaluation and its signature."""
+    return Reply(
+        manifest.to_json() | {"signed": signature},
+        "\n".join([*_iter_evaluation_lines(manifest), f"signature {signature}"]),
     )
-    names = [name for name in {**old, **new} if name != "settings" and old.get(name) != new.get(name)]
-    return {name: (old.get(name), new.get(name)) for name in names}
 
 
-def _signed(pair: Pair) -> str:
-    one = pair.difference
-    ends = "" if one.low is None or one.high is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
-    return f"{one.value:+.3f}{ends}"
+def summarize_evaluation(manifest: EvaluationManifest) -> dict[str, Any]:
+    """Return the summary of an evaluation in a list, as JSON values."""
+    subject = manifest.content.subject
+    summary = {"id": manifest.id, "snapshot": subject.snapshot, "model": subject.model or None}
+    summary |= {"model_name": _model_label(subject) or None}
+    provenance = {name: manifest.provenance.get(name) for name in ("questions", "n", "created_at")}
+    values = {
+        name: {label: metric.value for label, metric in metrics.items()}
+        for name, metrics in _get_metrics(manifest).items()
+    }
+    return {**summary, **provenance, "figures": values}
 
 
-def _lines(manifest: EvaluationManifest) -> Iterator[str]:
-    content, made = manifest.content, manifest.provenance
+def format_evaluation_line(manifest: EvaluationManifest) -> str:
+    """Format an evaluation in one line: id, model, questions, and the metrics of each retriever."""
+    subject, provenance = manifest.content.subject, manifest.provenance
+    answered_by = f"model {_model_label(subject)}" if subject.model else "retrieval"
+    figures = "; ".join(
+        f"{retriever}: {_format_metrics(metrics)}" for retriever, metrics in _get_metrics(manifest).items()
+    )
+    return f"{manifest.id[:12]}: {answered_by}, {provenance.get('n')} questions of {provenance.get('questions')}, {figures}"
+
+
+def build_comparison_reply(comparison: EvaluationComparison) -> Reply:
+    """Build the reply that compares two evaluations."""
+    document = {
+        "before": summarize_evaluation(comparison.before),
+        "after": summarize_evaluation(comparison.after),
+        "retrievers": {
+            name: {label: asdict(pair) for label, pair in pairs.items()} for name, pairs in comparison.pairs.items()
+        },
+        "settings": {name: list(values) for name, values in _find_changed_settings(comparison).items()},
+    }
+    return Reply(document, "\n".join(_iter_comparison_lines(comparison)))
+
+
+def _iter_comparison_lines(comparison: EvaluationComparison) -> Iterator[str]:
+    yield f"from      {format_evaluation_line(comparison.before)}"
+    yield f"to        {format_evaluation_line(comparison.after)}"
+    yield from (
+        f"setting   {name}: {old_value} -> {new_value}"
+        for name, (old_value, new_value) in _find_changed_settings(comparison).items()
+    )
+    for retriever, pairs in comparison.pairs.items():
+        yield f"retriever {retriever}"
+        for name, pair in pairs.items():
+            sample_text = f" over {pair.n:,} questions" if pair.n else ", of the whole set, without an interval"
+            yield f"figure    {name:<12} {pair.before.value:.3f} -> {pair.after.value:.3f}: {_format_difference(pair)}{sample_text}"
+
+
+def _find_changed_settings(comparison: EvaluationComparison) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which the subjects of two evaluations differ, by name."""
+    old_settings, new_settings = (
+        {**manifest.content.subject.to_json(), **manifest.content.subject.settings}
+        for manifest in (comparison.before, comparison.after)
+    )
+    names = [
+        name
+        for name in {**old_settings, **new_settings}
+        if name != "settings" and old_settings.get(name) != new_settings.get(name)
+    ]
+    return {name: (old_settings.get(name), new_settings.get(name)) for name in names}
+
+
+def _format_difference(pair: MeasureComparison) -> str:
+    difference = pair.difference
+    interval = (
+        "" if difference.low is None or difference.high is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
+    )
+    return f"{difference.value:+.3f}{interval}"
+
+
+def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:
+    content, provenance = manifest.content, manifest.provenance
     subject = content.subject
     yield f"evaluation {manifest.id}"
     yield f"snapshot  {subject.snapshot}"
-    known = f"{_model_of(subject)} ({subject.model})" if _behind(subject) else subject.model
-    yield f"model     {known or 'none: retrieval alone'}"
-    yield f"questions {made.get('n')} of {made.get('questions')} ({subject.questions})"
+    model_label = f"{_model_label(subject)} ({subject.model})" if _endpoint_model(subject) else subject.model
+    yield f"model     {model_label or 'none: retrieval alone'}"
+    yield f"questions {provenance.get('n')} of {provenance.get('questions')} ({subject.questions})"
     yield from (f"setting   {name}: {value}" for name, value in subject.settings.items() if value not in (None, "", {}))
-    for retriever, some in _figures(manifest).items():
+    for retriever, metrics in _get_metrics(manifest).items():
         yield f"retriever {retriever}"
-        yield from (f"figure    {name:<12} {figure}" for name, figure in some.items())
+        yield from (f"figure    {name:<12} {metric}" for name, metric in metrics.items())
     yield from (f"file      {path}: {ref.size:,} bytes, {ref.path}" for path, ref in sorted(content.files.items()))
-    yield f"made      {made.get('created_at', 'unknown')}"
+    yield f"made      {provenance.get('created_at', 'unknown')}"
 
 
-def _model_of(subject: Subject) -> str:
-    """Return how people know a model: `openai:MODEL` behind an endpoint, else 12 digits of its id or digest."""
-    return _behind(subject) or subject.model.removeprefix("sha256:")[:12]
+def _model_label(subject: EvaluationSubject) -> str:
+    """Return `openai:MODEL` for a model behind an endpoint, else 12 digits of its id or digest."""
+    return _endpoint_model(subject) or subject.model.removeprefix("sha256:")[:12]
 
 
-def _behind(subject: Subject) -> str:
-    """Return the name of a model behind an endpoint; empty for every other one."""
+def _endpoint_model(subject: EvaluationSubject) -> str:
+    """Return the name of a model behind an endpoint; empty for every other model."""
     endpoint = subject.settings.get("endpoint")
-    return f"{ENDPOINT}{endpoint.get('model')}" if isinstance(endpoint, Mapping) else ""
+    return f"{ENDPOINT_PREFIX}{endpoint.get('model')}" if isinstance(endpoint, Mapping) else ""
 
 
-def _figures(manifest: EvaluationManifest) -> Mapping[str, Mapping[str, Figure]]:
-    return manifest.content.figures
+def _get_metrics(manifest: EvaluationManifest) -> Mapping[str, Mapping[str, MetricValue]]:
+    return manifest.content.metrics
 
 
-def _values(some: Mapping[str, Figure]) -> str:
-    return ", ".join(f"{name} {one.value:.3f}" for name, one in some.items())
+def _format_metrics(metrics: Mapping[str, MetricValue]) -> str:
+    return ", ".join(f"{name} {metric.value:.3f}" for name, metric in metrics.items())

@@ -1,4 +1,4 @@
-"""The options that say how passages are read: the reader, and how passages become one prompt."""
+"""Options for readers, and for the prompt that the reader `concat` builds from passages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,35 +7,37 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from rag_model.errors import UsageError
-from rag_model.reading.prompts import Concat, Order, read_prompt
+from rag_model.reading.prompts import Order, PromptSettings, read_prompt
 from rag_model.reading.reader import ReaderName
-from rag_model.reading.writers.writer import ENDPOINT
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 
-ReadBy = Annotated[
+ReaderOption = Annotated[
     ReaderName | None,
     Parameter(
-        help="`marginal`: each passage apart, answers weighed by p(z|x), as in the RAG paper; `concat`: all in one "
-        "prompt; `extractive`: a span of a passage, by a folder of a question-answering head or DPR's reader. By "
-        "default marginal, and concat for a model behind an endpoint."
+        help="`marginal` reads each passage separately and weighs answers by p(z|x), as in the RAG paper; `concat` "
+        "reads all passages in one prompt; `extractive` takes a span of a passage, with a folder of a "
+        "question-answering head or DPR's reader. By default marginal, and concat for a model behind an endpoint."
     ),
 ]
-CONCAT = "--reader concat: "
+_CONCAT_HELP = "--reader concat: "
 OrderName = Annotated[
     Order | None,
     Parameter(
-        help=f"{CONCAT}best first by `rank`, as they stand in their pages by `document`, or best at both `ends`. By "
+        help=f"{_CONCAT_HELP}best first by `rank`, as they stand in their pages by `document`, or best at both `ends`. By "
         "default by rank."
     ),
 ]
 BudgetTokens = Annotated[
     int | None,
-    Parameter(help=f"{CONCAT}tokens of all passages, with titles and numbers; by default as many as the model reads."),
+    Parameter(
+        help=f"{_CONCAT_HELP}tokens of all passages, with titles and numbers; by default as many as the model reads."
+    ),
 ]
 PromptFile = Annotated[
     Path | None,
     Parameter(
         name="--prompt",
-        help=f"{CONCAT}a file with the prompt: an instruction, a line `---`, and a message with {{context}} and "
+        help=f"{_CONCAT_HELP}a file with the prompt: an instruction, a line `---`, and a message with {{context}} and "
         "{question}.",
     ),
 ]
@@ -47,26 +49,26 @@ AbstainBelow = Annotated[
         "--abstain`.",
     ),
 ]
-Cite = Annotated[bool, Parameter(negative="", help=f"{CONCAT}ask for citations: the number of a passage, [1].")]
+Cite = Annotated[bool, Parameter(negative="", help=f"{_CONCAT_HELP}ask for citations: the number of a passage, [1].")]
 
 
-def concat_of(
+def build_prompt_settings(
     readers: Sequence[ReaderName | None],
     model: str,
     order: Order | None,
     budget: int | None,
     prompt: Path | None,
     cite: bool,
-) -> Concat:
-    """Return how passages become one prompt.
+) -> PromptSettings:
+    """Return the settings of the prompt that holds all passages.
 
     Raises:
         InputError: the prompt file cannot be read.
-        UsageError: no reader reads one prompt, or a setting cannot be used.
+        UsageError: no reader takes a prompt with all passages, or a setting is invalid.
     """
-    given = {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite or None}
-    named = [name for name, value in given.items() if value is not None]
-    if named and "concat" not in readers and not model.startswith(ENDPOINT):
-        raise UsageError(f"{named[0]} says how passages become one prompt: give --reader concat too")
+    prompt_options = {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite or None}
+    given_options = [name for name, value in prompt_options.items() if value is not None]
+    if given_options and "concat" not in readers and not model.startswith(ENDPOINT_PREFIX):
+        raise UsageError(f"{given_options[0]} says how passages become one prompt: give --reader concat too")
     settings: dict[str, Any] = {"order": order or "rank", "budget": budget, "cite": cite}
-    return Concat(**settings) if prompt is None else Concat(**read_prompt(prompt, **settings))
+    return PromptSettings(**settings) if prompt is None else PromptSettings(**read_prompt(prompt, **settings))

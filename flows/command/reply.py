@@ -1,4 +1,4 @@
-"""The common parameters and the reply of all verbs."""
+"""Parameters that verbs share, and the reply of every verb."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,15 +51,15 @@ AsksName = Annotated[
 ]
 
 
-def whole(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
-    """Return a setting of the environment as one value: an expression holds spaces."""
+def keep_whole(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
+    """Return a setting of the environment as one value, because an expression may contain spaces."""
     return [value]
 
 
-def figures(values: Mapping[str, Any]) -> str:
-    """Return named numbers in one line.
+def format_numbers(values: Mapping[str, Any]) -> str:
+    """Format named numbers in one line.
 
-    >>> figures({"passages": 12000, "recall@20": 0.981})
+    >>> format_numbers({"passages": 12000, "recall@20": 0.981})
     'passages 12,000, recall@20 0.981'
     """
     return ", ".join(f"{name} {value:,}" for name, value in values.items())
@@ -79,7 +79,7 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A verb's reply: one JSON document, the same in words, and the reason if a gate or a verification failed."""
+    """A verb's reply as JSON and as text, with the reason if a gate or a verification failed."""
 
     document: Any
     text: str

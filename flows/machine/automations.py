@@ -20,12 +20,12 @@ from prefect.types import SecretDict
 from pydantic import SecretStr, ValidationError
 
 from flows.failure import WEBHOOK
-from rag_model.errors import BookwheelError, InputError, UsageError, reason
+from rag_model.errors import BookwheelError, InputError, UsageError, format_error
 
 BLOCK = "bookwheel"  # the Webhook block's name
 
 
-def declare(file: Path, webhook: str) -> list[str]:
+def create_automations(file: Path, webhook: str) -> list[str]:
     """Create the automations of a file on the configured server; they replace those of the same name.
 
     Args:
@@ -41,34 +41,34 @@ def declare(file: Path, webhook: str) -> list[str]:
     """
     if not webhook.startswith(("http://", "https://")):
         raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
-    told = _read(file)
+    definitions = _read_definitions(file)
     block = Webhook(url=SecretStr(webhook), headers=SecretDict({"Content-Type": "application/json"}))
-    saved = str(block.save(BLOCK, overwrite=True))
-    automations = [_automation(file, one, saved) for one in told]
+    block_id = str(block.save(BLOCK, overwrite=True))
+    automations = [_parse_automation(file, definition, block_id) for definition in definitions]
     with get_client(sync_client=True) as client:
         for automation in automations:
-            for earlier in client.read_automations_by_name(automation.name):
-                client.delete_automation(earlier.id)
+            for existing in client.read_automations_by_name(automation.name):
+                client.delete_automation(existing.id)
             client.create_automation(automation)
     return [automation.name for automation in automations]
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def _read_definitions(file: Path) -> list[dict[str, Any]]:
     try:
         return cast(list[dict[str, Any]], yaml.safe_load(file.read_text(encoding="utf-8"))["automations"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as broken:
-        raise InputError(f"{file} contains no automations ({broken}): give infra/prefect-automations.yaml") from broken
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise InputError(f"{file} contains no automations ({error}): give infra/prefect-automations.yaml") from error
 
 
-def _automation(file: Path, told: dict[str, Any], block: str) -> AutomationCore:
+def _parse_automation(file: Path, definition: dict[str, Any], block: str) -> AutomationCore:
     try:
         actions = [
             {"block_document_id": block, **action} if action["type"] == "call-webhook" else action
-            for action in told["actions"]
+            for action in definition["actions"]
         ]
-        return AutomationCore.model_validate({**told, "actions": actions})
-    except (ValidationError, KeyError, TypeError) as broken:
-        raise InputError(f"{file} contains an automation that Prefect refuses: {reason(broken)}") from broken
+        return AutomationCore.model_validate({**definition, "actions": actions})
+    except (ValidationError, KeyError, TypeError) as error:
+        raise InputError(f"{file} contains an automation that Prefect refuses: {format_error(error)}") from error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,10 +77,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         if len(argv) != 1 or not webhook:
             raise UsageError(f"name a file of automations, and in {WEBHOOK} the address that they call")
-        print("\n".join(declare(Path(argv[0]), webhook)))
-    except BookwheelError as failed:
-        print(f"bookwheel: {failed}", file=sys.stderr)
-        return failed.exit_code
+        print("\n".join(create_automations(Path(argv[0]), webhook)))
+    except BookwheelError as error:
+        print(f"bookwheel: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

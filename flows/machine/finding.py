@@ -19,7 +19,7 @@ class Finding:
     todo: str = ""  # what to do if it is not ok
 
 
-def ask(url: str) -> Any:
+def fetch_json(url: str) -> Any:
     """Return the JSON response of a server.
 
     Raises:
@@ -29,6 +29,6 @@ def ask(url: str) -> Any:
         return json.load(answer)
 
 
-def unanswered(what: str, url: str, failed: Exception, todo: str) -> Finding:
+def report_no_answer(what: str, url: str, failed: Exception, todo: str) -> Finding:
     """Return the finding for a server that gave no valid response."""
     return Finding(what, False, f"{url} does not answer as it should ({getattr(failed, 'reason', failed)})", todo)

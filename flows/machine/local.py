@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 
 from flows.demo import QUESTIONS, demo_dump
 from flows.failure import WEBHOOK
-from flows.machine.ports import free_ports
+from flows.machine.ports import find_free_ports
+from rag_model.atomic_write import atomic_write
 from rag_model.errors import BookwheelError, ResourceError, UsageError
-from rag_model.landing import landing
 
 POOLS = ("bookwheel-cpu", "bookwheel-gpu")
 _KEY, _SECRET = "bookwheel", "bookwheel-secret"
@@ -43,7 +43,7 @@ _LEASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedProcess:
     """One process that `up` started."""
 
     name: str
@@ -52,7 +52,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class LocalServices:
     """The addresses of what `up` started."""
 
     ui: str
@@ -61,7 +61,7 @@ class Places:
     environment: Mapping[str, str]  # variables with which `bookwheel` and `prefect` reach them
 
 
-def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> Places:
+def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> LocalServices:
     """Start a server, an object store and a worker, deploy the flows, and return their addresses.
 
     Running processes are not restarted. A failure stops what this call started.
@@ -73,16 +73,16 @@ def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> Places:
     if not deployments.is_file():
         raise UsageError(f"there is no {deployments} here: run it in bookwheel's source folder, or name the file")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it contains the store's credentials
-    running = _running(folder)
+    running = _list_running(folder)
     if running:
-        return _places(folder)
+        return _read_services(folder)
     try:
-        places = _serve(folder.resolve())  # runs have other working folders
-        _deploy(folder, places, deployments)
+        services = _serve(folder.resolve())  # runs have other working folders
+        _deploy(folder, services, deployments)
     except BaseException:
         down(folder)
         raise
-    return places
+    return services
 
 
 def down(folder: Path) -> list[str]:
@@ -90,23 +90,23 @@ def down(folder: Path) -> list[str]:
 
     They are stopped in reverse order, one at a time: a worker that cannot reach its server any more does not end.
     """
-    stopped = _running(folder)
-    for started in reversed(stopped):
+    stopped = _list_running(folder)
+    for process in reversed(stopped):
         with suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGTERM)
-        _until(partial(_ended, started), _GRACE)
-    for started in _running(folder):
+            os.killpg(process.pid, signal.SIGTERM)
+        _wait_until(partial(_has_ended, process), _GRACE)
+    for process in _list_running(folder):
         with suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-    for started in stopped:
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in stopped:
         with suppress(ChildProcessError):  # not a child of this process: init reaps it
-            os.waitpid(started.pid, os.WNOHANG)
+            os.waitpid(process.pid, os.WNOHANG)
     (folder / "processes.json").unlink(missing_ok=True)
-    return [started.name for started in stopped]
+    return [process.name for process in stopped]
 
 
-def _serve(folder: Path) -> Places:
-    prefect, s3 = free_ports(1, 4200)[0], free_ports(1, 8333)[0]
+def _serve(folder: Path) -> LocalServices:
+    prefect, s3 = find_free_ports(1, 4200)[0], find_free_ports(1, 8333)[0]
     api = f"http://127.0.0.1:{prefect}/api"
     home = {
         "PREFECT_HOME": str(folder / "prefect"),
@@ -115,30 +115,30 @@ def _serve(folder: Path) -> Places:
         "DO_NOT_TRACK": "1",
         **_LEASES,
     }
-    store, credentials = _object_store(folder, s3)
-    places = Places(api.removesuffix("/api"), api, store, {**home, **credentials, "BOOKWHEEL_STORE": store})
-    with landing(folder / "places.json") as file:
-        file.write_text(json.dumps(asdict(places)))
-    serve(folder, places)
+    store, credentials = _start_object_store(folder, s3)
+    services = LocalServices(api.removesuffix("/api"), api, store, {**home, **credentials, "BOOKWHEEL_STORE": store})
+    with atomic_write(folder / "places.json") as file:
+        file.write_text(json.dumps(asdict(services)))
+    serve(folder, services)
     for pool in POOLS:
-        _run(folder, places, "prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
-        _start(folder, pool, [str(_BIN / "prefect"), "worker", "start", "--pool", pool, "--limit", "1"], places)
-    return places
+        _run(folder, services, "prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
+        _start(folder, pool, [str(_BIN / "prefect"), "worker", "start", "--pool", pool, "--limit", "1"], services)
+    return services
 
 
-def serve(folder: Path, places: Places) -> None:
+def serve(folder: Path, services: LocalServices) -> None:
     """Start the Prefect server on its port, with the database in the folder, and wait until it answers.
 
     Raises:
         ResourceError: it did not start; the message names its log.
     """
-    address = urlsplit(places.api)
-    told = ["server", "start", "--host", str(address.hostname), "--port", str(address.port)]
-    _start(folder, "prefect", [str(_BIN / "prefect"), *told], places)
-    _wait(folder, "prefect", lambda: _answers(f"{places.api}/health"))
+    address = urlsplit(services.api)
+    arguments = ["server", "start", "--host", str(address.hostname), "--port", str(address.port)]
+    _start(folder, "prefect", [str(_BIN / "prefect"), *arguments], services)
+    _wait_for(folder, "prefect", lambda: _is_reachable(f"{services.api}/health"))
 
 
-def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
+def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     """Start an S3 server if one is installed, with a bucket; otherwise the store is a folder."""
     weed = shutil.which("weed", path=os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]))
     if weed is None:
@@ -147,7 +147,7 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     data.mkdir(exist_ok=True)
     identity = {"name": "bookwheel", "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}], "actions": ["Admin"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    doors = [
+    ports = [
         "s3.port.grpc",
         *(f"{name}.port{kind}" for name in ("master", "volume", "filer") for kind in ("", ".grpc")),
     ]
@@ -162,7 +162,7 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "s3.port": port,
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
-        **dict(zip(doors, free_ports(len(doors)), strict=True)),
+        **dict(zip(ports, find_free_ports(len(ports)), strict=True)),
     }
     credentials = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -170,34 +170,38 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "AWS_SECRET_ACCESS_KEY": _SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    places = Places("", "", "", credentials)
-    _start(folder, "s3", [weed, "server", *(f"-{name}={value}" for name, value in options.items())], places)
+    services = LocalServices("", "", "", credentials)
+    _start(folder, "s3", [weed, "server", *(f"-{name}={value}" for name, value in options.items())], services)
     health = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
-    _wait(folder, "s3", lambda: _answers(health) and _bucket(credentials))
+    _wait_for(folder, "s3", lambda: _is_reachable(health) and _create_bucket(credentials))
     return "s3://library/bookwheel", credentials
 
 
-def _bucket(credentials: Mapping[str, str]) -> bool:
+def _create_bucket(credentials: Mapping[str, str]) -> bool:
     """Create the bucket; return whether it exists."""
     code = "import s3fs; fs = s3fs.S3FileSystem(); fs.mkdir('library') if not fs.exists('library') else None"
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **credentials}, capture_output=True, check=False
     )
-    return made.returncode == 0
+    return process.returncode == 0
 
 
-def _deploy(folder: Path, places: Places, deployments: Path) -> None:
+def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
     defaults = {
         "BOOKWHEEL_DUMP": _demo_dump(),
         "BOOKWHEEL_DOWNLOADS": str((folder / "downloads").resolve()),
         "BOOKWHEEL_QUESTIONS": os.environ.get("BOOKWHEEL_QUESTIONS") or str(QUESTIONS),
     }
-    told = Places(places.ui, places.api, places.store, {**defaults, **places.environment})
-    _run(folder, told, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments))
+    services_with_defaults = LocalServices(
+        services.ui, services.api, services.store, {**defaults, **services.environment}
+    )
+    _run(
+        folder, services_with_defaults, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)
+    )
     if os.environ.get(WEBHOOK):
         _run(
             folder,
-            told,
+            services_with_defaults,
             "python",
             "-m",
             "flows.machine.automations",
@@ -207,69 +211,69 @@ def _deploy(folder: Path, places: Places, deployments: Path) -> None:
 
 def _demo_dump() -> str:
     """Return the dump for a first run."""
-    if named := os.environ.get("BOOKWHEEL_DUMP"):
-        return named
+    if dump := os.environ.get("BOOKWHEEL_DUMP"):
+        return dump
     with suppress(BookwheelError):
         return demo_dump()
     return ""
 
 
-def _start(folder: Path, name: str, command: Sequence[str], places: Places) -> None:
+def _start(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:
     log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     streams = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log, 0o600) for stream in (1, 2)]
-    environment = {**os.environ, **places.environment}
+    environment = {**os.environ, **services.environment}
     environment.pop(WEBHOOK, None)  # the automation calls it; runs must not call it again
     # a new session, since it outlives this process
     pid = os.posix_spawn(command[0], list(command), environment, file_actions=streams, setsid=True)
-    known = [*_known(folder), Started(name, pid, _began(pid))]
-    with landing(folder / "processes.json") as file:
-        file.write_text(json.dumps([asdict(started) for started in known]))
+    processes = [*_read_processes(folder), StartedProcess(name, pid, _get_start_time(pid))]
+    with atomic_write(folder / "processes.json") as file:
+        file.write_text(json.dumps([asdict(process) for process in processes]))
 
 
-def _run(folder: Path, places: Places, program: str, *words: str) -> None:
+def _run(folder: Path, services: LocalServices, program: str, *words: str) -> None:
     """Run a program of this environment once."""
-    environment = {**os.environ, **places.environment}
-    done = subprocess.run([str(_BIN / program), *words], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        (folder / "prefect-cli.log").write_text(done.stdout + done.stderr)
+    environment = {**os.environ, **services.environment}
+    completed = subprocess.run([str(_BIN / program), *words], env=environment, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        (folder / "prefect-cli.log").write_text(completed.stdout + completed.stderr)
         raise ResourceError(f"`{program} {' '.join(words)}` failed: see {folder / 'prefect-cli.log'}")
 
 
-def _wait(folder: Path, name: str, ready: Callable[[], bool]) -> None:
-    def over() -> bool:
-        return ready() or all(started.name != name for started in _running(folder))
+def _wait_for(folder: Path, name: str, ready: Callable[[], bool]) -> None:
+    def is_over() -> bool:
+        return ready() or all(process.name != name for process in _list_running(folder))
 
-    if not _until(over, _PATIENCE) or all(started.name != name for started in _running(folder)):
+    if not _wait_until(is_over, _PATIENCE) or all(process.name != name for process in _list_running(folder)):
         raise ResourceError(f"{name} did not start: see {folder / f'{name}.log'}")
 
 
-def _until(true: Callable[[], bool], seconds: float) -> bool:
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not (met := true()) and time.monotonic() < deadline:
+    while not (is_met := condition()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return met
+    return is_met
 
 
-def _places(folder: Path) -> Places:
-    return Places(**json.loads((folder / "places.json").read_text()))
+def _read_services(folder: Path) -> LocalServices:
+    return LocalServices(**json.loads((folder / "places.json").read_text()))
 
 
-def _known(folder: Path) -> list[Started]:
+def _read_processes(folder: Path) -> list[StartedProcess]:
     with suppress(FileNotFoundError):
-        return [Started(**value) for value in json.loads((folder / "processes.json").read_text())]
+        return [StartedProcess(**value) for value in json.loads((folder / "processes.json").read_text())]
     return []
 
 
-def _running(folder: Path) -> list[Started]:
-    return [started for started in _known(folder) if not _ended(started)]
+def _list_running(folder: Path) -> list[StartedProcess]:
+    return [process for process in _read_processes(folder) if not _has_ended(process)]
 
 
-def _ended(started: Started) -> bool:
-    return _began(started.pid) != started.began
+def _has_ended(process: StartedProcess) -> bool:
+    return _get_start_time(process.pid) != process.began
 
 
-def _began(pid: int) -> str:
+def _get_start_time(pid: int) -> str:
     """Return the start time of a process, in the kernel's ticks; empty if it has ended, or is a zombie."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -277,7 +281,7 @@ def _began(pid: int) -> str:
     return ""
 
 
-def _answers(url: str) -> bool:
+def _is_reachable(url: str) -> bool:
     with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as answer:
         return bool(answer.status == 200)
     return False
@@ -293,12 +297,14 @@ def main(argv: Sequence[str]) -> int:
         if argv[0] == "down":
             print(f"stopped {', '.join(down(folder)) or 'nothing: nothing was running'}")
             return 0
-        places = up(folder)
-    except BookwheelError as failed:
-        print(f"bookwheel: {failed}", file=sys.stderr)
-        return failed.exit_code
-    print(f"Prefect   {places.ui}/deployments\nstore     {places.store}\nlogs      {folder}\nfor a shell of your own:")
-    print("\n".join(f"  export {name}='{value}'" for name, value in places.environment.items()))
+        services = up(folder)
+    except BookwheelError as error:
+        print(f"bookwheel: {error}", file=sys.stderr)
+        return error.exit_code
+    print(
+        f"Prefect   {services.ui}/deployments\nstore     {services.store}\nlogs      {folder}\nfor a shell of your own:"
+    )
+    print("\n".join(f"  export {name}='{value}'" for name, value in services.environment.items()))
     return 0
 
 

@@ -13,33 +13,35 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
-from beam_jobs.workers import MEMORY, worker_memory
+from beam_jobs.workers import MEMORY_VARIABLE, worker_memory
 from flows import artifacts
-from flows.stage import deployed, stage
-from rag_model.cores import CORES, cores
+from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
-from rag_model.index.sizing.amounts import gigabytes, parse_bytes
-from rag_model.needs.machine import PROCESS, Most, Needs, Work, needs_of
+from rag_model.index.byte_sizes import format_bytes, parse_bytes
+from rag_model.process import CORES_VARIABLE, count_cores
+from rag_model.resources import PROCESS_BYTES, RunLimits, RunResources, WorkEstimate, choose_resources
 
 HOURS = 6.0  # the default duration: one night
 THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
-HERE = "process"  # the type of a work pool whose runs share the worker's machine
+SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # GiB for downloads, the cache, and Beam's temporary files
 
-Weigh = Callable[..., Work]  # from the bytes that a run may use, and its parameters by name
+EstimateFunction = Callable[..., WorkEstimate]  # from the bytes that a run may use, and its parameters by name
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedRun:
     """A run that was started, and its resources."""
 
     run: str  # id
     name: str
     job_variables: dict[str, Any]
-    needs: Needs
+    needs: RunResources
 
 
-def launching(name: str, target: Flow[..., Any], weigh: Weigh, *left_out: str) -> Flow[..., Launched]:
+def create_launch_flow(
+    name: str, target: Flow[..., Any], estimate_work: EstimateFunction, *excluded_parameters: str
+) -> Flow[..., LaunchedRun]:
     """Return a flow that estimates the needs of a run of `target`, and starts a deployment of it with them.
 
     Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
@@ -51,26 +53,36 @@ def launching(name: str, target: Flow[..., Any], weigh: Weigh, *left_out: str) -
         weigh: returns a run's work.
         left_out: parameters of `target` that a launch does not take: other flows that it may start lack them.
     """
-    own = [*signature(start).parameters.values()][2:]
-    own[0] = own[0].replace(default=f"{target.name}/library")
-    asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
+    start_parameters = [*signature(start_run).parameters.values()][2:]
+    start_parameters[0] = start_parameters[0].replace(default=f"{target.name}/library")
+    flow_parameters = [
+        parameter for parameter in signature(target.fn).parameters.values() if parameter.name not in excluded_parameters
+    ]
 
-    def launch(*args: Any, **kwargs: Any) -> Launched:
-        bound = taken.bind(*args, **kwargs)
-        bound.apply_defaults()
-        chosen = [bound.arguments.pop(one.name) for one in own]
-        return start(bound.arguments, stage(weigh), *chosen)
+    def launch(*args: Any, **kwargs: Any) -> LaunchedRun:
+        arguments = launch_signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        start_arguments = [arguments.arguments.pop(parameter.name) for parameter in start_parameters]
+        return start_run(arguments.arguments, stage(estimate_work), *start_arguments)
 
-    taken = launch.__dict__["__signature__"] = Signature([*asked, *own], return_annotation=Launched)  # Prefect's form
-    args = "\n".join((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
+    launch_signature = launch.__dict__["__signature__"] = Signature(
+        [*flow_parameters, *start_parameters], return_annotation=LaunchedRun
+    )  # Prefect's form
+    args = "\n".join(
+        (getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0] for function in (target.fn, start_run)
+    )
     launch.__doc__ = f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
-    launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__
-    return deployed(name)(launch)
+    launch.__name__, launch.__module__ = name.replace("-", "_"), estimate_work.__module__
+    return deployment_flow(name)(launch)
 
 
-def start(
-    parameters: Mapping[str, Any], weigh: Weigh, deployment: str, most: Most | None = None, hours: float | None = None
-) -> Launched:
+def start_run(
+    parameters: Mapping[str, Any],
+    estimate_work: EstimateFunction,
+    deployment: str,
+    most: RunLimits | None = None,
+    hours: float | None = None,
+) -> LaunchedRun:
     """Start a run of a deployment with the resources that its work needs, and do not wait for it.
 
     A launch that is retried finds the run that it started.
@@ -87,17 +99,19 @@ def start(
         ResourceError: the work would not fit; nothing was started.
         UsageError: there is no such deployment, or its pool is not on this machine and no limits are given.
     """
-    pool = pool_of(deployment)
-    limits, usual = limits_of(most, pool), 0.0 if pool == HERE else HOURS
-    needs = needs_of(weigh(parse_bytes(limits.memory), **parameters), limits, usual if hours is None else hours)
-    show(needs)
-    given = {k: v for k, v in parameters.items() if v not in (None, [], ())}
-    variables, once = job_variables(pool, needs), f"launch-{flow_run.id}" if flow_run.id else None
-    run: Any = run_deployment(deployment, parameters=given, timeout=0, job_variables=variables, idempotency_key=once)
-    return Launched(str(run.id), run.name, variables, needs)
+    pool = get_pool_type(deployment)
+    limits, default_hours = get_limits(most, pool), 0.0 if pool == SHARED_MACHINE else HOURS
+    resources = choose_resources(estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours)
+    show_resources(resources)
+    stated_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
+    variables, idempotency_key = job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
+    run: Any = run_deployment(
+        deployment, parameters=stated_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
+    )
+    return LaunchedRun(str(run.id), run.name, variables, resources)
 
 
-def pool_of(deployment: str) -> str:
+def get_pool_type(deployment: str) -> str:
     """Return the type of the work pool that a deployment runs in.
 
     Raises:
@@ -109,40 +123,59 @@ def pool_of(deployment: str) -> str:
     raise UsageError(f"there is no deployment {deployment} in a work pool: deploy it, or name another as FLOW/NAME")
 
 
-def limits_of(most: Most | None, pool: str) -> Most:
+def get_limits(effective_limits: RunLimits | None, pool: str) -> RunLimits:
     """Return the limits of a run; by default the resources of this machine, if runs share it.
 
     Raises:
         UsageError: the limits are not valid amounts, or have to be given.
     """
-    if most is None and pool != HERE:
+    if effective_limits is None and pool != SHARED_MACHINE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): say how large in `most`")
-    most = most or Most(str(worker_memory(())), cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
-    if not (1 <= most.cores <= 1024 and 0 <= most.gpus <= 64):  # of one machine
-        raise UsageError(f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`")
-    return most
+    effective_limits = effective_limits or RunLimits(
+        str(worker_memory(())), count_cores(), len([*Path("/dev").glob("nvidia[0-9]*")])
+    )
+    if not (1 <= effective_limits.cores <= 1024 and 0 <= effective_limits.gpus <= 64):  # of one machine
+        raise UsageError(
+            f"a run needs a core, and cannot have {effective_limits.cores} cores and {effective_limits.gpus} GPUs: correct `most`"
+        )
+    return effective_limits
 
 
-def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
+def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
     """Return the job variables with which Prefect's workers of a type of pool start a run.
 
     Docker's own template has all of them; Kubernetes' has no GPUs and no scratch, but ours in `infra/kubernetes` has.
     """
-    env = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - PROCESS)), THREADS: str(needs.cores)}
+    env = {
+        CORES_VARIABLE: str(needs.cores),
+        MEMORY_VARIABLE: str(max(1, needs.memory - PROCESS_BYTES)),
+        THREADS: str(needs.cores),
+    }
     if pool == "docker":
         gpus = {"device_requests": [{"count": needs.gpus, "capabilities": [["gpu"]]}]} if needs.gpus else {}
-        sized = {"nano_cpus": needs.cores * 10**9, **gpus}
-        return {"env": env, "mem_limit": f"{needs.memory}b", "container_create_kwargs": sized}
+        limits = {"nano_cpus": needs.cores * 10**9, **gpus}
+        return {"env": env, "mem_limit": f"{needs.memory}b", "container_create_kwargs": limits}
     if pool == "kubernetes":
-        sized = {"memory": f"{-(-needs.memory // 2**20)}Mi", "cpu": str(needs.cores)}
-        asked = {f"{what}_{bound}": size for what, size in sized.items() for bound in ("request", "limit")}
-        return {"env": env, **asked, "gpus": needs.gpus, "scratch": f"{_SCRATCH + needs.work.disk // 2**30}Gi"}
+        limits = {"memory": f"{-(-needs.memory // 2**20)}Mi", "cpu": str(needs.cores)}
+        kubernetes_resources = {
+            f"{what}_{kind_of_limit}": size for what, size in limits.items() for kind_of_limit in ("request", "limit")
+        }
+        return {
+            "env": env,
+            **kubernetes_resources,
+            "gpus": needs.gpus,
+            "scratch": f"{_SCRATCH + needs.work.disk // 2**30}Gi",
+        }
     return {"env": env | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
-def show(needs: Needs) -> None:
+def show_resources(needs: RunResources) -> None:
     """Write the estimate as an artifact of the run."""
-    stages = {f"memory, {stage}": gigabytes(size) for stage, size in needs.work.held(needs.cores).items()}
-    rows = {**needs.work.sizes, **stages, "disk": gigabytes(needs.work.disk), "hours, about": f"{needs.hours:.1f}"}
-    told = f"The run gets {gigabytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
-    artifacts.table([{"what": what, "value": value} for what, value in rows.items()], "launch-needs", told)
+    stages = {
+        f"memory, {stage}": format_bytes(size) for stage, size in needs.work.compute_stage_memory(needs.cores).items()
+    }
+    rows = {**needs.work.sizes, **stages, "disk": format_bytes(needs.work.disk), "hours, about": f"{needs.hours:.1f}"}
+    description = f"The run gets {format_bytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
+    artifacts.create_table(
+        [{"what": what, "value": value} for what, value in rows.items()], "launch-needs", description
+    )

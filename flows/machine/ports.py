@@ -11,25 +11,25 @@ from contextlib import ExitStack, suppress
 
 from rag_model.errors import ResourceError
 
-_LEAST, _MOST = 15_000, 32_767
+_FIRST_PORT, _LAST_PORT = 15_000, 32_767
 
 
-def free_ports(count: int, wanted: int = 0) -> list[int]:
+def find_free_ports(count: int, preferred: int = 0) -> list[int]:
     """Return different free ports, chosen at random; the first is `wanted` if that one is free.
 
     Raises:
         ResourceError: there are not so many.
     """
-    tried = [wanted] if wanted else []
-    tried += random.SystemRandom().sample(range(_LEAST, _MOST + 1), _MOST - _LEAST + 1)
+    candidates = [preferred] if preferred else []
+    candidates += random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT + 1), _LAST_PORT - _FIRST_PORT + 1)
     ports: list[int] = []
-    with ExitStack() as held:  # until all are chosen, so that no two are equal
-        for port in tried:
+    with ExitStack() as sockets:  # until all are chosen, so that no two are equal
+        for port in candidates:
             if len(ports) == count:
                 return ports
-            one = held.enter_context(socket.socket())
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe = sockets.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError):
-                one.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.1", port))
                 ports.append(port)
     raise ResourceError("there are too few free ports on 127.0.0.1: stop other servers")

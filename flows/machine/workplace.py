@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rag_model.errors import UsageError
-from rag_model.index.sizing.amounts import check_disk
-from rag_model.store.objects.cache import existing
+from rag_model.index.byte_sizes import check_disk
+from rag_model.store.objects.cache import nearest_existing
 from rag_model.store.store import Store
 
 _MARK = "store.json"  # the first file of every store
 
 
 @contextmanager
-def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -> Iterator[Store]:
+def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -> Iterator[Store]:
     """Open the store `OUT.work`, which is deleted at the end of the block and kept if it fails.
 
     Args:
@@ -40,7 +40,7 @@ def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -
         raise UsageError(f"{work} exists and is not a work folder: remove it, or name another with --work")
     temporary = work / "tmp"
     store = Store.open(str(work), create=True)
-    with alone(work):
+    with lock_folder(work):
         shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
         temporary.mkdir()
         with _environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work / "cache")}):
@@ -49,15 +49,18 @@ def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -
 
 
 def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
-    disk = existing(work)
-    held = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) if work.exists() else 0
-    apart = disk.stat().st_dev != existing(out.resolve()).stat().st_dev
-    for place, needed in ((disk, work_bytes - held), (existing(out.resolve()), out_bytes if apart else 0)):
-        check_disk(place, needed, "the work", "name a folder on another disk with --work")
+    disk = nearest_existing(work)
+    used_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) if work.exists() else 0
+    apart = disk.stat().st_dev != nearest_existing(out.resolve()).stat().st_dev
+    for disk_path, needed in (
+        (disk, work_bytes - used_bytes),
+        (nearest_existing(out.resolve()), out_bytes if apart else 0),
+    ):
+        check_disk(disk_path, needed, "the work", "name a folder on another disk with --work")
 
 
 @contextmanager
-def alone(work: Path) -> Iterator[None]:
+def lock_folder(work: Path) -> Iterator[None]:
     """Lock an existing folder; the kernel releases the lock when this process ends by any means.
 
     Raises:
@@ -66,20 +69,20 @@ def alone(work: Path) -> Iterator[None]:
     with (work / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as held:
-            raise UsageError(f"another run works in {work}: wait for it, or name another folder with --work") from held
+        except BlockingIOError as error:
+            raise UsageError(f"another run works in {work}: wait for it, or name another folder with --work") from error
         yield
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for this process and its children within the block."""
-    before, folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
+    environment, folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
     os.environ.update(values)
     tempfile.tempdir = None  # so that it is looked up again
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in environment.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
         tempfile.tempdir = folder

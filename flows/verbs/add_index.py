@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.add_index import add_index as add_index_flow
-from flows.command.reply import Common, Reply, StoreUrl, figures
-from flows.outcome import Reindexed
+from flows.command.reply import Common, Reply, StoreUrl, format_numbers
+from flows.outcome import BuildOutcome
 from flows.stage import run_flow
 from rag_model.errors import GateRefusedError
 from rag_model.snapshots.recipe import read_recipe
@@ -37,15 +37,15 @@ def add_index(
     snapshot
         A ref, ref@number, an id, or a unique prefix of one.
     """
-    given = read_recipe(recipe) if recipe else None
+    read_settings = read_recipe(recipe) if recipe else None
     try:
-        outcome = run_flow(add_index_flow, snapshot, store, given, index, ref, beam_options)
-    except GateRefusedError as refused:
-        return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
-    return Reply(outcome.to_json(), _words(outcome))
+        outcome = run_flow(add_index_flow, snapshot, store, read_settings, index, ref, beam_options)
+    except GateRefusedError as error:
+        return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
+    return Reply(outcome.to_json(), _format_outcome(outcome))
 
 
-def _words(outcome: Reindexed) -> str:
-    moved = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
-    lines = (f"index     {name}: {figures(found)}" for name, found in outcome.metrics.items())
-    return "\n".join([f"{moved} snapshot {outcome.snapshot}; see {outcome.report}", *lines])
+def _format_outcome(outcome: BuildOutcome) -> str:
+    move_sentence = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
+    lines = (f"index     {name}: {format_numbers(metrics)}" for name, metrics in outcome.metrics.items())
+    return "\n".join([f"{move_sentence} snapshot {outcome.snapshot}; see {outcome.report}", *lines])

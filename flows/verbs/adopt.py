@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from flows.adopt import adopt_library
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.outcome import Reindexed
+from flows.outcome import BuildOutcome
 from flows.stage import run_flow
 from rag_model.errors import GateRefusedError
 from rag_model.snapshots.recipe import read_recipe
@@ -31,20 +31,20 @@ def adopt(
     Parameters
     ----------
     passages
-        Path, URL or glob of psgs_w100.tsv, JSONL or Parquet with id, title and text.
+        Path, URL or glob of passages or documents in a format of `reindex --dump`.
     vectors
         .npy or Parquet files, or folders of them.
     """
     files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
     beam_options = vectors[len(files) :]
     try:
-        given = passages, files or (passages,), store, encoder, read_recipe(recipe), ref, beam_options
-        outcome = run_flow(adopt_library, *given)
-    except GateRefusedError as refused:
-        return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
-    return Reply(outcome.to_json(), _words(outcome))
+        arguments = passages, files or (passages,), store, encoder, read_recipe(recipe), ref, beam_options
+        outcome = run_flow(adopt_library, *arguments)
+    except GateRefusedError as error:
+        return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
+    return Reply(outcome.to_json(), _format_outcome(outcome))
 
 
-def _words(outcome: Reindexed) -> str:
-    moved = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
-    return f"{moved} snapshot {outcome.snapshot}: {outcome.counts['passages']:,} passages; see {outcome.report}"
+def _format_outcome(outcome: BuildOutcome) -> str:
+    move_sentence = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
+    return f"{move_sentence} snapshot {outcome.snapshot}: {outcome.counts['passages']:,} passages; see {outcome.report}"

@@ -4,17 +4,25 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.live import live
-from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
+from flows.command.live import show_live_answer
+from flows.command.reading import (
+    AbstainBelow,
+    BudgetTokens,
+    Cite,
+    OrderName,
+    PromptFile,
+    ReaderOption,
+    build_prompt_settings,
+)
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
-from flows.verbs.search import asked_of, titled
-from rag_model.corpus.moments import day_of
-from rag_model.generate.decoding import Decoding
-from rag_model.reading.answer import Answer, Excerpt, Support, answer_json
+from flows.verbs.search import collect_questions, format_title
+from rag_model.corpus.timestamps import format_day
+from rag_model.generate.decoding import DecodingSettings
+from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, answer_json
 from rag_model.reading.confidence import Threshold
-from rag_model.reading.opening import open_reader
+from rag_model.reading.model import open_reader
 from rag_model.reading.settings import ReaderSettings
-from rag_model.retrieve.expression import one_of
+from rag_model.retrieve.expression import choose_expression
 from rag_model.store.versions.snapshot import Snapshot
 
 ModelName = Annotated[
@@ -36,7 +44,7 @@ def answer(
     index: IndexName = None,
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
-    reader: ReadBy = None,
+    reader: ReaderOption = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
@@ -58,45 +66,51 @@ def answer(
     question
         One or more questions, each one argument.
     """
-    asked, named_retriever = asked_of(question, questions_file), one_of(index, retriever)
-    concat = concat_of([reader], model, order, budget, prompt, cite)
-    threshold = None if abstain_below is None else Threshold.read(abstain_below)
-    settings = ReaderSettings(reader, Decoding(beams=beams), concat, threshold=threshold)
+    questions, named_retriever = collect_questions(question, questions_file), choose_expression(index, retriever)
+    concat = build_prompt_settings([reader], model, order, budget, prompt, cite)
+    threshold = None if abstain_below is None else Threshold.parse(abstain_below)
+    settings = ReaderSettings(reader, DecodingSettings(beams=beams), concat, threshold=threshold)
     snapshot = Snapshot.open(store, ref)
-    named, opened = open_reader(snapshot, store, model, named_retriever, settings, asks)
-    with live(_head(asked[0]), common) as shown:
-        answers = opened.answer(asked, k, tell=shown)
-    document = {"snapshot": snapshot.id, "model": named, "answers": [answer_json(one) for one in answers]}
-    text = "\n\n".join(_words(one) for one in answers)
-    return Reply(document, text if shown is None else shown.rest(text))
+    model_id, opened_reader = open_reader(snapshot, store, model, named_retriever, settings, asks)
+    with show_live_answer(_format_question(questions[0]), common) as live_text:
+        answers = opened_reader.answer(questions, k, on_text=live_text)
+    document = {"snapshot": snapshot.id, "model": model_id, "answers": [answer_json(answer_) for answer_ in answers]}
+    text = "\n\n".join(_format_answer(answer_) for answer_ in answers)
+    return Reply(document, text if live_text is None else live_text.rest(text))
 
 
-def _words(answer: Answer) -> str:
-    nothing = "(the library does not hold it)" if answer.abstained else "(nothing)"
-    cut = "" if answer.ended or answer.abstained else " …"
-    lines = [f"{_head(answer.question)}{answer.text or nothing}{cut}"]
+def _format_answer(answer: Answer) -> str:
+    empty_text = "(the library does not hold it)" if answer.abstained else "(nothing)"
+    ellipsis = "" if answer.ended or answer.abstained else " …"
+    lines = [f"{_format_question(answer.question)}{answer.text or empty_text}{ellipsis}"]
     if answer.context:
-        return "\n".join([*lines, *(line for one in answer.context for line in _entry(one, answer) if line.strip())])
-    for one in sorted(answer.support, key=_share, reverse=True):
-        passage = one.hit.passage
-        title = titled(passage.title, passage.section, day_of(passage.revised))
-        known = one.weight is not None and one.posterior is not None
-        share = f"{one.posterior:5.0%} of it from {title} (retrieved {one.weight:.0%})" if known else f"   {title}"
-        lines += [share, f"      {one.hit.licence}"]
+        return "\n".join(
+            [*lines, *(line for entry in answer.context for line in _format_entry(entry, answer) if line.strip())]
+        )
+    for supporting in sorted(answer.support, key=_posterior, reverse=True):
+        passage = supporting.hit.passage
+        title = format_title(passage.title, passage.section, format_day(passage.revised))
+        has_share = supporting.weight is not None and supporting.posterior is not None
+        share = (
+            f"{supporting.posterior:5.0%} of it from {title} (retrieved {supporting.weight:.0%})"
+            if has_share
+            else f"   {title}"
+        )
+        lines += [share, f"      {supporting.hit.licence}"]
     return "\n".join(line for line in lines if line.strip())
 
 
-def _head(question: str) -> str:
+def _format_question(question: str) -> str:
     return f"{question}\n  "
 
 
-def _entry(one: Excerpt, answer: Answer) -> list[str]:
-    title = titled(one.title, one.section, (one.revised or "").partition("T")[0])
+def _format_entry(entry: ContextEntry, answer: Answer) -> list[str]:
+    title = format_title(entry.title, entry.section, (entry.revised or "").partition("T")[0])
     return [
-        f"  [{one.number}] {title}{', cut' if one.cut else ''}",
-        f"      {answer.support[one.places[0]].hit.licence}",
+        f"  [{entry.number}] {title}{', cut' if entry.cut else ''}",
+        f"      {answer.support[entry.places[0]].hit.licence}",
     ]
 
 
-def _share(one: Support) -> float:
-    return one.posterior or 0.0
+def _posterior(supporting: SupportingPassage) -> float:
+    return supporting.posterior or 0.0

@@ -11,7 +11,7 @@ from flows.verbs.evaluate import evaluate
 from flows.verbs.reindex import reindex
 from flows.verbs.search import search
 
-ASKED = (
+QUESTIONS_ASKED = (
     "Who assassinated Abraham Lincoln?",
     "What is the tallest mountain in Alaska?",
     "Which philosopher was the teacher of Alexander the Great?",
@@ -29,13 +29,13 @@ def demo(
 
     Takes a few minutes on two cores the first time and seconds after that. Needs the extra `demo`, no network.
     """
-    built = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
-    measured = evaluate(store=folder, questions=str(QUESTIONS))
-    answered = search(*ASKED, store=folder, k=1)
-    document = {"reindex": built.document, "evaluate": measured.document, "search": answered.document}
-    text = "\n\n".join([built.text, measured.text, answered.text, _next(folder)])
+    build_reply = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
+    evaluate_reply = evaluate(store=folder, questions=str(QUESTIONS))
+    search_reply = search(*QUESTIONS_ASKED, store=folder, k=1)
+    document = {"reindex": build_reply.document, "evaluate": evaluate_reply.document, "search": search_reply.document}
+    text = "\n\n".join([build_reply.text, evaluate_reply.text, search_reply.text, _format_next_step(folder)])
     return Reply(document, text)
 
 
-def _next(folder: str) -> str:
+def _format_next_step(folder: str) -> str:
     return f"Ask it yourself:  bookwheel search 'your question' --store {Path(folder)}"

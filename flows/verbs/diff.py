@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.evaluations import compared
+from flows.command.evaluations import build_comparison_reply
 from flows.command.reply import Common, Reply, StoreUrl
 from rag_model.errors import UsageError
-from rag_model.evaluation.records.differences import beside
-from rag_model.store.comparing.diff import CHANGES, Diff
-from rag_model.store.comparing.diff import diff as diff_snapshots
-from rag_model.store.store import EVALUATION, Store
+from rag_model.evaluation.records import compare_evaluations
+from rag_model.store.diff import CHANGES, SnapshotDiff, diff_snapshots
+from rag_model.store.store import EVALUATION_PREFIX, Store
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -38,42 +37,46 @@ def diff(
     after
         The one to compare with, named in the same way.
     """
-    opened = Store.open(store)
-    kinds = {name.startswith(EVALUATION) for name in (before, after)}
+    opened_store = Store.open(store)
+    kinds = {name.startswith(EVALUATION_PREFIX) for name in (before, after)}
     if kinds == {True}:
-        return _evaluations(opened, before, after)
+        return _compare_evaluations(opened_store, before, after)
     if True in kinds:
         raise UsageError(f"an evaluation is compared with another one, not with a snapshot: {before}, {after}")
-    found = diff_snapshots(Snapshot.from_store(opened, before), Snapshot.from_store(opened, after), limit)
-    return Reply(found.to_json(), "\n".join(_lines(found)))
+    snapshot_diff = diff_snapshots(
+        Snapshot.from_store(opened_store, before), Snapshot.from_store(opened_store, after), limit
+    )
+    return Reply(snapshot_diff.to_json(), "\n".join(_format_diff(snapshot_diff)))
 
 
-def _evaluations(store: Store, before: str, after: str) -> Reply:
-    shelf = store.evaluations
-    old, new = (shelf.get(shelf.trusted(name.removeprefix(EVALUATION))) for name in (before, after))
-    return compared(beside(store, old, new))
+def _compare_evaluations(store: Store, before: str, after: str) -> Reply:
+    catalog = store.evaluations
+    old_evaluation, new_evaluation = (
+        catalog.get(catalog.resolve_trusted(name.removeprefix(EVALUATION_PREFIX))) for name in (before, after)
+    )
+    return build_comparison_reply(compare_evaluations(store, old_evaluation, new_evaluation))
 
 
-def _lines(found: Diff) -> Iterator[str]:
-    yield f"from      {found.before}"
-    yield f"to        {found.after}"
-    yield f"articles  {_counts(found.articles)}"
-    yield f"passages  {_counts(found.passages)}"
+def _format_diff(snapshot_diff: SnapshotDiff) -> Iterator[str]:
+    yield f"from      {snapshot_diff.before}"
+    yield f"to        {snapshot_diff.after}"
+    yield f"articles  {_format_counts(snapshot_diff.articles)}"
+    yield f"passages  {_format_counts(snapshot_diff.passages)}"
     for change in CHANGES:
-        named = found.examples[change]
-        more = found.articles[change] - len(named)
-        if named:
-            titles = ", ".join(article.title for article in named)
-            yield f"{change:<9} {titles}" + (f" and {more:,} more" if more else "")
-    for name, (before, after) in found.settings.items():
-        yield f"setting   {name}: {_value(before)} -> {_value(after)}"
-    for kind, pull in found.pull.items():
+        examples = snapshot_diff.examples[change]
+        further_count = snapshot_diff.articles[change] - len(examples)
+        if examples:
+            titles = ", ".join(article.title for article in examples)
+            yield f"{change:<9} {titles}" + (f" and {further_count:,} more" if further_count else "")
+    for name, (old_value, new_value) in snapshot_diff.settings.items():
+        yield f"setting   {name}: {_format_value(old_value)} -> {_format_value(new_value)}"
+    for kind, pull in snapshot_diff.pull.items():
         yield f"pull      {kind}: {pull.fetched_bytes:,} of {pull.fetched_bytes + pull.reused_bytes:,} bytes"
 
 
-def _counts(counts: Mapping[Any, int]) -> str:
+def _format_counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{counts[change]:,} {change}" for change in CHANGES)
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "none" if value is None else str(value)

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply
-from flows.machine.doctor import examine
+from flows.machine.doctor import run_checks
 from flows.machine.finding import Finding
 
 
@@ -16,13 +16,13 @@ def doctor(
     common: Common | None = None,
 ) -> Reply:
     """Check versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if a check fails."""
-    findings = list(examine(store, beam_options))
-    amiss = [finding for finding in findings if not finding.ok]
-    document = {"ok": not amiss, "findings": [asdict(finding) for finding in findings]}
-    refusal = f"{len(amiss)} of {len(findings)} checks failed: {amiss[0].what}: {amiss[0].todo}" if amiss else ""
-    return Reply(document, "\n".join(map(_line, findings)), refusal)
+    findings = list(run_checks(store, beam_options))
+    failed = [finding for finding in findings if not finding.ok]
+    document = {"ok": not failed, "findings": [asdict(finding) for finding in findings]}
+    refusal = f"{len(failed)} of {len(findings)} checks failed: {failed[0].what}: {failed[0].todo}" if failed else ""
+    return Reply(document, "\n".join(map(_format_finding, findings)), refusal)
 
 
-def _line(finding: Finding) -> str:
-    told = f"{'ok' if finding.ok else 'AMISS':<6}{finding.what:<26}{finding.found}"
-    return told if finding.ok else f"{told}; {finding.todo}"
+def _format_finding(finding: Finding) -> str:
+    line = f"{'ok' if finding.ok else 'AMISS':<6}{finding.what:<26}{finding.found}"
+    return line if finding.ok else f"{line}; {finding.todo}"

@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Parameter
 
-from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, concat_of
-from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, whole
+from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, build_prompt_settings
+from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.ablation import OPEN, Ablations
-from rag_model.evaluation.answers.scores import AnswerKind
+from rag_model.evaluation.answers.ablation import OPEN_BOOK, AblationSettings
+from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
 from rag_model.evaluation.reports.run_files import check_paths
-from rag_model.evaluation.retrieval.judging import JudgedBy
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.reader import ReaderName
-from rag_model.retrieve.expression import all_of
+from rag_model.retrieve.expression import choose_expressions
 
 if TYPE_CHECKING:
-    from flows.outcome import Evaluated
+    from flows.outcome import EvaluateOutcome
 
-_RISK = 0.2  # share of wrong answers among those given, at most, unless told otherwise
-_DEPTH = 20  # passages that retrieval is measured to, unless told otherwise
+_DEFAULT_RISK = 0.2  # share of wrong answers among those given, at most, unless told otherwise
+_DEFAULT_DEPTH = 20  # passages that retrieval is measured to, unless told otherwise
 
 
 def evaluate(
@@ -33,7 +32,7 @@ def evaluate(
         tuple[str, ...],
         Parameter(
             negative="",
-            env_var_split=whole,
+            env_var_split=keep_whole,
             help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); "
             "A:100 asks A for 100. Again for one more, to compare it with the first. By default the snapshot's own.",
         ),
@@ -132,153 +131,170 @@ def evaluate(
     What was measured is kept in the store as an evaluation, once for the same snapshot, model, questions and settings:
     `show` lists it, `diff` compares it. In a store that cannot be written nothing is kept, and the reply says so.
     """
-    retrievers = all_of(index, retriever)
+    retrievers = choose_expressions(index, retriever)
     if model is None:
-        of_models: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
-        of_models |= {"--label": label}
-        of_models |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
-        of_models |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
-        _refuse(of_models, "needs a model: give one with --model")
-        asked = {"k": _DEPTH if k is None else k, "judged_by": judge, "patterns": answers == "patterns"}
-        return _compare(store, questions, retrievers, ref, asked | {"encoder": encoder}, report, (trec, dpr, rows))
-    why = "measures retrieval alone: leave it out, or leave out --model"
-    _refuse({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, why)
+        model_options: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
+        model_options |= {"--label": label}
+        model_options |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
+        model_options |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
+        _refuse_options(model_options, "needs a model: give one with --model")
+        search_settings = {
+            "k": _DEFAULT_DEPTH if k is None else k,
+            "judged_by": judge,
+            "patterns": answers == "patterns",
+        }
+        return _evaluate_retrievers(
+            store, questions, retrievers, ref, search_settings | {"encoder": encoder}, report, (trec, dpr, rows)
+        )
+    advice = "measures retrieval alone: leave it out, or leave out --model"
+    _refuse_options({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, advice)
     if len(retrievers) > 1:
         raise UsageError(
             f"a model answers from one retriever, and {len(retrievers)} are given: leave out --model, or them"
         )
-    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0), "judged_by": judge}
+    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEFAULT_DEPTH, k or 0), "judged_by": judge}
     settings["retriever"] = retrievers[0] if retrievers else None
-    settings["readers"], settings["concat"] = reader, concat_of(reader, model, order, budget, prompt, cite)
-    settings["ablations"] = Ablations() if ablations else None
+    settings["readers"], settings["concat"] = reader, build_prompt_settings(reader, model, order, budget, prompt, cite)
+    settings["ablations"] = AblationSettings() if ablations else None
     if risk is not None and abstain is None:
         raise UsageError("--risk says how a threshold is chosen: give --abstain too")
-    settings["labels"] = _labels(label)
-    settings["risk"] = (_RISK if risk is None else risk) if abstain is not None else None
-    settings["threshold"] = None if abstain_below is None else Threshold.read(abstain_below)
+    settings["labels"] = _parse_labels(label)
+    settings["risk"] = (_DEFAULT_RISK if risk is None else risk) if abstain is not None else None
+    settings["threshold"] = None if abstain_below is None else Threshold.parse(abstain_below)
     check_paths(None if abstain is None else str(abstain), questions=questions)
-    named = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
-    return _answer(store, model, questions, ref, settings, beams, named, abstain)
+    output_files = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
+    return _evaluate_model(store, model, questions, ref, settings, beams, output_files, abstain)
 
 
-def _labels(given: Sequence[str]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in given]
-    if bad := next((one for one, pair in zip(given, pairs, strict=True) if not pair[0] or not pair[2]), None):
-        raise UsageError(f"--label {bad!r} is no label with a word: give one such as SUPPORTS=true")
+def _parse_labels(options: Sequence[str]) -> dict[str, str]:
+    pairs = [option.partition("=") for option in options]
+    if invalid_option := next(
+        (option for option, pair in zip(options, pairs, strict=True) if not pair[0] or not pair[2]), None
+    ):
+        raise UsageError(f"--label {invalid_option!r} is no label with a word: give one such as SUPPORTS=true")
     return {label.strip(): word.strip() for label, _, word in pairs}
 
 
-def _refuse(given: dict[str, Any], why: str) -> None:
-    for name, value in given.items():
+def _refuse_options(options: dict[str, Any], advice: str) -> None:
+    for name, value in options.items():
         if value:
-            raise UsageError(f"{name} {why}")
+            raise UsageError(f"{name} {advice}")
 
 
-def _compare(
+def _evaluate_retrievers(
     store: str,
     questions: str,
     retrievers: Sequence[str],
     ref: str,
-    asked: dict[str, Any],
+    search_settings: dict[str, Any],
     report: Path | None,
     paths: tuple[Path | None, Path | None, Path | None],
 ) -> Reply:
-    from flows.command.comparison import words  # noqa: PLC0415 - Prefect, which `--help` does without
+    from flows.command.comparison import format_comparison  # noqa: PLC0415 - Prefect, which `--help` does without
     from flows.compare import RunFiles, compare  # noqa: PLC0415
     from flows.stage import run_flow  # noqa: PLC0415
 
     files = RunFiles(*(None if path is None else str(path) for path in paths))
     page = None if report is None else str(report)
-    outcome = run_flow(compare, store, questions, retrievers, ref, **asked, report=page, files=files)
-    return Reply(outcome.to_json(), words(outcome))
+    outcome = run_flow(compare, store, questions, retrievers, ref, **search_settings, report=page, files=files)
+    return Reply(outcome.to_json(), format_comparison(outcome))
 
 
-def _answer(
+def _evaluate_model(
     store: str,
     model: str,
     questions: str,
     ref: str,
     settings: dict[str, Any],
     beams: int,
-    others: dict[str, Path | str | None],
+    output_files: dict[str, Path | str | None],
     abstain: Path | None,
 ) -> Reply:
     # Torch and Prefect, which `--help` does without.
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
     from flows.outcome import CollapseRefusedError  # noqa: PLC0415
     from flows.stage import run_flow  # noqa: PLC0415
-    from rag_model.evaluation.answers.settings import Evaluation  # noqa: PLC0415
-    from rag_model.generate.decoding import Decoding  # noqa: PLC0415
+    from rag_model.evaluation.answers.settings import EvaluationSettings  # noqa: PLC0415
+    from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
 
-    examined = Evaluation(**settings, decoding=Decoding(beams=beams))
-    named = {name: None if path is None else str(path) for name, path in others.items()}
+    evaluation_settings = EvaluationSettings(**settings, decoding=DecodingSettings(beams=beams))
+    file_arguments = {name: None if path is None else str(path) for name, path in output_files.items()}
     try:
-        outcome, refusal = run_flow(evaluate_flow, store, model, questions, ref, examined, **named), ""
-    except CollapseRefusedError as refused:
-        outcome, refusal = refused.outcome, str(refused)
+        outcome, refusal = (
+            run_flow(evaluate_flow, store, model, questions, ref, evaluation_settings, **file_arguments),
+            "",
+        )
+    except CollapseRefusedError as error:
+        outcome, refusal = error.outcome, str(error)
     if abstain is not None:
         refusal = _write_threshold(outcome, abstain) or refusal
-    return Reply({**outcome.to_json(), "index": outcome.retriever}, _words(outcome), refusal)
+    return Reply({**outcome.to_json(), "index": outcome.retriever}, _format_outcome(outcome), refusal)
 
 
-def _write_threshold(outcome: "Evaluated", path: Path) -> str:
+def _write_threshold(outcome: "EvaluateOutcome", path: Path) -> str:
     """Write the threshold that was chosen; return one sentence where none was."""
-    found = outcome.abstaining or {}
-    if found.get("threshold") is None:
-        why = f"{outcome.abstained[:1].lower()}{outcome.abstained[1:]}"
-        return f"{why}, so {path} is not written: give a larger --risk"
-    chosen = {"model": outcome.model, "snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
-    rest = {name: value for name, value in found.items() if name != "threshold"}
-    Threshold(**found["threshold"]).write(path, **rest, **chosen)
+    abstention = outcome.abstaining or {}
+    if abstention.get("threshold") is None:
+        reason = f"{outcome.abstained[:1].lower()}{outcome.abstained[1:]}"
+        return f"{reason}, so {path} is not written: give a larger --risk"
+    provenance = {"model": outcome.model, "snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
+    statistics = {name: value for name, value in abstention.items() if name != "threshold"}
+    Threshold(**abstention["threshold"]).write(path, **statistics, **provenance)
     return ""
 
 
-def _against(row: dict[str, Any]) -> list[str]:
+def _format_differences(row: dict[str, Any]) -> list[str]:
     """Say how another reader differs from the first, and what it costs."""
     differences = ", ".join(
-        f"{name} {one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
-        for name, one in row["against_open"].items()
+        f"{name} {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+        for name, difference in row["against_open"].items()
     )
-    return [f"  minus the first reader: {differences}", *([f"  {costs(row['costs'])}"] if row["costs"] else [])]
+    return [f"  minus the first reader: {differences}", *([f"  {format_costs(row['costs'])}"] if row["costs"] else [])]
 
 
-def costs(found: Mapping[str, float]) -> str:
+def format_costs(costs_per_question: Mapping[str, float]) -> str:
     """Return what an answer costs, in words.
 
     >>> costs({"seconds": 0.5, "read": 512.0, "written": 9.0})
     '0.50 s, 512 tokens read and 9 written a question'
     """
-    seconds = [f"{found['seconds']:.2f} s"] if "seconds" in found else []
-    tokens = [f"{found['read']:,.0f} tokens read and {found['written']:,.0f} written"] if "read" in found else []
+    seconds = [f"{costs_per_question['seconds']:.2f} s"] if "seconds" in costs_per_question else []
+    tokens = (
+        [f"{costs_per_question['read']:,.0f} tokens read and {costs_per_question['written']:,.0f} written"]
+        if "read" in costs_per_question
+        else []
+    )
     return f"{', '.join([*seconds, *tokens])} a question"
 
 
-def stages(found: Mapping[str, float]) -> str:
+def format_stages(milliseconds_by_stage: Mapping[str, float]) -> str:
     """Return what each stage takes and their sum, in words.
 
     >>> stages({"hnsw": 0.25, "assembly": 1.0, "generation": 240.0})
     'hnsw 0.25 ms, assembly 1 ms, generation 240 ms: together 241 ms a question'
     """
-    each = ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in found.items())
-    return f"{each}: together {sum(found.values()):.3g} ms a question"
+    stages = ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in milliseconds_by_stage.items())
+    return f"{stages}: together {sum(milliseconds_by_stage.values()):.3g} ms a question"
 
 
-def _words(outcome: "Evaluated") -> str:
-    from flows.command.comparison import figures, kept  # noqa: PLC0415 - as above
+def _format_outcome(outcome: "EvaluateOutcome") -> str:
+    from flows.command.comparison import describe_record, iter_metric_lines  # noqa: PLC0415 - as above
 
     lines = [
-        f"{outcome.n:,} questions, model {outcome.named}, snapshot {outcome.snapshot[:12]}, "
+        f"{outcome.n:,} questions, model {outcome.model_label}, snapshot {outcome.snapshot[:12]}, "
         f"answered from {outcome.k} passages each by {outcome.reader}",
-        *figures({**outcome.metrics, **outcome.ranks}, outcome.intervals),
+        *iter_metric_lines({**outcome.metrics, **outcome.ranks}, outcome.intervals),
     ]
-    lines += [f"costs        {costs(outcome.costs)}"] if outcome.costs else []
-    lines += [f"stages       {stages(outcome.stages)}"] if outcome.stages else []
-    read = {f"{name}, {OPEN}" for name in get_args(ReaderName)}
+    lines += [f"costs        {format_costs(outcome.costs)}"] if outcome.costs else []
+    lines += [f"stages       {format_stages(outcome.stages)}"] if outcome.stages else []
+    reader_conditions = {f"{name}, {OPEN_BOOK}" for name in get_args(ReaderName)}
     for row in outcome.ablations[1:]:
-        found = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
-        lines.append(f"{row['condition']}: {found} ({row['n']:,} questions)")
-        lines += _against(row) if row["condition"] in read else []
-    seen = outcome.collapse
-    lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
+        metrics = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
+        lines.append(f"{row['condition']}: {metrics} ({row['n']:,} questions)")
+        lines += _format_differences(row) if row["condition"] in reader_conditions else []
+    collapse = outcome.collapse
+    lines.append(f"{collapse['distinct']:,} distinct passages, spread {collapse['spread']:.2f}")
     lines += [sentence for sentence in (*outcome.notes, outcome.worth, outcome.abstained) if sentence]
-    return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else []), kept(outcome)])
+    return "\n".join(
+        [*lines, *([f"report       {outcome.report}"] if outcome.report else []), describe_record(outcome)]
+    )

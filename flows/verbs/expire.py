@@ -8,8 +8,8 @@ from cyclopts import Parameter
 from flows.command.age import parse_age
 from flows.command.reply import Common, Reply, StoreUrl, Yes
 from rag_model.store.store import Store
-from rag_model.store.upkeep.expire import Policy
-from rag_model.store.upkeep.expire import expire as expire_old
+from rag_model.store.upkeep.expire import ExpirePolicy
+from rag_model.store.upkeep.expire import expire_store as expire_old
 
 
 def expire(
@@ -27,15 +27,15 @@ def expire(
     Evaluations go with their snapshot or model, and an unfinished training when its checkpoint is as old. The current
     snapshot of a ref is never deleted. The files of deleted snapshots stay until `bookwheel gc`.
     """
-    found = expire_old(Store.open(store), Policy(keep, parse_age(older_than)), dry_run=not yes)
+    report = expire_old(Store.open(store), ExpirePolicy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [
-        *(f"move      {move}" for move in found.moves),
-        *(f"snapshot  {snapshot[:12]}" for snapshot in found.snapshots),
-        *(f"model     {model[:12]}" for model in found.models),
-        *(f"evaluation {evaluation[:12]}" for evaluation in found.evaluations),
-        *(f"training  {key[:12]}" for key in found.trainings),
-        f"{'deleted' if yes else 'would delete'} {len(found.moves)} moves, {len(found.snapshots)} snapshots, "
-        f"{len(found.models)} models, {len(found.evaluations)} evaluations and {len(found.trainings)} trainings"
+        *(f"move      {move}" for move in report.moves),
+        *(f"snapshot  {snapshot[:12]}" for snapshot in report.snapshots),
+        *(f"model     {model[:12]}" for model in report.models),
+        *(f"evaluation {evaluation[:12]}" for evaluation in report.evaluations),
+        *(f"training  {key[:12]}" for key in report.trainings),
+        f"{'deleted' if yes else 'would delete'} {len(report.moves)} moves, {len(report.snapshots)} snapshots, "
+        f"{len(report.models)} models, {len(report.evaluations)} evaluations and {len(report.trainings)} trainings"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
-    return Reply({"dry_run": not yes, **asdict(found)}, "\n".join(lines))
+    return Reply({"dry_run": not yes, **asdict(report)}, "\n".join(lines))

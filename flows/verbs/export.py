@@ -7,13 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.console import shown
+from flows.command.console import show_progress
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
-from rag_model.store.pulling.destination import Destination, destination
-from rag_model.store.pulling.export import ExportReport, Layout, export_store
-from rag_model.store.pulling.export import export as export_snapshot
-from rag_model.store.store import EVALUATION, MODEL, Store
+from rag_model.store.pulling.destination import Destination, parse_destination
+from rag_model.store.pulling.export import ExportReport, Layout, export_snapshot, export_store
+from rag_model.store.store import EVALUATION_PREFIX, MODEL_PREFIX, Store
 from rag_model.store.versions.evaluations import export_evaluation
 from rag_model.store.versions.models import export_model
 from rag_model.store.versions.snapshot import Snapshot
@@ -46,39 +45,43 @@ def export(
         A folder that does not exist yet; or hf://datasets/USER/NAME, for a model hf://USER/NAME: a repository of the
         Hugging Face Hub, or a folder in one, which gets all files in one commit. A new repository is private.
     """
-    place = destination(out)
-    with nullcontext() if isinstance(place, Path) else shown("export"):
-        return _export(store, snapshot, place, layout, no_embeddings=no_embeddings)
+    destination = parse_destination(out)
+    with nullcontext() if isinstance(destination, Path) else show_progress("export"):
+        return _export_any(store, snapshot, destination, layout, no_embeddings=no_embeddings)
 
 
-def _export(store: str, snapshot: str, place: Destination, layout: Layout | None, *, no_embeddings: bool) -> Reply:
-    if snapshot.startswith((MODEL, EVALUATION)):
-        noun = "a model" if snapshot.startswith(MODEL) else "an evaluation"
+def _export_any(
+    store: str, snapshot: str, destination: Destination, layout: Layout | None, *, no_embeddings: bool
+) -> Reply:
+    if snapshot.startswith((MODEL_PREFIX, EVALUATION_PREFIX)):
+        noun = "a model" if snapshot.startswith(MODEL_PREFIX) else "an evaluation"
         if layout or no_embeddings:
             raise UsageError(f"{snapshot} is {noun}, which has only one layout and no vectors: leave out the options")
-        return (_model if snapshot.startswith(MODEL) else _evaluation)(store, snapshot.partition(":")[2], place)
-    report = _snapshot(store, snapshot, place, layout or "datasets", embeddings=not no_embeddings)
+        return (_export_model if snapshot.startswith(MODEL_PREFIX) else _export_evaluation)(
+            store, snapshot.partition(":")[2], destination
+        )
+    report = _export_snapshot(store, snapshot, destination, layout or "datasets", embeddings=not no_embeddings)
     document = {**asdict(report), "path": str(report.path)}
     text = f"{report.passages:,} passages of {report.snapshot[:12]} are in {report.path}: {report.bytes:,} bytes"
     return Reply(document, text)
 
 
-def _snapshot(store: str, name: str, out: Destination, layout: Layout, *, embeddings: bool) -> ExportReport:
+def _export_snapshot(store: str, name: str, out: Destination, layout: Layout, *, embeddings: bool) -> ExportReport:
     if layout == "store":
         if not embeddings:
             raise UsageError("a store holds the snapshot whole: leave out --no-embeddings")
         return export_store(Store.open(store), name, out)
-    with Snapshot.open(store, name) as opened:
-        return export_snapshot(opened, out, layout, embeddings=embeddings)
+    with Snapshot.open(store, name) as opened_snapshot:
+        return export_snapshot(opened_snapshot, out, layout, embeddings=embeddings)
 
 
-def _model(store: str, name: str, out: Destination) -> Reply:
+def _export_model(store: str, name: str, out: Destination) -> Reply:
     report = export_model(Store.open(store), name, out)
     text = f"{report.kind} model {report.model[:12]} is in {report.path}: {report.bytes:,} bytes"
     return Reply({**asdict(report), "path": str(report.path)}, text)
 
 
-def _evaluation(store: str, name: str, out: Destination) -> Reply:
+def _export_evaluation(store: str, name: str, out: Destination) -> Reply:
     report = export_evaluation(Store.open(store), name, out)
     text = f"evaluation {report.evaluation[:12]} is in {report.path}: {report.bytes:,} bytes"
     return Reply({**asdict(report), "path": str(report.path)}, text)

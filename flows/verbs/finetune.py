@@ -6,21 +6,22 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, SnapshotName
-from flows.finetune import Finetuned
+from flows.finetune import FinetuneOutcome
 from flows.finetune import finetune as finetune_flow
 from flows.stage import run_flow
 from flows.training import KindName, read_tables
 from rag_model.errors import UsageError
-from rag_model.training.objectives.registry import objective, objectives
-from rag_model.training.settings_text import settings_text
+from rag_model.training.objectives.objective import get_objective, list_objectives
+from rag_model.training.settings import render_settings
 
-_OFFERED = "; ".join(
-    f"`{one.name}`: {one.summary}{''.join(f', `--{option}`' for option in sorted(one.options))}" for one in objectives()
+_OBJECTIVES_HELP = "; ".join(
+    f"`{objective.name}`: {objective.summary}{''.join(f', `--{option}`' for option in sorted(objective.options))}"
+    for objective in list_objectives()
 )
 
 
 def finetune(
-    kind: Annotated[KindName, Parameter(help=_OFFERED)],
+    kind: Annotated[KindName, Parameter(help=_OBJECTIVES_HELP)],
     /,
     *beam_options: Annotated[
         str,
@@ -80,23 +81,23 @@ def finetune(
     `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
     if print_settings:
-        text = settings_text(objective(kind))
+        text = render_settings(get_objective(kind))
         return Reply({"kind": kind, "settings": text}, text.rstrip())
-    required = {"--store": store} | ({"--train": train, "--dev": dev} if objective(kind).takes_examples else {})
+    required = {"--store": store} | ({"--train": train, "--dev": dev} if get_objective(kind).takes_examples else {})
     if store is None or None in required.values():
         raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")
     tables: Any = read_tables(training)
     folder = str(work) if work else None
-    begins = (encoder, generator, teacher)
-    given = kind, store, train, dev, ref
-    outcome = run_flow(finetune_flow, *given, *begins, tables, name, max_steps, folder, beam_options)
-    return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
+    initial_models = (encoder, generator, teacher)
+    data_arguments = kind, store, train, dev, ref
+    outcome = run_flow(finetune_flow, *data_arguments, *initial_models, tables, name, max_steps, folder, beam_options)
+    return Reply(outcome.to_json(), "\n".join(_format_outcome(outcome)))
 
 
-def _lines(outcome: Finetuned) -> list[str]:
-    before, after = outcome.metrics["before"], outcome.metrics["after"]
+def _format_outcome(outcome: FinetuneOutcome) -> list[str]:
+    initial_metrics, best_metrics = outcome.metrics["before"], outcome.metrics["after"]
     trained = f"{outcome.steps:,} steps" if outcome.trained else f"{outcome.steps:,} steps, by an earlier run"
     return [
         f"model     {outcome.model}",
@@ -104,5 +105,8 @@ def _lines(outcome: Finetuned) -> list[str]:
         f"snapshot  {outcome.snapshot}",
         *([f"index     {outcome.index} ({outcome.name}): ask it with --ref {outcome.name}"] if outcome.index else []),
         f"trained   {trained}; the best weights are those of step {outcome.best_step:,}",
-        *(f"{measure:<16}{value:>10.4g} before {after[measure]:>10.4g} after" for measure, value in before.items()),
+        *(
+            f"{measure:<16}{value:>10.4g} before {best_metrics[measure]:>10.4g} after"
+            for measure, value in initial_metrics.items()
+        ),
     ]

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from flows.command.age import parse_age
 from flows.command.reply import Common, Reply, StoreUrl, Yes
 from rag_model.store.store import Store
-from rag_model.store.upkeep.gc import gc as collect
+from rag_model.store.upkeep.gc import collect_garbage as collect
 
 
 def gc(

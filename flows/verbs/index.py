@@ -7,23 +7,23 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import Common, Reply, figures
-from flows.index import Indexed, Order, index_vectors
-from flows.prospect import prospect
+from flows.command.reply import Common, Reply, format_numbers
+from flows.index import IndexOutcome, IndexRequest, index_vectors
+from flows.prospect import describe_plan
 from rag_model.errors import UsageError
-from rag_model.index.build import rows_path
+from rag_model.index.build import kept_rows_path
+from rag_model.index.byte_sizes import parse_bytes
 from rag_model.index.files.engine import Metric
-from rag_model.index.files.intake import Invalid, look
-from rag_model.index.quality.health import Effort
+from rag_model.index.files.intake import InvalidRowPolicy, inspect_vectors
+from rag_model.index.kind import get_kind_for_factory
+from rag_model.index.quality.results import OperatingPoint
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.registry import kind_for
-from rag_model.index.sizing.amounts import parse_bytes
-from rag_model.secrets import refuse_url
+from rag_model.secrets import refuse_url_as_path
 
-_MOST_VECTORS, _MOST_DIMENSIONS = 1 << 40, 1 << 16  # that --plan takes
+_MAX_VECTORS, _MAX_DIMENSIONS = 1 << 40, 1 << 16  # that --plan takes
 
-OPEN = "HNSW32"  # the default structure, if it fits in memory
-_DEFAULT = IndexRecipe(OPEN)
+DEFAULT_FACTORY = "HNSW32"  # the default structure, if it fits in memory
+_DEFAULT = IndexRecipe(DEFAULT_FACTORY)
 
 
 def index(
@@ -50,7 +50,8 @@ def index(
     ] = None,
     column: Annotated[str | None, Parameter(help="The column of Parquet files, if several contain vectors.")] = None,
     invalid: Annotated[
-        Invalid, Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy.")
+        InvalidRowPolicy,
+        Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy."),
     ] = "refuse",
     ef_construction: Annotated[int, Parameter(help="Candidates for the links of a node.")] = _DEFAULT.ef_construction,
     border: Annotated[
@@ -79,11 +80,11 @@ def index(
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     for path in files:
-        refuse_url(path)
+        refuse_url_as_path(path)
     if not plan and len(files) < 2:
         raise UsageError("index needs VECTORS and OUT: bookwheel index vectors.npy index.faiss")
     recipe = IndexRecipe(
-        factory or OPEN,
+        factory or DEFAULT_FACTORY,
         metric,
         ef_construction=ef_construction,
         cells=shards,
@@ -92,11 +93,11 @@ def index(
         seed=seed,
         recall_target=recall,
     )
-    order = Order(
+    request = IndexRequest(
         vectors=files[:-1] or files,
         out=files[-1] if files else Path(),
         recipe=recipe,
-        chosen=factory is None,
+        fit_structure=factory is None,
         memory=parse_bytes(memory) if memory else None,
         column=column,
         invalid=invalid,
@@ -104,78 +105,82 @@ def index(
         work=work,
         beam_options=paths[len(files) :],
     )
-    represents = kind_for(recipe.factory).represents
+    represents = get_kind_for_factory(recipe.factory).represents
     if plan:
         if d is not None and represents in {"text", "sparse"}:
             raise UsageError(f"--d is {d}, but {factory} has no dimension: leave --d out")
-        return prospect(order, *_size(order, n, 1 if represents in {"text", "sparse"} else d))
+        return describe_plan(request, *_planned_size(request, n, 1 if represents in {"text", "sparse"} else d))
     if represents != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
-    made = index_vectors(order)
-    return Reply(_document(made), _words(made))
+    outcome = index_vectors(request)
+    return Reply(_outcome_to_json(outcome), _format_outcome(outcome))
 
 
-def _size(order: Order, n: int | None, d: int | None) -> tuple[int, int]:
+def _planned_size(request: IndexRequest, n: int | None, d: int | None) -> tuple[int, int]:
     """Return the number and the dimension of the vectors to plan for: as given, otherwise those of the files."""
-    for name, value, most in (("--n", n, _MOST_VECTORS), ("--d", d, _MOST_DIMENSIONS)):
-        if value is not None and not 1 <= value <= most:
-            raise UsageError(f"{name} is {value}: give a number from 1 to {most:,}")
+    for name, value, maximum in (("--n", n, _MAX_VECTORS), ("--d", d, _MAX_DIMENSIONS)):
+        if value is not None and not 1 <= value <= maximum:
+            raise UsageError(f"{name} is {value}: give a number from 1 to {maximum:,}")
     if n is not None and d is not None:
         return n, d
-    if not order.vectors:
+    if not request.vectors:
         raise UsageError(
             "--plan needs --n and --d, or VECTORS: bookwheel index --plan -n 21015324 -d 768 --memory 16GB"
         )
-    found = look(order.vectors, order.column)
-    return n or found.n, d or found.d
+    vector_input = inspect_vectors(request.vectors, request.column)
+    return n or vector_input.n, d or vector_input.d
 
 
-def _document(made: Indexed) -> dict[str, Any]:
-    plan, seen = made.plan, made.appraisal
+def _outcome_to_json(outcome: IndexOutcome) -> dict[str, Any]:
+    plan, evaluation = outcome.plan, outcome.evaluation
     return {
-        "index": str(made.out),
-        "rows": str(rows_path(made.out)) if made.dropped else None,
+        "index": str(outcome.out),
+        "rows": str(kept_rows_path(outcome.out)) if outcome.dropped else None,
         "factory": plan.factory,
         "metric": plan.metric,
         "n": plan.n,
         "d": plan.d,
         "cells": plan.cells,
-        "bytes": made.size,
-        "dropped": made.dropped,
-        "search": dict(seen.search),
-        "questions": seen.questions,
-        "k": seen.k,
-        "curve": [_rounded(effort) for effort in seen.efforts],
-        "health": dict(seen.health),
-        "notes": [*plan.notes, *([seen.note] if seen.note else [])],
-        "seconds": dict(made.seconds),
+        "bytes": outcome.size,
+        "dropped": outcome.dropped,
+        "search": dict(evaluation.search),
+        "questions": evaluation.query_count,
+        "k": evaluation.k,
+        "curve": [_round_numbers(point) for point in evaluation.points],
+        "health": dict(evaluation.health),
+        "notes": [*plan.notes, *([evaluation.note] if evaluation.note else [])],
+        "seconds": dict(outcome.seconds),
     }
 
 
-def _rounded(effort: Effort) -> dict[str, Any]:
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(effort).items()}
+def _round_numbers(point: OperatingPoint) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(point).items()}
 
 
-def _words(made: Indexed) -> str:
-    plan, seen = made.plan, made.appraisal
+def _format_outcome(outcome: IndexOutcome) -> str:
+    plan, evaluation = outcome.plan, outcome.evaluation
     cells = f", {plan.cells} cells" if plan.cells > 1 else ""
-    dropped = f"; {made.dropped:,} rows dropped, see {rows_path(made.out)}" if made.dropped else ""
-    asked = f"{seen.questions:,} of its own vectors" if seen.own else f"{seen.questions:,} questions"
+    dropped = f"; {outcome.dropped:,} rows dropped, see {kept_rows_path(outcome.out)}" if outcome.dropped else ""
+    query_source = (
+        f"{evaluation.query_count:,} of its own vectors"
+        if evaluation.uses_own_vectors
+        else f"{evaluation.query_count:,} questions"
+    )
     lines = [
-        f"index     {made.out}: {plan.factory} ({plan.metric}){cells}, {made.size:,} bytes",
+        f"index     {outcome.out}: {plan.factory} ({plan.metric}){cells}, {outcome.size:,} bytes",
         f"vectors   {plan.n:,} of {plan.d} dimensions{dropped}",
-        f"search    {figures(seen.search) or 'exact'}",
-        *(f"note      {note}" for note in [*plan.notes, seen.note] if note),
-        f"health    {figures(seen.health) or 'exact'}",
-        f"seconds   {figures(made.seconds)}",
+        f"search    {format_numbers(evaluation.search) or 'exact'}",
+        *(f"note      {note}" for note in [*plan.notes, evaluation.note] if note),
+        f"health    {format_numbers(evaluation.health) or 'exact'}",
+        f"seconds   {format_numbers(outcome.seconds)}",
         "",
-        f"asked with {asked}:",
-        f"{'setting':<16}{f'recall@{seen.k}':>10}{'5th pct.':>10}{'ms':>9}{'distances':>11}",
-        *map(_row, seen.efforts),
+        f"asked with {query_source}:",
+        f"{'setting':<16}{f'recall@{evaluation.k}':>10}{'5th pct.':>10}{'ms':>9}{'distances':>11}",
+        *map(_format_point, evaluation.points),
     ]
     return "\n".join(lines)
 
 
-def _row(effort: Effort) -> str:
-    recall = f"{effort.recall_mean:>10.4f}{effort.recall_p5:>10.3f}"
-    return f"{effort.setting:<16}{recall}{effort.milliseconds:>9.3f}{effort.distances:>11,.0f}"
+def _format_point(point: OperatingPoint) -> str:
+    recall = f"{point.recall_mean:>10.4f}{point.recall_p5:>10.3f}"
+    return f"{point.setting:<16}{recall}{point.milliseconds:>9.3f}{point.distances:>11,.0f}"

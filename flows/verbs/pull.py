@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.console import shown
+from flows.command.console import show_progress
 from flows.command.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
-from rag_model.retrieve.derived import derive
-from rag_model.store.pulling.kinds import chosen
+from rag_model.retrieve.indexes import derive_index_file
 from rag_model.store.pulling.pull import PullReport
 from rag_model.store.pulling.pull import pull as pull_version
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import select_files
 
 
 def pull(
@@ -53,27 +53,27 @@ def pull(
     dest
         A folder; `DEST/current` is a link to the version that was pulled last.
     """
-    opened = Store.open(store)
-    shelf, name = opened.shelf(ref)
-    taken: dict[str, Any] = {"keep": keep}
-    if shelf is not opened.snapshots:
+    opened_store = Store.open(store)
+    catalog, name = opened_store.find_catalog(ref)
+    options: dict[str, Any] = {"keep": keep}
+    if catalog is not opened_store.snapshots:
         if index or no_embeddings or passages_only or no_mapped:
             raise UsageError(
-                f"{ref} is {shelf.called}, which is pulled whole: leave out the options that select a snapshot's files"
+                f"{ref} is {catalog.noun_phrase}, which is pulled whole: leave out the options that select a snapshot's files"
             )
-        named = f"{shelf.noun}:{shelf.trusted(name)}"
+        version = f"{catalog.noun}:{catalog.resolve_trusted(name)}"
     else:
-        named = shelf.trusted(name)
-        taken["select"] = chosen(
-            shelf.get(named).content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only
+        version = catalog.resolve_trusted(name)
+        options["select"] = select_files(
+            catalog.get(version).content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only
         )
-        taken["mapped"], taken["derive"] = not no_mapped, derive
-    with shown("pull", as_bytes=True) as tell:
-        report = pull_version(opened, named, dest, **taken, on_progress=tell)
-    return _told(report, shelf.noun)
+        options["mapped"], options["derive"] = not no_mapped, derive_index_file
+    with show_progress("pull", as_bytes=True) as report_progress:
+        report = pull_version(opened_store, version, dest, **options, on_progress=report_progress)
+    return _build_reply(report, catalog.noun)
 
 
-def _told(report: PullReport, noun: str) -> Reply:
+def _build_reply(report: PullReport, noun: str) -> Reply:
     document = {
         noun: report.snapshot,
         "path": str(report.path),
@@ -88,6 +88,6 @@ def _told(report: PullReport, noun: str) -> Reply:
         + (f"; {len(report.pruned)} earlier {noun}s deleted" if report.pruned else "")
     )
     if report.taken_down:
-        named = ", ".join(one[:12] for one in report.taken_down)
-        text += f"\ntaken down since, and still in {report.path.parent}: {named}; pull with --keep to delete them"
+        short_ids = ", ".join(snapshot_id[:12] for snapshot_id in report.taken_down)
+        text += f"\ntaken down since, and still in {report.path.parent}: {short_ids}; pull with --keep to delete them"
     return Reply(document, text)

@@ -6,13 +6,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from beam_jobs.explain import Explained
+from beam_jobs.explain import ReuseReport
 from beam_jobs.explain import explain as explain_build
-from flows.command.reply import Common, Reply, StoreUrl, figures
-from flows.outcome import Reindexed
+from flows.command.reply import Common, Reply, StoreUrl, format_numbers
+from flows.outcome import BuildOutcome
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.stage import run_flow
+from rag_model.corpus.dump_formats.dump_format import DUMP_HELP
 from rag_model.errors import GateRefusedError, UsageError
 from rag_model.snapshots.recipe import read_recipe
 from rag_model.store.store import Store
@@ -25,7 +26,7 @@ def reindex(
             help="Options of Beam and its runner, after `--`: `-- --runner=FlinkRunner --flink_master=host:8081`."
         ),
     ],
-    dump: Annotated[str, Parameter(help="Path, URL or glob: a MediaWiki dump, JSONL, Parquet, or psgs_w100.tsv.")],
+    dump: Annotated[str, Parameter(help=DUMP_HELP)],
     store: StoreUrl,
     encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
     recipe: Annotated[Path | None, Parameter(help="A TOML file; omitted settings keep their defaults.")] = None,
@@ -46,36 +47,36 @@ def reindex(
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
     if explain:
-        found = explain_build(Store.open(store), dump, encoder, read_recipe(recipe), ref, limit, beam_options)
-        return Reply(found.to_json(), "\n".join(_table(found)))
+        reuse_report = explain_build(Store.open(store), dump, encoder, read_recipe(recipe), ref, limit, beam_options)
+        return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
     try:
-        given = dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options
-        outcome = run_flow(reindex_flow, *given)
-    except GateRefusedError as refused:
-        return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
-    return Reply(outcome.to_json(), _words(outcome))
+        arguments = dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options
+        outcome = run_flow(reindex_flow, *arguments)
+    except GateRefusedError as error:
+        return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
+    return Reply(outcome.to_json(), _format_outcome(outcome))
 
 
-def _words(outcome: Reindexed) -> str:
+def _format_outcome(outcome: BuildOutcome) -> str:
     if outcome.snapshot is None:
         return f"would read {outcome.counts['parts']} parts, {outcome.counts['bytes']:,} bytes; nothing was built"
     counts = outcome.counts
     lines = [
         f"snapshot  {outcome.snapshot}",
         f"ref       {outcome.ref}@{outcome.number}" if outcome.number else f"ref       {outcome.ref} did not move",
-        f"articles  {counts['articles']:,}, dropped {figures(counts['dropped']) or 'none'}",
+        f"articles  {counts['articles']:,}, dropped {format_numbers(counts['dropped']) or 'none'}",
         f"passages  {counts['passages']:,}, of which {counts['embedded']:,} embedded and {counts['reused']:,} reused",
-        *(f"index     {name}: {figures(found)}" for name, found in outcome.metrics.items()),
-        f"seconds   {figures(outcome.seconds)}",
+        *(f"index     {name}: {format_numbers(metrics)}" for name, metrics in outcome.metrics.items()),
+        f"seconds   {format_numbers(outcome.seconds)}",
         f"report    {outcome.report}",
     ]
     return "\n".join(lines)
 
 
-def _table(found: Explained) -> Iterator[str]:
-    yield f"parent    {found.parent or 'none: nothing to inherit from'}"
+def _format_reuse(reuse_report: ReuseReport) -> Iterator[str]:
+    yield f"parent    {reuse_report.parent or 'none: nothing to inherit from'}"
     yield f"{'stage':<14}{'reused':>12}{'of':>12} {'unit':<10}{'tasks recorded':>16}  changed"
-    for row in found.stages:
-        changed = figures(dict(row.changed)) or "nothing"
+    for row in reuse_report.stages:
+        changed = format_numbers(dict(row.changed)) or "nothing"
         tasks = f"{row.recorded:,} of {row.tasks:,}"
         yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed}"

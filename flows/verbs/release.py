@@ -6,25 +6,25 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
+from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReaderOption, build_prompt_settings
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.outcome import Released, ReleaseRefusedError
+from flows.outcome import ReleaseOutcome, ReleaseRefusedError
 from flows.reindex import DEFAULT_ENCODER
-from flows.release import Training
+from flows.release import ReleaseTraining
 from flows.release import release as release_flow
 from flows.stage import run_flow
+from rag_model.corpus.dump_formats.dump_format import DUMP_HELP
 from rag_model.errors import GateRefusedError, UsageError
-from rag_model.evaluation.answers.scores import AnswerKind
-from rag_model.evaluation.answers.settings import Evaluation
-from rag_model.evaluation.records.acceptance import Acceptance
-from rag_model.evaluation.retrieval.judging import JudgedBy
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.gate import Acceptance
+from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
 from rag_model.snapshots.recipe import read_recipe
 from rag_model.toml import from_table, read_toml
 
 
 def release(
     *beam_options: Annotated[str, Parameter(help="Options of Beam and its runner, after `--`.")],
-    dump: Annotated[str, Parameter(help="Path, URL or glob: a MediaWiki dump, JSONL, Parquet, or psgs_w100.tsv.")],
+    dump: Annotated[str, Parameter(help=DUMP_HELP)],
     store: StoreUrl,
     questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.")],
     encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
@@ -47,7 +47,7 @@ def release(
     ] = None,
     judge: Annotated[JudgedBy | None, Parameter(help="What is relevant, as for `evaluate`.")] = None,
     answers: Annotated[AnswerKind, Parameter(help="What the answers are, as for `evaluate`.")] = "spans",
-    reader: ReadBy = None,
+    reader: ReaderOption = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
@@ -75,51 +75,59 @@ def release(
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"release takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
-    tables = None if training is None else from_table(Training, read_toml(training), str(training))
-    answering = model is not None or tables is not None
-    depth = {"k": k} if answering else {"depth": 20 if k is None else k}
-    of_models = {"--reader": reader, "--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite or None}
-    if not answering and (named := next((name for name, value in of_models.items() if value is not None), None)):
-        raise UsageError(f"{named} says how a model reads: give one with --model or --training")
+    tables = None if training is None else from_table(ReleaseTraining, read_toml(training), str(training))
+    has_model = model is not None or tables is not None
+    depth = {"k": k} if has_model else {"depth": 20 if k is None else k}
+    model_options = {
+        "--reader": reader,
+        "--order": order,
+        "--budget": budget,
+        "--prompt": prompt,
+        "--cite": cite or None,
+    }
+    if not has_model and (option := next((name for name, value in model_options.items() if value is not None), None)):
+        raise UsageError(f"{option} says how a model reads: give one with --model or --training")
     readers = () if reader is None else (reader,)
-    concat = concat_of(readers, model or "", order, budget, prompt, cite)
-    settings = Evaluation(kind=answers, judged_by=judge, retriever=retriever, readers=readers, concat=concat, **depth)
-    wanted = Acceptance(_floors(floor), None if tolerance is None or tolerance < 0 else tolerance, measure)
-    given = dump, store, questions, encoder, read_recipe(recipe), ref, limit, model, tables, settings, wanted
+    concat = build_prompt_settings(readers, model or "", order, budget, prompt, cite)
+    settings = EvaluationSettings(
+        kind=answers, judged_by=judge, retriever=retriever, readers=readers, concat=concat, **depth
+    )
+    acceptance = Acceptance(_parse_floors(floor), None if tolerance is None or tolerance < 0 else tolerance, measure)
+    arguments = dump, store, questions, encoder, read_recipe(recipe), ref, limit, model, tables, settings, acceptance
     try:
-        outcome = run_flow(release_flow, *given, beam_options)
-    except ReleaseRefusedError as refused:
-        return Reply(refused.outcome.to_json(), "\n".join(_lines(refused.outcome)), str(refused))
-    except GateRefusedError as refused:
-        document = {"ref": ref, "number": None, "reindexed": refused.outcome.to_json()}
-        return Reply(document, f"release    {ref} did not move", str(refused))
-    return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
+        outcome = run_flow(release_flow, *arguments, beam_options)
+    except ReleaseRefusedError as error:
+        return Reply(error.outcome.to_json(), "\n".join(_iter_lines(error.outcome)), str(error))
+    except GateRefusedError as error:
+        document = {"ref": ref, "number": None, "reindexed": error.outcome.to_json()}
+        return Reply(document, f"release    {ref} did not move", str(error))
+    return Reply(outcome.to_json(), "\n".join(_iter_lines(outcome)))
 
 
-def _floors(given: Sequence[str]) -> Mapping[str, float]:
+def _parse_floors(options: Sequence[str]) -> Mapping[str, float]:
     floors = {}
-    for one in given:
-        name, _, value = one.partition("=")
+    for option in options:
+        name, _, value = option.partition("=")
         try:
             floors[name] = float(value)
         except ValueError:
-            raise UsageError(f"--floor {one!r} is no measure and share: give one such as Success@20=0.6") from None
+            raise UsageError(f"--floor {option!r} is no measure and share: give one such as Success@20=0.6") from None
     return floors
 
 
-def _lines(outcome: Released) -> Iterator[str]:
-    steps = ", ".join(f"{step} {'done' if it else 'as before'}" for step, it in outcome.done.items())
+def _iter_lines(outcome: ReleaseOutcome) -> Iterator[str]:
+    steps = ", ".join(f"{step} {'done' if is_done else 'as before'}" for step, is_done in outcome.done.items())
     yield f"steps      {steps}"
     yield f"snapshot   {outcome.snapshot}"
     if outcome.model:
         yield f"model      {outcome.model}"
     yield f"evaluation {outcome.evaluation}"
     yield from (f"figure     {name}: {value}" for name, value in outcome.figures.items())
-    for one in outcome.gate["checks"]:
-        yield f"check      {one['name']}: {one['observed']}, wanted {one['wanted']}"
+    for check in outcome.gate["checks"]:
+        yield f"check      {check['name']}: {check['observed']}, wanted {check['wanted']}"
     if outcome.number is None:
         yield f"release    {outcome.ref} did not move"
-    elif outcome.nothing_new:
+    elif outcome.is_unchanged:
         yield f"release    nothing is new: {outcome.ref}@{outcome.number} names this snapshot already"
     else:
         yield f"release    {outcome.ref}@{outcome.number}"

@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.verbs.tag import moved
+from flows.verbs.tag import build_move_reply
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import rollback as roll_back
 
@@ -27,5 +27,5 @@ def rollback(
     ref
         The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists its numbers.
     """
-    opened = Store.open(store)
-    return moved(ref, roll_back(opened, ref, to), opened.shelf(ref)[0].noun)
+    opened_store = Store.open(store)
+    return build_move_reply(ref, roll_back(opened_store, ref, to), opened_store.find_catalog(ref)[0].noun)

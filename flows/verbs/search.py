@@ -7,12 +7,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
-from rag_model.corpus.moments import day_of
+from rag_model.corpus.timestamps import format_day
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions.files import read_questions
-from rag_model.retrieve.expression import one_of
+from rag_model.evaluation.questions import read_questions
+from rag_model.retrieve.expression import choose_expression
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.retriever import Hit, hit_json, shown_legs
+from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -37,40 +37,40 @@ def search(
     question
         One or more questions, each one argument.
     """
-    asked, named = asked_of(question, questions_file), one_of(index, retriever)
+    questions, expression = collect_questions(question, questions_file), choose_expression(index, retriever)
     snapshot = Snapshot.open(store, ref)
-    found = open_retriever(snapshot, named, encoder=encoder).search(asked, k)
+    hits_by_question = open_retriever(snapshot, expression, encoder=encoder).search(questions, k)
     results = [
-        {"question": question, "hits": [hit_json(hit) for hit in hits]}
-        for question, hits in zip(asked, found, strict=True)
+        {"question": question, "hits": [hit.to_json() for hit in hits]}
+        for question, hits in zip(questions, hits_by_question, strict=True)
     ]
-    text = "\n\n".join(_words(question, hits) for question, hits in zip(asked, found, strict=True))
+    text = "\n\n".join(_format_hits(question, hits) for question, hits in zip(questions, hits_by_question, strict=True))
     return Reply({"snapshot": snapshot.id, "results": results}, text)
 
 
-def asked_of(arguments: Sequence[str], file: str | None) -> list[str]:
+def collect_questions(arguments: Sequence[str], file: str | None) -> list[str]:
     """Return the questions given as arguments, then those of a file; `-` is standard input.
 
     Raises:
         UsageError: there are none.
     """
     source = sys.stdin if file == "-" else file
-    asked = [*arguments, *(question.text for question in (read_questions(source).questions if source else ()))]
-    if not asked:
+    questions = [*arguments, *(question.text for question in (read_questions(source).questions if source else ()))]
+    if not questions:
         raise UsageError("there is no question: give one as an argument, --questions FILE, or --questions - for stdin")
-    return asked
+    return questions
 
 
-def titled(title: str, section: str, day: str) -> str:
+def format_title(title: str, section: str, day: str) -> str:
     """Return a passage's title with its section and the day of its revision, where it has them."""
     return title + (f" § {section}" if section else "") + (f", {day}" if day else "")
 
 
-def _words(question: str, hits: Sequence[Hit]) -> str:
+def _format_hits(question: str, hits: Sequence[Hit]) -> str:
     lines = [question] if hits else [question, "     nothing found"]
     for hit in hits:
-        title = titled(hit.passage.title, hit.passage.section, day_of(hit.passage.revised))
-        legs = ", ".join(f"{leg.leg} {leg.rank}" for leg in shown_legs(hit))
+        title = format_title(hit.passage.title, hit.passage.section, format_day(hit.passage.revised))
+        legs = ", ".join(f"{leg.leg} {leg.rank}" for leg in hit.visible_legs)
         lines += [
             f"{hit.rank:3}. {hit.score:.3f}  {title}" + (f"  ({legs})" if legs else ""),
             f"     {hit.passage.text}",

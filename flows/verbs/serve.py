@@ -9,11 +9,19 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
-from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, whole
+from flows.command.reading import (
+    AbstainBelow,
+    BudgetTokens,
+    Cite,
+    OrderName,
+    PromptFile,
+    ReaderOption,
+    build_prompt_settings,
+)
+from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, keep_whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
-from rag_model.retrieve.expression import all_of
+from rag_model.retrieve.expression import choose_expressions
 
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
 
@@ -41,7 +49,7 @@ def serve(
             help="Serve tools of an agent (search, passage, snapshot) by MCP over standard input and output, not HTTP.",
         ),
     ] = False,
-    reader: ReadBy = None,
+    reader: ReaderOption = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
@@ -82,7 +90,7 @@ def serve(
         tuple[str, ...],
         Parameter(
             negative="",
-            env_var_split=whole,
+            env_var_split=keep_whole,
             help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); again for one "
             "more. The first is the default. Requests may compose others of their indexes. By default the snapshot's.",
         ),
@@ -135,64 +143,64 @@ def serve(
         raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
     if override_every is not None and model is None:
         raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
-    running: Any = import_module("rag_model.serving.run")
-    settings = running.ServiceSettings(
-        retrievers=all_of(index, retriever),
-        embeddings=not no_embeddings,
-        loaded=in_memory,
+    serving: Any = import_module("rag_model.serving.run")
+    settings = serving.ServiceSettings(
+        retrievers=choose_expressions(index, retriever),
+        pull_embeddings=not no_embeddings,
+        in_memory=in_memory,
         poll_seconds=poll,
         workers=batches,
         keep=keep,
-        hosts=running.hosts_of(host, allow_host),
+        allowed_hosts=serving.resolve_allowed_hosts(host, allow_host),
         connections_per_client=connections_per_client,
         **({} if override_every is None else {"override_every": override_every}),
     )
-    concat = concat_of([reader], model or "", order, budget, prompt, cite)
-    threshold = None if abstain_below is None else running.Threshold.read(abstain_below)
-    reading = running.ReaderSettings(reader, concat=concat, threshold=threshold)
-    followed = _followed(running, store, ref, dest, folder, model, asks, reading)
+    concat = build_prompt_settings([reader], model or "", order, budget, prompt, cite)
+    threshold = None if abstain_below is None else serving.Threshold.parse(abstain_below)
+    reader_settings = serving.ReaderSettings(reader, concat=concat, threshold=threshold)
+    source = _build_source(serving, store, ref, dest, folder, model, asks, reader_settings)
     if mcp:
-        _serve_tools(followed, settings, model)
+        _serve_tools(source, settings, model)
         return
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
-    files = running.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
-    entrance = running.Entrance(host, port, health_port, tokens, files)
-    asked = [question.text for question in running.read_questions(questions).questions] if questions else ()
+    files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
+    bind_settings = serving.BindSettings(host, port, health_port, tokens, files)
+    evaluation_questions = [question.text for question in serving.read_questions(questions).questions] if questions else ()
 
-    served = ref if folder is None else str(folder)
+    source_name = ref if folder is None else str(folder)
 
-    def listening(at: Any) -> None:
+    def announce_address(address: Any) -> None:
         if common is not None and common.json:
-            print(json.dumps({"url": at.url, "health": at.health, "ref": served}), flush=True)
-        health = f", its health at {at.health}" if at.health else ""
-        print(f"serving {served} at {at.url}{health}", file=sys.stderr, flush=True)
+            print(json.dumps({"url": address.url, "health": address.health_url, "ref": source_name}), flush=True)
+        health = f", its health at {address.health_url}" if address.health_url else ""
+        print(f"serving {source_name} at {address.url}{health}", file=sys.stderr, flush=True)
 
-    running.run(followed, settings, entrance, asked, listening)
+    serving.run(source, settings, bind_settings, evaluation_questions, announce_address)
 
 
-def _followed(
-    running: Any,
+def _build_source(
+    serving: Any,
     store: str | None,
     ref: str,
     dest: Path | None,
     folder: Path | None,
     model: str | None,
     asks: str | None,
-    reading: Any,
+    reader_settings: Any,
 ) -> Any:
     """Return what is served: a pulled folder where one is given, else a ref of a store."""
     if folder is not None:
         if model is not None:
             raise UsageError("a pulled folder is served without a model: leave --model out, or give --store")
-        return running.Pulled(folder)
+        return serving.PulledFolder(folder)
     if store is None:
         raise UsageError("there is nothing to serve: give --store, or --folder with a pulled snapshot")
-    return running.Followed(store, ref, dest or running.default_dest(store), model, asks, reading)
+    return serving.FollowedRef(store, ref, dest or serving.get_default_dest(store), model, asks, reader_settings)
 
 
-def _serve_tools(followed: Any, settings: Any, model: str | None) -> None:
+def _serve_tools(source: Any, settings: Any, model: str | None) -> None:
     if model is not None:
         raise UsageError("--mcp serves passages, which the agent's own model reads: leave --model out")
-    stdio: Any = import_module("rag_model.serving.agents.stdio")
-    stdio.run(followed, settings)
+    mcp_server: Any = import_module("rag_model.serving.mcp_server")
+    mcp_server.run(source, settings)

@@ -5,17 +5,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.evaluations import briefly, evaluation, line_of
+from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.command.trainings import far, told, training
+from flows.command.trainings import build_training_reply, format_training_line, summarize_training
 from rag_model.errors import UsageError
-from rag_model.snapshots.recipe_text import recipe_text
-from rag_model.store.store import TRAINING, Store
+from rag_model.snapshots.recipe import format_recipe
+from rag_model.store.store import TRAINING_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
-from rag_model.store.versions.evaluations import evaluations_of
-from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.evaluations import list_evaluations
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
-from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.trainings import StoredCheckpoint
 
 
@@ -47,41 +46,43 @@ def show(
 
     `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex --recipe recipe.toml`.
     """
-    opened = Store.open(store)
-    if snapshot.startswith(TRAINING):
+    opened_store = Store.open(store)
+    if snapshot.startswith(TRAINING_PREFIX):
         if recipe:
             raise UsageError(f"{snapshot} is an unfinished training: leave --recipe-only out")
-        return training(opened, snapshot.removeprefix(TRAINING))
-    shelf, name = opened.shelf(snapshot)
-    manifest = shelf.get(shelf.resolve(name))
+        return build_training_reply(opened_store, snapshot.removeprefix(TRAINING_PREFIX))
+    catalog, name = opened_store.find_catalog(snapshot)
+    manifest = catalog.get(catalog.resolve(name))
     if isinstance(manifest, EvaluationManifest):
         if recipe:
             raise UsageError(f"{snapshot} is an evaluation, which has no recipe: leave --recipe-only out")
-        return evaluation(manifest, shelf.signed(name))
+        return build_evaluation_reply(manifest, catalog.describe_signature(name))
     if recipe:
-        settings = _recipe(manifest)
-        return Reply(settings, recipe_text(settings).rstrip("\n"))
-    lines = _model(manifest) if isinstance(manifest, ModelManifest) else _lines(manifest)
-    begun = [(key, one) for key, one in opened.trainings.every() if one.reached.snapshot == manifest.id]
-    return _beside(manifest, lines, evaluations_of(opened, manifest.id), begun, shelf.signed(name))
+        settings = _get_recipe(manifest)
+        return Reply(settings, format_recipe(settings).rstrip("\n"))
+    lines = _format_model(manifest) if isinstance(manifest, ModelManifest) else _format_snapshot(manifest)
+    unfinished = [(key, checkpoint) for key, checkpoint in opened_store.trainings.iter_newest() if checkpoint.progress.snapshot == manifest.id]
+    return _build_version_reply(manifest, lines, list_evaluations(opened_store, manifest.id), unfinished, catalog.describe_signature(name))
 
 
-def _beside(
+def _build_version_reply(
     manifest: Manifest | ModelManifest,
     lines: Iterable[str],
-    found: Sequence[EvaluationManifest],
-    begun: Sequence[tuple[str, StoredCheckpoint]],
-    signed: str,
+    evaluations: Sequence[EvaluationManifest],
+    unfinished: Sequence[tuple[str, StoredCheckpoint]],
+    signature: str,
 ) -> Reply:
     """Return what a version is, with its evaluations, its unfinished trainings and its signature."""
-    document = manifest.to_json() | {"evaluations": [briefly(one) for one in found], "signed": signed}
-    document["trainings"] = [told(key, one) for key, one in begun]
-    beside = [f"evaluated {line_of(one)}" for one in found] + [f"training  {far(key, one)}" for key, one in begun]
-    return Reply(document, "\n".join([*lines, *beside, f"signature {signed}"]))
+    document = manifest.to_json() | {"evaluations": [summarize_evaluation(one) for one in evaluations], "signed": signature}
+    document["trainings"] = [summarize_training(key, one) for key, one in unfinished]
+    further_lines = [f"evaluated {format_evaluation_line(one)}" for one in evaluations] + [
+        f"training  {format_training_line(key, one)}" for key, one in unfinished
+    ]
+    return Reply(document, "\n".join([*lines, *further_lines, f"signature {signature}"]))
 
 
-def _lines(manifest: Manifest) -> list[str]:
-    content, built = manifest.content, manifest.provenance
+def _format_snapshot(manifest: Manifest) -> list[str]:
+    content, provenance = manifest.content, manifest.provenance
     size = sum({ref.id: ref.size for ref in content.files.values()}.values())
     return [
         f"snapshot  {manifest.id}",
@@ -89,18 +90,18 @@ def _lines(manifest: Manifest) -> list[str]:
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
         f"passages  {content.n:,} in {len(content.parts)} parts, {len(content.files)} files, {size / 1e6:,.1f} MB",
         f"encoder   {content.space['name'] if content.space else 'none'}",
-        *(f"encoder   {name}: {_space(content, name)}" for name in content.representations if name != EMBEDDINGS),
-        *(f"index     {name}: {_index(index)}" for name, index in content.indexes.items()),
+        *(f"encoder   {name}: {_get_space_name(content, name)}" for name in content.representations if name != EMBEDDINGS),
+        *(f"index     {name}: {_format_index(index)}" for name, index in content.indexes.items()),
         f"retriever {content.default_retriever}",
         *(f"parent    {parent}" for parent in manifest.parents),
-        f"built     {built.get('created_at', 'unknown')} from {built.get('dump', 'unknown')}",
-        *(f"made of   {one['of'][:12]}: {made} {', '.join(one[what])}" for made, what, one in _derived(built)),
-        *(f"note      {note}" for note in built.get("notes", ())),
-        *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items() if values != {}),
+        f"built     {provenance.get('created_at', 'unknown')} from {provenance.get('dump', 'unknown')}",
+        *(f"made of   {derivation['of'][:12]}: {change} {', '.join(derivation[key])}" for change, key, derivation in _iter_derivations(provenance)),
+        *(f"note      {note}" for note in provenance.get("notes", ())),
+        *(f"recipe    [{name}] {_format_settings(values)}" for name, values in content.recipe.items() if values != {}),
     ]
 
 
-def _recipe(manifest: Manifest | ModelManifest) -> dict[str, Any]:
+def _get_recipe(manifest: Manifest | ModelManifest) -> dict[str, Any]:
     """Return the settings that rebuild a version: the encoders of further representations must be named again."""
     if isinstance(manifest, ModelManifest):
         return dict(manifest.content.lineage.get("recipe") or {})
@@ -108,11 +109,11 @@ def _recipe(manifest: Manifest | ModelManifest) -> dict[str, Any]:
     return ({"retriever": content.retriever} if content.retriever else {}) | dict(content.recipe)
 
 
-def _space(content: Content, representation: str) -> str:
+def _get_space_name(content: Content, representation: str) -> str:
     return str((content.space_of(representation) or {}).get("name", "none"))
 
 
-def _model(manifest: ModelManifest) -> list[str]:
+def _format_model(manifest: ModelManifest) -> list[str]:
     content = manifest.content
     size = sum({ref.id: ref.size for ref in content.files.values()}.values())
     return [
@@ -120,25 +121,25 @@ def _model(manifest: ModelManifest) -> list[str]:
         f"kind      {content.kind}",
         f"files     {len(content.files)}, {size / 1e6:,.1f} MB",
         f"asks      {content.space['name'] if content.space else 'nothing'}",
-        *(f"{name:<9} {_settings(value)}" for name, value in content.lineage.items()),
-        *(f"metrics   {name}: {_settings(values)}" for name, values in manifest.metrics.items()),
+        *(f"{name:<9} {_format_settings(value)}" for name, value in content.lineage.items()),
+        *(f"metrics   {name}: {_format_settings(values)}" for name, values in manifest.metrics.items()),
         f"trained   {manifest.provenance.get('created_at', 'unknown')}",
     ]
 
 
-def _index(entry: Mapping[str, Any]) -> str:
+def _format_index(entry: Mapping[str, Any]) -> str:
     """Return an index's settings in words, without those that only a later build reads."""
-    return _settings({name: value for name, value in entry.items() if name != "trained"})
+    return _format_settings({name: value for name, value in entry.items() if name != "trained"})
 
 
-def _derived(built: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Yield the changes from the snapshot that this one was made from."""
-    for key, made, what in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
-        if key in built:
-            yield made, what, built[key]
+    for key, change, list_key in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
+        if key in provenance:
+            yield change, list_key, provenance[key]
 
 
-def _settings(values: Any) -> str:
+def _format_settings(values: Any) -> str:
     if not isinstance(values, dict):
         return str(values)
     return ", ".join(f"{key}={value}" for key, value in values.items() if value not in ("", None, {}))

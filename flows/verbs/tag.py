@@ -34,34 +34,34 @@ def tag(
     ref
         Letters, digits, `.`, `_` and `-`.
     """
-    opened = Store.open(store)
+    opened_store = Store.open(store)
     if delete:
         if ref is not None:
             raise UsageError(f"tag --delete takes one ref and no snapshot: `tag --delete {ref}`")
-        return _deleted(opened, snapshot, yes)
+        return _delete_ref(opened_store, snapshot, yes)
     if ref is None:
         raise UsageError(f"tag takes a snapshot and a ref: `tag {snapshot} REF`")
-    return moved(ref, tag_snapshot(opened, snapshot, ref, note), opened.shelf(snapshot)[0].noun)
+    return build_move_reply(ref, tag_snapshot(opened_store, snapshot, ref, note), opened_store.find_catalog(snapshot)[0].noun)
 
 
-def _deleted(store: Store, ref: str, yes: bool) -> Reply:
-    shelf, name = store.shelf(ref)
-    now = untag(store, ref, dry_run=True)
-    ended = untag(store, ref) if yes else now
-    standing = {other: shelf.refs.current(other) for other in shelf.refs.names() if other != name}
-    others = [other for other, its in standing.items() if its is not None and its.snapshot == now.snapshot]
-    document = {"dry_run": not yes, "ref": ref, "number": ended.number, shelf.noun: now.snapshot, "others": others}
-    kept = f"still named by {', '.join(others)}" if others else "named by no other ref, so that `expire` deletes it"
+def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
+    catalog, name = store.find_catalog(ref)
+    current_move = untag(store, ref, dry_run=True)
+    deletion = untag(store, ref) if yes else current_move
+    moves_by_ref = {other_ref: catalog.refs.find_current(other_ref) for other_ref in catalog.refs.list_names() if other_ref != name}
+    other_refs = [other_ref for other_ref, move in moves_by_ref.items() if move is not None and move.snapshot == current_move.snapshot]
+    document = {"dry_run": not yes, "ref": ref, "number": deletion.number, catalog.noun: current_move.snapshot, "others": other_refs}
+    consequence = f"still named by {', '.join(other_refs)}" if other_refs else "named by no other ref, so that `expire` deletes it"
     return Reply(
         document,
-        f"{'deleted' if yes else 'would delete'} ref {ref}; {shelf.noun} {now.snapshot[:12]} is {kept}"
+        f"{'deleted' if yes else 'would delete'} ref {ref}; {catalog.noun} {current_move.snapshot[:12]} is {consequence}"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     )
 
 
-def moved(ref: str, move: RefMove, noun: str) -> Reply:
+def build_move_reply(ref: str, move: RefMove, noun: str) -> Reply:
     """Return the reply with the current move of a ref."""
     document = {"ref": ref, **move.to_json(noun)}
     del document["nonce"], document["format"]
-    before = f", before {move.previous[:12]}" if move.previous else ""
-    return Reply(document, f"{ref}@{move.number} is {noun} {move.snapshot[:12]}{before}")
+    previous_text = f", before {move.previous[:12]}" if move.previous else ""
+    return Reply(document, f"{ref}@{move.number} is {noun} {move.snapshot[:12]}{previous_text}")

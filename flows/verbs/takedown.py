@@ -9,9 +9,9 @@ from cyclopts import Parameter
 from flows.command.reply import Common, Reply, StoreUrl, Yes
 from flows.stage import run_flow
 from flows.takedown import takedown as takedown_flow
-from rag_model.snapshots.takedown import Holder, choose_wiki, holders
+from rag_model.snapshots.takedown import AffectedSnapshot, choose_wiki, find_affected_snapshots
 from rag_model.store.store import Store
-from rag_model.store.versions.evaluations import evaluations_of
+from rag_model.store.versions.evaluations import list_evaluations
 
 
 def takedown(
@@ -37,50 +37,50 @@ def takedown(
     """
     pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:
-        return _rehearsed(Store.open(store), pages, wiki)
+        return _preview_takedown(Store.open(store), pages, wiki)
     outcome = run_flow(takedown_flow, store, pages, wiki, reason, page[len(pages) :])
     lines = [
         f"record    {outcome.record or 'none: all pages were ordered before'}",
-        *(f"replaced  {old[:12]} by {new[:12] or 'nothing'}" for old, new in outcome.replaced.items()),
-        *(f"waiting   {old[:12]}: a writer relies on it; run this again" for old in outcome.waiting),
-        *(f"unsigned  {_short(one)}: look at it, then sign it with `tag`, if it is yours" for one in outcome.unsigned),
-        *(f"deleted   evaluation {one[:12]}, whose rows hold passages" for one in outcome.evaluations),
+        *(f"replaced  {old_id[:12]} by {new_id[:12] or 'nothing'}" for old_id, new_id in outcome.replaced.items()),
+        *(f"waiting   {old_id[:12]}: a writer relies on it; run this again" for old_id in outcome.waiting),
+        *(f"unsigned  {_shorten_id(version)}: look at it, then sign it with `tag`, if it is yours" for version in outcome.unsigned),
+        *(f"deleted   evaluation {version[:12]}, whose rows hold passages" for version in outcome.evaluations),
         f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
         "`gc --grace 0 --yes` deletes the bytes",
     ]
     return Reply({"dry_run": False, **outcome.to_json()}, "\n".join(lines))
 
 
-def _short(name: str) -> str:
+def _shorten_id(name: str) -> str:
     """Return an id as people read it; a move of a ref as it is."""
     return name if "@" in name else name[:12]
 
 
-def _rehearsed(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
-    chosen = choose_wiki(store, pages, wiki) if pages else ""
-    found = holders(store, chosen, pages)
+def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
+    wiki_name = choose_wiki(store, pages, wiki) if pages else ""
+    affected_snapshots = find_affected_snapshots(store, wiki_name, pages)
     document: dict[str, Any] = {
         "dry_run": True,
-        "wiki": chosen,
+        "wiki": wiki_name,
         "pages": list(pages),
         "snapshots": [
             {"snapshot": one.manifest.id, "refs": list(one.refs), "passages": one.passages, "pages": list(one.pages)}
-            for one in found
+            for one in affected_snapshots
         ],
-        "evaluations": sorted(its.id for one in found for its in evaluations_of(store, one.manifest.id)),
+        "evaluations": sorted(evaluation.id for one in affected_snapshots for evaluation in list_evaluations(store, one.manifest.id)),
     }
     deleted = [f"evaluation {one[:12]}: would be deleted" for one in document["evaluations"]]
-    return Reply(document, "\n".join([*deleted, *_lines(found, pages)]))
+    return Reply(document, "\n".join([*deleted, *_iter_preview_lines(affected_snapshots, pages)]))
 
 
-def _lines(found: Sequence[Holder], pages: Sequence[str]) -> Iterator[str]:
-    titles = {held.page: held.title for holder in found for held in holder.held}
+def _iter_preview_lines(affected_snapshots: Sequence[AffectedSnapshot], pages: Sequence[str]) -> Iterator[str]:
+    titles = {occurrence.page: occurrence.title for affected in affected_snapshots for occurrence in affected.occurrences}
     yield from (f"page      {page}: {title}" for page, title in sorted(titles.items()))
     yield from (f"page      {page}: in no snapshot" for page in pages if page not in titles)
-    for one in found:
-        named = f", which is {', '.join(one.refs)}" if one.refs else ""
-        yield f"snapshot  {one.manifest.id[:12]}{named}: {one.passages:,} of {one.manifest.content.n:,} passages"
-    if found or not pages:
-        yield f"would replace {len(found)} snapshots; nothing was changed: give --yes to do it"
+    for affected in affected_snapshots:
+        refs_text = f", which is {', '.join(affected.refs)}" if affected.refs else ""
+        yield f"snapshot  {affected.manifest.id[:12]}{refs_text}: {affected.passages:,} of {affected.manifest.content.n:,} passages"
+    if affected_snapshots or not pages:
+        yield f"would replace {len(affected_snapshots)} snapshots; nothing was changed: give --yes to do it"
     else:
         yield "no snapshot holds such a page: check the ids; with --yes later builds leave them out"

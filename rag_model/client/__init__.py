@@ -1,6 +1,10 @@
-"""A client of the service over HTTP: `Client(url).search(["Who wrote Faust?"])`. It imports neither faiss nor torch."""
+"""An HTTP client of the service: `Client(url).search(["Who wrote Faust?"])`.
 
-from rag_model.client.client import Client
-from rag_model.client.settings import ClientSettings
+It imports neither faiss nor torch.
+
+`client` sends requests and retries them; `replies` holds the types of the replies.
+"""
+
+from rag_model.client.client import Client, ClientSettings
 
 __all__ = ["Client", "ClientSettings"]

@@ -1,37 +1,100 @@
-"""Ask a running service over HTTP: typed replies, further tries where it is busy or away, one sentence for a failure.
+"""An HTTP client of a running service, with typed replies and retries.
 
-All endpoints only read, so a request that may have reached the service is sent again without harm.
+All endpoints are read-only, so it is safe to repeat a request that may have reached the service.
 """
 
 import json
+import math
 import os
+import random
 import re
 import ssl
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
-from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply, read_reply
-from rag_model.client.retries import BUSY, pause_before
-from rag_model.client.settings import ClientSettings
-from rag_model.errors import ServiceError, UsageError, reason
-from rag_model.http_client import http_client
-from rag_model.json_text import parse_json
+from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply, parse_reply
+from rag_model.errors import ServiceError, UsageError, format_error
+from rag_model.http_client import create_http_client
+from rag_model.untrusted_text import parse_json
 
-TOKEN = "BOOKWHEEL_TOKEN"  # the environment variable that holds one
+RETRY_STATUSES = frozenset((429, 503))  # a full queue, or no snapshot loaded yet; the reply has a Retry-After header
+TOKEN_VARIABLE = "BOOKWHEEL_TOKEN"  # environment variable with the bearer token
 _PRINTABLE = re.compile(r"[!-~]+")
-_WRONG = frozenset((400, 403, 408, 413, 415, 421, 422))  # what a service says of a request
-_SHOWN = 300  # characters of a sentence that another program wrote
-T = TypeVar("T")
+_CLIENT_ERRORS = frozenset((400, 403, 408, 413, 415, 421, 422))  # statuses that are the request's fault
+_MAX_DETAIL = 300  # characters of a message from another program
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Timeouts and retries of a client. The defaults exceed the service's own time limits."""
+
+    connect_seconds: float = 5.0  # to connect; a reachable host usually accepts within a second
+    reply_seconds: float = 60.0  # between two chunks of a reply; the service's own limit is 30
+    tries: int = 5  # of one request, including the first; the pauses add up to 4 to 8 seconds
+    first_pause: float = 0.5  # seconds before the second try; doubled before each further one
+    max_pause: float = 30.0  # seconds; a longer Retry-After ends the tries
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            UsageError: A number is not finite, or is too small.
+        """
+        for name in (field.name for field in fields(self)):
+            value, minimum = getattr(self, name), 1 if name == "tries" else 0
+            if not math.isfinite(value) or value < minimum:
+                raise UsageError(f"{name} of the client is {value}: give a finite number of at least {minimum}")
+            if name.endswith("_seconds") and value == 0:
+                raise UsageError(f"{name} of the client is 0, so no reply can arrive in time: give more")
+
+
+def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | None = None) -> float | None:
+    """Return the seconds to wait before try `attempt` (2 or more); None if there is no further try.
+
+    The pause doubles with each try, and is randomised so that clients spread out. It is at least
+    `retry_after`, the header of the previous reply.
+
+    >>> compute_pause(2, ClientSettings(first_pause=0), retry_after="3")
+    3.0
+    """
+    if attempt > settings.tries:
+        return None
+    longest = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
+    wait = max(longest * random.uniform(0.5, 1), _parse_retry_after(retry_after))
+    return wait if wait <= settings.max_pause else None
+
+
+def _parse_retry_after(header: str | None) -> float:
+    """Return the seconds of a Retry-After header, a number or a date; 0 if it is neither."""
+    if not header:
+        return 0.0
+    try:
+        seconds = float(header)
+    except ValueError:
+        return _compute_seconds_until(header)
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def _compute_seconds_until(date: str) -> float:
+    try:
+        moment = parsedate_to_datetime(date)
+    except ValueError:
+        return 0.0
+    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 class Client:
-    """Asks one service. Safe among threads; connections stay open until `close`."""
+    """A client of one service. Thread-safe; connections stay open until `close`."""
 
     def __init__(
         self,
@@ -42,147 +105,153 @@ class Client:
         tls: ssl.SSLContext | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Prepare to ask; nothing is sent yet.
+        """Create a client; nothing is sent yet.
 
         >>> with Client("http://localhost:8000") as client:  # doctest: +SKIP
         ...     client.search(["who wrote animal farm?"], k=3).results[0].hits[0].text
 
         Args:
-            url: of the service, such as `https://rag.example.com`; a path is kept, as of a proxy.
-            token: one of the service's; None: the environment's `BOOKWHEEL_TOKEN`, if there is one.
-            settings: how long to wait, and how often to try.
-            tls: whose certificates are trusted; None: the machine's, or those of `SSL_CERT_FILE`.
-            pause: waits for a number of seconds between two tries.
+            url: URL of the service, such as `https://rag.example.com`; it may have a path, as
+                behind a proxy.
+            token: Bearer token; None: `BOOKWHEEL_TOKEN` of the environment, if it is set.
+            settings: Timeouts and retries.
+            tls: Trusted certificates; None: those of the machine or of `SSL_CERT_FILE`.
+            pause: Waits for a number of seconds between two tries.
 
         Raises:
-            UsageError: the URL is not that of a service, or the token or the environment's proxy cannot be used.
+            UsageError: The URL, the token or the environment's proxy is invalid.
         """
-        self.url, self.settings = _checked_url(url), settings or ClientSettings()
-        self._pause, given = pause, token or os.environ.get(TOKEN)
-        if given and not _PRINTABLE.fullmatch(given):
-            raise UsageError("the service's token holds a space or what is no printable ASCII: give it as it was made")
-        self._http = http_client(
+        self.url, self.settings = _normalize_url(url), settings or ClientSettings()
+        self._pause, bearer_token = pause, token or os.environ.get(TOKEN_VARIABLE)
+        if bearer_token and not _PRINTABLE.fullmatch(bearer_token):
+            raise UsageError(
+                "the service's token holds a space or a character other than printable ASCII: give it as it was created"
+            )
+        self._http = create_http_client(
             httpx.Client,
             base_url=self.url,
-            headers={"Authorization": f"Bearer {given}"} if given else {},
+            headers={"Authorization": f"Bearer {bearer_token}"} if bearer_token else {},
             timeout=httpx.Timeout(self.settings.reply_seconds, connect=self.settings.connect_seconds),
             verify=tls or True,
         )
-        weakref.finalize(self, self._http.close)  # a retriever that is dropped leaves no connection open
+        weakref.finalize(self, self._http.close)  # closes the connections of a client that is garbage collected
 
     def search(self, questions: Sequence[str], k: int = 5, retriever: str | None = None) -> SearchReply:
         """Return the best `k` passages of each question, best first, in the order of the questions.
 
-        `retriever` is one of the service's, or another one made of its indexes; None: the service's first.
+        `retriever` is an expression of the service's indexes; None: the service's default
+        retriever.
 
         Raises:
-            UsageError: the service refuses the request, or the token; the sentence is its own.
-            ServiceError: it cannot be reached, is busy in every try, fails, or is no service of this kind.
+            UsageError: The service refuses the request or the token; the message is the service's.
+            ServiceError: The service is unreachable, busy in every try, fails, or sends another
+                format.
         """
-        return self._asked("search", SearchReply, _body(questions, k, retriever))
+        return self._request("search", SearchReply, _encode_body(questions, k, retriever))
 
     def answer(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> AnswerReply:
-        """Return the answer of each question by the service's model, from its best `k` passages; None: as in training.
+        """Answer each question by the model from its best `k` passages; None: as in training.
 
         Raises:
-            UsageError: the service has no model, or `search` would raise it.
-            ServiceError: as `search`.
+            UsageError: The service has no model, or `search` would raise it.
+            ServiceError: As `search`.
         """
-        return self._asked("answer", AnswerReply, _body(questions, k, retriever))
+        return self._request("answer", AnswerReply, _encode_body(questions, k, retriever))
 
     def snapshot(self) -> SnapshotReply:
-        """Return what is served, and what was refused.
+        """Return the served snapshot, and a refused version if there is one.
 
         Raises:
-            UsageError: the token is refused.
-            ServiceError: as `search`.
+            UsageError: The service refuses the token.
+            ServiceError: As `search`.
         """
-        return self._asked("snapshot", SnapshotReply, None)
+        return self._request("snapshot", SnapshotReply, None)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
-        """Close on leaving."""
+        """Return the client itself; the block closes it."""
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the connections."""
         self.close()
 
-    def _asked(self, endpoint: str, kind: type[T], body: bytes | None) -> T:
+    def _request(self, endpoint: str, record_type: type[_Record], body: bytes | None) -> _Record:
         attempt = 1
         while True:
             try:
-                reply = self._sent(endpoint, body)
-            except httpx.RequestError as broken:
-                wait = None if isinstance(broken, httpx.ReadTimeout) else pause_before(attempt + 1, self.settings)
+                reply = self._send(endpoint, body)
+            except httpx.RequestError as error:
+                wait = None if isinstance(error, httpx.ReadTimeout) else compute_pause(attempt + 1, self.settings)
                 if wait is None:
-                    raise self._unreachable(broken, attempt) from broken
+                    raise self._create_connection_error(error, attempt) from error
             else:
                 if reply.status_code == httpx.codes.OK:
-                    return self._read(endpoint, kind, reply)
-                busy = reply.status_code in BUSY
-                wait = pause_before(attempt + 1, self.settings, reply.headers.get("Retry-After")) if busy else None
+                    return self._parse_reply(endpoint, record_type, reply)
+                busy = reply.status_code in RETRY_STATUSES
+                wait = compute_pause(attempt + 1, self.settings, reply.headers.get("Retry-After")) if busy else None
                 if wait is None:
-                    raise self._refused(endpoint, reply, attempt)
+                    raise self._create_status_error(endpoint, reply, attempt)
             self._pause(wait)
             attempt += 1
 
-    def _sent(self, endpoint: str, body: bytes | None) -> httpx.Response:
+    def _send(self, endpoint: str, body: bytes | None) -> httpx.Response:
         if body is None:
             return self._http.get(endpoint)
         return self._http.post(endpoint, content=body, headers={"Content-Type": "application/json"})
 
-    def _read(self, endpoint: str, kind: type[T], reply: httpx.Response) -> T:
+    def _parse_reply(self, endpoint: str, record_type: type[_Record], reply: httpx.Response) -> _Record:
         try:
-            return read_reply(kind, parse_json(reply.content))
-        except ValueError as wrong:
+            return parse_reply(record_type, parse_json(reply.content))
+        except ValueError as error:
             raise ServiceError(
-                f"{self.url}/{endpoint} sent what is no reply of bookwheel ({wrong}): check the address, and that the "
+                f"{self.url}/{endpoint} did not send a reply of bookwheel ({error}): check the address, and that the "
                 "service is as new as this client"
-            ) from wrong
+            ) from error
 
-    def _refused(self, endpoint: str, reply: httpx.Response, attempts: int) -> UsageError | ServiceError:
-        """Return the error for a reply that gives nothing; where the service says why, in its words."""
-        status, said = reply.status_code, _detail(reply)
-        at = f"{self.url}/{endpoint}"
+    def _create_status_error(self, endpoint: str, reply: httpx.Response, attempts: int) -> UsageError | ServiceError:
+        """Create the error for an error status, with the service's message if there is one."""
+        status, detail = reply.status_code, _parse_detail(reply)
+        url = f"{self.url}/{endpoint}"
         if status == httpx.codes.UNAUTHORIZED:
-            return UsageError(f"{at} takes no request without one of its tokens: give Client one, or set {TOKEN}")
-        if said and status in _WRONG:
-            return UsageError(said)
-        tries = f" in {_tries(attempts)}" if status in BUSY else ""
-        return ServiceError(f"{at} answers {status}{tries}: {said or 'it does not say why; check the address'}")
+            return UsageError(f"{url} requires one of its tokens: give Client a token, or set {TOKEN_VARIABLE}")
+        if detail and status in _CLIENT_ERRORS:
+            return UsageError(detail)
+        tries = f" in {_format_tries(attempts)}" if status in RETRY_STATUSES else ""
+        return ServiceError(f"{url} answers {status}{tries}: {detail or 'it gives no reason; check the address'}")
 
-    def _unreachable(self, broken: httpx.RequestError, attempts: int) -> ServiceError:
-        if isinstance(broken, httpx.ReadTimeout):
+    def _create_connection_error(self, error: httpx.RequestError, attempts: int) -> ServiceError:
+        if isinstance(error, httpx.ReadTimeout):
             seconds = self.settings.reply_seconds
             return ServiceError(
                 f"{self.url} sent nothing for {seconds:g} s: ask fewer questions at once, or allow more reply_seconds"
             )
-        why = reason(broken)[:_SHOWN]
+        reason = format_error(error)[:_MAX_DETAIL]
         return ServiceError(
-            f"{self.url} cannot be reached in {_tries(attempts)} ({why}): check the address, and that the service runs"
+            f"{self.url} cannot be reached in {_format_tries(attempts)} ({reason}): check the address, and that the "
+            "service runs"
         )
 
 
-def _tries(attempts: int) -> str:
+def _format_tries(attempts: int) -> str:
     return "1 try" if attempts == 1 else f"{attempts} tries"
 
 
-def _checked_url(url: str) -> str:
-    """Return a service's URL without a slash at its end."""
+def _normalize_url(url: str) -> str:
+    """Check a service's URL and return it without a trailing slash."""
     try:
         parts = urlsplit(url.strip())
         host, port = httpx.URL(url.strip()).host, parts.port
-        host.encode("idna")  # as the name is looked up
-    except (ValueError, httpx.InvalidURL) as wrong:
+        host.encode("idna")  # as DNS needs it
+    except (ValueError, httpx.InvalidURL) as error:
         raise UsageError(
-            f"the service's URL cannot be read ({wrong}): give one such as http://localhost:8000"
-        ) from wrong
+            f"the service's URL cannot be read ({error}): give one such as http://localhost:8000"
+        ) from error
     if parts.username is not None or parts.query or parts.fragment:
         raise UsageError(
             "the service's URL names a user or a parameter: leave it out, and give a token if one is asked"
@@ -192,22 +261,22 @@ def _checked_url(url: str) -> str:
     return url.strip().rstrip("/")
 
 
-def _body(questions: Sequence[str], k: int | None, retriever: str | None) -> bytes:
+def _encode_body(questions: Sequence[str], k: int | None, retriever: str | None) -> bytes:
     if isinstance(questions, str):
         raise UsageError("questions is one text: give a list of them")
-    asked: dict[str, Any] = {"questions": list(questions)}
-    asked |= {name: value for name, value in (("k", k), ("retriever", retriever)) if value is not None}
+    body: dict[str, Any] = {"questions": list(questions)}
+    body |= {name: value for name, value in (("k", k), ("retriever", retriever)) if value is not None}
     try:
-        return json.dumps(asked, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError) as wrong:  # of which half a character is one
-        raise UsageError(f"the questions cannot be sent ({wrong}): give texts, and a whole number as k") from wrong
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:  # such as a lone surrogate
+        raise UsageError(f"the questions cannot be sent ({error}): give texts, and a whole number as k") from error
 
 
-def _detail(reply: httpx.Response) -> str:
-    """Return the sentence of a failure; empty where the reply holds none."""
+def _parse_detail(reply: httpx.Response) -> str:
+    """Return the message of an error reply; "" if it has none."""
     try:
-        said = parse_json(reply.content)
+        content = parse_json(reply.content)
     except ValueError:
         return ""
-    detail = said.get("detail") if isinstance(said, dict) else None
-    return " ".join(detail.split())[:_SHOWN] if isinstance(detail, str) else ""
+    detail = content.get("detail") if isinstance(content, dict) else None
+    return " ".join(detail.split())[:_MAX_DETAIL] if isinstance(detail, str) else ""

@@ -1,150 +1,226 @@
-"""The service's replies as records. Keys that a newer service adds are left out."""
+"""The service's replies as records: the only definition of their JSON.
+
+The client parses replies into these records, and `rag_model.serving.http.messages` derives the
+OpenAPI schema from them. Unknown keys, as of a newer service, are ignored.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from rag_model.retrieve.shown import ShownHit
+from rag_model.retrieve.hits import HIT_JSON_FIELDS, OPTIONAL_HIT_JSON_FIELDS, Hit
 
-T = TypeVar("T")
+_Record = TypeVar("_Record")
+_ONE_PROMPT = "If the model reads all passages in one prompt."
+_OMITTABLE = "omittable"  # some replies lack the field
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QueryResult:
     """One question and its passages, best first."""
 
     question: str
-    hits: tuple[ShownHit, ...]
+    hits: tuple[Hit, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchReply:
-    """Passages for questions, in the order of the questions."""
+    """The reply of /search, in the order of the questions."""
 
-    snapshot: str  # of every hit here
-    results: tuple[Result, ...]
+    snapshot: Annotated[str, "The snapshot of all hits."]
+    results: tuple[QueryResult, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadHit(ShownHit):
-    """A passage that an answer was read from."""
+class ReadHit(Hit):
+    """A passage that the model read."""
 
-    weight: float | None = None  # p(z|x); None: the model reads all passages at once
-    posterior: float | None = None  # p(z|x,y)
+    weight: Annotated[float | None, "p(z|x); null if passages are not marginalised."] = None
+    posterior: Annotated[float | None, "p(z|x,y); null as the weight."] = None
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
-    """One numbered entry of the context that a model read: a passage, or several joined."""
+class AnswerToken:
+    """A token of a RAG-Token answer, and each passage's share of it."""
 
-    number: int  # as the answer cites it: [number]
+    text: str
+    posterior: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerUsage:
+    """The cost of an answer."""
+
+    prompt_tokens: Annotated[int, "Tokens read; of all contexts if passages are marginalised."]
+    new_tokens: Annotated[int, "Tokens written."]
+    cost: Annotated[float | None, "In the currency of the given prices; null: no prices are known."]
+    estimated: Annotated[bool, "The endpoint reported no tokens, so they were counted here."]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerExcerpt:
+    """One numbered source in the model's prompt: a passage, or several adjacent ones."""
+
+    number: Annotated[int, "The answer cites it as [number], from 1."]
     title: str
     section: str
-    url: str
-    places: tuple[int, ...]  # in the answer's `passages`
-    text: str  # as the model read it
-    revision: int = 0  # of the article; 0 where the source has none
-    revised: str | None = None  # when it was saved, ISO 8601 in UTC; None: unknown
+    url: Annotated[str, "Address of the article's revision."]
+    places: Annotated[tuple[int, ...], "Indexes of its passages in the answer's `passages`, from 0."]
+    text: Annotated[str, "As the model read it."]
+    revision: Annotated[int, "Of the article; 0 if the source has none."] = 0
+    revised: Annotated[str | None, "Time of the revision, ISO 8601 in UTC; null: unknown."] = None
+    cut: Annotated[bool, "Its end was cut off, to fit into the prompt."] = False
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerStatement:
+    """One sentence of an answer."""
+
+    text: str
+    cited: Annotated[tuple[int, ...], "Numbers of the context."]
+    unknown: Annotated[tuple[int, ...], "Cited numbers that the context does not have."]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerConfidence:
+    """The confidence of an answer."""
+
+    signal: Annotated[str, "The kind of score: likelihood, retrieval or passages."]
+    score: Annotated[float | None, "Larger is surer; null: minus infinity."]
+    least: Annotated[float, "The threshold; below it no answer is given."]
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredQuestion:
     """One question and its answer."""
 
     question: str
-    answer: str  # may be empty
-    ended: bool  # False: cut at the longest length
-    log_likelihood: float | None  # log p(y|x) in nats; None: not finite, or not known
+    answer: Annotated[str, "May be empty."]
+    ended: Annotated[bool, "False: truncated at the maximum length."]
+    log_likelihood: Annotated[float | None, "log p(y|x) in nats; null: not finite or unknown."]
     passages: tuple[ReadHit, ...]
-    context: tuple[Excerpt, ...] = ()  # where the model reads all passages at once
-    citations: tuple[int, ...] = ()  # the numbers of the context that the answer cites
+    context: Annotated[tuple[AnswerExcerpt, ...], _ONE_PROMPT, _OMITTABLE] = ()
+    citations: Annotated[
+        tuple[int, ...], "Numbers of the context that the answer cites. " + _ONE_PROMPT, _OMITTABLE
+    ] = ()
+    tokens: Annotated[tuple[AnswerToken, ...], "Of a RAG-Token model."] = ()
+    statements: Annotated[tuple[AnswerStatement, ...], _ONE_PROMPT, _OMITTABLE] = ()
+    usage: Annotated[AnswerUsage | None, "If tokens were counted.", _OMITTABLE] = None
+    confidence: Annotated[AnswerConfidence | None, "If the service has a threshold.", _OMITTABLE] = None
+    abstained: Annotated[bool | None, "The confidence is below the service's threshold.", _OMITTABLE] = None
+    closed_book_log_likelihood: Annotated[float | None, "Of the same answer without passages, in nats.", _OMITTABLE] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReply:
-    """Answers to questions, in the order of the questions."""
+    """The reply of /answer, in the order of the questions."""
 
-    snapshot: str  # of every passage here
+    snapshot: Annotated[str, "The snapshot of all passages."]
     model: str
-    answers: tuple[Answer, ...]
+    answers: tuple[AnsweredQuestion, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedVersion:
     """A version that the ref names and that the service refused."""
 
     number: int
     snapshot: str
-    reason: str  # one sentence
-    at: str  # ISO 8601, UTC
+    reason: Annotated[str, "One sentence."]
+    at: Annotated[str, "ISO 8601 in UTC."]
     tries: int
-    final: bool  # it is not tried again before the ref moves
+    final: Annotated[bool, "No retry before the ref moves."]
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReply:
-    """What is served, and what was refused."""
+    """The reply of /snapshot."""
 
     snapshot: str
     ref: str
-    number: int | None  # of the ref's move; None where no ref is followed
-    created_at: str | None  # when the ref was moved
+    number: Annotated[int | None, "Number of the ref's move; null if no ref is followed."]
+    created_at: Annotated[str | None, "Time of the ref's move."]
     passages: int
-    indexes: tuple[str, ...]
-    retrievers: tuple[str, ...]  # that the service was started with; the first is the default
+    indexes: Annotated[tuple[str, ...], "Indexes of which requests may compose retrievers."]
+    retrievers: Annotated[tuple[str, ...], "Configured retrievers; the first is the default."]
     model: str | None
-    refused: Refused | None
-    store_problem: str | None  # why the store could not be asked last time
+    refused: RefusedVersion | None
+    store_problem: Annotated[str | None, "Why the last poll of the store failed."]
 
 
-def read_reply(kind: type[T], value: Any) -> T:
-    """Return a parsed JSON value as a record; every type is checked.
+class JsonField(NamedTuple):
+    """A field of a record's JSON."""
 
-    >>> read_reply(Result, {"question": "Who?", "hits": [], "new": 1})
-    Result(question='Who?', hits=())
+    name: str
+    hint: Any  # its type in the record
+    is_required: bool  # the client needs it
+    is_omittable: bool  # some replies lack it
+    description: str | None = None
+
+
+def parse_reply(record_type: type[_Record], value: Any) -> _Record:
+    """Convert a JSON value to a record, and check all types.
+
+    >>> parse_reply(QueryResult, {"question": "Who?", "hits": [], "new": 1})
+    QueryResult(question='Who?', hits=())
 
     Raises:
-        ValueError: a key is missing or of another type; the message says where.
+        ValueError: A key is missing or of another type; the message contains its path.
     """
-    found: T = _record(kind, value, "")
-    return found
+    record: _Record = _parse_record(record_type, value, "")
+    return record
 
 
-def _record(kind: Any, value: Any, where: str) -> Any:
+def _parse_record(record_type: Any, value: Any, path: str) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where or 'the whole'} is not an object")  # noqa: TRY004 - of the JSON, not of an argument
-    given = {}
-    for name, hint, needed in _fields(kind):
-        place = f"{where}.{name}" if where else name
+        raise ValueError(f"{path or 'the whole'} is not an object")  # noqa: TRY004 - the fault of the JSON, not of the caller
+    values = {}
+    for name, hint, is_required, *_ in list_json_fields(record_type):
+        field_path = f"{path}.{name}" if path else name
         if name in value:
-            given[name] = _read(hint, value[name], place)
-        elif needed:
-            raise ValueError(f"{place} is missing")
-    return kind(**given)
+            values[name] = _parse_value(hint, value[name], field_path)
+        elif is_required:
+            raise ValueError(f"{field_path} is missing")
+    return record_type.from_fields(values) if issubclass(record_type, Hit) else record_type(**values)
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:
-    kinds = get_args(hint)
+def _parse_value(hint: Any, value: Any, path: str) -> Any:
+    arguments = get_args(hint)
     if isinstance(hint, UnionType):  # X | None
-        return None if value is None else _read(kinds[0], value, where)
+        return None if value is None else _parse_value(arguments[0], value, path)
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
-            raise ValueError(f"{where} is not a list")
-        return tuple(_read(kinds[0], one, f"{where}[{place}]") for place, one in enumerate(value))
+            raise ValueError(f"{path} is not a list")
+        return tuple(_parse_value(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
     if is_dataclass(hint):
-        return _record(hint, value, where)
+        return _parse_record(hint, value, path)
     if hint is float and type(value) is int and math.isfinite(value):
         return float(value)
     if type(value) is not hint:
-        raise ValueError(f"{where} is not of type {hint.__name__}")
+        raise ValueError(f"{path} is not of type {hint.__name__}")
     return value
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """Return each field's name and type, and whether it has no default."""
-    hints = get_type_hints(kind)
-    return tuple((one.name, hints[one.name], one.default is MISSING) for one in fields(kind))
+def list_json_fields(record_type: type) -> tuple[JsonField, ...]:
+    """Return the fields of a record's JSON."""
+    hints, own_fields = get_type_hints(record_type, include_extras=True), list(fields(record_type))
+    json_fields: list[JsonField] = []
+    if issubclass(record_type, Hit):
+        own_fields = own_fields[len(fields(Hit)) :]
+        for name, hint in HIT_JSON_FIELDS.items():
+            json_fields.append(JsonField(name, hint, name not in OPTIONAL_HIT_JSON_FIELDS, name == "legs"))
+    for own_field in own_fields:
+        hint, description, *marks = _split_annotation(hints[own_field.name])
+        is_required, is_omittable = own_field.default is MISSING, _OMITTABLE in marks
+        json_fields.append(JsonField(own_field.name, hint, is_required, is_omittable, description))
+    return tuple(json_fields)
+
+
+def _split_annotation(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is Annotated else (hint, None)

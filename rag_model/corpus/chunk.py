@@ -1,11 +1,11 @@
 """Chunk a part: turn its pages into articles, and its articles into passages in one Parquet file.
 
-Every page without passages is counted under its reason. A page that the cleaner cannot parse is quarantined with its
-reason, and the part continues; only if more pages are quarantined than the recipe allows, the dump is assumed to be
-broken and the part fails. One page and one row group are in memory at a time.
+Every page without passages is counted by reason. A page that the cleaner cannot parse is
+quarantined and the part continues; if more pages are quarantined than the recipe allows, the dump
+is assumed to be broken and the part fails. One page and one row group are in memory at a time.
 
-An article that an earlier build chunked the same way is not parsed again (`lineage`): its passages are inherited, and
-the bytes of the file are the same as if it had been parsed.
+The passages of an article that an earlier build chunked in the same way are reused (`article_log`)
+instead of parsing it again. The bytes of the file are the same in both cases.
 """
 
 from collections import Counter
@@ -14,49 +14,52 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rag_model.corpus.articles import article_or_drop
-from rag_model.corpus.chunkers.chunker import Chunker, Cut
-from rag_model.corpus.chunkers.files import settings_of
-from rag_model.corpus.chunkers.registry import build_chunker
-from rag_model.corpus.documents import read_documents, read_ready_passages
-from rag_model.corpus.dump import read_pages
-from rag_model.corpus.lineage import ArticleLog, ArticleOutcome, Inheritance, article_key, cutting_basis
-from rag_model.corpus.moments import iso_of
+from rag_model.corpus.article_log import (
+    ArticleLog,
+    ArticleResult,
+    ReusableArticles,
+    compute_article_key,
+    compute_key_basis,
+)
+from rag_model.corpus.chunkers.chunker import Chunker, ChunkFunction, build_chunker, settings_to_json
+from rag_model.corpus.dump_formats.dump_format import get_format_identity, get_part_format
+from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
-from rag_model.corpus.salient import VERSION as SPANS_VERSION
-from rag_model.corpus.salient import Salient, salient, salient_of
-from rag_model.corpus.span_file import SpanWriter
-from rag_model.corpus.wikitext import Unparsable, clean
+from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, UnparsablePageError
+from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
+from rag_model.corpus.salient_spans import SalientSpan, SpanWriter, find_article_spans, find_spans
+from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError, UsageError
 
-VERSION = 5  # raise it when the same page would give other passages: then no article is inherited
-MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
-_Cut = tuple[Passage, Sequence[Salient] | None]  # a passage, and its spans if they are known
-BUCKET = 10  # words; width of the bins of the length histogram
+VERSION = 5  # increase it when the same page would give other passages; then no article is reused
+MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
+# A passage, and its spans if known.
+_PassageWithSpans = tuple[Passage, Sequence[SalientSpan] | None]
+LENGTH_BIN = 10  # words; bin width of the length histogram
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecipe:
-    """The settings that decide the passages of an article, and when too many quarantined pages fail a part."""
+    """The chunker, its settings, and the limits for quarantined pages."""
 
     chunker: str = "recursive"
-    words: int | None = None  # short for the setting of that name; None: the chunker's own default
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the chunker; omitted ones keep defaults
-    spans: bool = False  # keep the spans of links and dates beside the passages, for masks of `finetune realm`
-    quarantine_share: float = 0.01  # share of a part's articles that may be unparsable
-    quarantine_floor: int = 20  # this number may be unparsable in any part, even if it is more than the share
+    words: int | None = None  # shorthand for the setting `words`; None: the chunker's default
+    # Of the chunker; omitted ones have their defaults.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    spans: bool = False  # also store spans of links and dates, for the masks of `finetune realm`
+    quarantine_share: float = 0.01  # maximum share of unparsable articles in a part
+    quarantine_floor: int = 20  # number of unparsable articles that is allowed in any part
 
     def __post_init__(self) -> None:
-        self.built()  # refuses an unknown chunker or setting before any work
+        self.create_chunker()  # rejects an unknown chunker or setting before any work
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")
 
-    def built(self, files: Mapping[str, Path] | None = None) -> Chunker:
-        """Return the chunker; `files` are the paths of settings that name a file by its digest.
+    def create_chunker(self, files: Mapping[str, Path] | None = None) -> Chunker:
+        """Create the chunker; `files` are the paths of settings that contain the digest of a file.
 
         Raises:
-            UsageError: there is no such chunker, or it refuses a setting.
+            UsageError: There is no such chunker, or it rejects a setting.
         """
         if self.words is not None and "words" in self.settings:
             raise UsageError("the recipe's chunk table gives words twice: leave one of them out")
@@ -64,29 +67,29 @@ class ChunkRecipe:
         paths = {name: str(path) for name, path in (files or {}).items()}
         return build_chunker(self.chunker, {**words, **self.settings, **paths})
 
-    def content(self) -> dict[str, Any]:
-        """Return the recipe as JSON values: every setting, with its default if omitted, and digests in place of files.
+    def to_json(self) -> dict[str, Any]:
+        """Return the recipe as JSON values, with defaults, and with digests instead of file paths.
 
         Raises:
-            InputError: a file that a setting names is missing.
+            InputError: The file of a setting is missing.
         """
-        settings = settings_of(self.built())
+        settings = settings_to_json(self.create_chunker())
         words = {"words": settings.pop("words")} if "words" in settings else {}
-        others: dict[str, Any] = {"settings": settings} if settings else {}
+        optional: dict[str, Any] = {"settings": settings} if settings else {}
         if self.spans:
-            others["spans"] = True  # left out where there are none, as in recipes of earlier versions
+            optional["spans"] = True  # omitted if false, as in recipes of earlier versions
         quarantine = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
-        return {"chunker": self.chunker, **words, **others, **quarantine}
+        return {"chunker": self.chunker, **words, **optional, **quarantine}
 
-    def identity(self) -> dict[str, Any]:
-        """Return all that decides a part's passages: the content, and the version of a chunker's own code."""
-        version = self.built().version
-        found = {**self.content(), **({"version": version} if version else {})}
-        return found | ({"spans": SPANS_VERSION} if self.spans else {})
+    def get_identity(self) -> dict[str, Any]:
+        """Return all values that decide passages, including the version of the chunker."""
+        version = self.create_chunker().version
+        identity = {**self.to_json(), **({"version": version} if version else {})}
+        return identity | ({"spans": SPANS_VERSION} if self.spans else {})
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
+class QuarantinedPage:
     """A page that the cleaner could not parse."""
 
     page_id: str
@@ -95,18 +98,23 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkFacts:
-    """The result of chunking a part, as JSON values."""
+class ChunkStats:
+    """Statistics of a chunked part, as JSON values."""
 
     rows: int  # passages
-    digest: str = ""  # of the rows' values, whatever their encoding; empty where no recipe cut them
+    # Of the values of the rows, independent of the encoding; empty for imported passages.
+    digest: str = ""
     articles: int = 0  # with at least one passage
-    dropped: Mapping[str, int] = field(default_factory=dict)  # pages by reason; `unparsable` are the quarantined ones
-    quarantined: tuple[Quarantined, ...] = ()  # the first `MAX_LISTED`
-    newest_revision: str = ""  # latest timestamp among the articles, ISO 8601; empty without revisions
+    # Pages by reason; `unparsable`: quarantined pages.
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    quarantined: tuple[QuarantinedPage, ...] = ()  # the first `MAX_LISTED`
+    # Latest timestamp among the articles, ISO 8601; empty without revisions.
+    newest_revision: str = ""
     words: int = 0
-    lengths: Mapping[str, int] = field(default_factory=dict)  # passages by their words, in steps of `BUCKET`
-    inherited: int = 0  # number of `articles` that were inherited; it does not depend on the part's content
+    # Number of passages by length, in bins of `LENGTH_BIN` words.
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    # Number of reused articles; depends on the parent, not on the part's content.
+    inherited: int = 0
 
 
 def chunk_part(
@@ -115,35 +123,42 @@ def chunk_part(
     recipe: ChunkRecipe,
     out: Path,
     log: Path | None = None,
-    earlier: Inheritance | None = None,
+    reusable: ReusableArticles | None = None,
     suppressed: Collection[str] = (),
     files: Mapping[str, Path] | None = None,
     spans: Path | None = None,
-) -> ChunkFacts:
-    """Write the passages of one part to the Parquet file `out`, and return the counts.
+) -> ChunkStats:
+    """Write the passages of one part to a Parquet file, and return the statistics.
 
-    `log` is the path for the article log of a wiki, which a later build inherits from; `earlier` is what this build
-    inherits from. Pages whose ids are `suppressed` are only counted. `files` are the paths of settings that the recipe
-    names by their digest. `spans` is the path for the passages' salient spans, if the recipe keeps them.
+    Args:
+        part: part of the dump.
+        siteinfo: metadata of the dump.
+        recipe: chunker and limits.
+        out: path of the passage file.
+        log: path for the article log, from which a later build reuses articles.
+        reusable: articles of earlier parts, which are reused.
+        suppressed: ids of pages that are counted but not chunked.
+        files: paths of settings that the recipe stores as digests.
+        spans: path for the salient spans, if the recipe stores them.
 
     Raises:
-        InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
+        InputError: The source cannot be read, or too many of its pages are unparsable.
     """
-    tally, articles, spanned = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
+    tally, article_log, span_writer = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
     with PassageWriter(out) as writer:
-        cutting = _Cutting(recipe, siteinfo, files)
-        for passage, its in _passages(part, cutting, tally, articles, earlier or Inheritance()):
+        context = _ChunkContext(recipe, siteinfo, files)
+        for passage, spans_or_none in _iter_passages(part, context, tally, article_log, reusable or ReusableArticles()):
             if recipe.spans:
-                spanned.write(salient(passage.text) if its is None else its)
+                span_writer.write(find_spans(passage.text) if spans_or_none is None else spans_or_none)
             tally.words += passage.n_words
-            tally.lengths[passage.n_words // BUCKET * BUCKET] += 1
+            tally.lengths[passage.n_words // LENGTH_BIN * LENGTH_BIN] += 1
             writer.write(passage)
         tally.check(part, recipe)
     if log is not None:
-        articles.save(log)
+        article_log.save(log)
     if spans is not None and recipe.spans:
-        spanned.save(spans)
-    return ChunkFacts(
+        span_writer.save(spans)
+    return ChunkStats(
         rows=writer.rows,
         digest=writer.digest,
         articles=tally.articles,
@@ -158,116 +173,139 @@ def chunk_part(
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of pages, articles and passages, and the pages that are left out."""
+    """Counters of pages, articles and passages, and the quarantined pages."""
 
     suppressed: Collection[str] = ()
     articles: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    quarantined: list[Quarantined] = field(default_factory=list)
+    quarantined: list[QuarantinedPage] = field(default_factory=list)
     newest_revision: str = ""
     words: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     inherited: int = 0
 
-    def counted(self, passages: Sequence[Passage]) -> Sequence[Passage]:
-        """Count one article with these passages, and return them."""
+    def count_article(self, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """Count one article by its passages, and return the passages."""
         if passages:
             self.articles += 1
         else:
             self.dropped["no_text"] += 1
         return passages
 
-    def keeps(self, page_id: str) -> bool:
-        """Whether a page may have passages; count it if not."""
+    def accept_page(self, page_id: str) -> bool:
+        """Return whether a page may have passages; count it as taken down if not."""
         if page_id in self.suppressed:
             self.dropped["taken_down"] += 1
             return False
         return True
 
-    def saw(self, page: Page) -> None:
-        """Note an article's time, kept or taken down: the newest dates the dump."""
-        self.newest_revision = max(self.newest_revision, iso_of(page.revised) or "")
+    def record_time(self, page: Page) -> None:
+        """Record the time of an article, also if taken down: the newest dates the dump."""
+        self.newest_revision = max(self.newest_revision, format_iso(page.revised) or "")
 
     def quarantine(self, page: Page, reason: str) -> None:
         self.dropped["unparsable"] += 1
         if len(self.quarantined) < MAX_LISTED:
-            self.quarantined.append(Quarantined(str(page.page_id), page.title, reason))
+            self.quarantined.append(QuarantinedPage(str(page.page_id), page.title, reason))
 
     def check(self, part: Part, recipe: ChunkRecipe) -> None:
         unparsable = self.dropped["unparsable"]
-        allowed = max(recipe.quarantine_floor, recipe.quarantine_share * (self.articles + unparsable))
-        if unparsable > allowed:
-            first = self.quarantined[0]
+        max_unparsable = max(recipe.quarantine_floor, recipe.quarantine_share * (self.articles + unparsable))
+        if unparsable > max_unparsable:
+            first_page = self.quarantined[0]
             raise InputError(
-                f"{unparsable} pages of {part.name} cannot be parsed and the recipe allows {allowed:.0f}, "
-                f"the first is {first.title!r} ({first.reason}): "
+                f"{unparsable} pages of {part.name} cannot be parsed and the recipe allows {max_unparsable:.0f}, "
+                f"the first is {first_page.title!r} ({first_page.reason}): "
                 "check the dump, or raise quarantine_share in the recipe"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class _Cutting:
-    """The function and the settings that chunk articles."""
+class _ChunkContext:
+    """The recipe, its files and the siteinfo of one part."""
 
     recipe: ChunkRecipe
     siteinfo: Siteinfo
     files: Mapping[str, Path] | None
 
-    def open(self) -> Cut:
-        return self.recipe.built(self.files).open()
+    def open(self) -> ChunkFunction:
+        return self.recipe.create_chunker(self.files).open()
 
-    def basis(self) -> bytes:
-        return cutting_basis(self.siteinfo, self.recipe.identity(), VERSION)
+    def compute_key_basis(self, part: Part) -> bytes:
+        identity = self.recipe.get_identity() | get_format_identity(part)
+        return compute_key_basis(self.siteinfo, identity, VERSION)
 
 
-def _passages(part: Part, cutting: _Cutting, tally: _Tally, log: ArticleLog, earlier: Inheritance) -> Iterator[_Cut]:
-    """Yield the passages of a part of any kind, with their spans; ready-made ones are not changed."""
-    if part.kind == "passages":
-        yield from ((one, None) for one in read_ready_passages(part) if tally.keeps(one.page_id))
+def _iter_passages(
+    part: Part, context: _ChunkContext, tally: _Tally, log: ArticleLog, reusable: ReusableArticles
+) -> Iterator[_PassageWithSpans]:
+    """Yield the passages of a part with their spans; ready-made passages are not changed."""
+    dump_format = get_part_format(part)
+    if isinstance(dump_format, PageFormat):
+        yield from _chunk_pages(part, dump_format, context, tally, log, reusable)
         return
-    cut = cutting.open()
-    if part.kind == "documents":
-        for document in read_documents(part):
-            if tally.keeps(document.page_id):
-                yield from ((one, None) for one in tally.counted(list(cut(document))))
-        return
-    basis = cutting.basis()
-    for page in _articles(part, cutting.siteinfo, tally):
-        key = article_key(basis, page)
-        kept = earlier.get(page, key)
-        if kept and cutting.recipe.spans and not kept.spans:
-            kept = None  # the file of spans is gone
-        outcome = kept or _outcome(page, cutting.siteinfo, cut, spans=cutting.recipe.spans)
-        tally.inherited += kept is not None and len(kept.passages) > 0
-        log.note(page, key, outcome)
-        if outcome.reason:
-            tally.quarantine(page, outcome.reason)
+    chunk_article: ChunkFunction | None = None
+    for item in dump_format.read(part):
+        if not tally.accept_page(str(item.page_id)):
             continue
-        tally.saw(page)
-        none = [None] * len(outcome.passages)
-        yield from zip(tally.counted(outcome.passages), outcome.spans or none, strict=True)
+        if isinstance(item, Passage):
+            yield item, None
+        elif isinstance(item, Article):
+            chunk_article = chunk_article or context.open()
+            yield from ((passage, None) for passage in tally.count_article(list(chunk_article(item))))
+        else:
+            raise TypeError(f"{type(dump_format).__name__} yields pages and is not a PageFormat")
 
 
-def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
-    for page in read_pages(part):
-        kept = article_or_drop(page, siteinfo)
-        if not isinstance(kept, Page):
-            tally.dropped[kept] += 1
-        elif tally.keeps(str(page.page_id)):
+def _chunk_pages(
+    part: Part,
+    page_format: PageFormat,
+    context: _ChunkContext,
+    tally: _Tally,
+    log: ArticleLog,
+    reusable: ReusableArticles,
+) -> Iterator[_PassageWithSpans]:
+    """Yield the passages of a part of a wiki, reusing unchanged articles, and log every article."""
+    chunk_article, key_basis = context.open(), context.compute_key_basis(part)
+    for page in _iter_articles(part, page_format, context.siteinfo, tally):
+        key = compute_article_key(key_basis, page)
+        reused = reusable.find(page, key)
+        if reused and context.recipe.spans and not reused.spans:
+            reused = None  # the span file is gone
+        result = reused or _chunk_page(page, page_format, context, chunk_article)
+        tally.inherited += reused is not None and len(reused.passages) > 0
+        log.record(page, key, result)
+        if result.reason:
+            tally.quarantine(page, result.reason)
+            continue
+        tally.record_time(page)
+        no_spans = [None] * len(result.passages)
+        yield from zip(tally.count_article(result.passages), result.spans or no_spans, strict=True)
+
+
+def _iter_articles(part: Part, page_format: PageFormat, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
+    for page in page_format.read(part):
+        page_or_reason = page_format.classify(page, siteinfo)
+        if not isinstance(page_or_reason, Page):
+            tally.dropped[page_or_reason] += 1
+        elif tally.accept_page(str(page.page_id)):
             yield page
         else:
-            tally.saw(page)
+            tally.record_time(page)
 
 
-def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut, *, spans: bool) -> ArticleOutcome:
-    """Return a page's passages, or the reason to quarantine it."""
+def _chunk_page(
+    page: Page, page_format: PageFormat, context: _ChunkContext, chunk_article: ChunkFunction
+) -> ArticleResult:
+    """Return the passages of a page, or the reason to quarantine it."""
+    spans = context.recipe.spans
     try:
-        sections = clean(page.text, siteinfo, page.title, anchors=spans)
-    except Unparsable as bound:
-        return ArticleOutcome((), bound.reason)
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
-        # A bug in the cleaner that affects one page in millions must not fail the other pages of its part.
-        return ArticleOutcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
+        sections = page_format.clean(page, context.siteinfo, anchors=spans)
+    except UnparsablePageError as error:
+        return ArticleResult((), error.reason)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # A bug of the cleaner that affects one page in millions must not fail the whole part.
+        return ArticleResult((), f"the cleaner failed: {type(error).__name__}: {error}")
     article = Article(str(page.page_id), page.rev_id, page.title, sections, page.revised)
-    passages = list(cut(article))
-    return ArticleOutcome(passages, spans=salient_of(article, passages) if spans else ())
+    passages = list(chunk_article(article))
+    return ArticleResult(passages, spans=find_article_spans(article, passages) if spans else ())

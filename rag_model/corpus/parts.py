@@ -1,33 +1,39 @@
-"""Parts: ranges of page ids of about equal weight, and the slices that each has to read.
+"""Divide a dump into parts: ranges of page ids of about equal weight, with the slices to read.
 
-The start of a part depends on the dump and on the parent snapshot, never on the machine, because row order, and
-with it the snapshot id, depends on it. A later build keeps the parent's ranges, so that an article stays in its part
-from dump to dump and a part without a changed article stays the same file. New pages fill the last part, and
-then new parts.
+The ranges depend on the dump and on the parent snapshot, never on the machine, because they decide
+the row order and thereby the snapshot id. A later build keeps the parent's ranges: an article stays
+in its part from dump to dump, and a part without changed articles stays the same file. New pages
+fill the last part, then new parts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+
+from fsspec.core import url_to_fs
 
 from rag_model.corpus.records import Part, Slice, SourceKind
+from rag_model.errors import ResourceError
 
-SMALLEST, LARGEST = 256 << 10, 32 << 20  # compressed bytes of a part, unless set otherwise
-PARTS = 16  # the number of parts of a dump whose parts are between those sizes
+# Compressed bytes of a part, unless the recipe sets a size.
+MIN_PART_BYTES, MAX_PART_BYTES = 256 << 10, 32 << 20
+TARGET_PARTS = 16  # number of parts of a dump, within the limits above
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The smallest unit that can be read on its own: one stream of a dump."""
+class PageRun:
+    """A run of pages that can be read independently, such as one stream of a dump."""
 
     slice: Slice
-    weight: int  # compressed bytes, or an estimate of them that is the same on every machine
-    ordered: bool  # page ids strictly increase inside
+    weight: int  # compressed bytes, or an estimate that is equal on every machine
+    ordered: bool  # page ids strictly increase within the run
 
 
 @dataclass(frozen=True, slots=True)
-class Fences:
-    """The first pages of the parts of an earlier snapshot, and the end of its last part."""
+class PartBoundaries:
+    """The boundaries of the parts of a parent snapshot."""
 
     kind: SourceKind
     dbname: str  # page ids are per wiki
@@ -35,82 +41,123 @@ class Fences:
     end: int  # the page after the last
 
 
-def part_weight(total: int) -> int:
-    """Return the weight that a part of a dump of `total` compressed bytes should have."""
-    return min(max(total // PARTS, SMALLEST), LARGEST)
+def choose_part_weight(total: int) -> int:
+    """Return the target weight of a part for a dump of `total` compressed bytes."""
+    return min(max(total // TARGET_PARTS, MIN_PART_BYTES), MAX_PART_BYTES)
 
 
-def boundaries(pieces: Sequence[Piece], target: int | None = None, fences: Fences | None = None) -> list[int]:
-    """Return the first page id of each part; the first is 0. `pieces` are sorted by first page.
+def choose_starts(
+    runs: Sequence[PageRun], target: int | None = None, parent_boundaries: PartBoundaries | None = None
+) -> list[int]:
+    """Return the first page id of each part; the first is 0. `runs` are sorted by first page.
 
-    With `fences` the earlier parts are kept, except that new pages fill the last one up to `target`.
+    With `parent_boundaries` the parent's parts are kept, except that new pages fill the last one up
+    to `target`.
     """
-    total = sum(piece.weight for piece in pieces)
-    weight = target or part_weight(total)
-    if fences is not None:
-        return _appended(pieces, weight, fences)
+    total = sum(run.weight for run in runs)
+    weight = target or choose_part_weight(total)
+    if parent_boundaries is not None:
+        return _extend_starts(runs, weight, parent_boundaries)
     count = max(1, round(total / weight))
-    starts, done = [0], 0
-    for piece in pieces:
-        if done * count >= total * len(starts) and piece.slice.first_page > starts[-1]:
-            starts.append(piece.slice.first_page)
-        done += piece.weight
+    starts, done_weight = [0], 0
+    for run in runs:
+        if done_weight * count >= total * len(starts) and run.slice.first_page > starts[-1]:
+            starts.append(run.slice.first_page)
+        done_weight += run.weight
     return starts
 
 
-def _appended(pieces: Sequence[Piece], weight: int, fences: Fences) -> list[int]:
-    starts, held = list(fences.starts), 0
-    for piece in pieces:
-        first = piece.slice.first_page
+def _extend_starts(runs: Sequence[PageRun], weight: int, parent_boundaries: PartBoundaries) -> list[int]:
+    starts, weight_in_part = list(parent_boundaries.starts), 0
+    for run in runs:
+        first = run.slice.first_page
         if first < starts[-1]:
             continue
-        if first >= fences.end and first > starts[-1] and held >= weight:
+        if first >= parent_boundaries.end and first > starts[-1] and weight_in_part >= weight:
             starts.append(first)
-            held = 0
-        held += piece.weight
+            weight_in_part = 0
+        weight_in_part += run.weight
     return starts
 
 
-def assemble(kind: SourceKind, pieces: Sequence[Piece], starts: Sequence[int], last: int) -> tuple[Part, ...]:
-    """Return the parts that begin at `starts` and cover the ids up to `last`, each with the slices it overlaps.
+def assemble_parts(
+    kind: SourceKind, runs: Sequence[PageRun], starts: Sequence[int], last: int, part_format: str = ""
+) -> tuple[Part, ...]:
+    """Return the parts that start at `starts` and cover the ids up to `last`, with their slices.
 
-    `pieces` are sorted by first page; a start beyond `last` makes no part. Streams that follow each other in a file
-    are joined to one slice.
+    `runs` are sorted by first page; a start beyond `last` gives no part. Adjacent streams of a file
+    are joined to one slice. `part_format` is the `Part.format` of the parts.
     """
     starts = [start for start in starts if start <= last] or [0]
     ends = [start - 1 for start in starts[1:]] + [last]
     parts = []
-    waiting, reaching = iter(pieces), list[Piece]()
-    upcoming = next(waiting, None)
+    remaining_runs, overlapping_runs = iter(runs), list[PageRun]()
+    next_run = next(remaining_runs, None)
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        reaching = [piece for piece in reaching if piece.slice.last_page >= start]
-        while upcoming is not None and upcoming.slice.first_page <= end:
-            reaching.append(upcoming)
-            upcoming = next(waiting, None)
-        slices = tuple(_joined(piece.slice for piece in reaching))
-        parts.append(Part(f"part-{i:05d}", kind, start, end, slices, in_order(reaching)))
+        overlapping_runs = [run for run in overlapping_runs if run.slice.last_page >= start]
+        while next_run is not None and next_run.slice.first_page <= end:
+            overlapping_runs.append(next_run)
+            next_run = next(remaining_runs, None)
+        slices = tuple(_join_slices(run.slice for run in overlapping_runs))
+        parts.append(Part(f"part-{i:05d}", kind, start, end, slices, is_ordered(overlapping_runs), part_format))
     return tuple(parts)
 
 
-def in_order(pieces: Sequence[Piece]) -> bool:
-    """Return whether page ids strictly increase through all pieces, so that no id is repeated."""
-    follows = (before.slice.last_page < after.slice.first_page for before, after in pairwise(pieces))
-    return all(piece.ordered for piece in pieces) and all(follows)
+def is_ordered(runs: Sequence[PageRun]) -> bool:
+    """Return whether page ids strictly increase through all runs, so that no id is repeated."""
+    follows = (run.slice.last_page < next_run.slice.first_page for run, next_run in pairwise(runs))
+    return all(run.ordered for run in runs) and all(follows)
 
 
-def _joined(slices: Iterator[Slice]) -> Iterator[Slice]:
-    run: Slice | None = None
-    for piece in slices:
-        if run is not None and _continues(run, piece):
-            run = Slice(run.url, run.offset, run.length + piece.length, run.codec, run.first_page, piece.last_page)
+def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
+    current: Slice | None = None
+    for byte_slice in slices:
+        if current is not None and _is_adjacent(current, byte_slice):
+            current = Slice(
+                current.url,
+                current.offset,
+                current.length + byte_slice.length,
+                current.codec,
+                current.first_page,
+                byte_slice.last_page,
+            )
             continue
-        if run is not None:
-            yield run
-        run = piece
-    if run is not None:
-        yield run
+        if current is not None:
+            yield current
+        current = byte_slice
+    if current is not None:
+        yield current
 
 
-def _continues(run: Slice, piece: Slice) -> bool:
-    touches = run.url == piece.url and run.offset + run.length == piece.offset
-    return touches and run.last_page < piece.first_page
+def _is_adjacent(current: Slice, byte_slice: Slice) -> bool:
+    touches = current.url == byte_slice.url and current.offset + current.length == byte_slice.offset
+    return touches and current.last_page < byte_slice.first_page
+
+
+# Puts a local file where workers can read it, and returns the URL.
+StageFile = Callable[[Path], str]
+
+# Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by
+# machine.
+COMPRESSION_RATIO = 4
+
+
+def stage_file(stage: StageFile, path: Path) -> str:
+    """Stage a file and return its URL; delete the local file unless the URL is its own path."""
+    url = stage(path)
+    filesystem, file_path = url_to_fs(url)
+    is_in_place = "file" in filesystem.protocol and Path(file_path) == path.absolute()
+    if not is_in_place:
+        path.unlink(missing_ok=True)
+    return url
+
+
+@contextmanager
+def translate_write_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a ResourceError that names `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write to {folder} ({error.strerror or error}): free space there or choose another folder"
+        ) from error

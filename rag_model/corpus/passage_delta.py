@@ -1,12 +1,13 @@
-"""Deltas of passage files: the rows that an earlier file has not, and where the other ones stand in it.
+"""Deltas of passage files: the new rows, and the positions of the unchanged rows in a base file.
 
-A month changes a row in nearly every row group, and a row group is compressed as a whole: so nearly all of a file
-would be fetched for a few new rows. Who has the earlier file writes the later one again with these few. Equal rows,
-written by the same Parquet library, give equal bytes; the digest of the result tells.
+A month changes a row in nearly every row group, and row groups are compressed as a whole, so a pull
+would fetch nearly the whole file for a few new rows. A client that has the base file writes the
+target file itself from the delta. Equal rows give equal bytes with the same Parquet library; the
+digest verifies the result.
 
-A delta is a Parquet file of the new rows, in row order. Its metadata notes the whole file's rows in runs,
-`[[first, count], …]`: rows of the earlier file, ascending, or the next new ones where `first` is -1. It holds
-nothing of the earlier file that the later one has not.
+A delta is a Parquet file of the new rows, in row order. Its metadata describes the rows of the
+target file as runs, `[[first, count], …]`: ascending rows of the base file, or the next new rows
+where `first` is -1. A delta contains no rows that are missing in the target file.
 """
 
 import json
@@ -19,67 +20,76 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, UNDATED_SCHEMA, PassageFile, passage_parquet
+from rag_model.arrays import Rows
+from rag_model.atomic_write import atomic_write
+from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, UNDATED_SCHEMA, PassageFile, open_passage_writer
 from rag_model.errors import InputError
-from rag_model.json_text import parse_json
-from rag_model.landing import landing
-from rag_model.partition import Rows
+from rag_model.untrusted_text import parse_json
 
-VERSION = 1  # raise it with any change of what a delta holds: puller and builder find it by this number
-_RUNS = "runs"
-_NEW = -1
-Run = tuple[int, int]  # the first row in the earlier file, or -1; number of rows
+# Increase it when the format changes; builders and clients look deltas up by this number.
+VERSION = 1
+_RUNS_KEY = "runs"
+_NEW_ROW = -1
+Run = tuple[int, int]  # first row in the base file, or -1; number of rows
 
 
-def write_delta(before: Path, after: Path, out: Path) -> None:
-    """Write what makes the passage file `after` of the passage file `before`; holds the rows of both.
+def write_delta(base: Path, target: Path, out: Path) -> None:
+    """Write the delta from the passage file `base` to the passage file `target`.
+
+    The rows of both files are in memory.
 
     Raises:
-        InputError: one of the two is damaged.
+        InputError: One of the two files is damaged.
         OSError: `out` cannot be written.
     """
-    earlier, later = _read(before), _read(after)
-    kept = _kept(earlier, later)
-    _write(later.filter(pa.array(kept < 0)), out, {_RUNS: json.dumps(list(_runs(kept)))})
+    base_rows, target_rows = _read_passages(base), _read_passages(target)
+    base_row_of = _match_rows(base_rows, target_rows)
+    _write_rows(
+        target_rows.filter(pa.array(base_row_of < 0)), out, {_RUNS_KEY: json.dumps(list(_iter_runs(base_row_of)))}
+    )
 
 
-def apply_delta(before: Path, delta: Path, rows: int, out: Path) -> None:
-    """Write the passage file of `rows` rows that a delta makes of `before`; holds its rows.
+def apply_delta(base: Path, delta: Path, rows: int, out: Path) -> None:
+    """Apply a delta to `base`: write the target file, which has `rows` rows.
+
+    The rows are in memory.
 
     Raises:
-        InputError: a file is damaged, or the delta belongs to another one.
+        InputError: A file is damaged, or the delta belongs to another base file.
         OSError: `out` cannot be written.
     """
     with PassageFile(delta) as file:
-        noted = file.notes.get(_RUNS.encode(), b"")
-    earlier, new = _read(before), _read(delta)
-    if earlier.schema != new.schema:
-        raise InputError(f"{delta} has other columns than {before}: fetch the whole file")
-    runs = _checked(noted, earlier.num_rows, new.num_rows, rows)
+        runs_json = file.metadata.get(_RUNS_KEY.encode(), b"")
+    base_rows, new_rows = _read_passages(base), _read_passages(delta)
+    if base_rows.schema != new_rows.schema:
+        raise InputError(f"{delta} has other columns than {base}: fetch the whole file")
+    runs = _parse_runs(runs_json, base_rows.num_rows, new_rows.num_rows, rows)
     if runs is None:
-        raise InputError(f"{delta} is not a delta of {before}: fetch the whole file")
-    _write(pa.concat_tables([new.slice(0, 0), *_pieces(runs, earlier, new)]), out, {})
+        raise InputError(f"{delta} is not a delta of {base}: fetch the whole file")
+    _write_rows(pa.concat_tables([new_rows.slice(0, 0), *_iter_slices(runs, base_rows, new_rows)]), out, {})
 
 
-def kept_rows(delta: PassageFile, before: int, rows: int) -> Rows:
-    """Return the earlier row of each of the `rows` rows that a delta makes of `before`, (rows,); -1: it is new.
+def compute_base_rows(delta: PassageFile, n_base: int, rows: int) -> Rows:
+    """Return the base row of each target row, (rows,) int64; -1 for new rows.
 
-    The new ones are the delta's rows, in order; the others rise.
+    New rows are the rows of the delta, in order; base rows are ascending.
 
     Raises:
-        InputError: the delta is damaged, or of other files.
+        InputError: The delta is damaged or belongs to other files.
     """
-    runs = _checked(delta.notes.get(_RUNS.encode(), b""), before, delta.n_rows, rows)
+    runs = _parse_runs(delta.metadata.get(_RUNS_KEY.encode(), b""), n_base, delta.n_rows, rows)
     if runs is None:
-        raise InputError(f"a delta is not one of {before} passages to {rows}: read the whole file")
+        raise InputError(f"a delta is not one of {n_base} passages to {rows}: read the whole file")
     firsts, counts = np.array(runs, np.int64).reshape(-1, 2).T
-    begins = np.cumsum(counts) - counts
-    found: Rows = np.arange(rows) + np.repeat(np.where(firsts == _NEW, -2 * rows, firsts - begins), counts)
-    found[found < 0] = _NEW
-    return found
+    run_starts = np.cumsum(counts) - counts
+    base_row_of: Rows = np.arange(rows) + np.repeat(
+        np.where(firsts == _NEW_ROW, -2 * rows, firsts - run_starts), counts
+    )
+    base_row_of[base_row_of < 0] = _NEW_ROW
+    return base_row_of
 
 
-def _read(passages: Path) -> pa.Table:
+def _read_passages(passages: Path) -> pa.Table:
     with PassageFile(passages) as file:
         schema = PASSAGE_SCHEMA if file.dated else UNDATED_SCHEMA
         try:
@@ -88,69 +98,84 @@ def _read(passages: Path) -> pa.Table:
             raise InputError(f"{passages} has columns of other types than passages: fetch the whole file") from other
 
 
-def _write(rows: pa.Table, out: Path, notes: dict[str, str]) -> None:
-    """Write rows in groups as `PassageWriter` does, which gets them one by one."""
-    with landing(out) as temporary, passage_parquet(temporary, rows.schema) as file:
+def _write_rows(rows: pa.Table, out: Path, notes: dict[str, str]) -> None:
+    """Write rows in the same row groups as `PassageWriter`."""
+    with atomic_write(out) as temporary, open_passage_writer(temporary, rows.schema) as file:
         for first in range(0, rows.num_rows, ROW_GROUP):
             file.write_table(rows.slice(first, ROW_GROUP).combine_chunks(), row_group_size=ROW_GROUP)
         if notes:
             file.add_key_value_metadata(notes)
 
 
-def _kept(earlier: pa.Table, later: pa.Table) -> Rows:
-    """Return the earlier row that each later one equals in all columns, (n,), rising where not -1: there is none."""
-    kept = np.full(later.num_rows, _NEW, np.int64)
-    if earlier.schema != later.schema or not earlier.num_rows:
-        return kept
-    found = pc.index_in(later["id"], value_set=earlier["id"]).fill_null(_NEW).to_numpy().astype(np.int64)
-    places = np.flatnonzero(found >= 0)
-    same = _equal(earlier.take(pa.array(found[places])), later.take(pa.array(places)))
-    places = places[same]
-    highest = np.maximum.accumulate(found[places]) if len(places) else found[places]
-    places = places[(found[places] == highest) & np.diff(highest, prepend=-1).astype(bool)]  # each once, in order
-    kept[places] = found[places]
-    return kept
+def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> Rows:
+    """Return the equal base row of each target row, (n,), ascending; -1 if none."""
+    base_row_of = np.full(target_rows.num_rows, _NEW_ROW, np.int64)
+    if base_rows.schema != target_rows.schema or not base_rows.num_rows:
+        return base_row_of
+    candidate_rows = (
+        pc.index_in(target_rows["id"], value_set=base_rows["id"]).fill_null(_NEW_ROW).to_numpy().astype(np.int64)
+    )
+    target_positions = np.flatnonzero(candidate_rows >= 0)
+    is_equal = _compare_rows(
+        base_rows.take(pa.array(candidate_rows[target_positions])), target_rows.take(pa.array(target_positions))
+    )
+    target_positions = target_positions[is_equal]
+    highest = (
+        np.maximum.accumulate(candidate_rows[target_positions])
+        if len(target_positions)
+        else candidate_rows[target_positions]
+    )
+    target_positions = target_positions[
+        (candidate_rows[target_positions] == highest) & np.diff(highest, prepend=-1).astype(bool)
+    ]  # each base row once, ascending
+    base_row_of[target_positions] = candidate_rows[target_positions]
+    return base_row_of
 
 
-def _equal(one: pa.Table, other: pa.Table) -> Any:
-    """Return whether two tables of equal length agree in all columns, row by row: (m,) bool."""
-    agree = np.ones(one.num_rows, np.bool_)
-    for left, right in zip(one.columns, other.columns, strict=True):
-        both_null = pc.and_(pc.is_null(left), pc.is_null(right))
-        agree &= pc.or_(pc.equal(left, right).fill_null(False), both_null).to_numpy()
+def _compare_rows(left_rows: pa.Table, right_rows: pa.Table) -> Any:
+    """Return for each row whether two tables of equal length agree in all columns: (m,) bool."""
+    agree = np.ones(left_rows.num_rows, np.bool_)
+    for left_column, right_column in zip(left_rows.columns, right_rows.columns, strict=True):
+        both_null = pc.and_(pc.is_null(left_column), pc.is_null(right_column))
+        agree &= pc.or_(pc.equal(left_column, right_column).fill_null(False), both_null).to_numpy()
     return agree
 
 
-def _runs(kept: Rows) -> Iterator[Run]:
-    """Yield the runs of (n,) earlier rows, -1 for new ones."""
-    new = kept < 0
-    breaks = np.where(new[1:], ~new[:-1], new[:-1] | (np.diff(kept) != 1))  # (n,) -> (n - 1,)
-    for first, end in pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(kept)]):
+def _iter_runs(base_row_of: Rows) -> Iterator[Run]:
+    """Yield the runs of (n,) base rows, where -1 is a new row."""
+    is_new = base_row_of < 0
+    # (n,) -> (n - 1,).
+    breaks = np.where(is_new[1:], ~is_new[:-1], is_new[:-1] | (np.diff(base_row_of) != 1))
+    for first, end in pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(base_row_of)]):
         if end > first:
-            yield int(kept[first]), end - first
+            yield int(base_row_of[first]), end - first
 
 
-def _checked(noted: bytes, earlier: int, new: int, rows: int) -> Sequence[Run] | None:
-    """Return the noted runs; None if they are none, or name other rows than there are."""
+def _parse_runs(runs_json: bytes, n_base: int, n_new: int, rows: int) -> Sequence[Run] | None:
+    """Parse and check the runs of a delta; None if they are invalid or do not fit the files."""
     try:
-        runs = [(first, count) for first, count in parse_json(noted)]
+        runs = [(first, count) for first, count in parse_json(runs_json)]
         if not all(type(number) is int for run in runs for number in run):
             return None
     except (ValueError, TypeError):
         return None
-    kept = [(first, first + count) for first, count in runs if first != _NEW]
-    rising = all(left[1] <= right[0] for left, right in pairwise([(0, 0), *kept, (earlier, earlier)]))
-    inside = rising and all(first < end for first, end in kept)  # each row once at most: as large as the earlier file
-    fresh = [count for first, count in runs if first == _NEW]
-    whole = sum(count for _, count in runs) == rows and sum(fresh) == new
-    return runs if inside and whole and min(fresh, default=1) > 0 else None
+    reused_ranges = [(first, first + count) for first, count in runs if first != _NEW_ROW]
+    is_ascending = all(
+        first_range[1] <= second_range[0]
+        for first_range, second_range in pairwise([(0, 0), *reused_ranges, (n_base, n_base)])
+    )
+    # Each base row at most once.
+    is_disjoint = is_ascending and all(first < end for first, end in reused_ranges)
+    new_counts = [count for first, count in runs if first == _NEW_ROW]
+    has_all_rows = sum(count for _, count in runs) == rows and sum(new_counts) == n_new
+    return runs if is_disjoint and has_all_rows and min(new_counts, default=1) > 0 else None
 
 
-def _pieces(runs: Iterable[Run], earlier: pa.Table, new: pa.Table) -> Iterator[pa.Table]:
-    taken = 0
+def _iter_slices(runs: Iterable[Run], base_rows: pa.Table, new_rows: pa.Table) -> Iterator[pa.Table]:
+    n_new_used = 0
     for first, count in runs:
-        if first == _NEW:
-            yield new.slice(taken, count)
-            taken += count
+        if first == _NEW_ROW:
+            yield new_rows.slice(n_new_used, count)
+            n_new_used += count
         else:
-            yield earlier.slice(first, count)
+            yield base_rows.slice(first, count)

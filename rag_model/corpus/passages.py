@@ -1,9 +1,8 @@
-"""Passage files: Parquet with row groups small enough that one passage is cheap to read.
+"""Passage files: Parquet with row groups so small that a single passage is cheap to read.
 
-A file's *logical digest* depends only on the values of its rows, so another Parquet version or compression level,
-which changes the bytes, changes no memo key. A file is renamed when it is complete: one that exists is complete.
-
-Files that were written before passages had dates lack that column: their passages have none.
+The *logical digest* of a file depends only on the values of its rows, so another Parquet version or
+compression level does not change memo keys. Files are written atomically: a file that exists is
+complete. Files that were written before passages had dates lack that column.
 """
 
 import hashlib
@@ -22,31 +21,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rag_model.corpus.moments import checked
+from rag_model.atomic_write import atomic_write
 from rag_model.corpus.records import Passage
+from rag_model.corpus.timestamps import check_seconds
 from rag_model.digest import ALGORITHM, canonical_json
-from rag_model.errors import InputError, reason
-from rag_model.landing import landing
+from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
-    EXPANDS,
-    FREE,
+    FREE_BYTES,
+    MAX_EXPANSION,
     PagesError,
     check_footer,
     check_pages,
-    decoded_size,
-    leaves_of,
-    opened,
-    schema_of,
-    texts_of,
+    compute_decoded_size,
+    get_schema,
+    list_leaves,
+    list_text_paths,
+    open_random_access,
 )
 
-ROW_GROUP = 1024  # rows; 20 random rows of one file then cost about 10 ms, against 455 ms at 50,000
-# A file of two kilobytes can name one text of a megabyte 5,000 times: what it decodes to is bounded by its size.
-_MOST_GROUP = 1 << 16  # rows
-_MOST_PAGES = 512 << 20  # bytes of one row group, in memory at once
-_FEWEST = 256  # rows of a batch
+ROW_GROUP = 1024  # rows; 20 random rows cost about 10 ms, compared with 455 ms at 50,000
+# A 2 KB file can repeat a 1 MB text 5,000 times, so the decoded size is limited by the file size.
+_MAX_GROUP_ROWS = 1 << 16  # rows
+_MAX_GROUP_BYTES = 512 << 20  # bytes of one decoded row group
+_MIN_BATCH_ROWS = 256  # minimum rows of a batch
 
-UNDATED_SCHEMA = pa.schema(  # of files that were written before passages had dates
+UNDATED_SCHEMA = pa.schema(  # schema of files from before passages had dates
     [
         pa.field(name, pa.type_for_alias(kind), nullable=False)
         for name, kind in {
@@ -64,223 +63,246 @@ UNDATED_SCHEMA = pa.schema(  # of files that were written before passages had da
 )
 DATE = "revised"
 _SECONDS = pa.timestamp("s", tz="UTC")
-PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))  # Parquet has no seconds
-_NAMES, _NEEDED = PASSAGE_SCHEMA.names, UNDATED_SCHEMA.names
+# Parquet has no unit of seconds.
+PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))
+_NAMES, _REQUIRED = PASSAGE_SCHEMA.names, UNDATED_SCHEMA.names
 _TEXTS = [field.name for field in PASSAGE_SCHEMA if pa.types.is_string(field.type)]
 
 
 class PassageWriter:
     """Write passages to a new Parquet file; at most one row group is in memory.
 
-    `rows` and `digest` cover the passages written so far. If the block fails, no file appears.
+    `rows` and `digest` cover the passages written so far. If the block fails, no file is created.
     """
 
     def __init__(self, path: Path, *, dated: bool = True) -> None:
-        """Write to `path`; without `dated` in the form from before passages had dates, as their file was."""
+        """Write to `path`; with `dated=False` without dates, as in files of earlier versions."""
         self._schema = PASSAGE_SCHEMA if dated else UNDATED_SCHEMA
-        self._values = attrgetter(*self._schema.names)  # ten times as fast as `astuple`, which copies
+        # Ten times as fast as `astuple`, which copies.
+        self._values = attrgetter(*self._schema.names)
         self.rows = 0
-        self._running = hashlib.sha256()
-        self._held: list[tuple[Any, ...]] = []
-        self._landing = landing(path)
+        self._hasher = hashlib.sha256()
+        self._buffered_rows: list[tuple[Any, ...]] = []
+        self._atomic_write = atomic_write(path)
         self._file: pq.ParquetWriter
 
     def write(self, passage: Passage) -> None:
         """Append one passage."""
         row = self._values(passage)
-        self._running.update(canonical_json(row) + b"\n")
-        self._held.append(row)
+        self._hasher.update(canonical_json(row) + b"\n")
+        self._buffered_rows.append(row)
         self.rows += 1
-        if len(self._held) == ROW_GROUP:
-            self._flush()
+        if len(self._buffered_rows) == ROW_GROUP:
+            self._write_row_group()
 
     @property
     def digest(self) -> str:
         """The digest of the rows in order: SHA-256 over one line of canonical JSON for each."""
-        return f"{ALGORITHM}:{self._running.hexdigest()}"
+        return f"{ALGORITHM}:{self._hasher.hexdigest()}"
 
-    def _flush(self) -> None:
-        columns = zip(*self._held, strict=True)
-        arrays = [_array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+    def _write_row_group(self) -> None:
+        columns = zip(*self._buffered_rows, strict=True)
+        arrays = [_build_array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=ROW_GROUP)
-        self._held.clear()
+        self._buffered_rows.clear()
 
     def __enter__(self) -> Self:
-        self._file = passage_parquet(self._landing.__enter__(), self._schema)
+        self._file = open_passage_writer(self._atomic_write.__enter__(), self._schema)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._held:
-            self._flush()
+        if kind is None and self._buffered_rows:
+            self._write_row_group()
         self._file.close()
-        self._landing.__exit__(kind, error, trace)
+        self._atomic_write.__exit__(kind, error, trace)
 
 
 class PassageFile:
-    """Read a passage file by batches or by row, from a path or a seekable binary file."""
+    """Read a passage file by batch or by row, from a path or a seekable binary file."""
 
-    def __init__(self, source: Path | IO[bytes], needs: Sequence[str] = _NEEDED) -> None:
+    def __init__(self, source: Path | IO[bytes], required_columns: Sequence[str] = _REQUIRED) -> None:
         """Open the file and read its footer.
 
         Raises:
-            InputError: it is not Parquet, or lacks a column that its reader `needs`.
+            InputError: The file is not Parquet, or lacks one of `required_columns`.
         """
         self._source, self._name = source, getattr(source, "name", source)
-        name, self._checked = self._name, dict[tuple[int, int], int]()
-        with self._reading():
+        name, self._checked_leaves = self._name, dict[tuple[int, int], int]()
+        with self._translate_errors():
             self._file = pq.ParquetFile(source, page_checksum_verification=True)
             columns = self._file.schema_arrow.names
-        missing = [column for column in needs if column not in columns]
-        if missing:
-            raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
+        missing_columns = [column for column in required_columns if column not in columns]
+        if missing_columns:
+            raise InputError(f"{name} lacks the columns {', '.join(missing_columns)} of a passage file: build it again")
         self.dated = DATE in columns
         metadata = self._file.metadata
         self.n_rows: int = metadata.num_rows
-        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        held = _size_of(source)
-        self._most = FREE + EXPANDS * held
-        if sum(sizes) != self.n_rows or not all(0 <= size <= _MOST_GROUP for size in sizes) or self.n_rows > held:
-            raise InputError(f"{name} claims {self.n_rows:,} rows in {held:,} bytes: build or pull it again")
-        with self._reading():
-            check_footer(metadata, held)
-        for group in range(metadata.num_row_groups):  # before Arrow makes room for the pages of one
+        group_sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        file_bytes = _get_size(source)
+        self._max_decoded = FREE_BYTES + MAX_EXPANSION * file_bytes
+        if (
+            sum(group_sizes) != self.n_rows
+            or not all(0 <= size <= _MAX_GROUP_ROWS for size in group_sizes)
+            or self.n_rows > file_bytes
+        ):
+            raise InputError(f"{name} claims {self.n_rows:,} rows in {file_bytes:,} bytes: build or pull it again")
+        with self._translate_errors():
+            check_footer(metadata, file_bytes)
+        for group in range(metadata.num_row_groups):  # before Arrow allocates memory for pages
             self._check_decoded(metadata.row_group(group).total_byte_size)
         self._starts = [0]
-        for size in sizes:
+        for size in group_sizes:
             self._starts.append(self._starts[-1] + size)
 
     @property
-    def notes(self) -> dict[bytes, bytes]:
-        """What its writer noted beside the rows; of a passage file itself nothing."""
+    def metadata(self) -> dict[bytes, bytes]:
+        """The metadata of the Parquet file; empty for plain passage files."""
         return dict(self._file.metadata.metadata or {})
 
     def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, at most `rows` at a time, with `columns` of `PASSAGE_SCHEMA` or all.
+        """Yield the rows in order, at most `rows` at a time, with all or the given columns.
 
-        Dates that the file does not have are null.
+        Dates are null if the file has none.
 
         Raises:
-            InputError: the file is damaged, or decodes to far more bytes than it has.
+            InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        wanted, decoded = _NAMES if columns is None else list(columns), 0
-        chosen = self._held(wanted)
-        leaves = leaves_of(self._file.metadata, chosen)
-        row = self._check_pages(range(self._file.num_row_groups), leaves)
-        while rows > _FEWEST and rows * row > _MOST_PAGES:
+        columns_or_all, decoded = _NAMES if columns is None else list(columns), 0
+        stored_columns = self._select_stored_columns(columns_or_all)
+        leaves = list_leaves(self._file.metadata, stored_columns)
+        max_row_bytes = self._check_pages(range(self._file.num_row_groups), leaves)
+        while rows > _MIN_BATCH_ROWS and rows * max_row_bytes > _MAX_GROUP_BYTES:
             rows //= 2
-        # What few rows may take at most fits: their texts need not be read as dictionaries, which takes a tenth longer.
-        flat = rows * row <= _MOST_PAGES and not self._repeats(leaves)
-        file = self._file if flat else self._dictionaries
-        with self._reading():
-            for batch in file.iter_batches(batch_size=rows, columns=chosen, use_threads=False):
+        # If even the largest rows fit, texts are read without dictionaries, which is a tenth
+        # faster.
+        fits_flat = rows * max_row_bytes <= _MAX_GROUP_BYTES and not self._has_repeated_values(leaves)
+        file = self._file if fits_flat else self._dictionary_file
+        with self._translate_errors():
+            for batch in file.iter_batches(batch_size=rows, columns=stored_columns, use_threads=False):
                 decoded += _decoded_size(batch)
                 self._check_decoded(decoded)
-                yield _whole(_plain(batch), wanted)
+                yield _add_missing_dates(_decode_dictionaries(batch), columns_or_all)
 
-    def iter_chosen(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of these numbers, ascending, with these columns; reads only their row groups.
+    def iter_selected(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the given ascending rows with these columns; reads only their row groups.
 
         Raises:
-            InputError: the file is damaged, or decodes to far more bytes than it has.
+            InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        held = self._held(columns)
-        leaves = leaves_of(self._file.metadata, held)
-        for group, chosen in groupby(rows, self._group_of):
+        stored_columns = self._select_stored_columns(columns)
+        leaves = list_leaves(self._file.metadata, stored_columns)
+        for group, group_rows in groupby(rows, self._find_group):
             self._check_pages([group], leaves)
-            with self._reading():
-                table = self._dictionaries.read_row_group(group, columns=held, use_threads=False)
-                for batch in table.take(_numbers(chosen, self._starts[group])).combine_chunks().to_batches():
-                    self._check_decoded(sum(map(decoded_size, batch.columns)))
-                    yield _whole(_plain(batch), columns)
+            with self._translate_errors():
+                table = self._dictionary_file.read_row_group(group, columns=stored_columns, use_threads=False)
+                for batch in (
+                    table.take(_build_row_array(group_rows, self._starts[group])).combine_chunks().to_batches()
+                ):
+                    self._check_decoded(sum(map(compute_decoded_size, batch.columns)))
+                    yield _add_missing_dates(_decode_dictionaries(batch), columns)
 
-    def passages(self) -> Iterator[Passage]:
+    def iter_passages(self) -> Iterator[Passage]:
         """Yield every passage in row order."""
         for batch in self.iter_batches():
-            with self._reading():
-                found = _passages(pa.Table.from_batches([batch]))
-            yield from found
+            with self._translate_errors():
+                passages = _to_passages(pa.Table.from_batches([batch]))
+            yield from passages
 
-    def rows(self, rows: Sequence[int]) -> list[Passage]:
-        """Return the passages of these rows (0 <= row < n_rows), in the order given; reads only their row groups.
+    def read_rows(self, rows: Sequence[int]) -> list[Passage]:
+        """Return the passages of these rows (0 <= row < n_rows), in the given order.
+
+        Reads only the row groups of these rows.
 
         Raises:
-            IndexError: a row lies outside the file.
-            InputError: the file is damaged, or decodes to far more bytes than it has.
+            IndexError: A row is outside the file.
+            InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        groups, held = [self._group_of(row) for row in rows], self._held(_NAMES)
-        leaves = leaves_of(self._file.metadata, held)
-        found: dict[int, Passage] = {}
+        groups, stored_columns = [self._find_group(row) for row in rows], self._select_stored_columns(_NAMES)
+        leaves = list_leaves(self._file.metadata, stored_columns)
+        passages: dict[int, Passage] = {}
         for group in sorted(set(groups)):
             start = self._starts[group]
-            wanted = sorted({row for row, its in zip(rows, groups, strict=True) if its == group})
+            group_rows = sorted({row for row, row_group in zip(rows, groups, strict=True) if row_group == group})
             self._check_pages([group], leaves)
-            with self._reading():
-                table = self._dictionaries.read_row_group(group, columns=held).take(_numbers(wanted, start))
-                self._check_decoded(sum(decoded_size(chunk) for column in table.columns for chunk in column.chunks))
-                found.update(zip(wanted, _passages(table), strict=True))
-        return [found[row] for row in rows]
+            with self._translate_errors():
+                table = self._dictionary_file.read_row_group(group, columns=stored_columns).take(
+                    _build_row_array(group_rows, start)
+                )
+                self._check_decoded(
+                    sum(compute_decoded_size(chunk) for column in table.columns for chunk in column.chunks)
+                )
+                passages.update(zip(group_rows, _to_passages(table), strict=True))
+        return [passages[row] for row in rows]
 
     @cached_property
-    def _dictionaries(self) -> pq.ParquetFile:
-        """The file, its texts read as dictionaries: one that many rows name is held once."""
+    def _dictionary_file(self) -> pq.ParquetFile:
+        """The file with dictionary-encoded texts: a text that many rows share is in memory once."""
         metadata = self._file.metadata
         return pq.ParquetFile(
             self._source,
             metadata=metadata,
             page_checksum_verification=True,
-            read_dictionary=texts_of(metadata, _TEXTS),
+            read_dictionary=list_text_paths(metadata, _TEXTS),
         )
 
-    def _held(self, columns: Sequence[str]) -> list[str]:
-        """Return those of the columns that the file has: all, or all but the dates."""
+    def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns that the file contains; older files lack the dates."""
         return [name for name in columns if self.dated or name != DATE]
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
-        """Check what columns decode to before Arrow decodes them, once; return a row's most bytes of dictionaries."""
-        new = {group: [leaf for leaf in leaves if (group, leaf) not in self._checked] for group in groups}
-        if any(new.values()):
-            with self._reading(), opened(self._source) as read:
-                for group, unread in new.items():
-                    column = self._file.metadata.row_group(group).column
-                    found = check_pages(read, map(column, unread), min(self._most, _MOST_PAGES))
-                    self._checked.update(zip([(group, leaf) for leaf in unread], found, strict=True))
-        return max((sum(self._checked[group, leaf] for leaf in leaves) for group in groups), default=0)
+        """Check the decoded size of columns before Arrow decodes them, each column chunk once.
 
-    def _repeats(self, leaves: Sequence[int]) -> bool:
-        """Whether a row may have more than one value of a column."""
-        schema = schema_of(self._file.metadata)
+        Returns the maximum bytes that one row may take from text dictionaries.
+        """
+        unchecked = {group: [leaf for leaf in leaves if (group, leaf) not in self._checked_leaves] for group in groups}
+        if any(unchecked.values()):
+            with self._translate_errors(), open_random_access(self._source) as read:
+                for group, unread_leaves in unchecked.items():
+                    column = self._file.metadata.row_group(group).column
+                    dictionary_bytes = check_pages(
+                        read, map(column, unread_leaves), min(self._max_decoded, _MAX_GROUP_BYTES)
+                    )
+                    self._checked_leaves.update(
+                        zip([(group, leaf) for leaf in unread_leaves], dictionary_bytes, strict=True)
+                    )
+        return max((sum(self._checked_leaves[group, leaf] for leaf in leaves) for group in groups), default=0)
+
+    def _has_repeated_values(self, leaves: Sequence[int]) -> bool:
+        """Return whether a row may have several values of a column."""
+        schema = get_schema(self._file.metadata)
         return any(schema.column(leaf).max_repetition_level for leaf in leaves)
 
     def _check_decoded(self, size: int) -> None:
-        if size > self._most:
+        if size > self._max_decoded:
             raise InputError(
-                f"{self._name} decodes to more than {self._most >> 20:,} MiB, far more than its size: build or pull it "
-                "again"
+                f"{self._name} decodes to more than {self._max_decoded >> 20:,} MiB, far more than its size: build or "
+                "pull it again"
             )
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except PagesError as hostile:
-            sentence = f"{self._name} is not a readable passage file ({hostile}): build or pull it again"
-            raise InputError(sentence) from hostile
-        except (pa.ArrowException, OSError, ValueError) as broken:  # ValueError: no UTF-8, or an impossible date
-            sentence = f"{self._name} is not a readable passage file ({reason(broken)}): build or pull it again"
-            raise InputError(sentence) from broken
+        except PagesError as error:
+            sentence = f"{self._name} is not a readable passage file ({error}): build or pull it again"
+            raise InputError(sentence) from error
+        # ValueError: invalid UTF-8 or date.
+        except (pa.ArrowException, OSError, ValueError) as error:
+            sentence = f"{self._name} is not a readable passage file ({format_error(error)}): build or pull it again"
+            raise InputError(sentence) from error
 
-    def _group_of(self, row: int) -> int:
+    def _find_group(self, row: int) -> int:
         if not 0 <= row < self.n_rows:
-            raise IndexError(f"row {row} lies outside a passage file of {self.n_rows} rows")
+            raise IndexError(f"row {row} is outside a passage file of {self.n_rows} rows")
         return bisect_right(self._starts, row) - 1
 
     def close(self) -> None:
-        """Close the file, if it was opened here."""
+        """Close the file."""
         self._file.close()
-        if "_dictionaries" in self.__dict__:
-            self._dictionaries.close()
+        if "_dictionary_file" in self.__dict__:
+            self._dictionary_file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -291,69 +313,70 @@ class PassageFile:
         self.close()
 
 
-def passage_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return what writes a passage file's row groups, of `ROW_GROUP` rows each: equal rows give equal bytes.
+def open_passage_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Open a Parquet writer for passages: equal rows in equal row groups give equal bytes.
 
-    One checksum per Parquet page: a reader by range detects damage without reading the whole file.
+    Each Parquet page has a checksum, so a reader of byte ranges detects damage without reading the
+    whole file.
     """
     return pq.ParquetWriter(path, schema, compression="zstd", store_schema=False, write_page_checksum=True)
 
 
-def in_seconds(dates: pa.Array) -> pa.Array:
-    """Return a column of dates (`revised`) in whole seconds since 1970, UTC: int64, null where they are.
+def to_seconds(dates: pa.Array) -> pa.Array:
+    """Convert a column of dates to seconds since 1970, UTC: int64, with nulls.
 
     Raises:
-        ValueError: a date is no whole second, or lies outside of the years 1 to 9999.
+        ValueError: A date is not a whole second, or outside of the years 1 to 9999.
     """
     seconds = dates.cast(_SECONDS).cast(pa.int64())
-    for bound in pc.min_max(seconds).as_py().values():
-        checked(bound or 0)
+    for limit in pc.min_max(seconds).as_py().values():
+        check_seconds(limit or 0)
     return seconds
 
 
-def hashes_of(passages: Path) -> pa.Array:
-    """Return the hashes of a part's passages, in row order.
+def read_hashes(passages: Path) -> pa.Array:
+    """Return the hashes of a part's passages in row order.
 
     Raises:
-        InputError: the file is missing or corrupt.
+        InputError: The file is missing or corrupt.
     """
     with PassageFile(passages, ["hash"]) as file:
-        found = [batch.column(0) for batch in file.iter_batches(["hash"])]
-    return pa.chunked_array(found, pa.string()).combine_chunks()
+        hash_columns = [batch.column(0) for batch in file.iter_batches(["hash"])]
+    return pa.chunked_array(hash_columns, pa.string()).combine_chunks()
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _build_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, _SECONDS).cast(kind) if pa.types.is_timestamp(kind) else pa.array(values, kind)
 
 
-def _passages(table: pa.Table) -> list[Passage]:
-    """Return the passages of rows, their dates in seconds.
+def _to_passages(table: pa.Table) -> list[Passage]:
+    """Convert rows to passages.
 
     Raises:
-        ValueError: as `in_seconds`.
+        ValueError: As for `to_seconds`.
     """
-    place = table.schema.get_field_index(DATE)
-    if place >= 0:
-        table = table.set_column(place, DATE, in_seconds(table.column(place)))
+    date_index = table.schema.get_field_index(DATE)
+    if date_index >= 0:
+        table = table.set_column(date_index, DATE, to_seconds(table.column(date_index)))
     return [Passage(**row) for row in table.to_pylist()]
 
 
-def _whole(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Return a batch with the dates that were asked for, null where its file has none."""
-    if DATE not in wanted or DATE in batch.schema.names:
+def _add_missing_dates(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Add a null column of dates if it was requested and the file has none."""
+    if DATE not in columns or DATE in batch.schema.names:
         return batch
     field = PASSAGE_SCHEMA.field(DATE)
-    columns = [*batch.columns, pa.nulls(batch.num_rows, field.type)]
-    return pa.record_batch(columns, schema=batch.schema.append(field))
+    arrays = [*batch.columns, pa.nulls(batch.num_rows, field.type)]
+    return pa.record_batch(arrays, schema=batch.schema.append(field))
 
 
-def _numbers(rows: Iterable[int], start: int) -> pa.Array:
-    """Return rows, counted from `start`, for `take`; to make an array of a list, Arrow imports pandas if it can."""
+def _build_row_array(rows: Iterable[int], start: int) -> pa.Array:
+    """Return an array of `rows` - `start`. From a list, Arrow would import pandas."""
     numbers = np.fromiter(rows, np.int64) - start
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _size_of(source: Path | IO[bytes]) -> int:
+def _get_size(source: Path | IO[bytes]) -> int:
     if isinstance(source, Path):
         return source.stat().st_size
     size = source.seek(0, 2)
@@ -363,14 +386,14 @@ def _size_of(source: Path | IO[bytes]) -> int:
 
 def _decoded_size(batch: pa.RecordBatch) -> int:
     if any(map(pa.types.is_dictionary, batch.schema.types)):
-        return sum(map(decoded_size, batch.columns))
+        return sum(map(compute_decoded_size, batch.columns))
     return int(batch.get_total_buffer_size())
 
 
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose texts are decoded."""
+def _decode_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Decode the dictionary columns of a batch."""
     if not any(map(pa.types.is_dictionary, batch.schema.types)):
         return batch
-    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in batch.columns]
-    schema = pa.schema([field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)])
-    return pa.record_batch(columns, schema=schema)
+    arrays = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]
+    schema = pa.schema([field.with_type(column.type) for field, column in zip(batch.schema, arrays, strict=True)])
+    return pa.record_batch(arrays, schema=schema)

@@ -1,11 +1,20 @@
-"""Rows of any length: of a part, row i for passage i, in one Arrow file that is memory-mapped.
+"""Rows of variable length in memory-mapped Arrow files: token vectors and weighted terms.
 
-The file has one column: a list of values a row. Arrow keeps the offsets of the rows beside the values, so rows lie end
-to end without padding. A record batch holds at most `ROWS` rows. `token_file` and `sparse_file` say what a value is.
+Row i of a file belongs to passage i of the part. A file has one column, a list of values per row.
+Arrow stores the offsets of the rows next to the values, so rows are contiguous without padding. A
+record batch has at most `BATCH_ROWS` rows.
+
+* `TokenFile`: column `tokens`, a list of vectors per passage.
+* `SparseFile`: column `terms`, a list of (term, weight) per passage, terms ascending. A term is a
+  number of the encoder's vocabulary; a weight is a whole number from 1 to 255, where `scale` units
+  are a weight of 1. The scale belongs to the encoder, not to the corpus, so equal passages have
+  equal rows in every part and build. The size of the vocabulary (`dim`) and the scale are stored
+  in the metadata of the file.
 """
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -13,20 +22,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rag_model.arrays import Partition
 from rag_model.errors import InputError
-from rag_model.partition import Partition
 
-ROWS = 1_024  # passages of a record batch: 30 MB of float16 at 120 tokens of 128 dimensions
+BATCH_ROWS = 1_024  # passages per record batch: 30 MB of float16 at 120 tokens of 128 dimensions
 _MAGIC = b"ARROW1"
 
 Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
 
 
-class Ragged:
-    """The values of m passages, end to end: passage i has those in [offsets[i], offsets[i + 1]).
+class RaggedBatch:
+    """The values of m passages, concatenated: passage i has those in [offsets[i], offsets[i + 1]).
 
-    A subclass is a dataclass: columns of values, and then `offsets`.
+    A subclass is a dataclass with columns of values, followed by `offsets`.
     """
 
     __slots__ = ()
@@ -42,16 +51,16 @@ class Ragged:
 
     @classmethod
     @abstractmethod
-    def none(cls) -> Self:
-        """Return no passages."""
+    def empty(cls) -> Self:
+        """Return an instance without passages."""
 
     @classmethod
-    def joined(cls, pieces: Sequence[Self]) -> Self:
-        """Return the passages of all pieces, one piece after another."""
-        some = pieces or [cls.none()]
-        columns = zip(*(piece.columns() for piece in some), strict=True)
-        lengths = np.concatenate([np.diff(piece.offsets) for piece in some])
-        return cls(*map(np.concatenate, columns), offsets_of(lengths))
+    def concatenate(cls, row_sets: Sequence[Self]) -> Self:
+        """Concatenate the passages of all row sets."""
+        non_empty = row_sets or [cls.empty()]
+        columns = zip(*(rows.columns() for rows in non_empty), strict=True)
+        lengths = np.concatenate([np.diff(rows.offsets) for rows in non_empty])
+        return cls(*map(np.concatenate, columns), compute_offsets(lengths))
 
     def __len__(self) -> int:
         """Return the number of passages."""
@@ -60,31 +69,31 @@ class Ragged:
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """Return the passages at `rows`, (m,) in any order."""
         lengths = self.offsets[rows + 1] - self.offsets[rows]
-        places = spread(self.offsets[rows], lengths)
-        return type(self)(*(column[places] for column in self.columns()), offsets_of(lengths))
+        value_positions = expand_positions(self.offsets[rows], lengths)
+        return type(self)(*(column[value_positions] for column in self.columns()), compute_offsets(lengths))
 
 
-Rows = TypeVar("Rows", bound=Ragged)
+RowsT = TypeVar("RowsT", bound=RaggedBatch)
 
 
-class RaggedWriter(Generic[Rows]):
+class RaggedWriter(Generic[RowsT]):
     """Write a part's rows, batch by batch in row order."""
 
     def __init__(self, path: Path, column: str, value: pa.DataType, metadata: Mapping[str, str] | None = None) -> None:
-        """Begin the file; its column is named `column`, and holds lists of `value`."""
+        """Create the file with one column `column` of lists of `value`."""
         self._schema = pa.schema([pa.field(column, pa.list_(value))], metadata=metadata)
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
 
     @abstractmethod
-    def values(self, rows: Rows, first: int, last: int) -> pa.Array:
-        """Return the values in [first, last) as Arrow has them."""
+    def to_arrow(self, rows: RowsT, first: int, last: int) -> pa.Array:
+        """Return the values in [first, last) as an Arrow array."""
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: RowsT) -> None:
         """Append passages."""
-        for first in range(0, len(rows), ROWS):
-            offsets = rows.offsets[first : first + ROWS + 1]
-            values = self.values(rows, offsets[0], offsets[-1])
+        for first in range(0, len(rows), BATCH_ROWS):
+            offsets = rows.offsets[first : first + BATCH_ROWS + 1]
+            values = self.to_arrow(rows, offsets[0], offsets[-1])
             lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()), values)
             self._writer.write_batch(pa.record_batch([lists], schema=self._schema))
 
@@ -98,77 +107,258 @@ class RaggedWriter(Generic[Rows]):
         self._sink.close()
 
 
-class RaggedFile(Generic[Rows]):
+class RaggedFile(Generic[RowsT]):
     """A part's rows, memory-mapped."""
 
-    rows: type[Rows]
-    holds: str  # what a row is of, as messages call it
+    rows: type[RowsT]
+    content_name: str  # content of a row, for messages
 
     def __init__(self, path: Path) -> None:
-        """Map the file and read where its batches begin.
+        """Memory-map the file and read its batches.
 
         Raises:
-            InputError: it is missing, damaged, or holds something else.
+            InputError: The file is missing, damaged, or has other content.
         """
         self.path = path
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            self.describe(reader.schema)
+            self.read_schema(reader.schema)
             batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-            self._batches = [self.of(*_values(batch)) for batch in batches]
-        except (OSError, LookupError, AttributeError, ValueError, pa.ArrowException) as broken:
-            raise InputError(f"{path} is no complete file of {self.holds}: encode its part again") from broken
+            self._batches = [self.build_rows(*_read_values(batch)) for batch in batches]
+        except (OSError, LookupError, AttributeError, ValueError, pa.ArrowException) as error:
+            raise InputError(f"{path} is no complete file of {self.content_name}: encode its part again") from error
         self._partition = Partition(map(len, self._batches))
         self.n = self._partition.n  # passages
 
     @abstractmethod
-    def describe(self, schema: pa.Schema) -> None:
-        """Set what the schema says of the values; a LookupError, AttributeError or ValueError refuses the file."""
+    def read_schema(self, schema: pa.Schema) -> None:
+        """Read the attributes of the values; raise a ValueError or LookupError if invalid."""
 
     @abstractmethod
-    def of(self, values: pa.Array, offsets: Offsets) -> Rows:
-        """Return the rows of a record batch; a ValueError refuses the file."""
+    def build_rows(self, values: pa.Array, offsets: Offsets) -> RowsT:
+        """Return the rows of a record batch; raise a ValueError if invalid."""
 
-    def blocks(self) -> Iterator[Rows]:
+    def iter_batches(self) -> Iterator[RowsT]:
         """Yield the passages in row order, one record batch at a time."""
         yield from self._batches
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Rows:
+    def take(self, rows: npt.NDArray[np.int64]) -> RowsT:
         """Return the passages at ascending `rows`."""
-        return self.rows.joined([self._batches[number].take(own) for number, _, own in self._partition.split(rows)])
+        return self.rows.concatenate(
+            [self._batches[number].take(batch_rows) for number, _, batch_rows in self._partition.split(rows)]
+        )
 
 
-def offsets_of(lengths: npt.NDArray[np.int64]) -> Offsets:
-    """Return (m + 1,) offsets of rows of these (m,) lengths."""
+def compute_offsets(lengths: npt.NDArray[np.int64]) -> Offsets:
+    """Return the (m + 1,) offsets of rows with these (m,) lengths."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
-def spread(starts: Offsets, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the places of all values of rows that begin at `starts`, (m,), row by row."""
-    before = offsets_of(lengths)
-    return np.arange(before[-1]) + np.repeat(starts - before[:-1], lengths)
+def expand_positions(starts: Offsets, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the positions of all values of rows that start at `starts`, (m,), row by row."""
+    value_starts = compute_offsets(lengths)
+    return np.arange(value_starts[-1]) + np.repeat(starts - value_starts[:-1], lengths)
 
 
-def column_of(path: Path) -> str:
-    """Return the name of the column of an Arrow file; empty: it is no Arrow file.
+def read_column_name(path: Path) -> str:
+    """Return the column name of an Arrow file; empty if it is not an Arrow file.
 
     Raises:
-        InputError: it is one, and damaged.
+        InputError: The Arrow file is damaged.
     """
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return ""
     try:
         return str(pa.ipc.open_file(pa.memory_map(str(path))).schema.names[0])
-    except (OSError, IndexError, pa.ArrowException) as broken:
-        raise InputError(f"{path} is damaged: encode its part again") from broken
+    except (OSError, IndexError, pa.ArrowException) as error:
+        raise InputError(f"{path} is damaged: encode its part again") from error
 
 
-def _values(batch: pa.RecordBatch) -> tuple[pa.Array, Offsets]:
-    """Return the values of a record batch, and where its rows begin."""
-    batch.validate(full=True)  # offsets ascend and lie inside
+def _read_values(batch: pa.RecordBatch) -> tuple[pa.Array, Offsets]:
+    """Return the values of a record batch and the offsets of its rows."""
+    batch.validate(full=True)  # checks that offsets ascend and are in bounds
     column = batch.column(0)
     if column.null_count or column.values.null_count:
         raise ValueError("a row without values")
     offsets = column.offsets.to_numpy().astype(np.int64)
     return column.flatten(), offsets - offsets[0]
+
+
+MAX_TERMS = 1 << 24  # of a vocabulary
+MAX_WEIGHT = 255
+QUERY_UNITS = 4096  # units of a query weight of 1; finer than any encoder's rounding
+_TERMS_COLUMN = "terms"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVectors(RaggedBatch):
+    """The weighted terms of m passages: passage i has those in [offsets[i], offsets[i + 1])."""
+
+    terms: npt.NDArray[np.int32]  # (t,) ascending within a passage
+    weights: npt.NDArray[np.uint8]  # (t,) in units, at least 1
+    offsets: Offsets  # (m + 1,) int64, ascending from 0 to t
+
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """Return the terms and their weights."""
+        return self.terms, self.weights
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return an instance without passages."""
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(1, np.int64))
+
+
+class SparseWriter(RaggedWriter[SparseVectors]):
+    """Write a part's weighted terms, batch by batch in row order."""
+
+    def __init__(self, path: Path, dim: int, scale: int) -> None:
+        """Create the file for a vocabulary of `dim` terms, with `scale` units for a weight of 1."""
+        pair = pa.struct([("term", pa.int32()), ("weight", pa.uint8())])
+        super().__init__(path, _TERMS_COLUMN, pair, {"dim": str(dim), "scale": str(scale)})
+
+    def to_arrow(self, rows: SparseVectors, first: int, last: int) -> pa.Array:
+        """Return pairs of term and weight as an Arrow array."""
+        pairs = [pa.array(rows.terms[first:last]), pa.array(rows.weights[first:last])]
+        return pa.StructArray.from_arrays(pairs, ["term", "weight"])
+
+
+class SparseFile(RaggedFile[SparseVectors]):
+    """A part's weighted terms, memory-mapped."""
+
+    rows, content_name = SparseVectors, "weighted terms"
+
+    @property
+    def postings(self) -> int:
+        """The number of pairs of a passage and a term."""
+        return sum(len(batch.terms) for batch in self._batches)
+
+    def read_schema(self, schema: pa.Schema) -> None:
+        """Read the size of the vocabulary and the scale."""
+        metadata = schema.metadata or {}
+        self.dim, self.scale = int(metadata[b"dim"]), int(metadata[b"scale"])
+
+    def build_rows(self, values: pa.Array, offsets: Offsets) -> SparseVectors:
+        """Return the terms of a record batch."""
+        vectors = SparseVectors(_to_numpy(values.field("term")), _to_numpy(values.field("weight")), offsets)
+        _check_terms(vectors, self.dim)
+        return vectors
+
+
+def is_sparse_file(path: Path) -> bool:
+    """Return whether a file contains weighted terms.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    return read_column_name(path) == _TERMS_COLUMN
+
+
+def _to_numpy(column: Any) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = column.to_numpy(zero_copy_only=True)
+    return array
+
+
+def _check_terms(rows: SparseVectors, dim: int) -> None:
+    """Check that terms are in the vocabulary and ascend in each row, and that weights are >= 1."""
+    if not len(rows.terms):
+        return
+    is_ascending = np.diff(rows.terms) > 0
+    starts = rows.offsets[1:-1]
+    is_ascending[starts[(starts > 0) & (starts < len(rows.terms))] - 1] = True
+    if rows.terms.min() < 0 or rows.terms.max() >= dim or rows.weights.min() < 1 or not is_ascending.all():
+        raise ValueError("terms out of order")
+
+
+_TOKENS_COLUMN = "tokens"
+_DTYPES = {pa.float16(): np.float16, pa.float32(): np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors(RaggedBatch):
+    """The vectors of m passages; passage i has `vectors[offsets[i]:offsets[i + 1]]`."""
+
+    vectors: npt.NDArray[Any]  # (t, d) float16 or float32
+    offsets: Offsets  # (m + 1,) int64, ascending from 0 to t
+
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """Return the vectors."""
+        return (self.vectors,)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return an instance without passages, whose vectors have no components."""
+        return cls(np.zeros((0, 0), np.float32), np.zeros(1, np.int64))
+
+
+class TokenWriter(RaggedWriter[TokenVectors]):
+    """Write a part's token vectors, batch by batch in row order."""
+
+    def __init__(self, path: Path, dim: int, dtype: str) -> None:
+        """Create the file for vectors of `dim` components of `dtype`, float16 or float32."""
+        self._dim, self._dtype = dim, np.dtype(dtype)
+        super().__init__(path, _TOKENS_COLUMN, pa.list_(pa.from_numpy_dtype(self._dtype), dim))
+
+    def to_arrow(self, rows: TokenVectors, first: int, last: int) -> pa.Array:
+        """Return vectors as an Arrow array."""
+        flat = rows.vectors[first:last].astype(self._dtype, copy=False)
+        # (t, d) -> (t d,).
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), self._dim)
+
+
+class TokenFile(RaggedFile[TokenVectors]):
+    """A part's token vectors, memory-mapped."""
+
+    rows, content_name = TokenVectors, "token vectors"
+
+    def __init__(self, path: Path) -> None:
+        """Memory-map the file, as `RaggedFile`."""
+        super().__init__(path)
+        self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(batch.offsets) for batch in self._batches)])
+
+    @property
+    def tokens(self) -> int:
+        """The number of vectors."""
+        return int(self.lengths.sum())
+
+    def iter_batches(self) -> Iterator[TokenVectors]:
+        """Yield the passages in row order, float32, one record batch at a time.
+
+        Raises:
+            InputError: A vector contains a NaN or an infinity.
+        """
+        yield from map(self._to_float32, super().iter_batches())
+
+    def take(self, rows: npt.NDArray[np.int64]) -> TokenVectors:
+        """Return the passages at ascending `rows`, float32.
+
+        Raises:
+            InputError: As for `iter_batches`.
+        """
+        return self._to_float32(super().take(rows))
+
+    def read_schema(self, schema: pa.Schema) -> None:
+        """Read the number of components and their dtype."""
+        kind = schema.field(_TOKENS_COLUMN).type
+        self.dim, self.dtype = int(kind.value_type.list_size), np.dtype(_DTYPES[kind.value_type.value_type])
+
+    def build_rows(self, values: pa.Array, offsets: Offsets) -> TokenVectors:
+        """Return the vectors of a record batch."""
+        flat = values.flatten().to_numpy(zero_copy_only=True)
+        return TokenVectors(flat.reshape(-1, self.dim), offsets)  # (t d,) -> (t, d)
+
+    def _to_float32(self, tokens: TokenVectors) -> TokenVectors:
+        # Also without passages.
+        vectors = np.ascontiguousarray(tokens.vectors, dtype=np.float32).reshape(-1, self.dim)
+        if not np.isfinite(vectors).all():
+            raise InputError(f"{self.path} holds a NaN or an infinity: encode its part again")
+        return TokenVectors(vectors, tokens.offsets)
+
+
+def is_token_file(path: Path) -> bool:
+    """Return whether a file contains token vectors.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    return read_column_name(path) == _TOKENS_COLUMN

@@ -1,9 +1,10 @@
 """The records of a corpus: page, article, passage, and the descriptors of the work on them.
 
-A descriptor says *where* the data of one unit of work is (a few hundred bytes of JSON); the records are the data
-itself and never leave the worker that reads them.
+A descriptor contains the location of the data of one unit of work (a few hundred bytes of JSON).
+The records are the data itself and never leave the worker that reads them.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
@@ -11,12 +12,13 @@ from typing import Any, Literal, Self
 from rag_model.digest import digest_json
 
 SourceKind = Literal["wiki", "documents", "passages"]
-Codec = Literal["bz2", "gzip", "none"]
+Compression = Literal["bz2", "gzip", "none"]
 
-# What every passage of a document repeats, and a reply repeats for every hit, has a bound.
+# Bounds of values that every passage of a document, and every hit in a reply, repeats.
 MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
 MAX_ID = 1_000  # characters
-MAX_PASSAGE = 100_000  # characters of a passage that comes ready-made; chunkers have bounds of their own
+# Characters of a ready-made passage; chunkers have their own bounds.
+MAX_PASSAGE = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Page:
 
     page_id: int
     rev_id: int
-    revised: int | None  # when the revision was saved, in seconds since 1970, UTC; None: the dump does not say
+    # Time of the revision in seconds since 1970, UTC; None if unknown.
+    revised: int | None
     namespace: int
     title: str
     redirect: bool
@@ -39,7 +42,8 @@ class Section:
 
     heading: str
     text: str
-    links: tuple[tuple[int, int], ...] = ()  # characters of the words of its links, ascending, if they were asked for
+    # Spans of the words of its links in characters, ascending, if requested.
+    links: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +54,27 @@ class Article:
     rev_id: int  # 0 where the source has no revisions
     title: str
     sections: tuple[Section, ...]
-    revised: int | None = None  # when its revision was saved, in seconds since 1970, UTC; None: unknown
+    # Time of its revision in seconds since 1970, UTC; None if unknown.
+    revised: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """The unit that is retrieved: some sentences, with their title."""
+    """The unit of retrieval: some sentences, with the title of their article."""
 
-    id: str  # page and position in the article: stable across snapshots, unlike the row
+    id: str  # page id and position in the article; stable across snapshots, unlike the row
     page_id: str
     rev_id: int
     title: str
     section: str
     text: str
-    start_word: int  # of its article, or of its section where no passage crosses a heading; counted from 0
+    # Number of its first word, from 0, in the article, or in its section if no passage crosses a
+    # heading.
+    start_word: int
     n_words: int
-    hash: str  # of title and text alone: equal passages share a vector
-    revised: int | None = None  # when its article's revision was saved, in seconds since 1970, UTC; None: unknown
+    hash: str  # digest of title and text only; equal passages share a vector
+    # Time of its article's revision in seconds since 1970, UTC; None if unknown.
+    revised: int | None = None
 
     @staticmethod
     def hash_of(title: str, text: str) -> str:
@@ -76,26 +84,28 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Siteinfo:
-    """The metadata of a dump, with all that the cleaner needs to know about its language."""
+    """The metadata of a dump, including the language settings of the cleaner."""
 
     dbname: str  # enwiki
     language: str  # en
     base: str  # URL of the main page: https://en.wikipedia.org/wiki/Main_Page
-    namespaces: Mapping[str, int] = field(default_factory=dict)  # local or English name, lower case -> key
+    # Local or English name, lower case -> key.
+    namespaces: Mapping[str, int] = field(default_factory=dict)
     case: str = "first-letter"
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A byte range that a worker can read and decode on its own: some streams of a dump, or a split file.
+    """A byte range that can be read and decoded independently.
 
-    `first_page` and `last_page` are inclusive; slices of one source may overlap when ids are out of order.
+    `first_page` and `last_page` are inclusive; slices of one source may overlap when ids are out of
+    order.
     """
 
     url: str
     offset: int  # bytes from the start of the file
     length: int  # bytes; always known
-    codec: Codec
+    codec: Compression
     first_page: int
     last_page: int
 
@@ -104,8 +114,8 @@ class Slice:
 class Part:
     """A fixed range of page ids: the unit of work and of reuse.
 
-    A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <= last_page`. For
-    documents, the 32-bit hash of a document's id stands for the page id.
+    A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <=
+    last_page`. For documents, the 32-bit hash of a document's id stands for the page id.
     """
 
     name: str  # part-00042
@@ -113,16 +123,21 @@ class Part:
     first_page: int
     last_page: int
     slices: tuple[Slice, ...]
-    ordered: bool = True  # ids strictly increase through the slices; otherwise there may be duplicates
+    # Ids strictly increase through the slices; otherwise there may be duplicates.
+    ordered: bool = True
+    format: str = ""  # dump format that reads the slices; empty: the standard format of `kind`
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON values."""
-        return asdict(self)
+        value = asdict(self)
+        if not self.format:
+            del value["format"]  # as in plans of earlier versions
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
-        return cls(**{**value, "slices": tuple(Slice(**piece) for piece in value["slices"])})
+        return cls(**{**value, "slices": tuple(Slice(**byte_slice) for byte_slice in value["slices"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +150,27 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        return asdict(self)
+        parts = tuple(part.to_json() for part in self.parts)
+        return {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
         parts = tuple(Part.from_json(part) for part in value["parts"])
         return cls(value["kind"], Siteinfo(**value["siteinfo"]), parts)
+
+
+class UnparsablePageError(Exception):
+    """A page exceeds a limit of the cleaner; `reason` names the limit, without a full stop."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+ID_HASHES = 1 << 32  # number of hashes: 0 <= hash_id(…) < ID_HASHES
+
+
+def hash_id(document_id: str) -> int:
+    """Return the first 32 bits of the SHA-256 of a document's id."""
+    return int.from_bytes(hashlib.sha256(document_id.encode()).digest()[:4], "big")

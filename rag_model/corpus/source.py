@@ -1,130 +1,254 @@
-"""The source of a corpus: any fsspec URL, read as chunks of bytes.
+"""Read the files of a corpus: any fsspec URL as chunks of bytes, decompressed in bounded memory.
 
-Local disks, HTTP, S3 and memory raise different errors; this module turns each into one sentence.
+Local disks, HTTP, S3 and memory raise different errors; this module turns each into an InputError.
+The standard library's `BZ2File` treats invalid bytes after the first stream as padding and stops
+without an error, which loses articles of a multistream dump. Here every byte must decode.
 """
 
+import bz2
 import re
 import sys
-from collections.abc import Iterator
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import fsspec
 from fsspec.core import url_to_fs
 
-from rag_model.errors import InputError, UsageError, reason
+from rag_model.corpus.records import Compression, Slice
+from rag_model.errors import InputError, UsageError, format_error
 from rag_model.secrets import refuse_secret
 
-CHUNK = 1 << 18  # bytes yielded at a time
-_STAMPS = ("ETag", "mtime", "LastModified", "last_modified", "created", "blob_id")  # by file system
-_CLIENTS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # the second is huggingface_hub's
+CHUNK_BYTES = 1 << 18  # bytes per chunk
+_STAMP_FIELDS = (
+    "ETag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+    "blob_id",
+)  # fields that identify a version of a file, by file system
+_CLIENT_ERRORS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # huggingface_hub uses httpx2
 
 
-def expand(pattern: str) -> list[str]:
-    """Return the full URLs of the files that a path, URL or glob names, in natural order (`2` before `10`).
+def expand_pattern(pattern: str) -> list[str]:
+    """Return the URLs of the files that match a path, URL or glob, in natural order.
 
     Raises:
-        InputError: no file matches, or the source cannot be reached.
-        UsageError: the pattern is empty, or a URL that may contain a secret.
+        InputError: No file matches, or the source cannot be reached.
+        UsageError: The pattern is empty, or a URL that may contain a secret.
     """
     if not pattern.strip():
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
     refuse_secret(pattern)
     try:
-        fs, path = _fresh(pattern)
+        fs, path = _open_filesystem(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
-        urls = [fs.unstrip_protocol(found) for found in paths if fs.isfile(found)]
+        urls = [fs.unstrip_protocol(path_found) for path_found in paths if fs.isfile(path_found)]
     except Exception as problem:
-        raise _unreadable(pattern, problem) from problem
+        raise _read_error(pattern, problem) from problem
     if not urls:
         raise InputError(f"{pattern} names no file: check the path, or give a glob such as 'dumps/*.bz2'")
-    return sorted(urls, key=_natural)
+    return sorted(urls, key=_natural_key)
 
 
-def exists(url: str) -> bool:
+def file_exists(url: str) -> bool:
     """Return whether a file exists."""
     try:
-        fs, path = _fresh(url)
+        fs, path = _open_filesystem(url)
         return bool(fs.isfile(path))
     except Exception as problem:
-        raise _unreadable(url, problem) from problem
+        raise _read_error(url, problem) from problem
 
 
-def size_of(url: str) -> int:
+def get_size(url: str) -> int:
     """Return a file's size in bytes.
 
     Raises:
-        InputError: it cannot be reached, or its server does not say.
+        InputError: The file cannot be reached, or its server does not report the size.
     """
     try:
         fs, path = url_to_fs(url)
         size = fs.size(path)
     except Exception as problem:
-        raise _unreadable(url, problem) from problem
+        raise _read_error(url, problem) from problem
     if size is None:
-        raise InputError(f"the server of {url} does not tell its size: download the file and give its path")
+        raise InputError(f"the server of {url} does not report its size: download the file and give its path")
     return int(size)
 
 
-def stamp_of(url: str) -> str | None:
-    """Return what tells one state of a file from another: its size, and the tag or time that its disk or server gives.
+def get_stamp(url: str) -> str | None:
+    """Return a version identifier of a file: its size, and its tag or modification time.
 
-    None: it gives neither.
+    None if the file system reports neither tag nor time.
 
     Raises:
-        InputError: the file cannot be reached.
+        InputError: The file cannot be reached.
     """
     try:
-        fs, path = _fresh(url)
-        told = fs.info(path)
+        fs, path = _open_filesystem(url)
+        file_info = fs.info(path)
     except Exception as problem:
-        raise _unreadable(url, problem) from problem
-    written = next((str(told[name]) for name in _STAMPS if told.get(name) is not None), None)
-    return None if written is None else f"{told.get('size')} {written}"
+        raise _read_error(url, problem) from problem
+    version_tag = next((str(file_info[name]) for name in _STAMP_FIELDS if file_info.get(name) is not None), None)
+    return None if version_tag is None else f"{file_info.get('size')} {version_tag}"
 
 
 def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a file, or `length` of them from `offset`, in chunks of at most `CHUNK`.
+    """Yield a file, or `length` bytes from `offset`, in chunks of at most `CHUNK_BYTES`.
 
     Raises:
-        InputError: the file cannot be read, or ends before `length` bytes.
+        InputError: The file cannot be read, or ends before `length` bytes.
     """
-    left = length
+    remaining = length
     try:
         with fsspec.open(url, "rb").open() as file:
             if offset:
                 file.seek(offset)
-            while left is None or left > 0:
-                chunk = file.read(CHUNK if left is None else min(CHUNK, left))
+            while remaining is None or remaining > 0:
+                chunk = file.read(CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining))
                 if not chunk:
                     break
-                left = None if left is None else left - len(chunk)
+                remaining = None if remaining is None else remaining - len(chunk)
                 yield chunk
     except Exception as problem:
-        raise _unreadable(url, problem) from problem
-    if left:
-        raise InputError(f"{url} ends {left} bytes before byte {offset + (length or 0)}: download it again")
+        raise _read_error(url, problem) from problem
+    if remaining:
+        raise InputError(f"{url} ends {remaining} bytes before byte {offset + (length or 0)}: download it again")
 
 
-def errors_of(*expected: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the expected errors of reading a URL, and those of HTTP clients that are no OSErrors, if imported."""
-    return (*expected, *(getattr(sys.modules[name], error) for name, error in _CLIENTS.items() if name in sys.modules))
+def add_client_errors(*expected: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the expected errors and those of imported HTTP clients that are not OSErrors."""
+    return (
+        *expected,
+        *(getattr(sys.modules[name], error) for name, error in _CLIENT_ERRORS.items() if name in sys.modules),
+    )
 
 
 def basename(url: str) -> str:
-    """Return the last segment of a URL: what messages call the file."""
+    """Return the last segment of a URL, as the name of the file in messages."""
     return url.rpartition("/")[2]
 
 
-def _fresh(url: str) -> tuple[Any, str]:
-    """Return a file system that has forgotten its listings, which some keep for as long as the process lives."""
+def _open_filesystem(url: str) -> tuple[Any, str]:
+    """Return a file system without cached listings."""
     fs, path = url_to_fs(url)
     fs.invalidate_cache()
     return fs, path
 
 
-def _natural(url: str) -> list[tuple[int, str]]:
+def _natural_key(url: str) -> list[tuple[int, str]]:
     return [(int(piece or 0), "") if i % 2 else (0, piece) for i, piece in enumerate(re.split(r"(\d+)", url))]
 
 
-def _unreadable(url: str, problem: Exception) -> InputError:
-    return InputError(f"cannot read {url} ({reason(problem)}): check that it exists and that you may read it")
+def _read_error(url: str, error: Exception) -> InputError:
+    return InputError(f"cannot read {url} ({format_error(error)}): check that it exists and that you may read it")
+
+
+MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
+_DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
+MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
+
+
+class _Decoder(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+
+
+def decode(chunks: Iterable[bytes], codec: Compression, source_name: str) -> Iterator[bytes]:
+    """Yield the decoded bytes of concatenated streams, at most a megabyte at a time.
+
+    Raises:
+        InputError: A stream is corrupt or truncated; the message starts with `source_name`.
+    """
+    if codec == "none":
+        return iter(chunks)
+    return _decode_streams(chunks, *_CODECS[codec], source_name)
+
+
+def read_slice(byte_slice: Slice) -> Iterator[bytes]:
+    """Yield the decoded bytes of a slice."""
+    return decode(
+        read_bytes(byte_slice.url, byte_slice.offset, byte_slice.length), byte_slice.codec, describe_slice(byte_slice)
+    )
+
+
+def describe_slice(byte_slice: Slice) -> str:
+    """Return the file and the byte range of a slice, for messages."""
+    return f"{basename(byte_slice.url)} (bytes {byte_slice.offset} to {byte_slice.offset + byte_slice.length})"
+
+
+def read_lines(url: str) -> Iterator[bytes]:
+    """Yield the decoded lines of a file without line ends.
+
+    Raises:
+        InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
+    """
+    return split_lines(decode(read_bytes(url), get_codec(url), basename(url)), basename(url))
+
+
+def split_lines(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
+    """Yield the lines of decoded bytes without line ends; the last line may lack one."""
+    rest, length = list[bytes](), 0
+    for chunk in filter(None, chunks):  # a file may contain millions of empty streams
+        first, *complete_lines = chunk.split(b"\n")
+        rest.append(first)
+        length += len(first)
+        if length > MAX_LINE:
+            raise InputError(f"{source_name} has a line of more than {MAX_LINE >> 20} MiB: give one record a line")
+        if complete_lines:
+            yield b"".join(rest)
+            yield from complete_lines[:-1]
+            rest, length = [complete_lines[-1]], len(complete_lines[-1])
+    if any(rest):
+        yield b"".join(rest)
+
+
+def get_codec(url: str) -> Compression:
+    """Return the compression of a file by its ending."""
+    return _CODEC_BY_ENDING.get(url.rpartition(".")[2].lower(), "none")
+
+
+def _decode_streams(
+    chunks: Iterable[bytes],
+    new_decoder: Callable[[], _Decoder],
+    drain: Callable[[_Decoder, bytes], Iterator[bytes]],
+    source_name: str,
+) -> Iterator[bytes]:
+    decoder: _Decoder | None = None
+    for chunk in chunks:
+        rest = chunk
+        while rest:
+            decoder = decoder or new_decoder()
+            try:
+                yield from drain(decoder, rest)
+            except (OSError, EOFError, zlib.error) as error:
+                raise InputError(f"{source_name} is corrupt ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
+            rest = decoder.unused_data if decoder.eof else b""
+            decoder = None if decoder.eof else decoder
+    if decoder is not None:
+        raise InputError(f"{source_name} is truncated, it ends inside a compressed stream: {_DOWNLOAD_ADVICE}")
+
+
+def _drain_bz2(decoder: bz2.BZ2Decompressor, data: bytes) -> Iterator[bytes]:
+    yield decoder.decompress(data, MAX_DECODED_BYTES)
+    while not (decoder.eof or decoder.needs_input):
+        yield decoder.decompress(b"", MAX_DECODED_BYTES)
+
+
+def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
+    while True:
+        decoded = decoder.decompress(data, MAX_DECODED_BYTES)
+        yield decoded
+        data = decoder.unconsumed_tail
+        if decoder.eof or not (data or len(decoded) == MAX_DECODED_BYTES):
+            return
+
+
+_CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip"}
+_CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]]]] = {
+    "bz2": (bz2.BZ2Decompressor, _drain_bz2),
+    "gzip": (lambda: zlib.decompressobj(wbits=31), _drain_gzip),
+}

@@ -1,8 +1,8 @@
-"""Turn wikitext into the text that a reader sees, by section.
+"""Convert wikitext to plain text by section, as a reader sees it.
 
-**The parser is our own scanner, chosen by measurement.** `tests/benchmarks/bench_chunking.py` reads the real
-extract (96 articles, 5.7 MB) and 190 template cases; one core, MB of wikitext a second, marks of markup
-left in the text, cases with a hole:
+**The parser is our own scanner, chosen by measurement.** `tests/benchmarks/bench_chunking.py` reads
+the real extract (96 articles, 5.7 MB) and 190 template cases. One core; MB of wikitext per second,
+residues of markup in the text, template cases with missing words:
 
 | | MB/s | residue | holes |
 | --- | --- | --- | --- |
@@ -11,58 +11,57 @@ left in the text, cases with a hole:
 | wikitextparser 3.0, `remove_markup` | 3.6 | 84 (of 32 pages) | 175 |
 | mwparserfromhell 0.7.2, `strip_code` | 2.1 | 444 (of 32 pages) | 176 |
 
-Both libraries build a tree for editing, and do not render templates by default; mwparserfromhell needs 26 s for
-8,000 unclosed `{{a|` and four times that for twice as many. Here each pass is a regular expression or a
-stack over the text, linear in its length: extension tags and comments (`extension`), tables (`tables`),
-sections (`headings`), then in each section templates and links (`scanner`, `templates`, `links`) and the
-remaining markup (`prose`).
+Both libraries build a tree for editing and do not render templates by default; mwparserfromhell
+needs 26 s for 8,000 unclosed `{{a|`, and four times as long for twice as many. Here each pass is a
+regular expression or a stack over the text, linear in its length: extension tags, comments, tables
+and headings (`blocks`), then for each section templates and links (`scanner`, `templates`, `links`)
+and the remaining markup (`prose`).
 
-**What is kept, and what is dropped.** Words, numbers, quotations, lists (one line per item), pronunciations and
-short formulas are kept: the reader sees them, and a sentence needs them. Tables, infoboxes, pictures with their
-captions, references, notices that point elsewhere ("Main article: …"), blocks of code, and sections without
-prose (`headings.APPARATUS`) are dropped, as in DPR.
+**Kept and dropped content.** Words, numbers, quotations, lists (one line per item),
+pronunciations and short formulas are kept, because sentences need them. Tables, infoboxes, pictures
+with their captions, references, notices that point elsewhere ("Main article: …"), blocks of code,
+and sections without prose (`blocks.APPARATUS_HEADINGS`) are dropped, as in DPR.
 """
 
-from rag_model.corpus.markup.anchors import links_in, unmarked
-from rag_model.corpus.markup.extension import strip_extensions
-from rag_model.corpus.markup.headings import is_apparatus, split_sections
-from rag_model.corpus.markup.links import Links
-from rag_model.corpus.markup.literal import CLOSED, OPENED, without_noncharacters
-from rag_model.corpus.markup.prose import plain
+from rag_model.corpus.markup.blocks import is_apparatus, split_sections, strip_extensions, strip_tables
+from rag_model.corpus.markup.links import Links, find_link_spans, remove_marks
+from rag_model.corpus.markup.literal import LINK_END, LINK_START, remove_noncharacters
+from rag_model.corpus.markup.prose import to_plain_text
 from rag_model.corpus.markup.scanner import Scanner
-from rag_model.corpus.markup.tables import strip_tables
 from rag_model.corpus.markup.templates import Templates, is_dropped
-from rag_model.corpus.markup.unparsable import Unparsable
-from rag_model.corpus.records import Section, Siteinfo
+from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
 
-__all__ = ["MAX_CHARS", "Unparsable", "clean"]
+__all__ = ["MAX_CHARS", "UnparsablePageError", "clean_wikitext"]
 
 MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
 
 
-def clean(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: bool = False) -> tuple[Section, ...]:
-    """Return the sections of a page that contain text, in order; the lead, if it has text, is first (heading `""`).
+def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: bool = False) -> tuple[Section, ...]:
+    """Return the sections of a page that contain text, in order; the lead is first (heading `""`).
 
-    Sections without prose (references, external links, see also) are left out, with their subsections. With `anchors`
-    each has the spans of its links (`links_in`); its text is the same without.
+    Sections without prose (references, external links, see also) are dropped with their
+    subsections. With `anchors` each section also has the spans of its links (`find_link_spans`);
+    its text is the same. Time and memory are linear in the length of the page.
 
     Raises:
-        Unparsable: the page exceeds `MAX_CHARS`. Time and memory stay in proportion to its length.
+        UnparsablePageError: The page exceeds `MAX_CHARS`.
     """
     if len(text) > MAX_CHARS:
-        raise Unparsable(f"the page has more than {MAX_CHARS} characters")
-    marks = (OPENED, CLOSED) if anchors else ("", "")
+        raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters")
+    marks = (LINK_START, LINK_END) if anchors else ("", "")
     scanner = Scanner(Templates(title).render, Links(siteinfo.namespaces).render, is_dropped, marks=marks)
-    body = strip_tables(strip_extensions(without_noncharacters(text)))
-    kept: list[Section] = []
-    dropped_level = 7  # level of the current apparatus section; deeper headings belong to it
+    body = strip_tables(strip_extensions(remove_noncharacters(text)))
+    sections: list[Section] = []
+    dropped_level = 7  # level of the current dropped section; deeper headings belong to it
     for level, heading, raw in split_sections(body):
         if 0 < dropped_level < level:
             continue
-        words = plain(unmarked(scanner.expand(heading))) if heading else ""
-        dropped_level = level if is_apparatus(words, siteinfo.language) else 7
+        heading_text = to_plain_text(remove_marks(scanner.expand(heading))) if heading else ""
+        dropped_level = level if is_apparatus(heading_text, siteinfo.language) else 7
         if dropped_level == 7:
             expanded = scanner.expand(raw)
-            if prose := plain(unmarked(expanded)):
-                kept.append(Section(" ".join(words.split()), prose, links_in(prose, expanded) if anchors else ()))
-    return tuple(kept)
+            if text := to_plain_text(remove_marks(expanded)):
+                sections.append(
+                    Section(" ".join(heading_text.split()), text, find_link_spans(text, expanded) if anchors else ())
+                )
+    return tuple(sections)

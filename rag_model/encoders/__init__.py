@@ -1,8 +1,16 @@
-"""Bi-encoders: text to vectors, and which question vectors may be compared with which passage vectors; cross-encoders.
+"""Bi-encoders and cross-encoders: load them, encode texts, train them, and compare vector spaces.
 
-encoder.Encoder.load(name).encode_passages(titles, texts) / .encode_questions(questions)
-embed.embed_part(passages, out, encoder)    -> one part's vectors, row for row
-embed.embed_changes(…, earlier)             -> the same, but known passages keep their vectors
-crossencoder.CrossEncoder.load(folder)      -> scores of pairs of a question and a passage, by torch or onnxruntime
-space.space_of(folder, spec)                -> Space: what must be the same for vectors to be compared
+encoder, model, bert          one dense vector per text; torch models, BERT without transformers
+token_encoder, token_model    ColBERT: one vector per token; token_spec: its settings
+sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms; sparse_spec: their settings
+bag, muvera                   bags of tokens; one fixed vector from a ColBERT's vectors
+any_encoder                   load an encoder of any kind by the record in its folder
+cross_encoder                 scores of (question, passage) pairs; onnx_cross_encoder, torch_cross_encoder
+trainable, masked_lm          encoders and masked language models with gradients
+embed, row_formats            encode the passages of a corpus part, reusing known rows
+space, weights                identity of a vector space and of weights
+spec, static_folder, files    settings and files of a model folder
+tokens, batches               tokenization and batching
+architecture, pretrained      sizes of a model; safe loading by transformers
+semantic                      the chunker that cuts where sentence vectors differ most
 """

@@ -1,7 +1,8 @@
-"""The bag of tokens of a text: which terms of a tokenizer's vocabulary it has, and not how much each one means.
+"""Binary bags of tokens: the set of vocabulary terms in a passage, without weights.
 
-No model decides it, so no training makes it stale: Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens
-Index" (arXiv 2405.01924). Its space is the tokenizer's. Any sparse encoder that has this tokenizer asks the questions.
+Only the tokenizer determines a bag, so training a model never invalidates it: Zhou et al.,
+"Semi-Parametric Retrieval via Binary Bag-of-Tokens Index" (arXiv 2405.01924). The vector space is
+that of the tokenizer, and any sparse encoder with the same tokenizer can encode the queries.
 """
 
 import json
@@ -14,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.corpus.sparse_file import SparseVectors
-from rag_model.encoders.files import CONFIG, longest_input, optional_object
-from rag_model.encoders.space import BAG, Space, digest_tokenizer, tokenizer_files
-from rag_model.encoders.sparse_spec import RECORDED as SPARSE
-from rag_model.encoders.sparse_spec import vocabulary_of
+from rag_model.corpus.ragged_file import SparseVectors, compute_offsets
+from rag_model.encoders.files import CONFIG, read_max_tokens, read_optional_json
+from rag_model.encoders.space import BAG_POOLING, Space, digest_tokenizer, list_tokenizer_files
+from rag_model.encoders.sparse_spec import SPARSE_KEY as SPARSE
+from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
@@ -27,108 +27,118 @@ from rag_model.errors import InputError, UsageError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-RECORDED = "bag"  # field of the record
-_JOINED = "joined"  # the layout of a passage: `title text`
+BAG_KEY = "bag"  # key in bookwheel.json
+_JOINED = "joined"  # passage layout: `title text`
 _UNUSED = re.compile(r"\[unused\d+\]")
-_SHORTEST = 3  # tokens: two special ones and one of text
+_MIN_TOKENS = 3  # two special tokens and one token of text
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class BagSpec:
-    """How a passage becomes a bag; all of it is part of the space."""
+    """Settings that turn a passage into a bag; all of them are part of the vector space."""
 
-    max_length: int = 256  # tokens of one passage, special ones included; the rest is cut
-    passage_prompt: str = ""  # inserted unchanged before a passage
+    max_length: int = 256  # tokens per passage, special tokens included; the rest is truncated
+    passage_prompt: str = ""  # prepended unchanged to every passage
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if type(getattr(self, field.name)) is not type(field.default):
                 kind = type(field.default).__name__
-                raise UsageError(f"{field.name} of a bag is {getattr(self, field.name)!r}: give a value of {kind}")
-        if self.max_length < _SHORTEST:
-            raise UsageError(f"max_length {self.max_length} of a bag leaves no room for text: use {_SHORTEST} or more")
+                raise UsageError(f"{field.name} of a bag is {getattr(self, field.name)!r}: give a value of type {kind}")
+        if self.max_length < _MIN_TOKENS:
+            raise UsageError(
+                f"max_length {self.max_length} of a bag leaves no room for text: use {_MIN_TOKENS} or more"
+            )
 
-    def passage(self, title: str, text: str) -> str:
-        """Return the tokenizer's input for a passage."""
+    def format_passage(self, title: str, text: str) -> str:
+        """Return the tokenizer input for a passage."""
         return f"{self.passage_prompt}{title} {text}" if title else self.passage_prompt + text
 
 
 @dataclass(frozen=True, slots=True)
 class BagEncoder:
-    """Passages to bags of tokens, by a tokenizer alone; make it with `load`."""
+    """Turns passages into bags of tokens with a tokenizer and no model; create one with `load`."""
 
     folder: Path
     spec: BagSpec
     tokenizer: "Tokenizer"
-    terms: Flags  # (V,) whether an id is a term
+    term_mask: Flags  # (V,): True where a token id is a term
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load the tokenizer of a folder that `bag_files` forms.
+        """Load the tokenizer from a folder with the files of `collect_bag_files`.
 
         Raises:
             InputError: a file is missing or corrupt.
         """
         spec = read_bag_spec(folder)
         tokenizer = load_tokenizer(folder, spec.max_length)
-        return cls(folder, spec, tokenizer, terms_of(tokenizer, vocabulary_of(folder)))
+        return cls(folder, spec, tokenizer, compute_term_mask(tokenizer, read_vocabulary_size(folder)))
 
     @property
     def dim(self) -> int:
-        """The number of ids of the vocabulary."""
-        return len(self.terms)
+        """Vocabulary size V."""
+        return len(self.term_mask)
 
     @property
-    def arithmetic(self) -> tuple[str, str]:
-        """The device and the arithmetic, which are recorded and never compared."""
+    def device_and_dtype(self) -> tuple[str, str]:
+        """Device and dtype; recorded, but never compared."""
         return "cpu", "bits"
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
-        """Return the bags of passages, in order: the terms of each, ascending, with weights of 1."""
-        lines = tokenize(self.tokenizer, [self.spec.passage(*both) for both in zip(titles, texts, strict=True)])
-        bags = [np.unique(line) for line in lines]
-        held = [bag[self.terms[bag]] for bag in bags]
-        terms = np.concatenate([np.zeros(0, np.int32), *held]).astype(np.int32)
-        return SparseVectors(terms, np.ones(len(terms), np.uint8), offsets_of(np.array([*map(len, held)], np.int64)))
+        """Return the bags of passages, in order; term ids ascend, and every weight is 1."""
+        token_ids = tokenize(
+            self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
+        )
+        bags = [np.unique(line) for line in token_ids]
+        term_ids = [bag[self.term_mask[bag]] for bag in bags]
+        terms = np.concatenate([np.zeros(0, np.int32), *term_ids]).astype(np.int32)
+        return SparseVectors(
+            terms, np.ones(len(terms), np.uint8), compute_offsets(np.array([*map(len, term_ids)], np.int64))
+        )
 
 
-def is_bag(folder: Path) -> bool:
-    """Whether a folder holds what makes bags of passages."""
-    return RECORDED in optional_object(folder / RECORD_FILE)
+def is_bag_encoder(folder: Path) -> bool:
+    """Return whether a folder holds a bag encoder."""
+    return BAG_KEY in read_optional_json(folder / RECORD_FILE)
 
 
 def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> BagSpec:
-    """Read how the folder of an encoder makes bags: as its record says, else with the length of its inputs.
+    """Read the bag settings of an encoder folder.
+
+    They come from its record; a folder without one gets the input length of its model.
 
     Raises:
-        InputError: its record is corrupt.
-        UsageError: an override is unknown or wrong.
+        InputError: the record is corrupt.
+        UsageError: an override is unknown or has a wrong type.
     """
-    names = [one.name for one in fields(BagSpec)]
+    names = [field.name for field in fields(BagSpec)]
     if unknown := sorted({*(overrides or {})} - {*names}):
         raise UsageError(f"{unknown[0]!r} is not a setting of a bag: use one of {', '.join(names)}")
-    record = optional_object(folder / RECORD_FILE)
-    own = record.get(RECORDED, record.get(SPARSE, {}))
+    record = read_optional_json(folder / RECORD_FILE)
+    recorded = record.get(BAG_KEY, record.get(SPARSE, {}))
     try:
-        told = BagSpec(**{"max_length": longest_input(folder)} | {name: own[name] for name in names if name in own})
-    except (TypeError, UsageError) as wrong:
-        raise InputError(f"the record of encoder {folder} is corrupt ({wrong}): fetch the model again") from wrong
-    return replace(told, **(overrides or {}))
+        spec = BagSpec(
+            **{"max_length": read_max_tokens(folder)} | {name: recorded[name] for name in names if name in recorded}
+        )
+    except (TypeError, UsageError) as error:
+        raise InputError(f"the record of encoder {folder} is corrupt ({error}): fetch the model again") from error
+    return replace(spec, **(overrides or {}))
 
 
-def bag_space(folder: Path, spec: BagSpec) -> Space:
-    """Return the space of the bags of a folder's tokenizer; no weight is read.
+def compute_bag_space(folder: Path, spec: BagSpec) -> Space:
+    """Return the vector space of the bags of a folder's tokenizer; reads no weights.
 
     Raises:
         InputError: a file is missing or corrupt.
     """
-    tokenizer, dim = digest_tokenizer(folder), vocabulary_of(folder)
+    tokenizer, dim = digest_tokenizer(folder), read_vocabulary_size(folder)
     return Space(
         name=f"bag-{dim}-{tokenizer.partition(':')[2][:8]}",
         weights="",
         tokenizer=tokenizer,
-        pooling=BAG,
+        pooling=BAG_POOLING,
         normalize=False,
         max_length=spec.max_length,
         layout=_JOINED,
@@ -137,30 +147,32 @@ def bag_space(folder: Path, spec: BagSpec) -> Space:
     )
 
 
-def bag_files(folder: Path, spec: BagSpec, workdir: Path) -> dict[str, Path]:
-    """Return, by name, the files that form, in one flat folder, what makes bags: its record and the tokenizer.
+def collect_bag_files(folder: Path, spec: BagSpec, workdir: Path) -> dict[str, Path]:
+    """Collect the files of a bag encoder, by their names in one flat folder.
 
-    The record, `bookwheel.json`, and a config with the size of the vocabulary are written into `workdir`.
+    Writes the record `bookwheel.json` and a config with the vocabulary size into `workdir`; the
+    tokenizer files stay in `folder`.
 
     Raises:
         InputError: `folder` has no tokenizer.
     """
-    written = {RECORD_FILE: {RECORDED: asdict(spec)}, CONFIG: {"vocab_size": vocabulary_of(folder)}}
-    files = {path.name: path for path in tokenizer_files(folder)}
-    for name, value in written.items():
+    json_files = {RECORD_FILE: {BAG_KEY: asdict(spec)}, CONFIG: {"vocab_size": read_vocabulary_size(folder)}}
+    files = {path.name: path for path in list_tokenizer_files(folder)}
+    for name, value in json_files.items():
         files[name] = workdir / name
         files[name].write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return files
 
 
-def terms_of(tokenizer: "Tokenizer", size: int) -> Flags:
-    """Return (size,) whether an id is a term: no special token, no `[unused…]`, no number without a token.
+def compute_term_mask(tokenizer: "Tokenizer", size: int) -> Flags:
+    """Return a (size,) mask of the token ids that are terms.
 
-    With BERT's vocabulary these are the ids from 999 on, as the authors' code has it.
+    Special tokens, `[unused…]` tokens and ids without a token are no terms. With BERT's vocabulary
+    the terms are the ids from 999 on, as in the authors' code.
     """
-    words: dict[str, int] = tokenizer.get_vocab()
-    special = {number for number, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-    found = np.zeros(size, np.bool_)
-    known = [number for word, number in words.items() if number < size and not _UNUSED.fullmatch(word)]
-    found[[number for number in known if number not in special]] = True
-    return found
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    special_ids = {token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    is_term = np.zeros(size, np.bool_)
+    candidate_ids = [number for token, number in vocabulary.items() if number < size and not _UNUSED.fullmatch(token)]
+    is_term[[number for number in candidate_ids if number not in special_ids]] = True
+    return is_term

@@ -1,58 +1,107 @@
-"""Batches for the model: inputs of similar length, as many as a budget of tokens allows.
+"""Batch inputs of similar length up to a token budget, and halve batches that do not fit a GPU.
 
-Sorting makes padding rare. A budget of tokens instead of inputs keeps memory and speed even, from short questions to
-long passages.
+Sorting by length makes padding rare. A budget of tokens instead of inputs keeps memory and speed
+even, from short questions to long passages.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-# With AMX, bf16 attention costs 1.0 us per token and layer if the length is a multiple of 16, else 1.5; tensor cores
-# need multiples of 8. Measured: 7 % more tokens, and a quarter less time.
+from rag_model.errors import ResourceError
+
+# With AMX, bf16 attention costs 1.0 us per token and layer if the length is a multiple of 16, else
+# 1.5; tensor cores need multiples of 8. Measured: 7 % more tokens, and a quarter less time.
 LENGTH_MULTIPLE = 16
 
-# From this number of tokens on, the size of a batch does not change its vectors. oneDNN uses other kernels for small
-# matrices: in bf16 with AMX the numbers differed by up to 1e-3 below 384 tokens per thread, also between padded
-# lengths. From there on they did not differ, with one thread or two, with or without a mask.
-STEADY_TOKENS = 1024
+# In batches of at least this many tokens, a vector does not depend on the batch size. oneDNN uses
+# other kernels for small matrices: in bf16 with AMX the values differed by up to 1e-3 below 384
+# tokens per thread, also between padded lengths. Above that they did not differ, with one thread or
+# two, with or without an attention mask.
+BATCH_INVARIANT_TOKENS = 1024
+Rows = npt.NDArray[np.int64]
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
-def padded(length: int, multiple: int = LENGTH_MULTIPLE) -> int:
+def pad_length(length: int, multiple: int = LENGTH_MULTIPLE) -> int:
     """Return the smallest multiple of `multiple` that is at least `length`."""
     return -(-length // multiple) * multiple
 
 
-def by_length(lengths: Sequence[int], budget: int, least: int = 0) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield batches of positions, longest inputs first, each position in one batch.
+def batch_by_length(lengths: Sequence[int], max_tokens: int, min_tokens: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield batches of row numbers, longest inputs first; every row is in one batch.
 
-    A batch, padded to its longest input, has at most `budget` tokens or one input. Longest first, so that a batch that
-    does not fit into memory fails at once; equal lengths keep their order.
+    A batch, padded to its longest input, has at most `max_tokens` tokens, or one input. The longest
+    inputs come first, so that a batch that does not fit into memory fails at once. Inputs of equal
+    length keep their order.
 
-    With `least`, a batch has inputs of one padded length and at least that many tokens: inputs are repeated if there
-    are too few (`STEADY_TOKENS`).
+    With `min_tokens`, all inputs of a batch have one padded length, and the batch has at least that
+    many tokens; rows are repeated if there are too few (see `BATCH_INVARIANT_TOKENS`).
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    widths = np.array([padded(int(lengths[place])) for place in order], np.int64)  # (n,): padded lengths, descending
+    # (n,): padded lengths, descending.
+    widths = np.array([pad_length(int(lengths[row])) for row in order], np.int64)
     start = 0
     while start < len(order):
         width = int(widths[start])
-        end = start + max(1, budget // width)
-        rows = order[start:end][widths[start:end] == width] if least else order[start:end]
+        end = start + max(1, max_tokens // width)
+        rows = order[start:end][widths[start:end] == width] if min_tokens else order[start:end]
         start += len(rows)
-        yield np.resize(rows, max(len(rows), -(-least // width)))  # (b,) -> (>= b,), repeated
+        yield np.resize(rows, max(len(rows), -(-min_tokens // width)))  # (b,) -> (>= b,), repeated
 
 
-def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield batches of positions, longest inputs first, each position in one batch; equal lengths stand together.
+def batch_without_padding(lengths: Sequence[int], max_tokens: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield batches of row numbers for packed inputs, longest inputs first; every row is in one
+    batch.
 
-    A batch has at most `budget` tokens, none of them padding, or one input.
+    A batch has at most `max_tokens` tokens without padding, or one input. Inputs of equal length
+    are neighbours.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     ends = np.cumsum(np.asarray(lengths, np.int64)[order])  # (n,): tokens up to each input
-    start, done = 0, 0
+    start, tokens_done = 0, 0
     while start < len(order):
-        end = max(start + 1, int(np.searchsorted(ends, done + budget, side="right")))
+        end = max(start + 1, int(np.searchsorted(ends, tokens_done + max_tokens, side="right")))
         yield order[start:end]
-        start, done = end, int(ends[end - 1])
+        start, tokens_done = end, int(ends[end - 1])
+
+
+def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Iterator[tuple[Rows, _Result]]:
+    """Yield each batch of row numbers, in order, with the result of `work`.
+
+    If a batch does not fit into the GPU's memory, it and all later batches are halved. Because the
+    longest inputs come first (`batch_by_length`), a few attempts find a size that fits.
+
+    Raises:
+        ResourceError: a batch of one input does not fit.
+    """
+    pending = deque(batches)
+    while pending:
+        rows = pending.popleft()
+        try:
+            result = work(rows)
+        except _out_of_memory_errors() as error:
+            if len(rows) == 1:
+                raise ResourceError(
+                    "the GPU's memory does not hold the model and one text: end other programs on this GPU, lower the "
+                    "encoder's max_length, or set CUDA_VISIBLE_DEVICES to another GPU"
+                ) from error
+        else:
+            yield rows, result
+            continue
+        # Outside the handler, because its exception keeps the tensors of the failed attempt alive.
+        sys.modules["torch"].cuda.empty_cache()
+        _log.warning("a batch of %d texts does not fit into the GPU's memory: batches are halved", len(rows))
+        pending = deque(half for batch in (rows, *pending) for half in np.array_split(batch, 2) if len(half))
+
+
+def _out_of_memory_errors() -> tuple[type[Exception], ...]:
+    """Return torch's out-of-memory error; nothing if torch is not loaded, as with an ONNX graph."""
+    torch = sys.modules.get("torch")
+    return () if torch is None else (torch.OutOfMemoryError,)

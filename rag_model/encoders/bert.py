@@ -1,9 +1,11 @@
-"""The layers of BERT and RoBERTa for inference, without transformers: bit for bit what its classes compute.
+"""BERT and RoBERTa layers for inference without transformers, bit for bit equal to its classes.
 
-Most encoders are one of the two. transformers takes longer to import than torch, and its classes take nearly twice the
-time of their own kernels for a single question. What is not exactly such an encoder is left to it.
+Most encoders are one of the two. transformers takes longer to import than torch, and its classes
+take nearly twice the time of their own kernels for a single question. Any model that is not exactly
+such an encoder is run by transformers.
 
-Devlin et al. 2018 (arXiv 1810.04805); Liu et al. 2019 (arXiv 1907.11692), whose positions begin behind the padding's.
+Devlin et al. 2018 (arXiv 1810.04805); Liu et al. 2019 (arXiv 1907.11692), in which position ids
+begin after the padding id.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rag_model.encoders.batches import STEADY_TOKENS
-from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.weights import StoredTensor, canonical_names, stored_tensors
+from rag_model.encoders.batches import BATCH_INVARIANT_TOKENS
+from rag_model.encoders.files import CONFIG, read_json_object
+from rag_model.encoders.weights import StoredTensor, canonicalize_names, read_tensor_headers
 
-_BERT, _ROBERTA = ("bert", "dpr"), ("roberta", "xlm-roberta", "camembert")  # transformers' kinds of models
-_PADDING = dict.fromkeys(_BERT, 0) | dict.fromkeys(_ROBERTA, 1)  # default ids
-_SIZES = {  # fields of `BertShape`, and their names in a config
+# `model_type` in config.json.
+_BERT, _ROBERTA = ("bert", "dpr"), ("roberta", "xlm-roberta", "camembert")
+_DEFAULT_PAD_IDS = dict.fromkeys(_BERT, 0) | dict.fromkeys(_ROBERTA, 1)  # default ids
+_CONFIG_KEYS = {  # fields of `BertShape`, and their names in a config
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "hidden": "hidden_size",
@@ -30,7 +33,8 @@ _SIZES = {  # fields of `BertShape`, and their names in a config
     "positions": "max_position_embeddings",
     "kinds": "type_vocab_size",
 }
-_PLAIN: Mapping[str, tuple[Any, ...]] = {  # what a config may say of such a model
+# Config keys and the values that these layers implement.
+_SUPPORTED_CONFIG: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("gelu",),
     "position_embedding_type": ("absolute", None),
     "attn_implementation": ("sdpa", None),
@@ -42,7 +46,8 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {  # what a config may say of such a mod
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
 }
-_PARTS: Mapping[str, tuple[str, ...]] = {  # of a layer as `_Layer` has them: sizes of what each gives and takes
+# Modules of a layer, in the order of `_Layer`, with (out, in) sizes.
+_LAYER_PARTS: Mapping[str, tuple[str, ...]] = {
     "attention.self.query": ("hidden", "hidden"),
     "attention.self.key": ("hidden", "hidden"),
     "attention.self.value": ("hidden", "hidden"),
@@ -52,7 +57,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {  # of a layer as `_Layer` has them: si
     "output.dense": ("hidden", "inner"),
     "output.LayerNorm": ("hidden",),
 }
-_TABLES = {  # sizes by the names of the tensors
+_EMBEDDING_TABLES = {  # tensor names and their sizes
     "embeddings.word_embeddings": ("words", "hidden"),
     "embeddings.position_embeddings": ("positions", "hidden"),
     "embeddings.token_type_embeddings": ("kinds", "hidden"),
@@ -61,8 +66,8 @@ _NORM = "embeddings.LayerNorm"
 
 
 @dataclass(frozen=True, slots=True)
-class BertShape:
-    """The numbers of such an encoder."""
+class BertSizes:
+    """Sizes of a BERT encoder, from its config."""
 
     layers: int
     heads: int
@@ -71,182 +76,211 @@ class BertShape:
     words: int
     positions: int
     kinds: int
-    epsilon: float  # of the layer norms
+    epsilon: float  # of the layer normalizations
     pad_id: int
-    behind_padding: bool  # positions begin at `pad_id` + 1
+    positions_after_padding: bool  # position ids begin at `pad_id` + 1
 
     @classmethod
-    def of(cls, folder: Path) -> Self | None:
-        """Read the config of a folder; None: it is another kind of model, or says more than these layers do.
+    def read(cls, folder: Path) -> Self | None:
+        """Read the config of a folder; None if these layers do not implement the model.
 
         Raises:
             InputError: the config is missing or corrupt.
         """
-        config = read_object(folder / CONFIG)
+        config = read_json_object(folder / CONFIG)
         kind = str(config.get("model_type"))
-        if kind not in _PADDING or any(config.get(key, known[0]) not in known for key, known in _PLAIN.items()):
+        if kind not in _DEFAULT_PAD_IDS or any(
+            config.get(key, allowed[0]) not in allowed for key, allowed in _SUPPORTED_CONFIG.items()
+        ):
             return None
-        sizes: dict[str, Any] = {name: config.get(key) for name, key in _SIZES.items()}
-        pad_id, epsilon = config.get("pad_token_id", _PADDING[kind]), config.get("layer_norm_eps", 1e-12)
-        if any(type(size) is not int for size in (*sizes.values(), pad_id)) or type(epsilon) is not float:
+        raw_sizes: dict[str, Any] = {name: config.get(key) for name, key in _CONFIG_KEYS.items()}
+        pad_id, epsilon = config.get("pad_token_id", _DEFAULT_PAD_IDS[kind]), config.get("layer_norm_eps", 1e-12)
+        if any(type(size) is not int for size in (*raw_sizes.values(), pad_id)) or type(epsilon) is not float:
             return None
-        shape = cls(**sizes, epsilon=epsilon, pad_id=pad_id, behind_padding=kind in _ROBERTA)
-        return shape if min(*sizes.values(), pad_id + 1) > 0 and shape.hidden % shape.heads == 0 else None
+        sizes = cls(**raw_sizes, epsilon=epsilon, pad_id=pad_id, positions_after_padding=kind in _ROBERTA)
+        return sizes if min(*raw_sizes.values(), pad_id + 1) > 0 and sizes.hidden % sizes.heads == 0 else None
 
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the names and sizes of all tensors, as `canonical_names` has them."""
-        for name, table in _TABLES.items():
-            yield f"{name}.weight", self._sizes(table)
-        parts = {f"encoder.layer.{n}.{name}": sizes for n in range(self.layers) for name, sizes in _PARTS.items()}
+    def iter_tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name, as of `canonicalize_names`, and the shape of every tensor."""
+        for name, size_names in _EMBEDDING_TABLES.items():
+            yield f"{name}.weight", self._resolve_sizes(size_names)
+        parts = {f"encoder.layer.{n}.{name}": sizes for n in range(self.layers) for name, sizes in _LAYER_PARTS.items()}
         for name, sizes in {_NORM: ("hidden",), **parts}.items():
-            yield f"{name}.weight", self._sizes(sizes)
-            yield f"{name}.bias", self._sizes(sizes[:1])
+            yield f"{name}.weight", self._resolve_sizes(sizes)
+            yield f"{name}.bias", self._resolve_sizes(sizes[:1])
 
-    def _sizes(self, names: tuple[str, ...]) -> tuple[int, ...]:
+    def _resolve_sizes(self, names: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(getattr(self, name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """A weight and a bias: of a linear map, or of a layer norm."""
+    """Weight and bias of a linear layer or a layer normalization."""
 
     weight: Tensor
     bias: Tensor
 
-    def map(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
 
-    def norm(self, x: Tensor, epsilon: float) -> Tensor:
+    def layer_norm(self, x: Tensor, epsilon: float) -> Tensor:
         return functional.layer_norm(x, self.bias.shape, self.weight, self.bias, epsilon)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Attention and a feed-forward part, each added to its input and normalised."""
+    """Self-attention and a feed-forward network, each with a residual connection and a layer norm."""
 
     query: _Affine
     key: _Affine
     value: _Affine
-    attended: _Affine
-    attended_norm: _Affine
-    wide: _Affine
-    narrow: _Affine
-    narrow_norm: _Affine
+    attention_output: _Affine
+    attention_norm: _Affine
+    intermediate: _Affine
+    output: _Affine
+    output_norm: _Affine
 
-    def __call__(self, x: Tensor, mask: Tensor | None, shape: BertShape) -> Tensor:
-        query, key, value = (one.map(x) for one in (self.query, self.key, self.value))  # (b, t, h)
-        return self._rest(_attention(query, key, value, mask, shape.heads), x, shape.epsilon)
+    def __call__(self, x: Tensor, mask: Tensor | None, sizes: BertSizes) -> Tensor:
+        # (b, t, h)
+        query, key, value = (projection.linear(x) for projection in (self.query, self.key, self.value))
+        return self._add_feed_forward(_attention(query, key, value, mask, sizes.heads), x, sizes.epsilon)
 
-    def packed(self, x: Tensor, sizes: Sequence[tuple[int, int]], shape: BertShape) -> Tensor:
-        """Do the same for (n, h) rows: groups of b texts of t tokens, and behind them rows that no text attends to.
+    def forward_packed(self, x: Tensor, group_sizes: Sequence[tuple[int, int]], sizes: BertSizes) -> Tensor:
+        """Compute the layer for (n, h) packed rows: groups of b texts of t tokens, then padding
+        rows.
 
-        `STEADY_TOKENS` rows are multiplied at a time, which keeps the feed-forward part's numbers in the cache.
+        Multiplies `BATCH_INVARIANT_TOKENS` rows at a time, so that the activations of the
+        feed-forward network stay in the cache.
         """
-        pieces = torch.split(x, STEADY_TOKENS)
+        pieces = torch.split(x, BATCH_INVARIANT_TOKENS)
         parts = (self.query, self.key, self.value)
-        whole = [torch.cat([part.map(piece) for piece in pieces]) for part in parts]  # each (n, h)
-        seen, start = torch.zeros_like(x), 0
-        for b, t in sizes:
-            own = slice(start, start := start + b * t)
-            query, key, value = (one[own].view(b, t, shape.hidden) for one in whole)  # (b t, h) -> (b, t, h)
-            seen[own] = _attention(query, key, value, None, shape.heads).flatten(0, 1)  # (b, t, h) -> (b t, h)
-        both = zip(torch.split(seen, STEADY_TOKENS), pieces, strict=True)
-        return torch.cat([self._rest(attended, piece, shape.epsilon) for attended, piece in both])
+        # Each (n, h)
+        projected = [torch.cat([part.linear(piece) for piece in pieces]) for part in parts]
+        attended, start = torch.zeros_like(x), 0
+        for b, t in group_sizes:
+            token_rows = slice(start, start := start + b * t)
+            query, key, value = (
+                states[token_rows].view(b, t, sizes.hidden) for states in projected
+            )  # (b t, h) -> (b, t, h)
+            attended[token_rows] = _attention(query, key, value, None, sizes.heads).flatten(
+                0, 1
+            )  # (b, t, h) -> (b t, h)
+        pairs = zip(torch.split(attended, BATCH_INVARIANT_TOKENS), pieces, strict=True)
+        return torch.cat(
+            [self._add_feed_forward(attended_piece, piece, sizes.epsilon) for attended_piece, piece in pairs]
+        )
 
-    def _rest(self, seen: Tensor, x: Tensor, epsilon: float) -> Tensor:
-        x = self.attended_norm.norm(self.attended.map(seen) + x, epsilon)
-        return self.narrow_norm.norm(self.narrow.map(functional.gelu(self.wide.map(x))) + x, epsilon)
+    def _add_feed_forward(self, attended: Tensor, x: Tensor, epsilon: float) -> Tensor:
+        x = self.attention_norm.layer_norm(self.attention_output.linear(attended) + x, epsilon)
+        return self.output_norm.layer_norm(
+            self.output.linear(functional.gelu(self.intermediate.linear(x))) + x, epsilon
+        )
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: int) -> Tensor:
-    """Return what each token sees, (b, t, h), by queries, keys and values of (b, t, h)."""
+    """Return the (b, t, h) multi-head attention of (b, t, h) queries, keys and values."""
     b, t, h = query.shape
-    split = (b, t, heads, h // heads)
-    query, key, value = (one.view(split).transpose(1, 2) for one in (query, key, value))  # (b, heads, t, h / heads)
-    seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=split[-1] ** -0.5)
-    return seen.transpose(1, 2).reshape(b, t, h)  # (b, heads, t, h / heads) -> (b, t, h)
+    head_shape = (b, t, heads, h // heads)
+    query, key, value = (
+        states.view(head_shape).transpose(1, 2) for states in (query, key, value)
+    )  # (b, heads, t, h / heads)
+    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=head_shape[-1] ** -0.5)
+    return attended.transpose(1, 2).reshape(b, t, h)  # (b, heads, t, h / heads) -> (b, t, h)
 
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """Token ids to hidden states; make it with `load`."""
+    """Maps token ids to hidden states; create one with `load`."""
 
-    shape: BertShape
-    words: Tensor  # (V, h)
-    positions: Tensor  # (p, h)
-    kind: Tensor  # (h,) of texts of the first kind: bi-encoders give no other
+    sizes: BertSizes
+    word_embeddings: Tensor  # (V, h)
+    position_embeddings: Tensor  # (p, h)
+    token_type_embedding: Tensor  # (h,): token type 0, the only one that bi-encoders use
     norm: _Affine
     layers: tuple[_Layer, ...]
 
     @classmethod
     def load(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self | None:
-        """Load the encoder of a folder; None: it is of another kind, or its tensors are there twice or do not fit.
+        """Load the encoder of a folder.
+
+        None if it is another kind of model, or if its tensors are duplicated or have other shapes.
 
         Raises:
             InputError: a file is missing or corrupt.
         """
-        shape = BertShape.of(folder)
-        if shape is None:
+        sizes = BertSizes.read(folder)
+        if sizes is None:
             return None
-        stored = canonical_names(stored_tensors(folder))
-        wanted = dict(shape.tensors())
-        if any(name not in stored or not stored[name].fits(sizes) for name, sizes in wanted.items()):
+        stored = canonicalize_names(read_tensor_headers(folder))
+        tensor_shapes = dict(sizes.iter_tensor_shapes())
+        if any(name not in stored or not stored[name].has_float_shape(sizes) for name, sizes in tensor_shapes.items()):
             return None
-        if any(name.partition(".")[2] in wanted for name in stored):  # as well with a prefix: which are meant?
+        # Stored twice: ambiguous.
+        if any(name.partition(".")[2] in tensor_shapes for name in stored):
             return None
-        return cls._of(shape, {name: _tensor(stored[name], device, dtype) for name in wanted})
+        return cls._from_tensors(sizes, {name: _load_tensor(stored[name], device, dtype) for name in tensor_shapes})
 
     @classmethod
-    def _of(cls, shape: BertShape, tensors: Mapping[str, Tensor]) -> Self:
-        def part(name: str) -> _Affine:
+    def _from_tensors(cls, sizes: BertSizes, tensors: Mapping[str, Tensor]) -> Self:
+        def affine(name: str) -> _Affine:
             return _Affine(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
-        layers = (_Layer(*(part(f"encoder.layer.{n}.{name}") for name in _PARTS)) for n in range(shape.layers))
-        words, positions, kinds = (tensors[f"{name}.weight"] for name in _TABLES)
-        return cls(shape, words, positions, kinds[0], part(_NORM), tuple(layers))
+        layers = (_Layer(*(affine(f"encoder.layer.{n}.{name}") for name in _LAYER_PARTS)) for n in range(sizes.layers))
+        words, positions, kinds = (tensors[f"{name}.weight"] for name in _EMBEDDING_TABLES)
+        return cls(sizes, words, positions, kinds[0], affine(_NORM), tuple(layers))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The arithmetic of the weights."""
-        return self.words.dtype
+        """Dtype of the weights."""
+        return self.word_embeddings.dtype
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
-        """Return the (b, t, h) hidden states of (b, t) ids, as transformers does; a mask is 0 where padding is."""
+        """Return the (b, t, h) hidden states of (b, t) ids, as transformers does; the mask is 0 for
+        padding.
+        """
         b, t = input_ids.shape
-        x = self._embedded(input_ids)
+        x = self._embed_tokens(input_ids)
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :].expand(b, 1, t, t)
         for layer in self.layers:
-            x = layer(x, mask, self.shape)
+            x = layer(x, mask, self.sizes)
         return (x,)
 
-    def packed(self, groups: Sequence[Tensor]) -> list[Tensor]:
-        """Return the (b, t, h) hidden states of each group of (b, t) ids, which are texts without padding.
+    def forward_packed(self, groups: Sequence[Tensor]) -> list[Tensor]:
+        """Return the (b, t, h) hidden states of each group of (b, t) ids; the texts have no
+        padding.
 
-        The linear maps take `STEADY_TOKENS` tokens of all groups at once, so other groups change no bit on a CPU.
+        The linear layers take `BATCH_INVARIANT_TOKENS` tokens of all groups at a time, so on a CPU
+        the result of one group is bit for bit independent of the others.
         """
-        sizes = [(len(ids), ids.shape[1]) for ids in groups]
-        x = torch.cat([self._embedded(ids).flatten(0, 1) for ids in groups])  # (b, t, h) of each -> (n, h)
+        group_sizes = [(len(ids), ids.shape[1]) for ids in groups]
+        # (b, t, h) of each -> (n, h)
+        x = torch.cat([self._embed_tokens(ids).flatten(0, 1) for ids in groups])
         n = len(x)
-        x = functional.pad(x, (0, 0, 0, -n % STEADY_TOKENS))
+        x = functional.pad(x, (0, 0, 0, -n % BATCH_INVARIANT_TOKENS))
         for layer in self.layers:
-            x = layer.packed(x, sizes, self.shape)
-        parts = torch.split(x[:n], [b * t for b, t in sizes])
-        both = zip(parts, sizes, strict=True)
-        return [part.view(*size, self.shape.hidden) for part, size in both]  # (b t, h) -> (b, t, h)
+            x = layer.forward_packed(x, group_sizes, self.sizes)
+        parts = torch.split(x[:n], [b * t for b, t in group_sizes])
+        pairs = zip(parts, group_sizes, strict=True)
+        # (b t, h) -> (b, t, h)
+        return [part.view(*size, self.sizes.hidden) for part, size in pairs]
 
-    def _embedded(self, ids: Tensor) -> Tensor:
-        x = functional.embedding(ids, self.words) + self.kind  # (b, t, h)
-        return self.norm.norm(x + self._placed(ids), self.shape.epsilon)
+    def _embed_tokens(self, ids: Tensor) -> Tensor:
+        x = functional.embedding(ids, self.word_embeddings) + self.token_type_embedding  # (b, t, h)
+        return self.norm.layer_norm(x + self._embed_positions(ids), self.sizes.epsilon)
 
-    def _placed(self, ids: Tensor) -> Tensor:
-        """Return the vectors of positions, (t, h), or (b, t, h) where they are counted without padding."""
-        if not self.shape.behind_padding:
-            return self.positions[: ids.shape[1]]
-        real = ids.ne(self.shape.pad_id).int()  # (b, t)
-        return functional.embedding((real.cumsum(1).to(real.dtype) * real).long() + self.shape.pad_id, self.positions)
+    def _embed_positions(self, ids: Tensor) -> Tensor:
+        """Return position embeddings: (t, h), or (b, t, h) if positions are counted without
+        padding.
+        """
+        if not self.sizes.positions_after_padding:
+            return self.position_embeddings[: ids.shape[1]]
+        is_token = ids.ne(self.sizes.pad_id).int()  # (b, t)
+        return functional.embedding(
+            (is_token.cumsum(1).to(is_token.dtype) * is_token).long() + self.sizes.pad_id, self.position_embeddings
+        )
 
 
-def _tensor(stored: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a tensor; on a CPU it stays mapped from its file where it has that type already."""
-    values = torch.from_numpy(stored.mapped())
+def _load_tensor(stored: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Load a tensor; on a CPU it stays memory-mapped if its file already has the dtype."""
+    values = torch.from_numpy(stored.memory_map())
     return (values.view(torch.bfloat16) if stored.dtype == "BF16" else values).to(device, dtype)

@@ -1,9 +1,11 @@
-"""Text to vectors: the bi-encoder of all stages.
+"""The dense bi-encoder: encode passages and questions as one vector each.
 
-`Encoder.load` takes a folder or a hub name; `encode_passages` and `encode_questions` return float32 vectors,
-row for row. Texts are tokenised and sorted by length one window at a time, so memory does not grow with the texts.
+`Encoder.load` takes a folder or a hub name; `encode_passages` and `encode_questions` return float32
+vectors, row for row. Texts are tokenized and sorted by length one window at a time, so memory does
+not grow with the number of texts.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,40 +17,39 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.files import CONFIG, optional_object
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.encoders.space import Space, asked_space, space_of
-from rag_model.encoders.spec import EncoderSpec, TextInput, known_prompts, read_spec
-from rag_model.encoders.static_folder import StaticTable, static_body
-from rag_model.encoders.tokens import limit_tokenizer, load_tokenizer, tokenize
-from rag_model.encoders.words import Words
+from rag_model.encoders.files import CONFIG, read_optional_json, resolve_folder
+from rag_model.encoders.space import Space, compute_space, list_tokenizer_files, read_declared_space
+from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, find_known_prompts, read_encoder_spec
+from rag_model.encoders.static_folder import StaticTable, find_static_body
+from rag_model.encoders.tokens import WordTokenizer, limit_tokenizer, load_tokenizer, tokenize
+from rag_model.encoders.weights import list_weight_files
 from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from rag_model.encoders.model import Model
-    from rag_model.encoders.static_model import StaticModel
+    from rag_model.encoders.model import Model, StaticModel
 
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
-_WINDOW = 4096  # inputs tokenised and sorted together on a CPU
-_CUDA_WINDOW = 32_768  # a GPU has larger batches, and so needs a larger window to sort
+_WINDOW = 4096  # inputs tokenized and sorted together on a CPU
+_CUDA_WINDOW = 32_768  # a GPU has larger batches, so it needs a larger window to sort
 _WRONG_ROLE = {"passage": "DPRQuestionEncoder", "question": "DPRContextEncoder"}
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A loaded encoder; make one with `load`."""
+    """A loaded encoder; create one with `load`."""
 
     name: str  # as the user gave it
     folder: Path
     spec: EncoderSpec
     tokenizer: "Tokenizer"
     model: "Model | StaticModel"
-    words: Words | None = None  # splits the texts of a static encoder; None: `tokenizer` does
+    # Tokenizes for a static encoder; None: `tokenizer` is used.
+    word_tokenizer: WordTokenizer | None = None
 
     @classmethod
     def load(
@@ -62,44 +63,47 @@ class Encoder:
         threads: int | None = None,
         trainable: bool = False,
     ) -> Self:
-        """Load the encoder in folder `name`, or of that hub name.
+        """Load the encoder from a folder, or by its hub name.
 
-        `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default a GPU, a different one for each
-        worker of a machine, else the CPU. `dtype`: by default bf16 on GPUs and on CPUs with fast bf16, else float32.
-        `threads` sets torch's and tokenizers' for the whole process; None does not change them. `trainable`: with the
-        model as transformers trains and saves it. A static encoder always runs on the CPU in float32.
+        `overrides` replace fields of the spec. `device` is `cpu` or `cuda:1`; by default a GPU, a
+        different one for each worker of a machine, else the CPU. `dtype` is by default bf16 on GPUs
+        and on CPUs with fast bf16, else float32. `threads` sets the threads of torch and tokenizers
+        for the whole process; None does not change them. `trainable` loads the model with
+        transformers, which can train and save it. A static encoder always runs on the CPU in
+        float32.
 
         Raises:
-            InputError: it is not found, a file is missing or corrupt, or it is another kind of model.
+            InputError: the model is not found, a file is missing or corrupt, or it is another kind
+                of model.
             MissingExtraError: the model extra is not installed.
-            UsageError: an override is not a field of the spec, this machine has no such device, or a static encoder
-                is to be trained.
+            UsageError: an override is not a field of the spec, this machine has no such device, or
+                `trainable` is set for a static encoder.
         """
         folder = resolve_folder(name)
         _check_role(folder, role)
-        spec = read_spec(folder, {**known_prompts(str(name)), **(overrides or {})})
+        spec = read_encoder_spec(folder, {**find_known_prompts(str(name)), **(overrides or {})})
         torch = require("torch", "model")
         if threads is not None:
             torch.set_num_threads(threads)
             limit_tokenizer(threads)
         if spec.is_static:
             if trainable:
-                raise untrainable(folder)
-            return cls._static(str(name), folder, spec)
-        models = import_module("rag_model.encoders.model")
-        model = models.load_model(folder, spec, device, dtype, trainable=trainable)
+                raise static_encoder_error(folder)
+            return cls._load_static(str(name), folder, spec)
+        model_module = import_module("rag_model.encoders.model")
+        model = model_module.load_model(folder, spec, device, dtype, trainable=trainable)
         return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model)
 
     @classmethod
-    def _static(cls, name: str, folder: Path, spec: EncoderSpec) -> Self:
-        body = static_body(folder)
-        table, words = StaticTable.open(body), Words.load(body, spec)
-        if words.size > table.size:
+    def _load_static(cls, name: str, folder: Path, spec: EncoderSpec) -> Self:
+        body = find_static_body(folder)
+        table, words = StaticTable.open(body), WordTokenizer.load(body, spec)
+        if words.vocabulary_size > table.size:
             raise InputError(
-                f"the tokenizer of encoder {folder} has {words.size:,} tokens, and {table.size:,} have a vector: use "
-                "the tokenizer that the model was made with"
+                f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and {table.size:,} have a "
+                "vector: use the tokenizer that the model was made with"
             )
-        model = import_module("rag_model.encoders.static_model").StaticModel.of(table, normalize=spec.normalize)
+        model = import_module("rag_model.encoders.model").StaticModel.from_table(table, normalize=spec.normalize)
         return cls(name, folder, spec, words.tokenizer, model, words)
 
     @property
@@ -109,47 +113,53 @@ class Encoder:
 
     @property
     def window(self) -> int:
-        """Return how many inputs are sorted together: the best window size for `stream`."""
+        """Number of inputs that are sorted together: the best window size for `stream`."""
         return _CUDA_WINDOW if self.model.device.type == "cuda" else _WINDOW
 
     def space(self) -> Space:
-        """Return the space of its question vectors: the one that its folder declares, else that of its own passages.
+        """Return the vector space of its questions: the declared one of its folder, else that of
+        its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
         """
-        return asked_space(self.folder) or space_of(self.folder, self.spec, self.name)
+        return read_declared_space(self.folder) or compute_space(self.folder, self.spec, self.name)
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> Vectors:
         """Return the (n, d) float32 vectors of passages, in order.
 
         Raises:
-            InputError: a vector is not finite; the sentence names its row.
+            InputError: a vector is not finite; the message names its row.
         """
-        return self._encode([self.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)])
+        return self._encode([self.spec.format_passage(title, text) for title, text in zip(titles, texts, strict=True)])
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
         """Return the (n, d) float32 vectors of questions, in order.
 
         Raises:
-            InputError: a vector is not finite; the sentence names its row.
+            InputError: a vector is not finite; the message names its row.
         """
-        return self._encode([self.spec.question(question) for question in questions])
+        return self._encode([self.spec.format_question(question) for question in questions])
 
-    def stream(self, windows: Iterable[Sequence[TextInput]], *, steady: bool = False) -> Iterator[tuple[Vectors, int]]:
+    def stream(
+        self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
+    ) -> Iterator[tuple[Vectors, int]]:
         """Yield each window's (n, d) float32 vectors and its number of tokens.
 
-        Holds one window; on CUDA a second, which is read and tokenised while the GPU works. `steady` vectors do not
-        depend on the other inputs (`Model.encode`), which costs a few more inputs.
+        Holds one window in memory; on CUDA also the next one, which is tokenized while the GPU
+        works. `batch_invariant` vectors do not depend on the other inputs (see `Model.encode`);
+        this repeats a few inputs.
 
         Raises:
-            InputError: a vector is not finite; the sentence names its row.
+            InputError: a vector is not finite; the message names its row.
         """
         row = 0
-        split = partial(tokenize, self.tokenizer) if self.words is None else self.words.tokens
-        tokenized = map(split, windows)
-        for tokens in one_ahead(tokenized) if self.model.device.type == "cuda" else tokenized:
-            vectors = self.model.encode(tokens, steady=steady)
+        tokenize_window = (
+            partial(tokenize, self.tokenizer) if self.word_tokenizer is None else self.word_tokenizer.tokenize
+        )
+        tokenized = map(tokenize_window, windows)
+        for tokens in prefetch(tokenized) if self.model.device.type == "cuda" else tokenized:
+            vectors = self.model.encode(tokens, batch_invariant=batch_invariant)
             self._check_finite(vectors, row)
             row += len(vectors)
             yield vectors, sum(len(ids) for ids in tokens)
@@ -157,57 +167,74 @@ class Encoder:
     def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
         out = np.empty((len(inputs), self.dim), np.float32)
         row = 0
-        for vectors, _ in self.stream(_windows(inputs, self.window)):
+        for vectors, _ in self.stream(_iter_windows(inputs, self.window)):
             out[row : row + len(vectors)] = vectors
             row += len(vectors)
         return out
 
     def _check_finite(self, vectors: Vectors, first_row: int) -> None:
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
-            row = first_row + int(bad[0])
+        bad_rows = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(bad_rows):
+            row = first_row + int(bad_rows[0])
             raise InputError(
-                f"encoder {self.name} made a vector that is not finite, of row {row}: its weights are damaged, "
+                f"encoder {self.name} computed a vector that is not finite, of row {row}: its weights are damaged, "
                 "fetch the model again"
             )
 
 
-def passage_space(name: str | Path) -> Space:
-    """Return the space of the encoder in folder `name`, or of that hub name, without loading the model.
+def read_passage_space(name: str | Path) -> Space:
+    """Return the vector space of an encoder, by folder or hub name, without loading the model.
 
-    It is the one that its folder declares, else that of its own passages.
+    It is the declared one of its folder, else that of its own passages.
 
     Raises:
-        InputError: it is not found, a file is missing or corrupt, or it is DPR's question encoder and declares no
-        space.
+        InputError: the model is not found, a file is missing or corrupt, or it is DPR's question
+            encoder and declares no space.
     """
     folder = resolve_folder(name)
-    if (declared := asked_space(folder)) is not None:
+    if (declared := read_declared_space(folder)) is not None:
         return declared
     _check_role(folder, "passage")
-    return space_of(folder, read_spec(folder, known_prompts(str(name))), str(name))
+    return compute_space(folder, read_encoder_spec(folder, find_known_prompts(str(name))), str(name))
 
 
-def untrainable(folder: Path) -> UsageError:
-    """Return the error of a static encoder that is to be trained."""
+def static_encoder_error(folder: Path) -> UsageError:
+    """Return the error for training a static encoder."""
     return UsageError(f"encoder {folder} is static, and cannot be trained here: give a transformer, such as BERT or E5")
 
 
-def _windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextInput]]:
+def _iter_windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextInput]]:
     return (inputs[start : start + size] for start in range(0, len(inputs), size))
 
 
-def one_ahead(items: Iterator[_T]) -> Iterator[_T]:
-    """Yield `items`; a thread computes the next item while the current one is used."""
+def prefetch(items: Iterator[_T]) -> Iterator[_T]:
+    """Yield `items`; a thread computes the next item while the caller uses the current one."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = thread.submit(next, items, end)
+        next_item = thread.submit(next, items, end)
+        while (item := next_item.result()) is not end:
+            next_item = thread.submit(next, items, end)
             yield item  # type: ignore[misc]
 
 
 def _check_role(folder: Path, role: Role) -> None:
-    if _WRONG_ROLE[role] in (optional_object(folder / CONFIG).get("architectures") or []):
-        other = "passage" if role == "question" else "question"
-        raise InputError(f"encoder {folder} is DPR's {other} encoder: give the {role} encoder of the pair instead")
+    if _WRONG_ROLE[role] in (read_optional_json(folder / CONFIG).get("architectures") or []):
+        other_role = "passage" if role == "question" else "question"
+        raise InputError(f"encoder {folder} is DPR's {other_role} encoder: give the {role} encoder of the pair instead")
+
+
+def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path) -> dict[str, Path]:
+    """Collect the files of a question encoder for `space`, by their names in one flat folder.
+
+    Writes the record `bookwheel.json` into `workdir`; the other files stay in `folder`.
+
+    Raises:
+        InputError: `folder` has no weights or no tokenizer.
+    """
+    record = workdir / RECORD_FILE
+    record_fields = {"asks": space.to_json(), "spec": spec.to_json()}
+    record.write_text(json.dumps(record_fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    body = find_static_body(folder) if spec.is_static else folder
+    configs = [] if spec.is_static and not (folder / CONFIG).is_file() else [folder / CONFIG]
+    files = [*configs, *list_tokenizer_files(body), *list_weight_files(body), record]
+    return {path.name: path for path in files}

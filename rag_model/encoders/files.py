@@ -1,19 +1,46 @@
-"""Reading the JSON files of an encoder folder."""
+"""Find the folder of a model, and read its JSON files: limits, sizes, sentence-transformers modules
+and prompts.
 
+A model is named by a folder, or by a hub name, which is fetched once into the hub's own cache.
+sentence-transformers has two layouts of pooling, and both are read: `pooling_mode_mean_tokens:
+true` (to version 5) and `pooling_mode: "mean"` (from 6). A sparse encoder (`SparseEncoder`)
+consists of `MLMTransformer` (to version 5.3) or `Transformer`, and `SpladePooling`.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rag_model.errors import InputError
-from rag_model.json_text import parse_json
+from rag_model.extras import require
+from rag_model.secrets import refuse_secret
+from rag_model.untrusted_text import parse_json
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-_DEFAULT_MAX_LENGTH = 512  # tokens, if no file names a limit
-_BEHIND_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
+_DEFAULT_MAX_LENGTH = 512  # tokens, if no file has a limit
+_POSITIONS_AFTER_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
+MODULES = "modules.json"
+SPLADE = "SpladePooling"
+_SUPPORTED = ("Transformer", "Pooling", "Normalize")
+_SUPPORTED_SPARSE = ("Transformer", "MLMTransformer", SPLADE)
+_POOLING = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+}
+# In the order of sentence-transformers' `encode_document`.
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")
+_QUESTION_PROMPTS = ("query",)
+_DOWNLOADED = ["*.json", "*.txt", "*.model", "*.safetensors"]
+_OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object of an encoder folder.
 
     Raises:
@@ -33,49 +60,198 @@ def read_json(path: Path) -> Any:
     """
     try:
         return parse_json(path.read_bytes())
-    except FileNotFoundError as missing:
-        raise InputError(
-            f"model {path.parent} has no {path.name}: give the folder of a Hugging Face model"
-        ) from missing
-    except (ValueError, OSError) as broken:
-        raise InputError(f"model file {path} is corrupt ({broken}): fetch the model again") from broken
+    except FileNotFoundError as error:
+        raise InputError(f"model {path.parent} has no {path.name}: give the folder of a Hugging Face model") from error
+    except (ValueError, OSError) as error:
+        raise InputError(f"model file {path} is corrupt ({error}): fetch the model again") from error
 
 
-def optional_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is no such file."""
-    return read_object(path) if path.is_file() else {}
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; return an empty one if the file is missing."""
+    return read_json_object(path) if path.is_file() else {}
 
 
-def longest_input(folder: Path) -> int:
-    """Return how many tokens the model of `folder` can read: the smallest limit that its files name, else 512."""
+def read_max_tokens(folder: Path) -> int:
+    """Return the maximum number of tokens of an input: the smallest limit in the folder's files,
+    else 512.
+    """
     limits = [
-        position_limit(folder),
-        optional_object(folder / "tokenizer_config.json").get("model_max_length"),
+        read_position_limit(folder),
+        read_optional_json(folder / "tokenizer_config.json").get("model_max_length"),
     ]
     return min((int(limit) for limit in limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)
 
 
-def position_limit(folder: Path) -> int | None:
-    """Return how many tokens the positions of the model of `folder` are enough for; None: its config names no limit.
+def read_position_limit(folder: Path) -> int | None:
+    """Return the number of tokens that the position embeddings allow; None if the config has no
+    limit.
 
-    RoBERTa's begin behind the padding's (Liu et al. 2019), so that 514 positions are those of 512 tokens.
+    RoBERTa's position ids begin after the padding id (Liu et al. 2019), so 514 positions allow 512
+    tokens.
     """
-    config = optional_object(folder / CONFIG)
+    config = read_optional_json(folder / CONFIG)
     limit = config.get("max_position_embeddings")
-    if not limit or config.get("model_type") not in _BEHIND_PADDING:
+    if not limit or config.get("model_type") not in _POSITIONS_AFTER_PADDING:
         return limit or None
     padding = config.get("pad_token_id")
     return max(1, int(limit) - (padding if isinstance(padding, int) else 1) - 1)
 
 
-def vector_length(folder: Path) -> int:
-    """Return the length of the vectors of the model in `folder`.
+def read_dim(folder: Path) -> int:
+    """Return the dimension of the vectors of the model in `folder`.
 
     Raises:
-        InputError: its config names none.
+        InputError: its config has none.
     """
-    config = read_object(folder / CONFIG)
+    config = read_json_object(folder / CONFIG)
     for key in ("projection_dim", "hidden_size", "dim", "d_model", "n_embd"):
         if isinstance(length := config.get(key), int) and length > 0:
             return length
     raise InputError(f"encoder file {folder / CONFIG} names no hidden_size: give the folder of a bi-encoder")
+
+
+def read_sentence_transformers(folder: Path) -> dict[str, Any]:
+    """Read the fields of `EncoderSpec` that a sentence-transformers folder sets.
+
+    Raises:
+        InputError: a file is missing or corrupt, or the model has an unsupported part.
+    """
+    modules = read_supported_modules(folder, _SUPPORTED)
+    if "Pooling" not in modules or modules.get("Transformer") != "":
+        raise InputError(f"encoder {folder} has no Transformer in its top folder, or no Pooling: use one that has both")
+    return {
+        "pooling": _read_pooling(folder / modules["Pooling"] / "config.json"),
+        "normalize": "Normalize" in modules,
+        "max_length": _read_max_length(folder),
+        **read_prompts(folder),
+    }
+
+
+def has_splade_pooling(folder: Path) -> bool:
+    """Return whether a folder's modules are those of a sparse encoder.
+
+    Raises:
+        InputError: `modules.json` is damaged.
+    """
+    return (folder / MODULES).is_file() and SPLADE in read_modules(folder)
+
+
+def read_splade(folder: Path) -> dict[str, Any]:
+    """Read the fields of `SparseSpec` that the folder of a sparse encoder sets.
+
+    Raises:
+        InputError: a file is missing or corrupt, or the model has an unsupported part.
+    """
+    modules = read_supported_modules(folder, _SUPPORTED_SPARSE)
+    if modules.get("Transformer", modules.get("MLMTransformer")) != "":
+        raise InputError(f"encoder {folder} has no Transformer in its top folder: use one that has")
+    pooling_config = read_json_object(folder / modules[SPLADE] / "config.json")
+    settings = {
+        "pooling": pooling_config.get("pooling_strategy"),
+        "activation": pooling_config.get("activation_function"),
+    }
+    return {name: value for name, value in settings.items() if value is not None} | {
+        "max_length": _read_max_length(folder),
+        **read_prompts(folder),
+    }
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """Read the prompts of passages and questions, as fields of a spec.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    prompts = read_optional_json(folder / "config_sentence_transformers.json")
+    return {
+        "passage_prompt": _find_prompt(prompts, _PASSAGE_PROMPTS),
+        "question_prompt": _find_prompt(prompts, _QUESTION_PROMPTS),
+    }
+
+
+def read_modules(folder: Path) -> dict[str, str]:
+    """Read the paths of a folder's modules, by the last part of their types.
+
+    Raises:
+        InputError: `modules.json` is damaged.
+    """
+    entries = read_json(folder / MODULES)
+    try:
+        return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in entries}
+    except (TypeError, KeyError) as error:
+        raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from error
+
+
+def read_supported_modules(folder: Path, supported_types: Sequence[str]) -> dict[str, str]:
+    """Read the modules of a folder like `read_modules`, and check that all types are supported.
+
+    Raises:
+        InputError: a type is not supported, or `modules.json` is damaged.
+    """
+    modules = read_modules(folder)
+    if unknown := sorted(modules.keys() - {*supported_types}):
+        raise InputError(
+            f"encoder {folder} has a {unknown[0]} module, which is not supported: "
+            f"use a model of {', '.join(supported_types[:-1])} and {supported_types[-1]}"
+        )
+    return modules
+
+
+def _read_pooling(path: Path) -> str:
+    config = read_json_object(path)
+    mode_setting = config.get("pooling_mode")
+    modes = [name for name, is_enabled in config.items() if name.startswith("pooling_mode_") and is_enabled is True]
+    modes += [mode_setting] if isinstance(mode_setting, str) else list(mode_setting or [])
+    if len(modes) != 1 or modes[0] not in _POOLING:
+        raise InputError(
+            f"encoder file {path} asks for pooling {'+'.join(modes) or 'none'}, which is not supported: "
+            "use a model that pools by cls, mean or last token"
+        )
+    if config.get("include_prompt") is False:
+        raise InputError(f"encoder file {path} pools without the prompt, which is not supported: use another model")
+    return _POOLING[modes[0]]
+
+
+def _read_max_length(folder: Path) -> int:
+    limit = read_optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    return min(int(limit or read_max_tokens(folder)), read_max_tokens(folder))
+
+
+def _find_prompt(config: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    prompts = config.get("prompts") or {}
+    candidates = [prompts.get(name) for name in (*names, config.get("default_prompt_name"))]
+    return next((str(prompt) for prompt in candidates if prompt), "")
+
+
+def resolve_folder(name: str | Path) -> Path:
+    """Return the local folder of model `name`: a folder, or a hub name such as
+    `intfloat/e5-small-v2`.
+
+    Raises:
+        InputError: there is no such folder, and the hub has no such model or cannot be reached.
+        UsageError: the name is a URL that may contain a secret.
+    """
+    if Path(name).is_dir():
+        return Path(name).resolve()
+    refuse_secret(str(name))
+    if isinstance(name, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+        raise InputError(f"there is no model folder {name}: give a folder, or a hub name such as intfloat/e5-small-v2")
+    hub = require("huggingface_hub", "model")
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=_DOWNLOADED, ignore_patterns=_OTHER_RUNTIMES))
+    except Exception as error:  # the hub may also raise any exception of its HTTP library
+        raise InputError(
+            f"model {name} is not a local folder, and cannot be fetched from the hub ({type(error).__name__}):  "
+            "check the name and the network, or give a local folder"
+        ) from error
+
+
+def derive_question_encoder_name(name: str) -> str:
+    """Return the name of the question encoder that belongs to a passage encoder; usually the same
+    name.
+
+    >>> derive_question_encoder_name("facebook/dpr-ctx_encoder-single-nq-base")
+    'facebook/dpr-question_encoder-single-nq-base'
+    """
+    parent, slash, last = name.rstrip("/").rpartition("/")
+    return parent + slash + last.replace("ctx_encoder", "question_encoder")

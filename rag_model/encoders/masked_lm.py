@@ -1,140 +1,256 @@
-"""A trainable masked language model: the log-likelihood of the tokens that masks hide, with gradient."""
+"""A trainable masked language model: log-likelihoods of masked tokens, with gradient.
+
+Pairs of texts are joined as token ids, with the special tokens of the tokenizer's pair template: a
+text with masks cannot be tokenized again without changing its tokens.
+"""
 
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 from torch import Tensor, nn
 
-from rag_model.encoders.batches import padded
-from rag_model.encoders.joint_tokens import Ids, JointTokens
-from rag_model.encoders.pairs.classifier import takes_types
+from rag_model.encoders.batches import pad_length
+from rag_model.encoders.files import CONFIG, read_max_tokens, read_optional_json, resolve_folder
 from rag_model.encoders.pretrained import load_pretrained
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.encoders.tokens import copy_tokenizer
+from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer
+from rag_model.encoders.torch_cross_encoder import takes_token_type_ids
 from rag_model.errors import InputError
 
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+
+Ids = npt.NDArray[np.int64]
+MASKS = ("[MASK]", "<mask>")  # mask tokens of different tokenizers
+_PAD_TOKENS = ("[PAD]", "<pad>")
 _log = logging.getLogger(__name__)
-_POOLER = "pooler"  # BERT's: logits do not depend on it
-_HEADS = ("cls", "lm_head")  # the heads of BERT's and of RoBERTa's families, which take the hidden state of one token
+_POOLER = "pooler"  # BERT's pooler: logits do not depend on it
+# Heads of the BERT and RoBERTa families; they take the state of one token.
+_HEAD_NAMES = ("cls", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """One input with masks, and what they hide."""
+class PairTemplate:
+    """The special tokens around and between two texts, and the token type ids of the five pieces."""
+
+    prefix: tuple[int, ...]  # ids: BERT's [CLS]
+    separator: tuple[int, ...]  # [SEP]
+    suffix: tuple[int, ...]  # [SEP]
+    # Of prefix, first text, separator, second text, suffix.
+    segment_ids: tuple[int, int, int, int, int]
+
+    @classmethod
+    def from_encoding(cls, pair: "Encoding") -> Self:
+        """Derive the template from the encoding of two non-empty texts."""
+        special, sides = pair.special_tokens_mask, pair.sequence_ids
+        first = [position for position, side in enumerate(sides) if side == 0 and not special[position]]
+        second = [position for position, side in enumerate(sides) if side == 1 and not special[position]]
+        positions = [0, first[0], first[-1] + 1, second[0], len(sides) - 1]
+        ids, segment_ids = pair.ids, [pair.type_ids[position] for position in positions]
+        return cls(
+            tuple(ids[: first[0]]),
+            tuple(ids[first[-1] + 1 : second[0]]),
+            tuple(ids[second[-1] + 1 :]),
+            (segment_ids[0], segment_ids[1], segment_ids[2], segment_ids[3], segment_ids[4]),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of special tokens."""
+        return len(self.prefix) + len(self.separator) + len(self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedLMTokenizer:
+    """The tokenizer of a masked language model; create one with `load`."""
+
+    tokenizer: "Tokenizer"  # does not truncate
+    template: PairTemplate
+    mask_token: str  # its text, such as [MASK]
+    mask_id: int
+    pad_id: int
+    max_tokens: int  # maximum tokens of an input
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Load the tokenizer of a folder.
+
+        Raises:
+            InputError: its files are missing or corrupt, or it has no mask token.
+        """
+        max_tokens = read_max_tokens(folder)
+        tokenizer = load_tokenizer(folder, max_tokens)
+        tokenizer.no_truncation()
+        ids = {token: token_id for token in MASKS if (token_id := tokenizer.token_to_id(token)) is not None}
+        if not ids:
+            raise InputError(
+                f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked language model, such as "
+                "BERT"
+            )
+        pad_candidates = [
+            read_optional_json(folder / CONFIG).get("pad_token_id"),
+            *map(tokenizer.token_to_id, _PAD_TOKENS),
+            0,
+        ]
+        pad = next(token_id for token_id in pad_candidates if token_id is not None)
+        template = PairTemplate.from_encoding(tokenizer.encode("a", "a"))
+        mask_token, mask_id = next(iter(ids.items()))
+        return cls(tokenizer, template, mask_token, mask_id, pad, max_tokens)
+
+    def tokenize(self, texts: Sequence[str]) -> "list[Encoding]":
+        """Return the tokens of each text with their character offsets, without special tokens."""
+        return self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+
+    def join_pair(self, first: Sequence[int], second: Sequence[int]) -> tuple[Ids, Ids]:
+        """Return the (t,) int64 token ids and token type ids of a pair of texts, given by their
+        token ids.
+        """
+        template = self.template
+        parts = [template.prefix, first, template.separator, second, template.suffix]
+        ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        return ids, np.repeat(np.array(template.segment_ids, np.int64), [len(part) for part in parts])
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedInput:
+    """One input with masks, and the token ids that the masks replace."""
 
     ids: Ids  # (t,)
-    types: Ids  # (t,) segment ids
-    places: Sequence[int]  # of the masks in `ids`
-    targets: Sequence[int]  # the hidden ids
+    segment_ids: Ids  # (t,) token type ids
+    mask_positions: Sequence[int]  # positions of the masks in `ids`
+    target_ids: Sequence[int]  # the masked token ids
 
 
 class TrainableMaskedLM(nn.Module):
-    """A transformer with a head over its vocabulary; make it with `load`."""
+    """A transformer with a language-model head; create one with `load`."""
 
-    def __init__(self, whole: Any, tokens: JointTokens, folder: Path, *, new_head: bool = False) -> None:
-        """Wrap a transformers model; `folder` has its tokenizer; `new_head`: the folder had none."""
+    def __init__(self, whole: Any, tokens: MaskedLMTokenizer, folder: Path, *, new_head: bool = False) -> None:
+        """Wrap a transformers model; `folder` holds its tokenizer; `new_head` is set if the folder
+        had no head.
+        """
         super().__init__()
-        self.whole, self.tokens, self.folder, self.new_head = whole, tokens, folder, new_head
-        self._typed = takes_types(whole)
+        self.whole, self.tokenizer, self.folder, self.new_head = whole, tokens, folder, new_head
+        self._takes_segment_ids = takes_token_type_ids(whole)
 
     @classmethod
     def load(cls, name: str | Path) -> Self:
-        """Load a masked language model, in float32, on the CPU.
+        """Load a masked language model in float32 on the CPU.
 
-        Any other encoder gets a new head: its logits are inner products with the embeddings of the tokens (tied), of
-        hidden states that go through a layer drawn with torch's seed.
+        Any other encoder gets a new head: a random layer (torch's seed) on the hidden states,
+        followed by inner products with the token embeddings (tied weights).
 
         Raises:
-            InputError: it is not found, a file is missing or corrupt, it is another kind of model, or its tokenizer has
-                no mask.
+            InputError: the model is not found, a file is missing or corrupt, it is another kind of
+                model, or its tokenizer has no mask token.
         """
         folder = resolve_folder(name)
-        whole, missing = _load(folder)
-        body = f"{whole.base_model_prefix}."
-        lost = [one for one in missing if one.startswith(body) and _POOLER not in one.split(".")]
-        if lost:
-            raise InputError(f"model {folder} lacks {len(lost)} tensors, the first is {lost[0]}: fetch it again")
-        head = any(not one.startswith(body) for one in missing)
-        if head:
-            _log.warning("model %s has no head over its vocabulary: a new one begins, tied to its embeddings", folder)
-        return cls(whole, JointTokens.load(folder), folder, new_head=head).train()
+        model, missing_tensors = _load_masked_lm(folder)
+        body = f"{model.base_model_prefix}."
+        missing_body_tensors = [
+            name for name in missing_tensors if name.startswith(body) and _POOLER not in name.split(".")
+        ]
+        if missing_body_tensors:
+            raise InputError(
+                f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is {missing_body_tensors[0]}: "
+                "fetch it again"
+            )
+        needs_new_head = any(not name.startswith(body) for name in missing_tensors)
+        if needs_new_head:
+            _log.warning("model %s has no language-model head: a new one is created, tied to its embeddings", folder)
+        return cls(model, MaskedLMTokenizer.load(folder), folder, new_head=needs_new_head).train()
 
     @property
     def device(self) -> torch.device:
         """The current device of the weights."""
-        found: torch.device = self.whole.device
-        return found
+        device: torch.device = self.whole.device
+        return device
 
-    def forward(self, *batches: Sequence[Hidden]) -> Tensor:
-        """Return the (n, m) float32 log-probabilities of what the masks of n inputs hide; m is the most of an input.
+    def forward(self, *batches: Sequence[MaskedInput]) -> Tensor:
+        """Return the (n, m) float32 log-probabilities of the masked tokens of n inputs; m is the
+        maximum of masks.
 
-        The inputs are those of all batches, one after another; each batch has its own padding. A row with fewer masks
-        ends in zeros. The head is computed for masks alone: logits of all tokens would take gigabytes. Embeddings and
-        head are computed once, since each time has a gradient as large as the vocabulary.
+        The inputs of all batches follow one another; each batch has its own padding. A row with
+        fewer masks ends in zeros. The head is computed for the masks only, because the logits of
+        all tokens would take gigabytes. Embeddings and head are computed once for all batches,
+        because each gradient is as large as the vocabulary.
         """
-        inputs = [one for batch in batches for one in batch]
-        counts = [len(one.places) for one in inputs]
+        inputs = [masked_input for batch in batches for masked_input in batch]
+        counts = [len(masked_input.mask_positions) for masked_input in inputs]
         if not any(counts):
             return torch.zeros((len(inputs), 0), device=self.device)
-        rows = self._flat([[row] * count for row, count in enumerate(counts)])  # (k,)
-        columns = self._flat([range(count) for count in counts])
+        rows = self._flatten([[row] * count for row, count in enumerate(counts)])  # (k,)
+        columns = self._flatten([range(count) for count in counts])
         logits = self._logits([batch for batch in batches if batch])  # (k, V)
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))  # also under autocast
-        log_p = -nn.functional.cross_entropy(exact, self._flat([one.targets for one in inputs]), reduction="none")
-        return log_p.new_zeros(len(inputs), max(counts)).index_put((rows, columns), log_p)  # (k,) -> (n, m)
+        # Also under autocast.
+        float_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        log_p = -nn.functional.cross_entropy(
+            float_logits, self._flatten([masked_input.target_ids for masked_input in inputs]), reduction="none"
+        )
+        # (k,) -> (n, m)
+        return log_p.new_zeros(len(inputs), max(counts)).index_put((rows, columns), log_p)
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `load` and transformers' `from_pretrained` open."""
+        """Write a folder that `load` and transformers' `from_pretrained` can open."""
         copy_tokenizer(self.folder, folder)
         self.whole.save_pretrained(str(folder))
 
-    def _logits(self, batches: Sequence[Sequence[Hidden]]) -> Tensor:
-        head = next((getattr(self.whole, name) for name in _HEADS if hasattr(self.whole, name)), None)
-        given = [self._padded(batch) for batch in batches]
-        masks = [self._masks(batch) for batch in batches]
+    def _logits(self, batches: Sequence[Sequence[MaskedInput]]) -> Tensor:
+        head = next((getattr(self.whole, name) for name in _HEAD_NAMES if hasattr(self.whole, name)), None)
+        batch_inputs = [self._pad_batch(batch) for batch in batches]
+        mask_indices = [self._mask_indices(batch) for batch in batches]
         if head is None:
-            found = [self.whole(**one).logits[at] for one, at in zip(given, masks, strict=True)]  # (n, t, V) -> (k, V)
-            return torch.cat(found)
+            logits = [
+                self.whole(**inputs).logits[indices] for inputs, indices in zip(batch_inputs, mask_indices, strict=True)
+            ]  # (n, t, V) -> (k, V)
+            return torch.cat(logits)
         body = getattr(self.whole, self.whole.base_model_prefix)
-        ids = [one.pop("input_ids") for one in given]
-        words = body.get_input_embeddings()(torch.cat([one.flatten() for one in ids]))  # (all tokens, h)
-        parts = words.split([one.numel() for one in ids])
-        read = [
-            body(inputs_embeds=part.view(*own.shape, -1), **one)[0][at]  # (n, t, h) -> (k, h)
-            for part, own, one, at in zip(parts, ids, given, masks, strict=True)
+        id_tensors = [inputs.pop("input_ids") for inputs in batch_inputs]
+        embeddings = body.get_input_embeddings()(
+            torch.cat([token_ids.flatten() for token_ids in id_tensors])
+        )  # (all tokens, h)
+        embedding_parts = embeddings.split([token_ids.numel() for token_ids in id_tensors])
+        mask_states = [
+            # (n, t, h) -> (k, h)
+            body(inputs_embeds=embedding_part.view(*token_ids.shape, -1), **inputs)[0][indices]
+            for embedding_part, token_ids, inputs, indices in zip(
+                embedding_parts, id_tensors, batch_inputs, mask_indices, strict=True
+            )
         ]
-        of_masks: Tensor = head(torch.cat(read))  # (k, h) -> (k, V)
-        return of_masks
+        mask_logits: Tensor = head(torch.cat(mask_states))  # (k, h) -> (k, V)
+        return mask_logits
 
-    def _masks(self, batch: Sequence[Hidden]) -> tuple[Tensor, Tensor]:
-        """Return the rows and the places of all masks of a batch."""
-        rows = self._flat([[row] * len(one.places) for row, one in enumerate(batch)])
-        return rows, self._flat([one.places for one in batch])
+    def _mask_indices(self, batch: Sequence[MaskedInput]) -> tuple[Tensor, Tensor]:
+        """Return the rows and the positions of all masks of a batch."""
+        rows = self._flatten([[row] * len(masked_input.mask_positions) for row, masked_input in enumerate(batch)])
+        return rows, self._flatten([masked_input.mask_positions for masked_input in batch])
 
-    def _padded(self, inputs: Sequence[Hidden]) -> dict[str, Tensor]:
-        lengths = np.array([len(one.ids) for one in inputs])
-        real = np.arange(padded(int(lengths.max()))) < lengths[:, None]  # (t,) < (n, 1) -> (n, t)
-        ids, types = np.full(real.shape, self.tokens.pad_id, np.int64), np.zeros(real.shape, np.int64)
-        ids[real] = np.concatenate([one.ids for one in inputs])  # ragged -> (n, t)
-        types[real] = np.concatenate([one.types for one in inputs])
-        given = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
-        if self._typed:
-            given["token_type_ids"] = types
-        return {name: torch.from_numpy(values).to(self.device) for name, values in given.items()}
+    def _pad_batch(self, inputs: Sequence[MaskedInput]) -> dict[str, Tensor]:
+        lengths = np.array([len(masked_input.ids) for masked_input in inputs])
+        # (t,) < (n, 1) -> (n, t)
+        is_token = np.arange(pad_length(int(lengths.max()))) < lengths[:, None]
+        ids, segment_ids = np.full(is_token.shape, self.tokenizer.pad_id, np.int64), np.zeros(is_token.shape, np.int64)
+        # ragged -> (n, t)
+        ids[is_token] = np.concatenate([masked_input.ids for masked_input in inputs])
+        segment_ids[is_token] = np.concatenate([masked_input.segment_ids for masked_input in inputs])
+        arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64)}
+        if self._takes_segment_ids:
+            arrays["token_type_ids"] = segment_ids
+        return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
 
-    def _flat(self, lists: Iterable[Sequence[int]]) -> Tensor:
-        return torch.tensor([one for some in lists for one in some], dtype=torch.int64, device=self.device)
+    def _flatten(self, lists: Iterable[Sequence[int]]) -> Tensor:
+        return torch.tensor([number for numbers in lists for number in numbers], dtype=torch.int64, device=self.device)
 
 
-def _load(folder: Path) -> tuple[Any, list[str]]:
-    """Load the model of `folder`, and name the tensors that it lacks."""
-    whole, loading = load_pretrained(
+def _load_masked_lm(folder: Path) -> tuple[Any, list[str]]:
+    """Load the model of `folder`; return also the names of missing tensors."""
+    model, loading = load_pretrained(
         transformers.AutoModelForMaskedLM,
         folder,
         "masked language model",
@@ -143,4 +259,4 @@ def _load(folder: Path) -> tuple[Any, list[str]]:
         use_safetensors=True,
         output_loading_info=True,
     )
-    return whole, sorted(loading["missing_keys"])
+    return model, sorted(loading["missing_keys"])

@@ -1,4 +1,8 @@
-"""The model: token ids in, vectors out, on one device."""
+"""Run dense encoders on one device: token ids in, vectors out.
+
+`Model` runs a transformer, `StaticModel` a table of token vectors, which always runs on the CPU,
+because there is little to compute.
+"""
 
 import os
 from collections.abc import Sequence
@@ -6,36 +10,44 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
-from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, by_tokens, padded
+from rag_model.encoders.architecture import DPR_ENCODERS, check_is_encoder
+from rag_model.encoders.batches import (
+    BATCH_INVARIANT_TOKENS,
+    LENGTH_MULTIPLE,
+    batch_by_length,
+    batch_without_padding,
+    pad_length,
+    run_batches,
+)
 from rag_model.encoders.bert import Bert
 from rag_model.encoders.pretrained import check_config
-from rag_model.encoders.room import halved
 from rag_model.encoders.spec import EncoderSpec
+from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import TokenIds
 from rag_model.errors import UsageError
 from rag_model.extras import require
 
-# Tokens of a batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger batches do not fit
-# the cache); a GPU needs batches so large that kernel launches cost little.
+# Tokens per batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger
+# batches do not fit the cache). On a GPU the batches must be so large that kernel launches cost
+# little.
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
-_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # torch's names of CPU capabilities
+_CAPABILITIES_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # as torch names CPU capabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A loaded encoder on its device."""
 
-    whole: nn.Module | None  # the model as transformers loads, trains and saves it; None: its layers are `Bert`
-    body: nn.Module | Bert  # from ids and mask to hidden states
+    transformers_model: nn.Module | None  # for training and saving; None if `body` is `Bert`
+    body: nn.Module | Bert  # maps token ids and attention mask to hidden states
     projection: nn.Module | None  # DPR's `encode_proj`
     spec: EncoderSpec
     dim: int
@@ -45,51 +57,73 @@ class Model:
     batch_tokens: int
 
     @torch.inference_mode()
-    def encode(self, tokens: Sequence[TokenIds], *, steady: bool = False) -> npt.NDArray[np.float32]:
-        """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at the end.
+    def encode(self, tokens: Sequence[TokenIds], *, batch_invariant: bool = False) -> npt.NDArray[np.float32]:
+        """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at
+        the end.
 
-        `steady` vectors do not depend on the other inputs: equal bits on a CPU, equal up to rounding on a GPU.
+        `batch_invariant` vectors do not depend on the other inputs: bit for bit on a CPU, up to
+        rounding on a GPU.
 
         Raises:
-            ResourceError: a GPU's memory does not hold one input; a batch that does not fit is halved.
+            ResourceError: a GPU's memory does not hold one input. Batches that do not fit are
+                halved.
         """
         out = torch.empty((len(tokens), self.dim), device=self.device)
-        lengths, least = [len(ids) for ids in tokens], min(STEADY_TOKENS, self.batch_tokens) if steady else 0
-        packs = steady and self._packs
-        work = self._packed if packs else self.vectors
-        batches = by_tokens(lengths, self.batch_tokens) if packs else by_length(lengths, self.batch_tokens, least)
-        for rows, made in halved(batches, lambda rows: work([tokens[row] for row in rows])):
-            out[_to(torch.from_numpy(rows), self.device)] = made  # (b,) positions; (b, d)
-        found: npt.NDArray[np.float32] = out.cpu().numpy()
-        return found
+        lengths, min_tokens = (
+            [len(ids) for ids in tokens],
+            min(BATCH_INVARIANT_TOKENS, self.batch_tokens) if batch_invariant else 0,
+        )
+        packing = batch_invariant and self._can_pack
+        run = self._forward_packed if packing else self.forward
+        batches = (
+            batch_without_padding(lengths, self.batch_tokens)
+            if packing
+            else batch_by_length(lengths, self.batch_tokens, min_tokens)
+        )
+        for rows, vectors in run_batches(batches, lambda rows: run([tokens[row] for row in rows])):
+            out[_move_to(torch.from_numpy(rows), self.device)] = vectors  # (b,) positions; (b, d)
+        result: npt.NDArray[np.float32] = out.cpu().numpy()
+        return result
 
-    def vectors(self, batch: Sequence[TokenIds], multiple: int = LENGTH_MULTIPLE) -> Tensor:
-        """Return the (b, d) float32 vectors of one batch of inputs, with gradient; t is a multiple of `multiple`."""
+    def forward(self, batch: Sequence[TokenIds], multiple: int = LENGTH_MULTIPLE) -> Tensor:
+        """Return the (b, d) float32 vectors of one batch, with gradient; pads to a multiple of
+        `multiple` tokens.
+        """
         lengths = np.array([len(ids) for ids in batch])
-        real = np.arange(padded(int(lengths.max()), multiple)) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
-        ids = np.full(real.shape, self.pad_id, np.int64)
-        ids[real] = np.concatenate(batch)  # ragged -> (b, t), padded at the end
-        mask = None if real.all() else _to(torch.from_numpy(real), self.device)
+        # (t,) < (b, 1) -> (b, t)
+        is_token = np.arange(pad_length(int(lengths.max()), multiple)) < lengths[:, None]
+        ids = np.full(is_token.shape, self.pad_id, np.int64)
+        ids[is_token] = np.concatenate(batch)  # ragged -> (b, t), padded at the end
+        mask = None if is_token.all() else _move_to(torch.from_numpy(is_token), self.device)
         hidden = self.body(
-            input_ids=_to(torch.from_numpy(ids), self.device),
+            input_ids=_move_to(torch.from_numpy(ids), self.device),
             attention_mask=None if mask is None else mask.long(),
         )[0]
-        pooled = self._pool(hidden, mask, _to(torch.from_numpy(lengths), self.device))  # (b, t, h) -> (b, h)
-        return self._finished(pooled)
+        # (b, t, h) -> (b, h)
+        pooled = self._pool(hidden, mask, _move_to(torch.from_numpy(lengths), self.device))
+        return self._project(pooled)
 
     @property
-    def _packs(self) -> bool:
-        """Whether `_packed` is quicker: the kernels of bf16 want padded lengths, and a GPU few launches."""
+    def _can_pack(self) -> bool:
+        """Whether packing is faster than padding: bf16 kernels need padded lengths, and a GPU few
+        kernel launches.
+        """
         return isinstance(self.body, Bert) and self.device.type == "cpu" and self.dtype == torch.float32
 
-    def _packed(self, batch: Sequence[TokenIds]) -> Tensor:
-        """Return the (b, d) float32 vectors of inputs without padding; those of equal length stand together."""
+    def _forward_packed(self, batch: Sequence[TokenIds]) -> Tensor:
+        """Return the (b, d) float32 vectors of inputs without padding; inputs of equal length must
+        be adjacent.
+        """
         assert isinstance(self.body, Bert)
-        groups = [torch.from_numpy(np.stack([*some])).long() for _, some in groupby(batch, len)]  # each (b, t)
-        pooled = [self._pool(own, None, torch.full(own.shape[:1], own.shape[1])) for own in self.body.packed(groups)]
-        return self._finished(torch.cat(pooled))  # (b, h) of each group -> (b, d)
+        # Each (b, t)
+        groups = [torch.from_numpy(np.stack([*group])).long() for _, group in groupby(batch, len)]
+        pooled = [
+            self._pool(states, None, torch.full(states.shape[:1], states.shape[1]))
+            for states in self.body.forward_packed(groups)
+        ]
+        return self._project(torch.cat(pooled))  # (b, h) of each group -> (b, d)
 
-    def _finished(self, vectors: Tensor) -> Tensor:
+    def _project(self, vectors: Tensor) -> Tensor:
         if self.projection is not None:
             vectors = self.projection(vectors.to(self.dtype)).float()  # (b, h) -> (b, d)
         return nn.functional.normalize(vectors) if self.spec.normalize else vectors
@@ -102,11 +136,14 @@ class Model:
             return hidden[torch.arange(len(hidden), device=self.device), lengths - 1].float()
         if mask is not None:
             hidden = hidden.masked_fill(~mask[..., None], 0)  # (b, t) -> (b, t, 1)
-        return hidden.sum(1, dtype=torch.float32) / lengths[:, None]  # (b, t, h) -> (b, h), divided by (b, 1)
+        # (b, t, h) -> (b, h), divided by (b, 1)
+        return hidden.sum(1, dtype=torch.float32) / lengths[:, None]
 
 
-def learning_multiple(device: torch.device) -> int:
-    """Return what the length of a batch with gradient is a multiple of: float32 on a CPU gains nothing by padding."""
+def training_length_multiple(device: torch.device) -> int:
+    """Return the length multiple of training batches: 1 for float32 on a CPU, where padding gains
+    nothing.
+    """
     return 1 if device.type == "cpu" and not torch.is_autocast_enabled("cpu") else LENGTH_MULTIPLE
 
 
@@ -115,81 +152,162 @@ def load_model(
 ) -> Model:
     """Load the encoder of `folder`, by default on one of the GPUs, else on the CPU.
 
-    For inference BERT and its like need no transformers; a `trainable` model is always one of transformers.
+    Inference with BERT and RoBERTa does not need transformers; a `trainable` model is always one of
+    transformers.
 
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.
         MissingExtraError: transformers is needed and not installed.
         UsageError: this machine has no such device.
     """
-    check_kind(folder)
-    where, kind = arithmetic(device, dtype)
+    check_is_encoder(folder)
+    resolved_device, resolved_dtype = resolve_device_and_dtype(device, dtype)
     if not trainable:
         check_config(folder)
-        if (bert := Bert.load(folder, where, kind)) is not None:
-            shape = bert.shape
-            return Model(None, bert, None, spec, shape.hidden, shape.pad_id, where, kind, _budget(where))
+        if (bert := Bert.load(folder, resolved_device, resolved_dtype)) is not None:
+            sizes = bert.sizes
+            return Model(
+                None,
+                bert,
+                None,
+                spec,
+                sizes.hidden,
+                sizes.pad_id,
+                resolved_device,
+                resolved_dtype,
+                _batch_token_budget(resolved_device),
+            )
     require("transformers", "model")
-    whole = import_module("rag_model.encoders.transformer").load_transformer(folder, kind)
-    return model_of(whole, spec, where)
+    transformers_model = import_module("rag_model.encoders.pretrained").load_transformer(folder, resolved_dtype)
+    return wrap_transformers_model(transformers_model, spec, resolved_device)
 
 
-def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None) -> Model:
-    """Make a `Model` from a transformers model in memory; its dtype does not change."""
-    whole.to(device).eval()
-    inner = getattr(whole, DPR_ENCODERS.get(type(whole).__name__, ""), None)
-    body, projection = (inner.bert_model, getattr(inner, "encode_proj", None)) if inner else (whole, None)
-    dim = projection.out_features if projection is not None else whole.config.hidden_size
-    pad_id = getattr(whole.config, "pad_token_id", None) or 0
-    return Model(whole, body, projection, spec, dim, pad_id, device, whole.dtype, batch_tokens or _budget(device))
+def wrap_transformers_model(
+    transformers_model: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None
+) -> Model:
+    """Create a `Model` from a transformers model in memory; its dtype does not change."""
+    transformers_model.to(device).eval()
+    dpr_encoder = getattr(transformers_model, DPR_ENCODERS.get(type(transformers_model).__name__, ""), None)
+    body, projection = (
+        (dpr_encoder.bert_model, getattr(dpr_encoder, "encode_proj", None))
+        if dpr_encoder
+        else (transformers_model, None)
+    )
+    dim = projection.out_features if projection is not None else transformers_model.config.hidden_size
+    pad_id = getattr(transformers_model.config, "pad_token_id", None) or 0
+    return Model(
+        transformers_model,
+        body,
+        projection,
+        spec,
+        dim,
+        pad_id,
+        device,
+        transformers_model.dtype,
+        batch_tokens or _batch_token_budget(device),
+    )
 
 
-def _budget(device: torch.device) -> int:
+def _batch_token_budget(device: torch.device) -> int:
     return CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
 
 
-def device_of(turn: int) -> str:
-    """Return the device of part or worker number `turn`: the GPUs in rotation, else the CPU."""
-    return f"cuda:{turn % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+def device_for_worker(index: int) -> str:
+    """Return the device of worker or part number `index`: the GPUs in rotation, else the CPU."""
+    return f"cuda:{index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
 
 
-def arithmetic(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
-    """Return the named device and dtype; None: one of the GPUs, else the CPU, and the dtype that is fastest there.
+def resolve_device_and_dtype(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    """Return the torch device and dtype; None selects a GPU, else the CPU, and the fastest dtype on
+    that device.
 
     Raises:
         UsageError: this machine has no such device.
     """
-    where = device_named(device)
-    return where, getattr(torch, dtype) if dtype else fastest_dtype(where)
+    resolved = resolve_device(device)
+    return resolved, getattr(torch, dtype) if dtype else fastest_dtype(resolved)
 
 
-def device_named(name: str | None) -> torch.device:
-    """Return the named device (`cpu`, `cuda:1`); None: one of the GPUs, else the CPU.
+def resolve_device(name: str | None) -> torch.device:
+    """Return the torch device (`cpu`, `cuda:1`); None selects one of the GPUs, else the CPU.
 
     Raises:
         UsageError: this machine has no such device.
     """
     if name is None:
-        name = device_of(os.getpid())  # workers started together have consecutive ids
+        name = device_for_worker(os.getpid())  # workers started together have consecutive ids
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"this machine has no {name}: install a CUDA build of torch, or use cpu")
     try:
         return torch.device(name)
-    except RuntimeError as unknown:
-        raise UsageError(f"device {name!r} is unknown: use cpu or cuda:0") from unknown
+    except RuntimeError as error:
+        raise UsageError(f"device {name!r} is unknown: use cpu or cuda:0") from error
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 if `device` has fast bfloat16: GPUs, and CPUs with AVX512-BF16 or AMX.
+    """Return bfloat16 for GPUs and for CPUs with AVX512-BF16 or AMX, else float32.
 
-    A process with `ATEN_CPU_CAPABILITY=avx2` gets float32, like a processor without AVX512.
+    With `ATEN_CPU_CAPABILITY=avx2` a process gets float32, like a processor without AVX512.
     """
-    restricted = torch.backends.cpu.get_cpu_capability() in _WITHOUT_AVX512
-    fast = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not restricted)
-    return torch.bfloat16 if fast else torch.float32
+    lacks_avx512 = torch.backends.cpu.get_cpu_capability() in _CAPABILITIES_WITHOUT_AVX512
+    has_fast_bf16 = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not lacks_avx512)
+    return torch.bfloat16 if has_fast_bf16 else torch.float32
 
 
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
+def _move_to(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticModel:
+    """A table of token vectors; a float32 table stays memory-mapped, so that processes share it."""
+
+    table: Tensor  # (r, d) float32
+    rows: Tensor | None  # (v,) int32: table row of each token id; None: row = token id
+    weights: Tensor | None  # (v,) float32: weight of each token; None: 1
+    normalize: bool
+    transformers_model: None = None  # a static encoder cannot be trained
+
+    @classmethod
+    def from_table(cls, table: StaticTable, *, normalize: bool) -> Self:
+        """Load the table of a folder."""
+        rows, weights = (None if array is None else torch.from_numpy(array) for array in (table.mapping, table.weights))
+        return cls(torch.from_numpy(table.read_vectors()), rows, weights, normalize)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the CPU."""
+        return self.table.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return float32."""
+        return self.table.dtype
+
+    @property
+    def dim(self) -> int:
+        """Return the length of a vector."""
+        return self.table.shape[1]
+
+    @torch.inference_mode()
+    def encode(self, tokens: Sequence[TokenIds], *, batch_invariant: bool = False) -> npt.NDArray[np.float32]:
+        """Return the (n, d) float32 vectors of inputs, in order; an input without tokens has a zero
+        vector.
+
+        Vectors never depend on the other inputs; `batch_invariant` has no effect.
+        """
+        lengths = torch.tensor([len(line) for line in tokens], dtype=torch.int32)  # (n,)
+        ids = torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *tokens]))  # ragged -> (t,)
+        starts = torch.cumsum(lengths, 0, dtype=torch.int32) - lengths
+        sums = nn.functional.embedding_bag(
+            ids if self.rows is None else self.rows[ids],
+            self.table,
+            starts,
+            mode="sum",
+            per_sample_weights=None if self.weights is None else self.weights[ids],
+        )  # (t,), (r, d) -> (n, d)
+        means = sums / lengths.clamp(min=1)[:, None]
+        vectors: npt.NDArray[np.float32] = (nn.functional.normalize(means) if self.normalize else means).numpy()
+        return vectors

@@ -1,9 +1,11 @@
-"""Load a Hugging Face folder with transformers, after its config was checked: a folder decides numbers, never code.
+"""Load a Hugging Face folder with transformers, after checking its config: a folder must never run
+code.
 
-transformers obeys what `config.json` names beside the sizes of the model. With the package `kernels` it fetches the
-attention code that is named there from the hub, and runs it, whatever `trust_remote_code` says; with `peft` it opens
-another folder, which an adapter names. A method of quantisation imports packages of its own. And it builds as many
-layers and labels as the config says, before it looks at the tensors.
+`config.json` can make transformers do more than build a model of a given size. With the package
+`kernels` it fetches attention code that the config names from the hub and runs it, whatever
+`trust_remote_code` says. With `peft` it opens another folder that an adapter names. A quantization
+method imports further packages. And transformers builds as many layers and labels as the config
+says, before it reads the tensors.
 """
 
 import os
@@ -12,107 +14,162 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.weights import stored_tensors
+from rag_model.encoders.architecture import DPR_ENCODERS
+from rag_model.encoders.files import CONFIG, read_json_object
+from rag_model.encoders.weights import read_tensor_headers
 from rag_model.errors import InputError
+from rag_model.extras import require
+
+if TYPE_CHECKING:
+    import torch
 
 _ADAPTER = "adapter_config.json"
-_QUANTISED = ("quantization_config", "compression_config")
-_IMPLEMENTATIONS = {  # of torch itself; flash_attention_2 and all others may be fetched from the hub
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+# Implemented in torch; flash_attention_2 and all others may be fetched from the hub.
+_ALLOWED_IMPLEMENTATIONS = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
-_POSITIONS = ("relative_key", "relative_key_query", "alibi")  # transformers no longer reads them, and does not say so
-_FOREIGN = re.compile(r"timm|backbone")  # of vision models, which load weights and code of other packages
-_LAYERS = re.compile(r"(^|_)layers?$")  # num_hidden_layers, encoder_layers, n_layer
-_COUNTS = re.compile(r"(^|_)(labels|heads|experts|groups|blocks|group_num)$")
-_MOST = 10_000  # labels, heads, experts: each is an object
-os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers would also fetch kernels that no config names
+_UNSUPPORTED_POSITIONS = (
+    "relative_key",
+    "relative_key_query",
+    "alibi",
+)  # transformers ignores these values without an error
+# Keys of vision models, which load weights and code of other packages.
+_VISION_KEYS = re.compile(r"timm|backbone")
+_LAYER_KEYS = re.compile(r"(^|_)layers?$")  # num_hidden_layers, encoder_layers, n_layer
+_COUNT_KEYS = re.compile(r"(^|_)(labels|heads|experts|groups|blocks|group_num)$")
+_MAX_COUNT = 10_000  # maximum of labels, heads and experts, because each is an object
+# Otherwise transformers may also fetch kernels that no config names.
+os.environ.setdefault("USE_HUB_KERNELS", "NO")
 
 
-def load_pretrained(kind: Any, folder: Path, noun: str, advice: str, **given: Any) -> Any:
-    """Return what `kind.from_pretrained` makes of a folder; nothing is fetched, and no code of the folder runs.
+def load_pretrained(auto_class: Any, folder: Path, noun: str, advice: str, **arguments: Any) -> Any:
+    """Call `from_pretrained` of a transformers class; fetches nothing, and runs no code of the
+    folder.
 
     Args:
-        kind: a class of transformers: of models, configs or tokenizers.
-        folder: the model's.
-        noun: what the model is, for errors.
+        auto_class: a class of transformers for models, configs or tokenizers.
+        folder: the folder of the model.
+        noun: the kind of model, for errors.
         advice: what to do if transformers cannot read the folder.
-        given: further arguments.
+        arguments: further arguments of `from_pretrained`.
 
     Raises:
         InputError: as `check_config`, or transformers cannot read the folder.
     """
     check_config(folder)
-    _quieten()
+    _silence_transformers()
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **given)
-    except Exception as broken:  # whatever follows from a strange config: divisions by zero, absent packages, memory
-        sentence = str(broken).strip().partition("\n")[0] or type(broken).__name__
-        raise InputError(f"{noun} {folder} cannot be loaded ({sentence}): {advice}") from broken
+        return auto_class.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **arguments)
+    # A strange config may cause any error, such as a division by zero or an import error.
+    except Exception as error:
+        sentence = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(f"{noun} {folder} cannot be loaded ({sentence}): {advice}") from error
 
 
 @cache
-def _quieten() -> None:
-    """Keep transformers' warnings and bars off the terminal."""
+def _silence_transformers() -> None:
+    """Switch off transformers' warnings and progress bars."""
     logging = import_module("transformers.utils.logging")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
 def check_config(folder: Path) -> None:
-    """Check what the config of a folder asks of transformers; a folder without one, of a GGUF file, asks nothing.
+    """Check that the config of a folder is safe for transformers; a folder with a GGUF file has no
+    config.
 
     Raises:
-        InputError: it names code to load, quantised weights, positions that are not absolute or an adapter, or more
-            layers, heads or labels than the model can have; or a file is missing or corrupt.
+        InputError: the config names code to load, quantized weights, positions that are not
+            absolute or an adapter, or more layers, heads or labels than the model can have; or a
+            file is missing or corrupt.
     """
     if (folder / _ADAPTER).exists():
         raise InputError(f"model {folder} is an adapter ({_ADAPTER}): merge it into its model, and give that folder")
     if not (folder / CONFIG).is_file():
         return
-    tensors = len(stored_tensors(folder))
-    for key, value in _entries(read_object(folder / CONFIG)):
-        if (why := _unwanted(key, value) or _too_many(key, value, tensors)) is not None:
-            raise InputError(f"model file {folder / CONFIG} {why}")
+    tensors = len(read_tensor_headers(folder))
+    for key, value in _iter_entries(read_json_object(folder / CONFIG)):
+        if (problem := _find_unsupported(key, value) or _find_excessive(key, value, tensors)) is not None:
+            raise InputError(f"model file {folder / CONFIG} {problem}")
 
 
-def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of all objects in a JSON value."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            yield from one.items()
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
+def _iter_entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of all objects nested in a JSON value."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            yield from item.items()
+            pending += item.values()
+        elif isinstance(item, list):
+            pending += item
 
 
-def _unwanted(key: str, value: Any) -> str | None:
-    for name, known in _IMPLEMENTATIONS.items():
-        named = value.values() if isinstance(value, dict) else [value]
-        if name in key and not all(one is None or one in known for one in named):
-            return f"names {key} {_shown(value)}, which is code of others: remove it, or choose {', '.join(known)}"
-    if key in _QUANTISED and value:
+def _find_unsupported(key: str, value: Any) -> str | None:
+    for name, allowed in _ALLOWED_IMPLEMENTATIONS.items():
+        names = value.values() if isinstance(value, dict) else [value]
+        if name in key and not all(choice is None or choice in allowed for choice in names):
+            return (
+                f"names {key} {_abbreviate(value)}, which is code of others: remove it, or choose {', '.join(allowed)}"
+            )
+    if key in _QUANTIZATION_KEYS and value:
         return f"has a {key}, and quantised weights are not read: save the model as fp32, fp16 or bf16"
-    if key == "position_embedding_type" and value in _POSITIONS:
-        return f"says {key} {_shown(value)}, and such positions are not read: give a model whose positions are absolute"
-    if value and (_FOREIGN.search(key) or (key == "model_type" and _FOREIGN.search(str(value)))):
-        return f"names {_shown(key)} {_shown(value)}, and models of images are not read: give a model of texts"
+    if key == "position_embedding_type" and value in _UNSUPPORTED_POSITIONS:
+        return (
+            f"says {key} {_abbreviate(value)}, and such positions are not read: give a model whose positions are "
+            "absolute"
+        )
+    if value and (_VISION_KEYS.search(key) or (key == "model_type" and _VISION_KEYS.search(str(value)))):
+        return (
+            f"names {_abbreviate(key)} {_abbreviate(value)}, and models of images are not read: give a model of texts"
+        )
     return None
 
 
-def _too_many(key: str, value: Any, tensors: int) -> str | None:
-    most = tensors if _LAYERS.search(key) else _MOST if _COUNTS.search(key) else None
-    if most is None or not isinstance(value, int) or value <= most:
+def _find_excessive(key: str, value: Any, tensors: int) -> str | None:
+    limit = tensors if _LAYER_KEYS.search(key) else _MAX_COUNT if _COUNT_KEYS.search(key) else None
+    if limit is None or not isinstance(value, int) or value <= limit:
         return None
-    held = f"its weights have {tensors} tensors" if most == tensors else f"at most {_MOST:,} are possible"
-    return f"says {key} {_shown(value)}, but {held}: fetch the model again"
+    reason = f"its weights have {tensors} tensors" if limit == tensors else f"at most {_MAX_COUNT:,} are possible"
+    return f"says {key} {_abbreviate(value)}, but {reason}: fetch the model again"
 
 
-def _shown(value: Any) -> str:
-    """Return a value of others for an error: in one line, not too long."""
+def _abbreviate(value: Any) -> str:
+    """Return an untrusted value for an error message: one line of at most 60 characters."""
     return ascii(value)[:60]
+
+
+def load_transformer(folder: Path, dtype: "torch.dtype") -> Any:
+    """Load the encoder of a folder with transformers; for DPR with its projection.
+
+    Raises:
+        InputError: weights are missing, pickled, corrupt, or of another kind of model.
+    """
+    return load_transformers_model(_choose_class(folder), folder, dtype, "give a bi-encoder")
+
+
+def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype", advice: str = "fetch it again") -> Any:
+    """Load a transformers model from the safetensors of a folder; runs no code of the folder.
+
+    Raises:
+        InputError: weights are missing or corrupt; if transformers cannot read them, the message
+            ends in `advice`.
+    """
+    model, loading = load_pretrained(
+        auto_class, folder, "encoder", advice, dtype=dtype, use_safetensors=True, output_loading_info=True
+    )
+    if missing_tensors := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
+        raise InputError(
+            f"encoder {folder} lacks {len(missing_tensors)} tensors, the first is {missing_tensors[0]}: fetch it again"
+        )
+    return model
+
+
+def _choose_class(folder: Path) -> Any:
+    architecture = next(iter(read_json_object(folder / CONFIG).get("architectures") or [""]))
+    transformers = require("transformers", "model")
+    return getattr(transformers, architecture) if architecture in DPR_ENCODERS else transformers.AutoModel

@@ -1,8 +1,9 @@
-"""The chunker `semantic`: cut where the meaning of neighbouring sentences differs the most.
+"""The chunker `semantic`: split an article where the meaning of adjacent sentences differs most.
 
-The distance of two neighbouring sentences is 1 - cos of their vectors. An article is cut where the distance exceeds a
-percentile of its distances (Kamradt's method), at headings, and wherever a passage would be too long. It costs one
-vector a sentence, several times what embedding the passages costs, and it lies here because it needs an encoder.
+The distance of two adjacent sentences is 1 - cos of their vectors. An article is split where the
+distance exceeds a percentile of its distances (Kamradt's method), at headings, and wherever a
+passage would be too long. It encodes every sentence, which costs several times as much as embedding
+the passages. It is in this package because it needs an encoder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,76 +16,90 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.corpus.chunkers.chunker import Cut
-from rag_model.corpus.chunkers.running import HEADING, SENTENCE, Running, Span, passages_at, run_together
-from rag_model.corpus.chunkers.sentences import whole
+from rag_model.corpus.chunkers.article_words import HEADING, SENTENCE, ArticleWords, Span, build_passages, split_article
+from rag_model.corpus.chunkers.chunker import ChunkFunction
+from rag_model.corpus.chunkers.windows import iter_sentence_windows
 from rag_model.corpus.records import Article, Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
-from rag_model.extras import installed
+from rag_model.extras import format_versions
 
 _FILES = ("config.json", "*.json", "*.safetensors", "*.txt", "*.model")
-_DIGITS = 3  # of a distance: machines round vectors differently, and must still cut equally
-_AT_ONCE = 4096  # sentences whose vectors are made together
+# Decimals of a distance: machines round vectors differently, but must split articles equally.
+_DIGITS = 3
+_SENTENCES_PER_BATCH = 4096  # sentences encoded together
 
 
 @dataclass(frozen=True, slots=True)
-class Semantic:
-    """Runs of sentences of one subject; no overlap."""
+class SemanticChunker:
+    """Passages are runs of sentences on one subject, without overlap."""
 
-    version: ClassVar[str] = installed("tokenizers", "torch", "transformers")
-    encoder: Path | None = field(default=None, metadata={"files": _FILES})  # its folder
-    words: int = 200  # most words of a passage
-    percentile: float = 95.0  # of an article's distances; larger ones are cuts
+    version: ClassVar[str] = format_versions("tokenizers", "torch", "transformers")
+    encoder: Path | None = field(default=None, metadata={"files": _FILES})  # folder of the encoder
+    words: int = 200  # maximum words per passage
+    percentile: float = 95.0  # of an article's distances; it is split at larger ones
 
     def __post_init__(self) -> None:
         if self.encoder is None:
-            raise UsageError("chunker 'semantic' needs an encoder: name its folder in settings")
+            raise UsageError("chunker 'semantic' needs an encoder: give its folder in settings")
         if self.words < 1:
             raise UsageError(f"words is {self.words} in the recipe: give at least 1")
         if not 0 <= self.percentile <= 100:
             raise UsageError(f"percentile is {self.percentile}: give a number from 0 to 100")
 
-    def open(self) -> Cut:
-        """Load the encoder, in float32 on the CPU, so that all workers cut equally; return the function that cuts.
+    def open(self) -> ChunkFunction:
+        """Load the encoder and return the function that splits articles.
+
+        The encoder runs in float32 on the CPU, so that all workers split equally.
 
         Raises:
-            InputError: it is damaged, or is no bi-encoder.
+            InputError: the encoder is damaged, or is not a bi-encoder.
             MissingExtraError: the model extra is not installed.
         """
-        return partial(_cut, self, Encoder.load(self.encoder or Path(), device="cpu", dtype="float32"))
+        return partial(_cut_article, self, Encoder.load(self.encoder or Path(), device="cpu", dtype="float32"))
 
 
-def _cut(settings: Semantic, encoder: Encoder, article: Article) -> Iterator[Passage]:
-    text = run_together(article)
+def _cut_article(settings: SemanticChunker, encoder: Encoder, article: Article) -> Iterator[Passage]:
+    text = split_article(article)
     sentences = [
         sentence
-        for section in text.pieces((0, len(text.words)), HEADING)
-        for piece in text.pieces(section, SENTENCE)
-        for sentence in whole(piece, text, settings.words)
+        for section in text.split_at((0, len(text.words)), HEADING)
+        for piece in text.split_at(section, SENTENCE)
+        for sentence in iter_sentence_windows(piece, text, settings.words)
     ]
-    cuts = _cuts(text, sentences, _distances([text.text(one) for one in sentences], encoder), settings.percentile)
+    cuts = _iter_cuts(
+        text,
+        sentences,
+        _compute_distances([text.join_text(sentence) for sentence in sentences], encoder),
+        settings.percentile,
+    )
     bounds = [0, *cuts, len(text.words)]
     runs = [run for run in pairwise(bounds) if run[0] < run[1]]
-    yield from passages_at(article, text, (span for run in runs for span in whole(run, text, settings.words)))
+    yield from build_passages(
+        article, text, (span for run in runs for span in iter_sentence_windows(run, text, settings.words))
+    )
 
 
-def _cuts(
-    text: Running, sentences: Sequence[Span], distances: npt.NDArray[np.float64], percentile: float
+def _iter_cuts(
+    text: ArticleWords, sentences: Sequence[Span], distances: npt.NDArray[np.float64], percentile: float
 ) -> Iterator[int]:
-    """Yield the first words of the sentences before which to cut."""
-    most = np.percentile(distances, percentile) if len(distances) else 0.0
+    """Yield the first word of each sentence that begins a new passage."""
+    threshold = np.percentile(distances, percentile) if len(distances) else 0.0
     for (start, _), distance in zip(sentences[1:], distances, strict=True):
-        if distance > most or text.breaks[start] == HEADING:
+        if distance > threshold or text.breaks[start] == HEADING:
             yield start
 
 
-def _distances(sentences: Sequence[str], encoder: Encoder) -> npt.NDArray[np.float64]:
-    """Return the distance of each sentence to the next, (n - 1,) float64, rounded."""
-    found = np.empty(max(0, len(sentences) - 1))
-    for start in range(0, len(found), _AT_ONCE):
-        inputs = [encoder.spec.passage("", one) for one in sentences[start : start + _AT_ONCE + 1]]
-        ((vectors, _),) = encoder.stream([inputs], steady=True)
-        units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)  # (b, d)
-        found[start : start + len(units) - 1] = 1 - np.einsum("bd,bd->b", units[:-1], units[1:])
-    return np.round(found, _DIGITS)
+def _compute_distances(sentences: Sequence[str], encoder: Encoder) -> npt.NDArray[np.float64]:
+    """Return the rounded distance of each sentence to the next one, (n - 1,) float64."""
+    distances = np.empty(max(0, len(sentences) - 1))
+    for start in range(0, len(distances), _SENTENCES_PER_BATCH):
+        inputs = [
+            encoder.spec.format_passage("", sentence)
+            for sentence in sentences[start : start + _SENTENCES_PER_BATCH + 1]
+        ]
+        ((vectors, _),) = encoder.stream([inputs], batch_invariant=True)
+        # (b, d)
+        units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        distances[start : start + len(units) - 1] = 1 - np.einsum("bd,bd->b", units[:-1], units[1:])
+    return np.round(distances, _DIGITS)

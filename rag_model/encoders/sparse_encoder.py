@@ -1,4 +1,4 @@
-"""Text to weighted terms: the sparse encoder of all stages, beside `encoder.Encoder`, which makes one vector a text."""
+"""The sparse encoder (SPLADE, SiDR): encode passages and questions as weighted vocabulary terms."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.corpus.sparse_file import MOST_WEIGHT, QUESTION_UNITS, SparseVectors
+from rag_model.corpus.ragged_file import MAX_WEIGHT, QUERY_UNITS, SparseVectors, compute_offsets
 from rag_model.digest import digest_json
-from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
+from rag_model.encoders.batches import BATCH_INVARIANT_TOKENS, LENGTH_MULTIPLE, batch_by_length, pad_length, run_batches
 from rag_model.encoders.encoder import Vectors
-from rag_model.encoders.files import CONFIG
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.encoders.room import halved
-from rag_model.encoders.space import Space, asked_space, digest_tokenizer, tokenizer_files
-from rag_model.encoders.sparse_spec import RECORDED, SIDR, SparseSpec, read_sparse_spec, vocabulary_of
+from rag_model.encoders.files import CONFIG, resolve_folder
+from rag_model.encoders.space import Space, digest_tokenizer, list_tokenizer_files, read_declared_space
+from rag_model.encoders.sparse_spec import SIDR, SPARSE_KEY, SparseSpec, read_sparse_spec, read_vocabulary_size
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.tokens import TokenIds, load_tokenizer, tokenize
-from rag_model.encoders.weights import digest_tensors, stored_tensors, weight_files
+from rag_model.encoders.weights import digest_tensors, list_weight_files, read_tensor_headers
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -30,28 +27,28 @@ if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
 
-    from rag_model.encoders.sidr_model import SidrModel
-    from rag_model.encoders.sparse_model import SparseModel
+    from rag_model.encoders.sparse_model import SidrModel, SparseModel
 
-# Tokens of a batch, padding included: each has a logit for every term, 125 MB of float32 at 30,522 terms.
-_CPU_BATCH_TOKENS = STEADY_TOKENS
+# Tokens per batch, padding included. Each has a logit for every term: 125 MB of float32 at 30,522
+# terms.
+_CPU_BATCH_TOKENS = BATCH_INVARIANT_TOKENS
 _CUDA_BATCH_TOKENS = 16_384
-_MOST_UNITS = 1 << 24  # of a question's term: a float32 holds it exactly
-_HEADS = frozenset({"cls", "lm_head"})  # parts of the names of a masked-language model's head
-_JOINED = "joined"  # the layout of a passage: `title text`
-Ints = npt.NDArray[np.int64]
+_MAX_QUERY_UNITS = 1 << 24  # of a query term; a float32 holds it exactly
+_HEADS = frozenset({"cls", "lm_head"})  # parts of the tensor names of a masked-language-model head
+_JOINED = "joined"  # passage layout: `title text`
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class SparseEncoder:
-    """A loaded sparse encoder; make one with `load`."""
+    """A loaded sparse encoder; create one with `load`."""
 
     name: str  # as the user gave it
     folder: Path
     spec: SparseSpec
     tokenizer: "Tokenizer"
     model: "SparseModel | SidrModel"
-    budget: int  # tokens of a batch
+    batch_tokens: int  # maximum tokens per batch
 
     @classmethod
     def load(
@@ -62,10 +59,12 @@ class SparseEncoder:
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
-        """Load the encoder in folder `name`, or of that hub name; `device` and `dtype` as `Encoder.load` takes them.
+        """Load the encoder from a folder, or by its hub name; `device` and `dtype` as in
+        `Encoder.load`.
 
         Raises:
-            InputError: it is not found, a file is missing or corrupt, or it is no masked-language model.
+            InputError: the model is not found, a file is missing or corrupt, or it is no masked
+                language model.
             MissingExtraError: the model extra is not installed.
             UsageError: an override is unknown, or this machine has no such device.
         """
@@ -73,163 +72,192 @@ class SparseEncoder:
         require("torch", "model")
         require("transformers", "model")
         spec = read_sparse_spec(folder, overrides)
-        where, kind = import_module("rag_model.encoders.model").arithmetic(device, dtype)
+        resolved_device, resolved_dtype = import_module("rag_model.encoders.model").resolve_device_and_dtype(
+            device, dtype
+        )
         if spec.activation == SIDR:
-            sidr = import_module("rag_model.encoders.sidr_model")
-            model = sidr.SidrModel.load(folder, device=device, dtype=kind)
+            sidr = import_module("rag_model.encoders.sparse_model")
+            model = sidr.SidrModel.load(folder, device=device, dtype=resolved_dtype)
         else:
             sparse = import_module("rag_model.encoders.sparse_model")
-            model = sparse.SparseModel.load(folder, spec, device=device, dtype=kind)
-        return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model, batch_tokens(where))
+            model = sparse.SparseModel.load(folder, spec, device=device, dtype=resolved_dtype)
+        return cls(
+            str(name), folder, spec, load_tokenizer(folder, spec.max_length), model, get_batch_tokens(resolved_device)
+        )
 
     @property
     def dim(self) -> int:
-        """The number of terms of the vocabulary."""
-        return vocabulary_of(self.folder)
+        """Vocabulary size V."""
+        return read_vocabulary_size(self.folder)
 
     @property
-    def arithmetic(self) -> tuple[str, str]:
-        """The device (cpu, cuda:0) and the arithmetic (bfloat16), which are recorded and never compared."""
+    def device_and_dtype(self) -> tuple[str, str]:
+        """Device (cpu, cuda:0) and dtype (bfloat16); recorded, but never compared."""
         return str(self.model.device), str(self.model.dtype).removeprefix("torch.")
 
     def space(self) -> Space:
-        """Return the space of its questions: the one that its folder declares, else that of its own passages.
+        """Return the vector space of its questions: the declared one of its folder, else that of
+        its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
         """
-        return asked_space(self.folder) or sparse_space(self.folder, self.spec, self.name)
+        return read_declared_space(self.folder) or compute_sparse_space(self.folder, self.spec, self.name)
 
-    def encode_questions(self, questions: Sequence[str], *, steady: bool = True) -> Vectors:
-        """Return (q, l, 2) float32 of questions, in order: terms and their weights, the heaviest first.
+    def encode_questions(self, questions: Sequence[str], *, batch_invariant: bool = True) -> Vectors:
+        """Return (q, l, 2) float32: the terms and weights of questions, in order, heaviest terms
+        first.
 
-        l is the most terms of a question, at least 1 and at most the spec's; a shorter one ends in weights of 0.
-        Weights are multiples of 1 / 4096. `steady` as of `weighed`.
+        l is the maximum number of terms of a question, at least 1 and at most the spec's
+        `question_terms`; rows with fewer terms end in weights of 0. Weights are multiples of 1 /
+        4096. `batch_invariant` as in `iter_weights`.
 
         Raises:
             InputError: a weight is not finite.
         """
-        texts = [self.spec.question(question) for question in questions]
-        terms, units = self._heaviest(texts, self.spec.question_terms, QUESTION_UNITS, _MOST_UNITS, steady=steady)
+        texts = [self.spec.format_question(question) for question in questions]
+        terms, units = self._top_terms(
+            texts, self.spec.question_terms, QUERY_UNITS, _MAX_QUERY_UNITS, batch_invariant=batch_invariant
+        )
         width = max(1, int((units > 0).sum(axis=1).max(initial=0)))
-        weights = (units / QUESTION_UNITS)[:, :width]
+        weights = (units / QUERY_UNITS)[:, :width]
         return np.stack([np.where(weights > 0, terms[:, :width], 0), weights], axis=2).astype(np.float32)
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
-        """Return the weighted terms of passages, `title text` each, in order; they do not depend on one another.
+        """Return the weighted terms of passages (`title text`), in order, independent of the other
+        passages.
 
         Raises:
             InputError: a weight is not finite.
         """
-        inputs = [self.spec.passage(*both) for both in zip(titles, texts, strict=True)]
-        terms, units = self._heaviest(inputs, self.spec.passage_terms, self.spec.scale, MOST_WEIGHT)
-        order = np.argsort(np.where(units > 0, terms, self.dim), axis=1)  # by term, and what is none at the end
+        inputs = [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
+        terms, units = self._top_terms(inputs, self.spec.passage_terms, self.spec.scale, MAX_WEIGHT)
+        # Ascending terms, then empty entries.
+        order = np.argsort(np.where(units > 0, terms, self.dim), axis=1)
         terms, units = np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
-        held = units > 0  # (n, c)
-        lengths = held.sum(axis=1, dtype=np.int64)
-        return SparseVectors(terms[held].astype(np.int32), units[held].astype(np.uint8), offsets_of(lengths))
+        is_kept = units > 0  # (n, c)
+        lengths = is_kept.sum(axis=1, dtype=np.int64)
+        return SparseVectors(terms[is_kept].astype(np.int32), units[is_kept].astype(np.uint8), compute_offsets(lengths))
 
-    def weights(self, texts: Sequence[str]) -> Vectors:
-        """Return the (n, V) float32 weights of texts over the whole vocabulary, without prompts, quantising nothing.
+    def compute_weights(self, texts: Sequence[str]) -> Vectors:
+        """Return the (n, V) float32 weights of texts over the whole vocabulary, without prompts and
+        quantization.
 
         Raises:
             InputError: a weight is not finite.
         """
         out = np.zeros((len(texts), self.dim), np.float32)
-        for rows, weights, _ in self._finite(texts):
+        for rows, weights, _ in self._iter_finite_weights(texts):
             out[rows] = weights.cpu().numpy()
         return out
 
-    def _heaviest(
-        self, texts: Sequence[str], count: int, units: int, most: int, *, steady: bool = True
-    ) -> tuple[Ints, Ints]:
-        """Return terms and units, both (n, c), as `sparse_model.heaviest`."""
-        heaviest = import_module("rag_model.encoders.sparse_model").heaviest
+    def _top_terms(
+        self, texts: Sequence[str], count: int, units: int, max_units: int, *, batch_invariant: bool = True
+    ) -> tuple[IntArray, IntArray]:
+        """Return terms and units, both (n, c), as `sparse_model.top_terms`."""
+        top_terms = import_module("rag_model.encoders.sparse_model").top_terms
         model: Any = self.model
-        shape = len(texts), min(count + (self.spec.max_length if self.spec.own_terms else 0), self.dim)
-        terms, held = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for rows, weights, ids in self._finite(texts, steady=steady):
-            own = model.own(ids) if self.spec.own_terms else None
-            for out, found in zip((terms, held), heaviest(weights, count, units, most, own), strict=True):
-                out[rows, : found.shape[1]] = found.cpu().numpy()
-        return terms, held
+        shape = len(texts), min(count + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
+        terms, term_units = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
+            bags = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
+            for out, values in zip((terms, term_units), top_terms(weights, count, units, max_units, bags), strict=True):
+                out[rows, : values.shape[1]] = values.cpu().numpy()
+        return terms, term_units
 
-    def weighed(self, texts: Sequence[str], *, steady: bool = True) -> Iterator[tuple[Ints, Any, Any]]:
-        """Yield rows, their (b, V) float32 weights and their (b, t) ids, the longest texts first, without prompts.
+    def iter_weights(
+        self, texts: Sequence[str], *, batch_invariant: bool = True
+    ) -> Iterator[tuple[IntArray, Any, Any]]:
+        """Yield row numbers, (b, V) float32 weights and (b, t) token ids, longest texts first,
+        without prompts.
 
-        `steady` weights depend on no other text: a batch of too few texts repeats them (`batches.STEADY_TOKENS`).
-        They may be not finite.
+        `batch_invariant` weights do not depend on the other texts: too small batches repeat texts
+        (`batches.BATCH_INVARIANT_TOKENS`). Weights may be NaN or infinite.
         """
         torch = require("torch", "model")
-        lines = tokenize(self.tokenizer, texts)
+        token_ids = tokenize(self.tokenizer, texts)
 
-        def of(rows: Ints) -> tuple[Any, Any]:
-            ids, real = rectangle([lines[row] for row in rows], self.model.pad_id)
+        def compute_weights_and_ids(rows: IntArray) -> tuple[Any, Any]:
+            batch_ids, is_token = pad_rows([token_ids[row] for row in rows], self.model.pad_id)
             with torch.inference_mode():
-                inputs = [torch.from_numpy(one).to(self.model.device) for one in (ids, real)]
+                inputs = [torch.from_numpy(array).to(self.model.device) for array in (batch_ids, is_token)]
                 return self.model(*inputs), inputs[0]
 
-        least = min(STEADY_TOKENS, self.budget) if steady else 0
-        for rows, (weights, ids) in halved(by_length([len(line) for line in lines], self.budget, least), of):
+        min_tokens = min(BATCH_INVARIANT_TOKENS, self.batch_tokens) if batch_invariant else 0
+        for rows, (weights, ids) in run_batches(
+            batch_by_length([len(ids) for ids in token_ids], self.batch_tokens, min_tokens), compute_weights_and_ids
+        ):
             with torch.inference_mode():
                 yield rows, weights, ids
 
-    def _finite(self, texts: Sequence[str], *, steady: bool = True) -> Iterator[tuple[Ints, Any, Any]]:
-        for rows, weights, ids in self.weighed(texts, steady=steady):
+    def _iter_finite_weights(
+        self, texts: Sequence[str], *, batch_invariant: bool = True
+    ) -> Iterator[tuple[IntArray, Any, Any]]:
+        for rows, weights, ids in self.iter_weights(texts, batch_invariant=batch_invariant):
             if not bool(weights.isfinite().all()):
-                raise InputError(f"encoder {self.name} gave a weight that is not finite: fetch the model again")
+                raise InputError(f"encoder {self.name} computed a weight that is not finite: fetch the model again")
             yield rows, weights, ids
 
 
-def batch_tokens(device: "torch.device") -> int:
-    """Return how many tokens a batch has on a device, padding included."""
+def get_batch_tokens(device: "torch.device") -> int:
+    """Return the maximum number of tokens per batch on a device, padding included."""
     return _CUDA_BATCH_TOKENS if device.type == "cuda" else _CPU_BATCH_TOKENS
 
 
-def sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Space:
-    """Compute the space of the passages of the sparse encoder in `folder`; reads all weights once, the head's too.
+def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Space:
+    """Compute the vector space of a sparse encoder's passages; reads all weights once, including
+    the head.
 
     Raises:
         InputError: a file of the encoder is missing or corrupt.
     """
-    stored = stored_tensors(folder)
+    stored = read_tensor_headers(folder)
     head = {name: tensor for name, tensor in stored.items() if _HEADS & {*name.split(".")}}
     body = {name: tensor for name, tensor in stored.items() if name not in head}
-    known = {tensor.digest() for name, tensor in body.items() if name.endswith("embeddings.weight")}  # tied to it
-    weighing = sorted({tensor.digest() for tensor in head.values()} - known)  # a bias may be stored twice
+    tied_digests = {
+        tensor.digest() for name, tensor in body.items() if name.endswith("embeddings.weight")
+    }  # the head may be tied to it
+    # A bias may be stored twice.
+    head_digests = sorted({tensor.digest() for tensor in head.values()} - tied_digests)
     return Space(
         name=name or folder.name,
-        weights=digest_json([digest_tensors(body), weighing]),
+        weights=digest_json([digest_tensors(body), head_digests]),
         tokenizer=digest_tokenizer(folder),
-        pooling=spec.weighing,
+        pooling=spec.space_pooling,
         normalize=False,
         max_length=spec.max_length,
         layout=_JOINED,
         passage_prompt=spec.passage_prompt,
-        dim=vocabulary_of(folder),
+        dim=read_vocabulary_size(folder),
     )
 
 
-def sparse_files(folder: Path, spec: SparseSpec, space: Space, workdir: Path) -> dict[str, Path]:
-    """Return, by name, the files that form, in one flat folder, a sparse encoder for questions in `space`.
+def collect_sparse_encoder_files(folder: Path, spec: SparseSpec, space: Space, workdir: Path) -> dict[str, Path]:
+    """Collect the files of a sparse encoder for questions in `space`, by their names in one flat
+    folder.
 
-    Its record, `bookwheel.json`, is written into `workdir`; the others are files of `folder`.
+    Writes the record `bookwheel.json` into `workdir`; the other files stay in `folder`.
 
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
     record = workdir / RECORD_FILE
-    told = {"asks": space.to_json(), RECORDED: spec.to_json()}
-    record.write_text(json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    return {path.name: path for path in [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]}
+    record_fields = {"asks": space.to_json(), SPARSE_KEY: spec.to_json()}
+    record.write_text(json.dumps(record_fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {
+        path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
+    }
 
 
-def rectangle(
-    lines: Sequence[TokenIds], fill: int, multiple: int = LENGTH_MULTIPLE
-) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return (b, t) ids, padded with `fill`, and (b, t) what is no padding; t is a multiple of `multiple`."""
-    width = padded(max(map(len, lines)), multiple)
-    real = np.arange(width) < np.array([len(line) for line in lines])[:, None]  # (t,) < (b, 1) -> (b, t)
-    ids = np.full(real.shape, fill, np.int64)
-    ids[real] = np.concatenate(lines)
-    return ids, real
+def pad_rows(
+    rows: Sequence[TokenIds], fill: int, multiple: int = LENGTH_MULTIPLE
+) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Return (b, t) ids padded with `fill`, and the (b, t) mask of tokens; t is a multiple of
+    `multiple`.
+    """
+    width = pad_length(max(map(len, rows)), multiple)
+    # (t,) < (b, 1) -> (b, t)
+    is_token = np.arange(width) < np.array([len(line) for line in rows])[:, None]
+    ids = np.full(is_token.shape, fill, np.int64)
+    ids[is_token] = np.concatenate(rows)
+    return ids, is_token

@@ -1,22 +1,49 @@
-"""A masked-language model as a torch module that weighs terms: ids in, one weight a term of the vocabulary out."""
+"""Sparse models as torch modules: token ids in, one weight per vocabulary term out.
 
+`SparseModel` is SPLADE on a masked language model. `SidrModel` is SiDR, which weighs each term by
+the model's own word embeddings: V(x) = max over tokens i of elu1p(LN(h_i) E^T), with elu1p(z) =
+elu(z) + 1 (Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens Index", arXiv
+2405.01924). Ids that are no terms have weight 0 (`bag.compute_term_mask`).
+
+`max_inner_products` computes the maximum without the products of all tokens. A plain product keeps
+(b, t, V) values for the backward pass: a gigabyte for 32 texts of 256 tokens and BERT's vocabulary.
+Here the products of one text are computed at a time, and only the position of each maximum is kept.
+The backward pass then costs as much as one token per text instead of t: the gradient of a word is a
+weighted sum of one token of each text, and the gradient of a token a weighted sum of the words for
+which it is the maximum. `embedding_bag` sums without the (b, V, h) products.
+"""
+
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from rag_model.encoders.model import device_named
-from rag_model.encoders.sparse_spec import SparseSpec
-from rag_model.encoders.transformer import pretrained
+from rag_model.encoders.bag import compute_term_mask
+from rag_model.encoders.files import CONFIG
+from rag_model.encoders.model import resolve_device
+from rag_model.encoders.pretrained import load_transformers_model
+from rag_model.encoders.space import Space
+from rag_model.encoders.sparse_spec import SPARSE_KEY, SparseSpec
+from rag_model.encoders.spec import RECORD_FILE
+from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer
+from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
+from rag_model.errors import InputError
+
+_NORM_PREFIX = "sidr_norm"  # prefix of the tensors of the layer normalization
+_ARCHITECTURE = "SidrModel"
 
 
 class SparseModel(nn.Module):
-    """w(text) over the vocabulary (`sparse_spec`); make it with `load`."""
+    """SPLADE weights over the vocabulary (equations in `sparse_spec`); create one with `load`."""
 
     def __init__(self, whole: Any, spec: SparseSpec) -> None:
-        """Weigh terms by a transformers model with logits over its vocabulary."""
+        """Wrap a transformers model with logits over its vocabulary."""
         super().__init__()
         self.whole, self.spec = whole, spec
 
@@ -29,53 +56,217 @@ class SparseModel(nn.Module):
         Raises:
             InputError: weights are missing or corrupt.
         """
-        where = device_named(device)
-        whole = pretrained(transformers.AutoModelForMaskedLM, folder, dtype)
-        return cls(whole.to(where).eval(), spec)
+        resolved_device = resolve_device(device)
+        model = load_transformers_model(transformers.AutoModelForMaskedLM, folder, dtype)
+        return cls(model.to(resolved_device).eval(), spec)
 
     @property
     def device(self) -> torch.device:
-        """The current device of the weights."""
-        found: torch.device = self.whole.device
-        return found
+        """Current device of the weights."""
+        device: torch.device = self.whole.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The arithmetic of the transformer."""
-        found: torch.dtype = self.whole.dtype
-        return found
+        """Dtype of the transformer."""
+        dtype: torch.dtype = self.whole.dtype
+        return dtype
 
     @property
     def pad_id(self) -> int:
-        """The token of padding: RoBERTa derives positions from it."""
+        """Padding token id; RoBERTa derives positions from it."""
         return int(getattr(self.whole.config, "pad_token_id", None) or 0)
 
-    def forward(self, ids: Tensor, real: Tensor) -> Tensor:
-        """Return (b, V) float32 weights of the vocabulary, of (b, t) ids; `real` (b, t) bool: what is not padding."""
-        logits = self.whole(input_ids=ids, attention_mask=real.long()).logits  # (b, t, V)
-        logits = logits.masked_fill(~real[..., None], 0).relu_()  # a padding adds nothing
-        if self.spec.pooling == "max":  # log(1 + x) rises with x: it is as well taken after the maximum
-            return self._activated(logits.amax(1).float())  # (b, t, V) -> (b, V)
-        return self._activated(logits.float()).sum(1)
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return (b, V) float32 term weights of (b, t) ids; `attention_mask` (b, t) bool is False
+        for padding.
+        """
+        logits = self.whole(input_ids=ids, attention_mask=attention_mask.long()).logits  # (b, t, V)
+        logits = logits.masked_fill(~attention_mask[..., None], 0).relu_()  # padding has weight 0
+        if self.spec.pooling == "max":  # log(1 + x) is monotonic, so it may follow the maximum
+            return self._activate(logits.amax(1).float())  # (b, t, V) -> (b, V)
+        return self._activate(logits.float()).sum(1)
 
-    def _activated(self, logits: Tensor) -> Tensor:
+    def _activate(self, logits: Tensor) -> Tensor:
         weights = torch.log1p(logits)
         return torch.log1p(weights) if self.spec.activation == "log1p_relu" else weights
 
 
-def heaviest(weights: Tensor, count: int, units: int, most: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the `count` heaviest terms, (b, c) int64, and their weights in units, (b, c) int64, the heaviest first.
+def top_terms(
+    weights: Tensor, count: int, units: int, max_units: int, always_kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the `count` heaviest terms and their quantized weights, both (b, c) int64, heaviest
+    first.
 
-    A weight of 1 is `units` units, at most `most`; of equal ones the smaller term comes first. 0 units: no term.
-    `own` (b, V) bool: terms that are kept beside them, however light.
+    A weight of 1 is `units` units, clipped at `max_units`; 0 units mean no term. Of equal weights
+    the smaller term id comes first. `always_kept` (b, V) bool marks terms that are returned as
+    well, whatever their weight.
     """
     size = weights.shape[1]
-    whole = (weights * units).round().clamp(max=most).long()
+    weight_units = (weights * units).round().clamp(max=max_units).long()
     order = torch.arange(size - 1, -1, -1, device=weights.device)
-    keys = whole * size + order  # no two are equal
-    found = keys.topk(min(count, size), dim=1).values
-    if own is not None:
-        kept = own | (keys >= found[:, -1:])  # (b, V)
-        width = int(kept.sum(1).max())
-        found = torch.where(kept, keys, order).topk(width, dim=1).values
-    return size - 1 - found % size, found // size
+    keys = weight_units * size + order  # no two are equal
+    top_keys = keys.topk(min(count, size), dim=1).values
+    if always_kept is not None:
+        is_kept = always_kept | (keys >= top_keys[:, -1:])  # (b, V)
+        width = int(is_kept.sum(1).max())
+        top_keys = torch.where(is_kept, keys, order).topk(width, dim=1).values
+    return size - 1 - top_keys % size, top_keys // size
+
+
+def max_inner_products(hidden: Tensor, words: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return (b, V): the maximum of hidden[i, t] · words[v] over the first `lengths[i]` tokens t,
+    with gradients.
+
+    `hidden` is (b, t, h), `words` (V, h). Of tokens with equal products one gets the gradient.
+    """
+    best: Tensor = _MaxProducts.apply(hidden, words, tuple(lengths))  # type: ignore[no-untyped-call]
+    return best
+
+
+class _MaxProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, words: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        best = hidden.new_empty(len(hidden), len(words))
+        positions = torch.empty(best.shape, dtype=torch.int16, device=hidden.device)
+        for row, length in enumerate(lengths):
+            products = hidden[row, :length] @ words.T  # (t, h) @ (h, V) -> (t, V)
+            best[row], position = products.max(0)
+            positions[row] = position
+        ctx.save_for_backward(hidden, words, positions)
+        return best
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, words, positions = ctx.saved_tensors
+        texts, length, _ = hidden.shape
+        starts = torch.arange(0, texts * length, length, device=hidden.device)
+        tokens = positions + starts[:, None]  # (b, V): rows of the (b * t, h) tokens
+        # (V, b) -> (V, h)
+        words_gradient = _weighted_sums(hidden.flatten(0, 1), tokens.T, gradient.T)
+        order = tokens.flatten().argsort(stable=True)  # (b * V,): token by token
+        counts = tokens.flatten().bincount(minlength=texts * length)  # words of each token
+        hidden_gradient = _weighted_sums(
+            words, order % len(words), gradient.flatten()[order], counts.cumsum(0) - counts
+        )  # (b * t, h)
+        return hidden_gradient.view_as(hidden), words_gradient, None
+
+
+def _weighted_sums(rows: Tensor, row_ids: Tensor, factors: Tensor, starts: Tensor | None = None) -> Tensor:
+    """Return a weighted sum of `rows` for each row of `row_ids`, or for each segment that begins at
+    `starts`.
+    """
+    row_ids, factors = row_ids.contiguous(), factors.to(rows.dtype).contiguous()
+    return nn.functional.embedding_bag(row_ids, rows, starts, mode="sum", per_sample_weights=factors)
+
+
+class SidrModel(nn.Module):
+    """A transformer with a layer normalization, and its word embeddings as terms.
+
+    Create one with `load` or `from_encoder`.
+    """
+
+    terms: Tensor  # (V,) bool
+
+    def __init__(self, body: Any, terms: Tensor) -> None:
+        """Add a new layer normalization to a transformer; `terms` (V,) bool marks the ids that are
+        terms.
+        """
+        super().__init__()
+        self.body = body
+        self.norm = nn.LayerNorm(body.config.hidden_size, device=body.device, dtype=body.dtype)
+        self.register_buffer("terms", terms.to(body.device), persistent=False)
+
+    @classmethod
+    def load(cls, folder: Path, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> Self:
+        """Load the SiDR of a folder; `device` as of `device_named`.
+
+        Raises:
+            InputError: weights are missing or corrupt.
+        """
+        model = cls._with_new_norm(folder, device, dtype)
+        stored = read_tensor_headers(folder)
+        try:
+            norm_weights = {name: stored[f"{_NORM_PREFIX}.{name}"].read() for name in ("weight", "bias")}
+            with torch.no_grad():
+                model.norm.weight.copy_(torch.from_numpy(norm_weights["weight"]))
+                model.norm.bias.copy_(torch.from_numpy(norm_weights["bias"]))
+        except (KeyError, RuntimeError) as error:
+            raise InputError(
+                f"SiDR {folder} lacks {_NORM_PREFIX}.weight or .bias: fetch it again, or train one"
+            ) from error
+        return model
+
+    @classmethod
+    def from_encoder(cls, folder: Path, *, device: str | None = None) -> Self:
+        """Create an untrained model from a plain transformer; the normalization starts with ones
+        and zeros.
+
+        Raises:
+            InputError: the encoder cannot be loaded.
+        """
+        return cls._with_new_norm(folder, device, torch.float32)
+
+    @classmethod
+    def _with_new_norm(cls, folder: Path, device: str | None, dtype: torch.dtype) -> Self:
+        body = load_transformers_model(transformers.AutoModel, folder, dtype).to(resolve_device(device))
+        for name, parameter in body.named_parameters():
+            parameter.requires_grad_("pooler" not in name.split("."))
+        size = int(body.get_input_embeddings().weight.shape[0])
+        return cls(body, torch.from_numpy(compute_term_mask(load_tokenizer(folder, 8), size))).eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Current device of the weights."""
+        return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the transformer."""
+        return self.norm.weight.dtype
+
+    @property
+    def pad_id(self) -> int:
+        """Padding token id."""
+        return int(getattr(self.body.config, "pad_token_id", None) or 0)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return (b, V) term weights, at least float32, of (b, t) ids; `attention_mask` (b, t) is
+        False for padding.
+
+        elu1p is monotonic, so it is computed after the maximum.
+        """
+        # (b, t, h)
+        hidden = self.norm(self.body(input_ids=ids, attention_mask=attention_mask.long())[0])
+        scores = max_inner_products(
+            hidden, self.body.get_input_embeddings().weight, attention_mask.sum(1).tolist()
+        )  # (b, V)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return (nn.functional.elu(scores) + 1).masked_fill(~self.terms, 0)
+
+    def bag_of_tokens(self, ids: Tensor) -> Tensor:
+        """Return the (b, V) bool bags of tokens of (b, t) ids; padding is no term."""
+        is_present = torch.zeros(len(ids), len(self.terms), dtype=torch.bool, device=ids.device)
+        return is_present.scatter_(1, ids, True) & self.terms
+
+    def save(self, folder: Path, tokenizer_folder: Path, spec: SparseSpec, target_space: Space | None = None) -> None:
+        """Write a folder for `SparseEncoder.load`; `target_space` is the passage space if this
+        encodes questions.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_tokenizer(tokenizer_folder, folder)
+        prefix = self.body.base_model_prefix
+        body = {
+            f"{prefix}.{name}": tensor
+            for name, tensor in self.body.state_dict().items()
+            if "pooler" not in name.split(".")
+        }
+        norm = {f"{_NORM_PREFIX}.{name}": tensor for name, tensor in self.norm.state_dict().items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (body | norm).items()}
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+        config = {**self.body.config.to_diff_dict(), "architectures": [_ARCHITECTURE], "dtype": "float32"}
+        config["model_type"] = self.body.config.model_type
+        record = {SPARSE_KEY: spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
+        for name, value in ((CONFIG, config), (RECORD_FILE, record)):
+            (folder / name).write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")

@@ -1,11 +1,14 @@
-"""The settings of a sparse encoder: how a masked-language model's logits become weighted terms (SPLADE).
+"""Settings of a sparse encoder: how the logits of a masked language model become weighted terms
+(SPLADE).
 
-w_j = max over tokens i of log(1 + relu(logit_ij)): Formal et al. 2021, "SPLADE v2" (arXiv 2109.10086); with `sum` in
-place of max: "SPLADE" (arXiv 2107.05720). `log1p_relu` takes the logarithm twice (arXiv 2504.14839). `elu1p` is SiDR's,
-whose weights are those of `sidr_model`: Zhou et al. (arXiv 2405.01924).
+w_j = max over tokens i of log(1 + relu(logit_ij)): Formal et al. 2021, "SPLADE v2" (arXiv
+2109.10086); with `sum` instead of max: "SPLADE" (arXiv 2107.05720). `log1p_relu` applies the
+logarithm twice (arXiv 2504.14839). `elu1p` is SiDR (Zhou et al., arXiv 2405.01924; see
+`sparse_model.SidrModel`).
 
-A weight is kept as a whole number of units, `scale` of them a weight of 1, 255 at most. The scale is a setting and not
-a statistic of the corpus, so that parts, and builds, agree.
+A passage weight is stored as a whole number of units, at most 255; `scale` units are a weight of 1.
+The scale is a setting and not a statistic of the corpus, so that it is equal in all parts and
+builds.
 """
 
 from collections.abc import Mapping
@@ -13,84 +16,95 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
-from rag_model.encoders.files import CONFIG, longest_input, optional_object, read_object
-from rag_model.encoders.sentence_transformers import has_splade_pooling, read_splade
+from rag_model.encoders.files import (
+    CONFIG,
+    has_splade_pooling,
+    read_json_object,
+    read_max_tokens,
+    read_optional_json,
+    read_splade,
+)
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.errors import InputError, UsageError
 
-RECORDED = "sparse"  # field of the record
+SPARSE_KEY = "sparse"  # key in bookwheel.json
 Pooling = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu", "elu1p"]
 SIDR: Final = "elu1p"
-_HEAD = "ForMaskedLM"  # how the architectures end whose logits are over the vocabulary
-_SHORTEST = 3  # tokens: two special ones and one of text
-_MOST_TERMS = 10_000  # of a text
-_MOST_SCALE = 1 << 16
+_HEAD_SUFFIX = "ForMaskedLM"  # suffix of architectures with logits over the vocabulary
+_MIN_TOKENS = 3  # two special tokens and one token of text
+_MAX_TERMS = 10_000  # per text
+_MAX_SCALE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class SparseSpec:
-    """How a sparse encoder reads text and weighs terms; what concerns passages is part of its space."""
+    """Settings of a sparse encoder; the fields that concern passages are part of its vector space."""
 
-    pooling: Pooling = "max"  # over the tokens of a text, special ones included as in training; never over padding
-    activation: Activation = "relu"  # of a logit, before log(1 + …); `log1p_relu`: log(1 + relu(logit)); `elu1p`: SiDR
-    max_length: int = 256  # tokens of one input, special ones included; longer inputs are cut
-    passage_terms: int = 256  # heaviest terms that a passage keeps; trained models give 100 to 200
-    question_terms: int = 256  # heaviest terms that a question is asked by
-    scale: int = 64  # units of a passage's weight of 1: up to 3.98, a logit of 53; trained models stay below 3.5
-    passage_prompt: str = ""  # inserted unchanged before a passage
-    question_prompt: str = ""  # inserted unchanged before a question
+    # Over the tokens of a text, special ones included as in training; never over padding.
+    pooling: Pooling = "max"
+    # Of a logit, before log(1 + …); `log1p_relu`: log(1 + relu(logit)); `elu1p`: SiDR.
+    activation: Activation = "relu"
+    max_length: int = 256  # tokens per input, special tokens included; longer inputs are truncated
+    passage_terms: int = 256  # heaviest terms kept of a passage; trained models give 100 to 200
+    question_terms: int = 256  # heaviest terms kept of a question
+    # Units per passage weight of 1: up to 3.98, a logit of 53; trained models stay below 3.5.
+    scale: int = 64
+    passage_prompt: str = ""  # prepended unchanged to every passage
+    question_prompt: str = ""  # prepended unchanged to every question
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, wanted = getattr(self, field.name), type(field.default)
-            if type(value) is not wanted:
-                raise UsageError(f"{field.name} of a sparse encoder is {value!r}: give a value of {wanted.__name__}")
+            value, expected_type = getattr(self, field.name), type(field.default)
+            if type(value) is not expected_type:
+                raise UsageError(
+                    f"{field.name} of a sparse encoder is {value!r}: give a value of {expected_type.__name__}"
+                )
         for name, choices in (("pooling", get_args(Pooling)), ("activation", get_args(Activation))):
             if getattr(self, name) not in choices:
                 raise UsageError(
                     f"{name} {getattr(self, name)!r} of a sparse encoder is unknown: use one of {', '.join(choices)}"
                 )
         bounds = {
-            "max_length": (_SHORTEST, None),
-            "passage_terms": (1, _MOST_TERMS),
-            "question_terms": (1, _MOST_TERMS),
-            "scale": (1, _MOST_SCALE),
+            "max_length": (_MIN_TOKENS, None),
+            "passage_terms": (1, _MAX_TERMS),
+            "question_terms": (1, _MAX_TERMS),
+            "scale": (1, _MAX_SCALE),
         }
         if self.activation == SIDR and self.pooling != "max":
             raise UsageError(f"pooling {self.pooling} of a sparse encoder does not go with {SIDR}: use max")
-        for name, (least, most) in bounds.items():
+        for name, (minimum, maximum) in bounds.items():
             value = getattr(self, name)
-            if value < least or (most is not None and value > most):
-                limit = "or more" if most is None else f"to {most:,}"
-                raise UsageError(f"{name} of a sparse encoder is {value}: give {least} {limit}")
+            if value < minimum or (maximum is not None and value > maximum):
+                limit = "or more" if maximum is None else f"to {maximum:,}"
+                raise UsageError(f"{name} of a sparse encoder is {value}: give {minimum} {limit}")
 
     @property
-    def own_terms(self) -> bool:
-        """Whether a text keeps the terms of its own tokens too, however light."""
+    def keeps_own_terms(self) -> bool:
+        """Whether the terms of a text's own tokens are kept too, whatever their weight."""
         return self.activation == SIDR
 
     @property
-    def weighing(self) -> str:
-        """Return what the space of its passages says of pooling: all that decides a weight beside the model."""
-        own = " and its own" if self.own_terms else ""
-        return f"{self.pooling} {self.activation}, {self.passage_terms} terms{own}, {self.scale} units"
+    def space_pooling(self) -> str:
+        """The `pooling` of the vector space: all settings that determine a passage weight."""
+        own_terms_label = " and its own" if self.keeps_own_terms else ""
+        return f"{self.pooling} {self.activation}, {self.passage_terms} terms{own_terms_label}, {self.scale} units"
 
-    def passage(self, title: str, text: str) -> str:
-        """Return the tokenizer's input for a passage."""
+    def format_passage(self, title: str, text: str) -> str:
+        """Return the tokenizer input for a passage."""
         return f"{self.passage_prompt}{title} {text}" if title else self.passage_prompt + text
 
-    def question(self, question: str) -> str:
-        """Return the tokenizer's input for a question."""
+    def format_question(self, question: str) -> str:
+        """Return the tokenizer input for a question."""
         return self.question_prompt + question
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values."""
         return asdict(self)
 
-    def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return the spec with some fields replaced.
+    def with_fields(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with these fields replaced.
 
         Raises:
             UsageError: a field is unknown or its value is wrong.
@@ -103,46 +117,48 @@ class SparseSpec:
 
 
 def is_sparse_encoder(folder: Path) -> bool:
-    """Whether a folder says that it holds a sparse encoder: by its record, or by sentence-transformers' modules.
+    """Return whether a folder declares a sparse encoder, by its record or by sentence-transformers'
+    modules.
 
-    A plain folder of a masked-language model does not say what it is for.
+    A plain folder of a masked language model does not declare its purpose.
     """
-    return RECORDED in optional_object(folder / RECORD_FILE) or has_splade_pooling(folder)
+    return SPARSE_KEY in read_optional_json(folder / RECORD_FILE) or has_splade_pooling(folder)
 
 
 def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> SparseSpec:
-    """Read the spec of the sparse encoder in `folder`; `overrides` replace single fields.
+    """Read the settings of the sparse encoder in `folder`; `overrides` replace single fields.
 
     Raises:
-        InputError: it holds no masked-language model, its vocabularies differ, or a file is missing or corrupt.
+        InputError: it holds no masked language model, the vocabularies of model and tokenizer
+            differ, or a file is missing or corrupt.
         UsageError: an override is unknown or wrong, or `max_length` exceeds the model's limit.
     """
-    config, told = read_object(folder / CONFIG), _told(folder)
+    config, folder_settings = read_json_object(folder / CONFIG), _read_folder_settings(folder)
     architecture = next(iter(config.get("architectures") or [""]))
-    if not architecture.endswith(_HEAD) and told.get("activation") != SIDR:
+    if not architecture.endswith(_HEAD_SUFFIX) and folder_settings.get("activation") != SIDR:
         raise InputError(
             f"encoder {folder} is a {architecture or config.get('model_type')}, which has no weights over its "
             f"vocabulary: give a masked-language model (a BertForMaskedLM), such as a SPLADE"
         )
     try:
-        spec = SparseSpec(max_length=longest_input(folder)).changed(told)
-    except UsageError as wrong:
-        raise InputError(f"encoder {folder} cannot be used: {wrong}") from wrong
-    spec = spec.changed(overrides or {})
+        spec = SparseSpec(max_length=read_max_tokens(folder)).with_fields(folder_settings)
+    except UsageError as error:
+        raise InputError(f"encoder {folder} cannot be used: {error}") from error
+    spec = spec.with_fields(overrides or {})
     limit = config.get("max_position_embeddings")
     if limit and spec.max_length > limit:
         raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
-    _check_vocabulary(folder, vocabulary_of(folder), spec.max_length)
+    _check_vocabulary(folder, read_vocabulary_size(folder), spec.max_length)
     return spec
 
 
-def vocabulary_of(folder: Path) -> int:
-    """Return how many terms the model in `folder` weighs.
+def read_vocabulary_size(folder: Path) -> int:
+    """Return the vocabulary size of the model in `folder`.
 
     Raises:
-        InputError: its config does not say it.
+        InputError: its config has none.
     """
-    size = read_object(folder / CONFIG).get("vocab_size")
+    size = read_json_object(folder / CONFIG).get("vocab_size")
     if type(size) is not int or size < 1:
         raise InputError(
             f"model file {folder / CONFIG} names no vocab_size: give the folder of a masked-language model"
@@ -150,17 +166,17 @@ def vocabulary_of(folder: Path) -> int:
     return size
 
 
-def _told(folder: Path) -> dict[str, Any]:
-    recorded = optional_object(folder / RECORD_FILE).get(RECORDED)
+def _read_folder_settings(folder: Path) -> dict[str, Any]:
+    recorded = read_optional_json(folder / RECORD_FILE).get(SPARSE_KEY)
     if isinstance(recorded, dict):
         return recorded
     return read_splade(folder) if has_splade_pooling(folder) else {}
 
 
-def _check_vocabulary(folder: Path, size: int, length: int) -> None:
-    known = load_tokenizer(folder, length).get_vocab_size()
-    if known > size:
+def _check_vocabulary(folder: Path, model_size: int, length: int) -> None:
+    tokenizer_size = load_tokenizer(folder, length).get_vocab_size()
+    if tokenizer_size > model_size:
         raise InputError(
-            f"the tokenizer of encoder {folder} has {known:,} tokens, and its model weighs {size:,}: use the tokenizer "
-            "that the model was trained with"
+            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model weighs {model_size:,}: "
+            "use the tokenizer that the model was trained with"
         )

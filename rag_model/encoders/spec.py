@@ -1,8 +1,9 @@
-"""The settings around a model: how text becomes input, and how hidden states become one vector.
+"""Settings of a dense encoder: how a text becomes an input, and how hidden states become one
+vector.
 
-`EncoderSpec` holds all of them, read from the files of the folder: `bookwheel.json`, else
-`modules.json` (sentence-transformers) or the tensors of a static encoder, else DPR's `config.json`, else a plain
-Hugging Face folder.
+`EncoderSpec` holds them. They are read from the files of a folder: `bookwheel.json`, else
+`modules.json` (sentence-transformers) or the tensors of a static encoder, else DPR's `config.json`;
+a plain Hugging Face folder gets the defaults.
 """
 
 import re
@@ -11,19 +12,26 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rag_model.encoders.files import CONFIG, longest_input, optional_object, position_limit, read_object
-from rag_model.encoders.sentence_transformers import MODULES, read_sentence_transformers
-from rag_model.encoders.static_folder import STATIC, has_static_layout, read_static
+from rag_model.encoders.files import (
+    CONFIG,
+    MODULES,
+    read_json_object,
+    read_max_tokens,
+    read_optional_json,
+    read_position_limit,
+    read_sentence_transformers,
+)
+from rag_model.encoders.static_folder import STATIC_POOLINGS, has_static_layout, read_static_settings
 from rag_model.errors import UsageError
 
 RECORD_FILE = "bookwheel.json"
 Pooling = Literal["cls", "mean", "last", "static", "static-known"]
 Layout = Literal["joined", "pair", "text"]
-TextInput = str | tuple[str, str]  # the tokenizer's input: one text, or a pair
+TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
-_SHORTEST = 3  # tokens: two special ones and one of text
+_MIN_TOKENS = 3  # two special tokens and one token of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
-# Families, by hub name, whose folders lack the prompts of their model cards.
+# Model families, by hub name, whose folders lack the prompts of their model cards.
 _KNOWN_PROMPTS = (
     (
         r"intfloat/(multilingual-)?e5-(small|base|large)(-v2)?",
@@ -35,15 +43,19 @@ _KNOWN_PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """How an encoder reads text and makes a vector; all fields except `question_prompt` are part of its space."""
+    """Settings of a dense encoder; all fields except `question_prompt` are part of its vector
+    space.
+    """
 
-    pooling: Pooling = "mean"  # of the last layer: the first token, the mean, or the last token; of a static encoder's
-    # token vectors the mean, with unknown tokens or without
-    normalize: bool = True  # to unit length: the inner product is then the cosine
-    max_length: int = 256  # tokens of one input, special ones included; longer inputs are cut
-    layout: Layout = "joined"  # of a passage: `title text`, `[CLS] title [SEP] text [SEP]`, or the text alone
-    passage_prompt: str = ""  # inserted unchanged before a passage: E5's `passage: `
-    question_prompt: str = ""  # inserted unchanged before a question: E5's `query: `, BGE's instruction
+    # First token, mean, or last token of the last hidden state; for a static encoder the mean of
+    # the token vectors, with unknown tokens or without.
+    pooling: Pooling = "mean"
+    normalize: bool = True  # to unit length, so that the inner product is the cosine
+    max_length: int = 256  # tokens per input, special tokens included; longer inputs are truncated
+    # Of a passage: `title text`, `[CLS] title [SEP] text [SEP]`, or only the text.
+    layout: Layout = "joined"
+    passage_prompt: str = ""  # prepended unchanged to every passage, such as E5's `passage: `
+    question_prompt: str = ""  # prepended unchanged to every question, such as E5's `query: `
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -55,13 +67,13 @@ class EncoderSpec:
         for name, choices in (("pooling", get_args(Pooling)), ("layout", get_args(Layout))):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
-        if self.max_length < _SHORTEST:
-            raise UsageError(f"max_length {self.max_length} leaves no room for text: use {_SHORTEST} or more")
+        if self.max_length < _MIN_TOKENS:
+            raise UsageError(f"max_length {self.max_length} leaves no room for text: use {_MIN_TOKENS} or more")
 
     @property
     def is_static(self) -> bool:
-        """Whether it is of a static encoder, which has a vector for each token and no transformer."""
-        return self.pooling in STATIC
+        """Whether the encoder is static: it has one vector per vocabulary token and no transformer."""
+        return self.pooling in STATIC_POOLINGS
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values."""
@@ -69,81 +81,86 @@ class EncoderSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Raises:
             UsageError: a field is unknown, or its value is not one of the choices.
         """
-        return cls(**_checked(value))
+        return cls(**_check_names(value))
 
-    def passage(self, title: str, text: str) -> TextInput:
-        """Return the tokenizer's input for a passage: one string, or a pair."""
+    def format_passage(self, title: str, text: str) -> TextInput:
+        """Return the tokenizer input for a passage: one string, or a pair."""
         if not title or self.layout == "text":
             return self.passage_prompt + text
         if self.layout == "pair":
             return self.passage_prompt + title, text
         return f"{self.passage_prompt}{title} {text}"
 
-    def question(self, question: str) -> str:
-        """Return the tokenizer's input for a question."""
+    def format_question(self, question: str) -> str:
+        """Return the tokenizer input for a question."""
         return self.question_prompt + question
 
 
-def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> EncoderSpec:
-    """Read the spec that `folder` implies; `overrides` replace single fields.
+def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> EncoderSpec:
+    """Read the settings of the encoder in `folder`; `overrides` replace single fields.
 
     Raises:
         InputError: a file is missing or corrupt, or the model has an unsupported part.
-        UsageError: an override is not a field of the spec, or `max_length` exceeds the model's limit.
+        UsageError: an override is not a field of the spec, or `max_length` exceeds the model's
+            limit.
     """
-    own = _own_spec(folder)
-    spec = replace(own, **_checked(overrides or {}))
-    if spec.is_static != own.is_static:
+    folder_spec = _read_folder_spec(folder)
+    spec = replace(folder_spec, **_check_names(overrides or {}))
+    if spec.is_static != folder_spec.is_static:
         raise UsageError(f"pooling {spec.pooling!r} does not apply to encoder {folder}: leave it out")
     if spec.is_static:
         return spec
-    asked = "max_length" in (overrides or {})  # a record may have some more: then the tokenizer cuts
-    limit = position_limit(folder) if asked else read_object(folder / CONFIG).get("max_position_embeddings")
+    # A record may exceed the limit a little; the tokenizer truncates.
+    is_explicit = "max_length" in (overrides or {})
+    limit = (
+        read_position_limit(folder) if is_explicit else read_json_object(folder / CONFIG).get("max_position_embeddings")
+    )
     if limit and spec.max_length > limit:
         raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
     return spec
 
 
-def is_static(folder: Path) -> bool:
-    """Whether a folder holds a static encoder, by its record, its modules or its tensors.
+def is_static_encoder(folder: Path) -> bool:
+    """Return whether a folder holds a static encoder, by its record, its modules or its tensors.
 
     Raises:
         InputError: a file is corrupt.
     """
-    recorded = optional_object(folder / RECORD_FILE).get("spec")
+    recorded = read_optional_json(folder / RECORD_FILE).get("spec")
     if isinstance(recorded, dict) and "pooling" in recorded:
-        return recorded["pooling"] in STATIC
+        return recorded["pooling"] in STATIC_POOLINGS
     return has_static_layout(folder)
 
 
-def known_prompts(name: str) -> dict[str, str]:
-    """Return the prompts of the model card of hub name `name` that its files lack; else an empty dict.
+def find_known_prompts(name: str) -> dict[str, str]:
+    """Return the prompts that a model card has and the files lack, by hub name; an empty dict if
+    there are none.
 
-    >>> known_prompts("intfloat/e5-small-v2")["question_prompt"]
+    >>> find_known_prompts("intfloat/e5-small-v2")["question_prompt"]
     'query: '
     """
     return next((dict(prompts) for family, prompts in _KNOWN_PROMPTS if re.fullmatch(family, name)), {})
 
 
-def _own_spec(folder: Path) -> EncoderSpec:
-    if recorded := optional_object(folder / RECORD_FILE).get("spec"):
+def _read_folder_spec(folder: Path) -> EncoderSpec:
+    if recorded := read_optional_json(folder / RECORD_FILE).get("spec"):
         return EncoderSpec.from_json(recorded)
     if has_static_layout(folder):
-        return EncoderSpec(**read_static(folder))
+        return EncoderSpec(**read_static_settings(folder))
     if (folder / MODULES).is_file():
         return EncoderSpec(**read_sentence_transformers(folder))
-    if read_object(folder / CONFIG).get("model_type") == "dpr":
-        length = min(DPR_MAX_LENGTH, longest_input(folder))
+    if read_json_object(folder / CONFIG).get("model_type") == "dpr":
+        length = min(DPR_MAX_LENGTH, read_max_tokens(folder))
         return EncoderSpec(pooling="cls", normalize=False, max_length=length, layout="pair")
-    return EncoderSpec(max_length=longest_input(folder))
+    return EncoderSpec(max_length=read_max_tokens(folder))
 
 
-def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+def _check_names(values: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in fields(EncoderSpec)]
     for name in values:
         if name not in names:

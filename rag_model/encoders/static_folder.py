@@ -1,11 +1,13 @@
-"""The folders of static encoders: one vector a token of the vocabulary, and a text's is the mean of its tokens'.
+"""Read the folders of static encoders: one vector per vocabulary token; a text has the mean of its
+token vectors.
 
-Two layouts are read, as the packages that write them read them:
+Two layouts are read, with the semantics of the packages that write them:
 
-* model2vec's: the tensor `embeddings`, of fp32, fp16 or int8. After vocabulary quantisation `mapping` has the row of
-  each token, and `weights` (also without a mapping) what its vector is multiplied by. Unknown tokens do not count.
-* sentence-transformers' `StaticEmbedding`: the tensor `embedding.weight`, in the top folder or in the one that
-  `modules.json` names. All tokens count.
+* model2vec: the tensor `embeddings` in fp32, fp16 or int8. After vocabulary quantization `mapping`
+  has the row of each token. `weights` (also without a mapping) are factors of the token vectors.
+  Unknown tokens are ignored.
+* sentence-transformers' `StaticEmbedding`: the tensor `embedding.weight`, in the top folder or in
+  the folder that `modules.json` names. All tokens count.
 """
 
 from collections.abc import Iterator
@@ -17,166 +19,186 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.digest import digest_chunks, digest_json
-from rag_model.encoders.files import CONFIG, TOKENIZER, optional_object, read_object
-from rag_model.encoders.sentence_transformers import MODULES, modules_of, prompts_of, supported
-from rag_model.encoders.weights import WEIGHTS, StoredTensor, stored_tensors
+from rag_model.encoders.files import (
+    CONFIG,
+    MODULES,
+    TOKENIZER,
+    read_json_object,
+    read_modules,
+    read_optional_json,
+    read_prompts,
+    read_supported_modules,
+)
+from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_headers
 from rag_model.errors import InputError
 
 StaticPooling = Literal["static", "static-known"]
-STATIC: Final[tuple[StaticPooling, ...]] = ("static", "static-known")  # with unknown tokens, and without
+STATIC_POOLINGS: Final[tuple[StaticPooling, ...]] = (
+    "static",
+    "static-known",
+)  # the mean with unknown tokens, and without
 _EMBEDDINGS, _MAPPING, _WEIGHTS = "embeddings", "mapping", "weights"  # tensors of model2vec
 _EMBEDDING = "embedding.weight"  # of sentence-transformers
-_MODULE = "StaticEmbedding"
-_MOST_TOKENS = 512  # of a text: the default of model2vec's `encode`
-_WHOLE = 1_000_000  # tokens of a text where nothing is cut, as by sentence-transformers
-_MOST_DIM = 1 << 16
-_BLOCK = 1 << 14  # rows that are cast and hashed at a time
-_AGAIN = "fetch the model again"
-_MODEL2VEC = "model2vec"  # the `model_type` of its configs
+_STATIC_MODULE = "StaticEmbedding"
+_DEFAULT_MAX_TOKENS = 512  # per text: the default of model2vec's `encode`
+_UNLIMITED_TOKENS = 1_000_000  # per text, in effect no truncation, as in sentence-transformers
+_MAX_DIM = 1 << 16
+_ROWS_PER_BLOCK = 1 << 14  # rows cast and hashed at a time
+_FETCH_AGAIN = "fetch the model again"
+_MODEL2VEC_TYPE = "model2vec"  # the `model_type` of its configs
 
 
 @dataclass(frozen=True, slots=True)
 class StaticTable:
-    """The vectors of the tokens of a vocabulary, as a folder stores them."""
+    """The token vectors of a static encoder, as stored in its folder."""
 
     folder: Path
     embeddings: StoredTensor  # (r, d)
-    mapping: npt.NDArray[np.int32] | None  # (v,): the row of each token; None: its own number
-    weights: npt.NDArray[np.float32] | None  # (v,): what the vector of each token is multiplied by; None: 1
+    mapping: npt.NDArray[np.int32] | None  # (v,): row of each token id; None: row = token id
+    weights: npt.NDArray[np.float32] | None  # (v,): factor of each token vector; None: 1
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the tensors of `static_body`; the embeddings are not yet read.
+        """Open the tensors of a `find_static_body` folder; does not read the embeddings.
 
         Raises:
-            InputError: a tensor is missing, or has another shape or type than it must.
+            InputError: a tensor is missing, or has a wrong shape or dtype.
         """
-        stored = stored_tensors(folder)
+        stored = read_tensor_headers(folder)
         embeddings = stored.get(_EMBEDDINGS) or stored.get(_EMBEDDING)
         if embeddings is None:
             raise InputError(
                 f"encoder {folder} has no tensor {_EMBEDDINGS} or {_EMBEDDING}: give the folder of a static encoder, "
                 "as model2vec or sentence-transformers saves it"
             )
-        if len(embeddings.shape) != 2 or not 0 < embeddings.shape[1] <= _MOST_DIM or not embeddings.shape[0]:
+        if len(embeddings.shape) != 2 or not 0 < embeddings.shape[1] <= _MAX_DIM or not embeddings.shape[0]:
             raise InputError(
                 f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, which is not tokens by "
-                f"dimensions: {_AGAIN}"
+                f"dimensions: {_FETCH_AGAIN}"
             )
         rows = embeddings.shape[0]
-        mapping = _flat(stored[_MAPPING].integers()) if _MAPPING in stored else None
+        mapping = _flatten(stored[_MAPPING].memory_map_integers()) if _MAPPING in stored else None
         if mapping is not None and not (len(mapping) and mapping.min() >= 0 and mapping.max() < rows):
-            raise InputError(f"the mapping of encoder {folder} names rows that its {rows} embeddings lack: {_AGAIN}")
-        weights = _flat(stored[_WEIGHTS].read()) if _WEIGHTS in stored else None
+            raise InputError(
+                f"the mapping of encoder {folder} names rows that its {rows} embeddings lack: {_FETCH_AGAIN}"
+            )
+        weights = _flatten(stored[_WEIGHTS].read()) if _WEIGHTS in stored else None
         size = rows if mapping is None else len(mapping)
         if weights is not None and len(weights) != size:
-            raise InputError(f"encoder {folder} has {len(weights)} weights for {size} tokens: {_AGAIN}")
+            raise InputError(f"encoder {folder} has {len(weights)} weights for {size} tokens: {_FETCH_AGAIN}")
         if weights is not None:
             _check_finite(weights, folder)
         return cls(folder, embeddings, None if mapping is None else mapping.astype(np.int32), weights)
 
     @property
     def dim(self) -> int:
-        """Return the length of a vector."""
+        """Dimension of a vector."""
         return self.embeddings.shape[1]
 
     @property
     def size(self) -> int:
-        """Return how many tokens have a vector."""
+        """Number of tokens that have a vector."""
         return self.embeddings.shape[0] if self.mapping is None else len(self.mapping)
 
-    def vectors(self) -> npt.NDArray[np.float32]:
-        """Return the (r, d) embeddings; float32 ones stay mapped from their file.
+    def read_vectors(self) -> npt.NDArray[np.float32]:
+        """Return the (r, d) embeddings; float32 embeddings stay memory-mapped.
 
         Raises:
-            InputError: they are of an unknown type, or cut off.
+            InputError: their dtype is unknown, or the file is truncated.
         """
         if self.embeddings.dtype == "F32":
-            return np.require(self.embeddings.mapped(), np.float32, "A")
-        return np.concatenate([*self._blocks()])
+            return np.require(self.embeddings.memory_map(), np.float32, "A")
+        return np.concatenate([*self._iter_blocks()])
 
     def digest(self) -> str:
-        """Return the digest of the numbers; reads all of them once.
+        """Return the digest of all values; reads them once.
 
         Raises:
-            InputError: one is not finite, all vectors are zero, or they are of an unknown type or cut off.
+            InputError: a value is not finite, all vectors are zero, the dtype is unknown, or the
+                file is truncated.
         """
-        others = {_MAPPING: self.mapping, _WEIGHTS: self.weights}
-        told = {name: None if own is None else digest_chunks([own.tobytes()]) for name, own in others.items()}
-        return digest_json({**told, _EMBEDDINGS: [list(self.embeddings.shape), digest_chunks(self._checked())]})
+        optional_arrays = {_MAPPING: self.mapping, _WEIGHTS: self.weights}
+        digests = {
+            name: None if array is None else digest_chunks([array.tobytes()]) for name, array in optional_arrays.items()
+        }
+        return digest_json(
+            {**digests, _EMBEDDINGS: [list(self.embeddings.shape), digest_chunks(self._iter_checked_blocks())]}
+        )
 
-    def _checked(self) -> Iterator[bytes]:
-        told = []  # for each row, whether it is no zero vector
-        for block in self._blocks():
+    def _iter_checked_blocks(self) -> Iterator[bytes]:
+        nonzero_blocks = []  # for each row, whether it is nonzero
+        for block in self._iter_blocks():
             _check_finite(block, self.folder)
-            told.append(block.any(axis=1))
+            nonzero_blocks.append(block.any(axis=1))
             yield block.tobytes()
-        tokens = np.concatenate(told)[slice(None) if self.mapping is None else self.mapping]
-        if not (tokens if self.weights is None else tokens & (self.weights != 0)).any():
+        nonzero_tokens = np.concatenate(nonzero_blocks)[slice(None) if self.mapping is None else self.mapping]
+        if not (nonzero_tokens if self.weights is None else nonzero_tokens & (self.weights != 0)).any():
             raise InputError(
-                f"encoder {self.folder} has a zero vector for every token, so that all texts are alike: {_AGAIN}, or "
-                "save it after its training"
+                f"encoder {self.folder} has a zero vector for every token, so that all texts are alike: "
+                f"{_FETCH_AGAIN}, or save it after its training"
             )
 
-    def _blocks(self) -> Iterator[npt.NDArray[np.float32]]:
+    def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
         stored = self.embeddings
-        codes = stored.integers() if stored.is_integer else stored.mapped()
-        for start in range(0, len(codes), _BLOCK):
-            yield stored.as_float32(codes[start : start + _BLOCK])
+        values = stored.memory_map_integers() if stored.is_integer else stored.memory_map()
+        for start in range(0, len(values), _ROWS_PER_BLOCK):
+            yield stored.as_float32(values[start : start + _ROWS_PER_BLOCK])
 
 
 def has_static_layout(folder: Path) -> bool:
-    """Whether a folder is one of a static encoder, by its modules, its tensors or, where they are missing, its config.
+    """Return whether a folder holds a static encoder, by its modules, its tensors or, without
+    tensors, its config.
 
     Raises:
         InputError: `modules.json`, the config or the header of the weights is damaged.
     """
     if (folder / MODULES).is_file():
-        return _MODULE in modules_of(folder)
+        return _STATIC_MODULE in read_modules(folder)
     if not (folder / WEIGHTS).is_file():
-        return optional_object(folder / CONFIG).get("model_type") == _MODEL2VEC
-    stored = stored_tensors(folder)
+        return read_optional_json(folder / CONFIG).get("model_type") == _MODEL2VEC_TYPE
+    stored = read_tensor_headers(folder)
     return _EMBEDDINGS in stored or stored.keys() == {_EMBEDDING}
 
 
-def static_body(folder: Path) -> Path:
-    """Return the folder of a static encoder's weights and tokenizer: its own, or the one that its modules name.
+def find_static_body(folder: Path) -> Path:
+    """Return the folder with a static encoder's weights and tokenizer: its own, or the one in
+    `modules.json`.
 
     Raises:
-        InputError: `modules.json` is damaged, or names a folder elsewhere.
+        InputError: `modules.json` is damaged, or names a folder outside of the encoder.
     """
-    path = modules_of(folder).get(_MODULE, "") if (folder / MODULES).is_file() else ""
+    path = read_modules(folder).get(_STATIC_MODULE, "") if (folder / MODULES).is_file() else ""
     if path in {"", "."}:
         return folder
     if "/" in path or path.startswith("."):
-        raise InputError(f"encoder file {folder / MODULES} names a folder outside of the encoder: {_AGAIN}")
+        raise InputError(f"encoder file {folder / MODULES} names a folder outside of the encoder: {_FETCH_AGAIN}")
     return folder / path
 
 
-def read_static(folder: Path) -> dict[str, Any]:
-    """Return the fields of `EncoderSpec` that the folder of a static encoder sets.
+def read_static_settings(folder: Path) -> dict[str, Any]:
+    """Read the fields of `EncoderSpec` that the folder of a static encoder sets.
 
     Raises:
         InputError: a file is missing or corrupt, or the model has an unsupported part.
     """
-    modules = supported(folder, (_MODULE, "Normalize")) if (folder / MODULES).is_file() else {}
-    body = static_body(folder)
-    known = _EMBEDDINGS in stored_tensors(body)
-    normalize = optional_object(folder / CONFIG).get("normalize") if known else None
-    given = (read_object(body / TOKENIZER).get("truncation") or {}).get("max_length")
-    most = _MOST_TOKENS if known else _WHOLE
+    modules = read_supported_modules(folder, (_STATIC_MODULE, "Normalize")) if (folder / MODULES).is_file() else {}
+    body_folder = find_static_body(folder)
+    is_model2vec = _EMBEDDINGS in read_tensor_headers(body_folder)
+    normalize = read_optional_json(folder / CONFIG).get("normalize") if is_model2vec else None
+    tokenizer_limit = (read_json_object(body_folder / TOKENIZER).get("truncation") or {}).get("max_length")
+    default_limit = _DEFAULT_MAX_TOKENS if is_model2vec else _UNLIMITED_TOKENS
     return {
-        "pooling": STATIC[known],
+        "pooling": STATIC_POOLINGS[is_model2vec],
         "normalize": bool(normalize) if normalize is not None else "Normalize" in modules,
-        "max_length": min(most, given) if isinstance(given, int) else most,
-        **prompts_of(folder),
+        "max_length": min(default_limit, tokenizer_limit) if isinstance(tokenizer_limit, int) else default_limit,
+        **read_prompts(folder),
     }
 
 
-def _flat(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _flatten(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.reshape(-1)
 
 
 def _check_finite(values: npt.NDArray[np.float32], folder: Path) -> None:
     if not np.isfinite(values).all():
-        raise InputError(f"encoder {folder} has embeddings that are not finite: {_AGAIN}")
+        raise InputError(f"encoder {folder} has embeddings that are not finite: {_FETCH_AGAIN}")

@@ -1,4 +1,10 @@
-"""Text to token vectors: the ColBERT of all stages, beside `encoder.Encoder`, which makes one vector a text."""
+"""ColBERT: encode passages and questions as one vector per token.
+
+Token pooling represents a passage by fewer vectors, each the mean of similar tokens: Clavié,
+Chaffin and Adams 2024, "Reducing the Footprint of Multi-Vector Retrieval with Minimal Performance
+Impact via Token Pooling" (arXiv 2409.14683), section 2: hierarchical clustering by Ward's
+criterion, then the mean of each cluster, here normalized, because MaxSim compares cosines.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,21 +16,23 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.corpus.token_file import TokenVectors
+from rag_model.corpus.ragged_file import TokenVectors, compute_offsets
 from rag_model.digest import digest_json
-from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
+from rag_model.encoders.batches import BATCH_INVARIANT_TOKENS, batch_by_length, pad_length, run_batches
 from rag_model.encoders.encoder import Vectors
-from rag_model.encoders.files import CONFIG
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.encoders.room import halved
-from rag_model.encoders.sentence_transformers import MODULES
-from rag_model.encoders.space import Space, asked_space, digest_tokenizer, tokenizer_files
+from rag_model.encoders.files import CONFIG, MODULES, resolve_folder
+from rag_model.encoders.space import Space, digest_tokenizer, list_tokenizer_files, read_declared_space
 from rag_model.encoders.spec import RECORD_FILE
-from rag_model.encoders.token_pooling import pooled
-from rag_model.encoders.token_spec import METADATA, PYLATE, RECORDED, TokenSpec, dense_folder, read_token_spec
+from rag_model.encoders.token_spec import (
+    METADATA,
+    PYLATE_CONFIG,
+    TOKENS_KEY,
+    TokenSpec,
+    find_dense_folder,
+    read_token_spec,
+)
 from rag_model.encoders.tokens import TokenIds, load_tokenizer, tokenize
-from rag_model.encoders.weights import WEIGHTS, digest_tensors, weight_files
+from rag_model.encoders.weights import WEIGHTS, digest_tensors, list_weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -34,76 +42,129 @@ if TYPE_CHECKING:
 
     from rag_model.encoders.token_model import TokenModel
 
-_JOINED = "joined"  # the layout of a passage: `title text`
+_JOINED = "joined"  # passage layout: `title text`
+
+
+def pool_tokens(vectors: Vectors, factor: int) -> Vectors:
+    """Pool (t, d) unit vectors to (ceil(t / factor), d) float32 unit vectors, in the order of their
+    first tokens.
+    """
+    count = -(-len(vectors) // factor)
+    if count == len(vectors):
+        return vectors
+    sums = np.zeros((count, vectors.shape[1]), np.float32)
+    np.add.at(sums, cluster_tokens(vectors, count), vectors)  # (t,), (t, d) -> (count, d)
+    pooled_vectors: Vectors = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), np.float32(1e-12))
+    return pooled_vectors
+
+
+def cluster_tokens(vectors: Vectors, count: int) -> npt.NDArray[np.int64]:
+    """Return the (t,) cluster number of each token; clusters are numbered from 0 in the order of
+    their first tokens.
+
+    Every token starts as one cluster. Each step merges the two clusters whose union increases the
+    sum of squared distances from the means least (Ward 1963), until `count` are left; of equal
+    pairs the first is taken. The new distances follow from the old ones (Lance and Williams 1967),
+    with cluster sizes k, i and j: d(k, i+j) = ((k + i) d(k, i) + (k + j) d(k, j) - k d(i, j)) / (k
+    + i + j).
+    """
+    n = len(vectors)
+    exact = vectors.astype(np.float64)
+    squared_norms = np.einsum("td,td->t", exact, exact)
+    # (t, t) squared distances.
+    distances = squared_norms[:, None] + squared_norms[None, :] - 2 * exact @ exact.T
+    np.fill_diagonal(distances, np.inf)
+    sizes, cluster_of = np.ones(n), np.arange(n)
+    for _ in range(n - count):
+        i, j = sorted(divmod(int(distances.argmin()), n))
+        merged = (sizes + sizes[i]) * distances[i] + (sizes + sizes[j]) * distances[j] - sizes * distances[i, j]
+        merged /= sizes + sizes[i] + sizes[j]
+        distances[i] = distances[:, i] = merged  # inf for merged clusters, and for i itself
+        distances[j] = distances[:, j] = np.inf
+        sizes[i] += sizes[j]
+        cluster_of[cluster_of == j] = i
+    numbers: npt.NDArray[np.int64] = np.unique(cluster_of, return_inverse=True)[1]
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
-    """Texts of one role as tokens with their mark."""
+class TokenBatch:
+    """A padded batch of questions, or of passages, with their mark tokens."""
 
-    ids: TokenIds  # (b, t): padded with [MASK]
-    seen: npt.NDArray[np.bool_]  # (b, t): tokens that others attend to
-    kept: npt.NDArray[np.bool_]  # (b, t): tokens that give a vector
+    ids: TokenIds  # (b, t), padded with [MASK]
+    attention_mask: npt.NDArray[np.bool_]  # (b, t): tokens that others attend to
+    output_mask: npt.NDArray[np.bool_]  # (b, t): tokens that get an output vector
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """Cuts texts into tokens and adds marks and masks, as a spec says."""
+class ColbertTokenizer:
+    """Tokenizes texts, and adds the mark and mask tokens of a spec."""
 
     spec: TokenSpec
-    asked: "Tokenizer"
-    read: "Tokenizer"
-    marks: tuple[int, int]  # of questions and passages
-    mask: int
-    skipped: npt.NDArray[np.int32]
+    question_tokenizer: "Tokenizer"
+    passage_tokenizer: "Tokenizer"
+    mark_ids: tuple[int, int]  # question mark, passage mark
+    mask_id: int
+    skipped_ids: npt.NDArray[np.int32]
 
     @classmethod
     def load(cls, folder: Path, spec: TokenSpec) -> Self:
         """Load the tokenizer of `folder`.
 
         Raises:
-            InputError: it is missing or corrupt, or has no token for a mark.
+            InputError: it is missing or corrupt, or its vocabulary lacks a mark token.
         """
-        asked = load_tokenizer(folder, spec.question_length - 1)
-        read = load_tokenizer(folder, spec.passage_length - 1)
+        question_tokenizer = load_tokenizer(folder, spec.question_length - 1)
+        passage_tokenizer = load_tokenizer(folder, spec.passage_length - 1)
 
-        def number(token: str) -> int:
-            found: int | None = asked.token_to_id(token)
-            if found is None:
-                raise InputError(f"the vocabulary of encoder {folder} has no token {token!r}: name marks that it has")
-            return found
+        def require_token_id(token: str) -> int:
+            token_id: int | None = question_tokenizer.token_to_id(token)
+            if token_id is None:
+                raise InputError(f"the vocabulary of encoder {folder} has no token {token!r}: choose marks that it has")
+            return token_id
 
-        skipped = [found for token in spec.skipped if (found := asked.token_to_id(token)) is not None]
-        marks = number(spec.question_mark), number(spec.passage_mark)
-        return cls(spec, asked, read, marks, number("[MASK]"), np.array(skipped, np.int32))
+        skipped_ids = [
+            found_id for token in spec.skipped if (found_id := question_tokenizer.token_to_id(token)) is not None
+        ]
+        mark_ids = require_token_id(spec.question_mark), require_token_id(spec.passage_mark)
+        return cls(
+            spec,
+            question_tokenizer,
+            passage_tokenizer,
+            mark_ids,
+            require_token_id("[MASK]"),
+            np.array(skipped_ids, np.int32),
+        )
 
-    def questions(self, texts: Sequence[str]) -> Marked:
-        """Return questions, all of the spec's length; every token gives a vector, masks too."""
-        lines = [_marked(ids, self.marks[0]) for ids in tokenize(self.asked, texts)]
-        ids, real = _rectangle(lines, self.spec.question_length, self.mask)
-        every = np.ones_like(real)
-        return Marked(ids, every if self.spec.attend_to_masks else real, every)
+    def encode_questions(self, texts: Sequence[str]) -> TokenBatch:
+        """Return a batch of questions, padded with [MASK] to `question_length`; all tokens get
+        vectors.
+        """
+        rows = [_insert_mark(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
+        ids, is_token = _pad_rows(rows, self.spec.question_length, self.mask_id)
+        all_tokens = np.ones_like(is_token)
+        return TokenBatch(ids, all_tokens if self.spec.attend_to_masks else is_token, all_tokens)
 
-    def passages(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Return the tokens of passages, each with its mark."""
-        return [_marked(ids, self.marks[1]) for ids in tokenize(self.read, texts)]
+    def encode_passages(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Return the token ids of passages, each with its mark."""
+        return [_insert_mark(ids, self.mark_ids[1]) for ids in tokenize(self.passage_tokenizer, texts)]
 
-    def batch(self, lines: Sequence[TokenIds]) -> Marked:
-        """Return passages as one batch; punctuation gives no vector."""
-        ids, real = _rectangle(lines, padded(max(map(len, lines))), self.mask)
-        return Marked(ids, real, real & ~np.isin(ids, self.skipped))
+    def pad_passages(self, rows: Sequence[TokenIds]) -> TokenBatch:
+        """Pad passages to one batch; skipped tokens, such as punctuation, get no vector."""
+        ids, is_token = _pad_rows(rows, pad_length(max(map(len, rows))), self.mask_id)
+        return TokenBatch(ids, is_token, is_token & ~np.isin(ids, self.skipped_ids))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEncoder:
-    """A loaded ColBERT; make one with `load`."""
+    """A loaded ColBERT; create one with `load`."""
 
     name: str  # as the user gave it
     folder: Path
     spec: TokenSpec
-    marker: Marker
+    tokenizer: ColbertTokenizer
     model: "TokenModel"
-    budget: int  # tokens of a batch
+    batch_tokens: int  # maximum tokens per batch
 
     @classmethod
     def load(
@@ -114,10 +175,12 @@ class TokenEncoder:
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
-        """Load the ColBERT in folder `name`, or of that hub name; `device` and `dtype` as `Encoder.load` takes them.
+        """Load a ColBERT from a folder, or by its hub name; `device` and `dtype` as in
+        `Encoder.load`.
 
         Raises:
-            InputError: it is not found, a file is missing or corrupt, or it is no ColBERT.
+            InputError: the model is not found, a file is missing or corrupt, or it is not a
+                ColBERT.
             MissingExtraError: the model extra is not installed.
             UsageError: an override is unknown, or this machine has no such device.
         """
@@ -125,105 +188,118 @@ class TokenEncoder:
         spec = read_token_spec(folder, overrides)
         require("torch", "model")
         require("transformers", "model")
-        models = import_module("rag_model.encoders.model")
-        where, kind = models.arithmetic(device, dtype)
-        model = import_module("rag_model.encoders.token_model").TokenModel.load(folder, device=device, dtype=kind)
-        budget = models.CUDA_BATCH_TOKENS if where.type == "cuda" else models.CPU_BATCH_TOKENS
-        return cls(str(name), folder, spec, Marker.load(folder, spec), model, budget)
+        model_module = import_module("rag_model.encoders.model")
+        resolved_device, resolved_dtype = model_module.resolve_device_and_dtype(device, dtype)
+        model = import_module("rag_model.encoders.token_model").TokenModel.load(
+            folder, device=device, dtype=resolved_dtype
+        )
+        batch_tokens = (
+            model_module.CUDA_BATCH_TOKENS if resolved_device.type == "cuda" else model_module.CPU_BATCH_TOKENS
+        )
+        return cls(str(name), folder, spec, ColbertTokenizer.load(folder, spec), model, batch_tokens)
 
     @property
     def dim(self) -> int:
-        """The number of components of a token's vector."""
+        """Dimension of a token vector."""
         return self.model.dim
 
     @property
-    def arithmetic(self) -> tuple[str, str]:
-        """The device (cpu, cuda:0) and the arithmetic (bfloat16), which are recorded and never compared."""
+    def device_and_dtype(self) -> tuple[str, str]:
+        """Device (cpu, cuda:0) and dtype (bfloat16); recorded, but never compared."""
         return str(self.model.device), str(self.model.linear.weight.dtype).removeprefix("torch.")
 
     def space(self) -> Space:
-        """Return the space of its question vectors: the one that its folder declares, else that of its own passages.
+        """Return the vector space of its questions: the declared one of its folder, else that of
+        its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
         """
-        return asked_space(self.folder) or token_space(self.folder, self.spec, self.name)
+        return read_declared_space(self.folder) or compute_token_space(self.folder, self.spec, self.name)
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (q, l, d) float32 vectors of questions, l the spec's question length, in order."""
-        size = max(1, self.budget // self.spec.question_length)
+        """Return the (q, l, d) float32 vectors of questions, in order; l is the spec's
+        `question_length`.
+        """
+        size = max(1, self.batch_tokens // self.spec.question_length)
         out = np.empty((len(questions), self.spec.question_length, self.dim), np.float32)
         for first in range(0, len(questions), size):
-            batch = self.marker.questions(questions[first : first + size])
-            out[first : first + size] = self._vectors(batch)
+            batch = self.tokenizer.encode_questions(questions[first : first + size])
+            out[first : first + size] = self._run_model(batch)
         return out
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> TokenVectors:
-        """Return the float32 vectors of passages, `title text` each, in order; they do not depend on one another.
+        """Return the float32 vectors of passages (`title text`), in order, independent of the other
+        passages.
 
-        There is one a token that is kept, or fewer if the spec pools them.
+        Every token that is not skipped has one vector; there are fewer vectors if the spec pools
+        them.
 
         Raises:
             InputError: a vector is not finite.
         """
-        return self.encode_inputs([self.spec.passage(*both) for both in zip(titles, texts, strict=True)])
+        return self.encode_inputs(
+            [self.spec.format_passage(*title_and_text) for title_and_text in zip(titles, texts, strict=True)]
+        )
 
     def encode_inputs(self, inputs: Sequence[str]) -> TokenVectors:
-        """Return what `encode_passages` does, of passages as the spec joins them.
+        """Encode passages like `encode_passages`, given as inputs of `format_passage`.
 
         Raises:
             InputError: a vector is not finite.
         """
-        lines = self.marker.passages(inputs)
-        if not lines:
-            return TokenVectors(np.zeros((0, self.dim), np.float32), offsets_of(np.zeros(0, np.int64)))
-        found: list[Vectors | None] = [None] * len(lines)
-        for rows, vectors in self._batches(lines):
-            found[rows] = pooled(vectors, self.spec.pool)
-        whole = [one for one in found if one is not None]
-        vectors = np.concatenate(whole)
+        token_rows = self.tokenizer.encode_passages(inputs)
+        if not token_rows:
+            return TokenVectors(np.zeros((0, self.dim), np.float32), compute_offsets(np.zeros(0, np.int64)))
+        vector_groups: list[Vectors | None] = [None] * len(token_rows)
+        for row, vectors in self._iter_vectors(token_rows):
+            vector_groups[row] = pool_tokens(vectors, self.spec.pool)
+        all_vectors = [group for group in vector_groups if group is not None]
+        vectors = np.concatenate(all_vectors)
         if not np.isfinite(vectors).all():
-            raise InputError(f"encoder {self.name} made a vector that is not finite: fetch the model again")
-        return TokenVectors(vectors, offsets_of(np.array([len(one) for one in whole], np.int64)))
+            raise InputError(f"encoder {self.name} computed a vector that is not finite: fetch the model again")
+        return TokenVectors(vectors, compute_offsets(np.array([len(group) for group in all_vectors], np.int64)))
 
-    def _batches(self, lines: Sequence[TokenIds]) -> Iterator[tuple[int, Vectors]]:
-        """Yield rows and their kept vectors, (t, d)."""
-        least = min(STEADY_TOKENS, self.budget)
-        batches = by_length([len(line) for line in lines], self.budget, least)
-        for rows, (batch, found) in halved(batches, lambda rows: self._read([lines[row] for row in rows])):
-            for row, vectors, kept in zip(rows.tolist(), found, batch.kept, strict=True):
-                yield row, vectors[kept]
+    def _iter_vectors(self, token_rows: Sequence[TokenIds]) -> Iterator[tuple[int, Vectors]]:
+        """Yield the row and the (t, d) output vectors of each passage."""
+        min_tokens = min(BATCH_INVARIANT_TOKENS, self.batch_tokens)
+        batches = batch_by_length([len(ids) for ids in token_rows], self.batch_tokens, min_tokens)
+        for rows, (batch, batch_vectors) in run_batches(
+            batches, lambda rows: self._encode_batch([token_rows[row] for row in rows])
+        ):
+            for row, vectors, is_kept in zip(rows.tolist(), batch_vectors, batch.output_mask, strict=True):
+                yield row, vectors[is_kept]
 
-    def _read(self, lines: Sequence[TokenIds]) -> tuple[Marked, Vectors]:
-        batch = self.marker.batch(lines)
-        return batch, self._vectors(batch)
+    def _encode_batch(self, rows: Sequence[TokenIds]) -> tuple[TokenBatch, Vectors]:
+        batch = self.tokenizer.pad_passages(rows)
+        return batch, self._run_model(batch)
 
-    def _vectors(self, batch: Marked) -> Vectors:
+    def _run_model(self, batch: TokenBatch) -> Vectors:
         torch = require("torch", "model")
         with torch.inference_mode():
             vectors: Vectors = self.model(*as_tensors(batch, self.model.device)).cpu().numpy()
         return vectors
 
 
-def as_tensors(batch: Marked, device: "torch.device") -> "tuple[torch.Tensor, torch.Tensor]":
-    """Return the ids (b, t) int64 and what is seen of them (b, t) bool, on a device."""
+def as_tensors(batch: TokenBatch, device: "torch.device") -> "tuple[torch.Tensor, torch.Tensor]":
+    """Return the (b, t) int64 token ids and the (b, t) bool attention mask on a device."""
     tensor = require("torch", "model").from_numpy
-    return tensor(batch.ids.astype(np.int64)).to(device), tensor(batch.seen).to(device)
+    return tensor(batch.ids.astype(np.int64)).to(device), tensor(batch.attention_mask).to(device)
 
 
-def token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
-    """Compute the space of the passages of the ColBERT in `folder` as `spec` reads them; reads all weights once.
+def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
+    """Compute the vector space of a ColBERT's passages with these settings; reads all weights once.
 
     Raises:
         InputError: a file of the encoder is missing or corrupt.
     """
-    models = import_module("rag_model.encoders.token_model")
-    projection = models.projection_of(folder)
+    model_module = import_module("rag_model.encoders.token_model")
+    projection = model_module.find_projection(folder)
     return Space(
         name=name or folder.name,
-        weights=digest_json([digest_tensors(models.body_tensors(folder)), projection.digest()]),
+        weights=digest_json([digest_tensors(model_module.list_body_tensors(folder)), projection.digest()]),
         tokenizer=digest_tokenizer(folder),
-        pooling=spec.pooling,
+        pooling=spec.space_pooling,
         normalize=True,
         max_length=spec.passage_length,
         layout=_JOINED,
@@ -232,32 +308,36 @@ def token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
     )
 
 
-def token_files(
-    folder: Path, spec: TokenSpec, space: Space, workdir: Path, more: Mapping[str, Any] | None = None
+def collect_token_encoder_files(
+    folder: Path, spec: TokenSpec, space: Space, workdir: Path, extra_fields: Mapping[str, Any] | None = None
 ) -> dict[str, Path]:
-    """Return, by relative name, the files that form a ColBERT for questions in `space`.
+    """Collect the files of a ColBERT for questions in `space`, by relative name.
 
-    Its record, `bookwheel.json`, is written into `workdir`, with `more` fields; the others are files of `folder`.
+    Writes the record `bookwheel.json` with `extra_fields` into `workdir`; the other files stay in
+    `folder`.
 
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
     record = workdir / RECORD_FILE
-    told = {"asks": space.to_json(), RECORDED: spec.to_json(), **(more or {})}
-    record.write_text(json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    files = {path.name: path for path in [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]}
-    files |= {name: folder / name for name in (METADATA, MODULES, PYLATE) if (folder / name).is_file()}
-    if dense := dense_folder(folder):
+    record_fields = {"asks": space.to_json(), TOKENS_KEY: spec.to_json(), **(extra_fields or {})}
+    record.write_text(json.dumps(record_fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    files = {
+        path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
+    }
+    files |= {name: folder / name for name in (METADATA, MODULES, PYLATE_CONFIG) if (folder / name).is_file()}
+    if dense := find_dense_folder(folder):
         files |= {f"{dense.name}/{name}": dense / name for name in (CONFIG, WEIGHTS)}
     return files
 
 
-def _marked(ids: TokenIds, mark: int) -> TokenIds:
+def _insert_mark(ids: TokenIds, mark: int) -> TokenIds:
     return np.concatenate([ids[:1], [mark], ids[1:]]).astype(np.int32)
 
 
-def _rectangle(lines: Sequence[TokenIds], width: int, fill: int) -> tuple[TokenIds, npt.NDArray[np.bool_]]:
-    real = np.arange(width) < np.array([len(line) for line in lines])[:, None]  # (t,) < (b, 1) -> (b, t)
-    ids = np.full(real.shape, fill, np.int32)
-    ids[real] = np.concatenate(lines)
-    return ids, real
+def _pad_rows(rows: Sequence[TokenIds], width: int, fill: int) -> tuple[TokenIds, npt.NDArray[np.bool_]]:
+    # (t,) < (b, 1) -> (b, t)
+    is_token = np.arange(width) < np.array([len(row) for row in rows])[:, None]
+    ids = np.full(is_token.shape, fill, np.int32)
+    ids[is_token] = np.concatenate(rows)
+    return ids, is_token

@@ -1,4 +1,6 @@
-"""A ColBERT as a torch module: a transformer and one linear projection; ids in, one unit vector a token out."""
+"""A ColBERT as a torch module: a transformer and a linear projection; token ids in, one unit vector
+per token out.
+"""
 
 import json
 import shutil
@@ -10,24 +12,26 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.model import device_named
-from rag_model.encoders.space import tokenizer_files
-from rag_model.encoders.token_spec import METADATA, TokenSpec, dense_folder
-from rag_model.encoders.transformer import pretrained
-from rag_model.encoders.weights import WEIGHTS, StoredTensor, stored_tensors
+from rag_model.encoders.files import CONFIG, read_json_object
+from rag_model.encoders.model import resolve_device
+from rag_model.encoders.pretrained import load_transformers_model
+from rag_model.encoders.space import list_tokenizer_files
+from rag_model.encoders.token_spec import METADATA, TokenSpec, find_dense_folder
+from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_headers
 from rag_model.errors import InputError
 
-LINEAR = "linear.weight"
-_ARCHITECTURE = "HF_ColBERT"  # Stanford's name, which PyLate knows as well
-_COPIED = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+PROJECTION_TENSOR = "linear.weight"
+_ARCHITECTURE = "HF_ColBERT"  # Stanford's name; PyLate reads it too
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
 class TokenModel(nn.Module):
-    """E(text) = normalise(W · transformer(text)), one vector for each token; make it with `load` or `begin`."""
+    """E(text) = normalize(W · transformer(text)), one vector per token; create one with `load` or
+    `from_encoder`.
+    """
 
     def __init__(self, body: Any, weight: Tensor) -> None:
-        """Join a transformer of hidden size h, and a projection, (d, h) float32."""
+        """Combine a transformer of hidden size h with a (d, h) float32 projection."""
         super().__init__()
         self.body = body
         self.linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
@@ -38,53 +42,57 @@ class TokenModel(nn.Module):
         """Load the ColBERT of `folder`; `device` as of `device_named`.
 
         Raises:
-            InputError: weights are missing, corrupt, or do not fit each other.
+            InputError: weights are missing or corrupt, or their shapes do not match.
         """
-        weight = torch.from_numpy(projection_of(folder).read())
-        return cls(_transformer(folder, device, dtype), weight)
+        weight = torch.from_numpy(find_projection(folder).read())
+        return cls(_load_body(folder, device, dtype), weight)
 
     @classmethod
-    def begin(cls, folder: Path, dim: int, *, seed: int = 0, device: str | None = None) -> Self:
-        """Put a new projection to `dim` components on a plain encoder: random orthonormal rows.
+    def from_encoder(cls, folder: Path, dim: int, *, seed: int = 0, device: str | None = None) -> Self:
+        """Create an untrained ColBERT from a plain encoder, with a random orthonormal projection to
+        `dim` components.
 
-        They keep inner products of hidden states on average, so that MaxSim means something before any training.
+        Such a projection keeps inner products of hidden states on average, so that MaxSim is
+        meaningful before any training.
 
         Raises:
             InputError: the encoder cannot be loaded.
         """
-        body = _transformer(folder, device, torch.float32)
-        random = torch.randn(body.config.hidden_size, dim, generator=torch.Generator().manual_seed(seed))
-        return cls(body, torch.linalg.qr(random).Q.T.contiguous())  # (h, d) -> (d, h)
+        body = _load_body(folder, device, torch.float32)
+        gaussian = torch.randn(body.config.hidden_size, dim, generator=torch.Generator().manual_seed(seed))
+        return cls(body, torch.linalg.qr(gaussian).Q.T.contiguous())  # (h, d) -> (d, h)
 
     @property
     def dim(self) -> int:
-        """The number of components of a token's vector."""
+        """Dimension of a token vector."""
         return int(self.linear.weight.shape[0])
 
     @property
     def dtype(self) -> torch.dtype:
-        """The arithmetic of the transformer."""
+        """Dtype of the transformer."""
         return self.linear.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """The current device of the weights."""
+        """Current device of the weights."""
         return self.linear.weight.device
 
-    def forward(self, ids: Tensor, seen: Tensor) -> Tensor:
-        """Return (b, t, d) float32 unit vectors of (b, t) ids; `seen` (b, t) bool: the tokens that others attend to."""
-        hidden = self.body(input_ids=ids, attention_mask=seen.long())[0]  # (b, t, h)
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return (b, t, d) float32 unit vectors of (b, t) ids; `attention_mask` is (b, t) bool."""
+        hidden = self.body(input_ids=ids, attention_mask=attention_mask.long())[0]  # (b, t, h)
         return nn.functional.normalize(self.linear(hidden).float(), dim=-1)
 
-    def save(self, folder: Path, tokenizer_of: Path, spec: TokenSpec) -> None:
-        """Write a folder in Stanford's layout, which PyLate opens too; the tokenizer is copied from another folder."""
+    def save(self, folder: Path, tokenizer_folder: Path, spec: TokenSpec) -> None:
+        """Write a folder in Stanford's layout, which PyLate reads too; copies the tokenizer of
+        `tokenizer_folder`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*tokenizer_files(tokenizer_of), *(tokenizer_of / name for name in _COPIED)]:
+        for path in [*list_tokenizer_files(tokenizer_folder), *(tokenizer_folder / name for name in _TOKENIZER_FILES)]:
             if path.is_file() and path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
         prefix = self.body.base_model_prefix
-        tensors = {f"{prefix}.{name}": value for name, value in self.body.state_dict().items() if not _unused(name)}
-        tensors[LINEAR] = self.linear.weight.data
+        tensors = {f"{prefix}.{name}": value for name, value in self.body.state_dict().items() if not _is_pooler(name)}
+        tensors[PROJECTION_TENSOR] = self.linear.weight.data
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
             folder / WEIGHTS,
@@ -92,45 +100,45 @@ class TokenModel(nn.Module):
         )
         config = {**self.body.config.to_diff_dict(), "architectures": [_ARCHITECTURE], "dtype": "float32"}
         config["model_type"] = self.body.config.model_type
-        _write(folder / CONFIG, config)
-        _write(folder / METADATA, spec.metadata(self.dim))
+        _write_json(folder / CONFIG, config)
+        _write_json(folder / METADATA, spec.to_stanford_metadata(self.dim))
 
 
-def projection_of(folder: Path) -> StoredTensor:
-    """Return the place of the projection of a ColBERT, (d, h).
+def find_projection(folder: Path) -> StoredTensor:
+    """Find the (d, h) projection of a ColBERT.
 
     Raises:
         InputError: there is none, or it has a bias or an activation.
     """
-    dense = dense_folder(folder)
+    dense = find_dense_folder(folder)
     if dense is not None:
-        told = read_object(dense / CONFIG)
-        activation = str(told.get("activation_function", "Identity"))
-        if told.get("bias") or told.get("use_residual") or not activation.endswith("Identity"):
+        dense_config = read_json_object(dense / CONFIG)
+        activation = str(dense_config.get("activation_function", "Identity"))
+        if dense_config.get("bias") or dense_config.get("use_residual") or not activation.endswith("Identity"):
             raise InputError(f"the projection in {dense} is not a plain matrix: use a ColBERT whose projection is")
-    found = stored_tensors(dense or folder).get(LINEAR)
-    if found is None or len(found.shape) != 2:
-        raise InputError(f"ColBERT {folder} lacks its projection {LINEAR}: fetch it again, or train one")
-    return found
+    projection = read_tensor_headers(dense or folder).get(PROJECTION_TENSOR)
+    if projection is None or len(projection.shape) != 2:
+        raise InputError(f"ColBERT {folder} lacks its projection {PROJECTION_TENSOR}: fetch it again, or train one")
+    return projection
 
 
-def body_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the places of the transformer's tensors by name, without the projection."""
-    return {name: tensor for name, tensor in stored_tensors(folder).items() if name != LINEAR}
+def list_body_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """List the tensors of the transformer by name, without the projection."""
+    return {name: tensor for name, tensor in read_tensor_headers(folder).items() if name != PROJECTION_TENSOR}
 
 
-def _transformer(folder: Path, device: str | None, dtype: torch.dtype) -> Any:
-    where = device_named(device)
-    body = pretrained(transformers.AutoModel, folder, dtype)
+def _load_body(folder: Path, device: str | None, dtype: torch.dtype) -> Any:
+    resolved_device = resolve_device(device)
+    body = load_transformers_model(transformers.AutoModel, folder, dtype)
     for name, parameter in body.named_parameters():
-        parameter.requires_grad_(not _unused(name))
-    return body.to(where).eval()
+        parameter.requires_grad_(not _is_pooler(name))
+    return body.to(resolved_device).eval()
 
 
-def _unused(name: str) -> bool:
-    """Whether no vector depends on a tensor: BERT's pooler."""
+def _is_pooler(name: str) -> bool:
+    """Return whether a tensor belongs to BERT's pooler, on which no vector depends."""
     return "pooler" in name.split(".")
 
 
-def _write(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,20 +1,29 @@
-"""Text to token ids by the model's fast tokenizer: cut at `max_length`, not padded.
+"""Tokenize texts with a model's fast tokenizer: truncated at `max_length`, not padded.
 
-If there is a `tokenizer.json`, only it is used, so the digest covers the rules that are used.
+If there is a `tokenizer.json`, only this file is used, so the digest of a vector space covers the
+rules.
+
+`WordTokenizer` caches the tokens of words, for static encoders, which cost little more than their
+tokenizer. Most tokenizers split every word independently of its neighbours, so the tokens of a
+known word can be looked up with an equal result. `find_word_separation` decides this from the
+tokenizer rules; texts of other tokenizers are split whole.
 """
 
 import os
 import shutil
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.files import TOKENIZER, position_limit
-from rag_model.encoders.space import tokenizer_files
-from rag_model.encoders.spec import TextInput
+from rag_model.encoders.files import TOKENIZER, read_json_object, read_position_limit
+from rag_model.encoders.space import list_tokenizer_files
+from rag_model.encoders.spec import EncoderSpec, TextInput
 from rag_model.errors import BookwheelError, InputError
 from rag_model.extras import require
 from rag_model.tokenizer import load_tokenizer_file
@@ -22,66 +31,353 @@ from rag_model.tokenizer import load_tokenizer_file
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_AT_ONCE = 256  # inputs; the tokenizer's result takes 20 times the memory of the ids
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+_TEXTS_PER_CALL = 256  # the encodings of tokenizers take 20 times the memory of the ids
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 TokenIds = npt.NDArray[np.int32]
+WordSeparation = Literal["spaces", "marks"]
+TokenCache = dict[str, bytes | None]
+_SPACE_MARK = "▁"  # SentencePiece's mark for the space before a word
+_CHARACTER_NORMALIZERS = frozenset(("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"))
+_SPACE_SPLITTERS = frozenset(("BertPreTokenizer", "Whitespace", "WhitespaceSplit"))
+_WORD_INTERNAL_SPLITTERS = frozenset(("Punctuation", "Digits"))
+_UNSUPPORTED_BPE_SETTINGS = (
+    "dropout",
+    "ignore_merges",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+)  # BPE settings
+_ID_BYTES = 4  # bytes per token id
+_MAX_CACHED_WORDS = 1 << 17  # per generation of the cache, of which there are two: 25 MB each
+_MAX_CACHED_LENGTH = 64  # characters; some languages have no spaces between words
+_WORDS_PER_TEXT = 64  # new words that are tokenized as one text
+_TEXTS_PER_BATCH = 1024  # the encodings of tokenizers take 20 times the memory of the ids
 
 
 def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
-    """Load the tokenizer of `folder`, cutting inputs at `max_length` tokens, special ones included.
+    """Load the tokenizer of `folder`, truncating at `max_length` tokens, special tokens included.
 
-    Where the model has fewer positions, as a record may not know, inputs are cut at these.
+    If the model has fewer positions than `max_length`, inputs are truncated at the number of
+    positions.
 
     Raises:
         InputError: its files are missing or corrupt.
     """
-    files = tokenizer_files(folder)
+    files = list_tokenizer_files(folder)
     try:
-        tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _converted(folder)
+        tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _load_converted(folder)
     except BookwheelError:
         raise
-    except Exception as broken:  # tokenizers raises only Exception
+    except Exception as error:  # tokenizers raises only Exception
         raise InputError(
-            f"the tokenizer of encoder {folder} cannot be read ({broken}): fetch the model again"
-        ) from broken
-    tokenizer.enable_truncation(min(max_length, position_limit(folder) or max_length))
+            f"the tokenizer of encoder {folder} cannot be read ({error}): fetch the model again"
+        ) from error
+    tokenizer.enable_truncation(min(max_length, read_position_limit(folder) or max_length))
     tokenizer.no_padding()
     return tokenizer
 
 
 def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenIds]:
-    """Return the token ids of each input, special ones included, in order.
+    """Return the token ids of each input, special tokens included, in order.
 
     Raises:
         InputError: the tokenizer has no tokens for an input.
     """
-    pieces = (inputs[start : start + _AT_ONCE] for start in range(0, len(inputs), _AT_ONCE))
+    slices = (inputs[start : start + _TEXTS_PER_CALL] for start in range(0, len(inputs), _TEXTS_PER_CALL))
     try:
         return [
             np.array(encoding.ids, np.int32)
-            for piece in pieces
+            for piece in slices
             for encoding in tokenizer.encode_batch_fast(list(piece))
         ]
-    except Exception as failed:  # tokenizers raises only Exception
-        raise InputError(f"the model's tokenizer cannot split a text ({failed}): fetch the model again") from failed
+    except Exception as error:  # tokenizers raises only Exception
+        raise InputError(f"the model's tokenizer cannot split a text ({error}): fetch the model again") from error
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer, its rules and settings, from one model's folder to another's."""
+    """Copy the rules and the settings of a tokenizer from one model folder to another."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in [*tokenizer_files(source), *(source / name for name in _SETTINGS)]:
+    for path in [*list_tokenizer_files(source), *(source / name for name in _TOKENIZER_SETTINGS)]:
         if path.is_file() and path.resolve() != (folder / path.name).resolve():
             shutil.copyfile(path, folder / path.name)
 
 
 def limit_tokenizer(threads: int) -> None:
-    """Limit tokenizers to one thread if `threads` is 1; otherwise its pool uses all cores."""
+    """Limit the tokenizers library to one thread if `threads` is 1; otherwise its pool uses all
+    cores.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
 
 
-def _converted(folder: Path) -> "Tokenizer":
-    auto = require("transformers", "model").AutoTokenizer
-    tokenizer: Tokenizer = auto.from_pretrained(
+def _load_converted(folder: Path) -> "Tokenizer":
+    auto_tokenizer = require("transformers", "model").AutoTokenizer
+    tokenizer: Tokenizer = auto_tokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
     ).backend_tokenizer
     return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """Limits of a static encoder's texts, and the token that is ignored."""
+
+    max_tokens: int  # per text
+    max_characters: int | None = None  # longer texts are truncated before tokenization
+    unknown_id: int | None = None  # the unknown token, if it is ignored
+
+
+@dataclass(frozen=True, slots=True)
+class WordBoundaries:
+    """Splits the token ids of several ASCII words, tokenized as one text, into the ids of each
+    word.
+
+    ASCII words contain no space mark. If a word contains the separator, or the tokenizer does not
+    know the mark before a word, the number of id lists differs from the number of words.
+    """
+
+    joiner: str  # text between two words
+    # (v,) whether a token begins a word; None: use separators.
+    starts_word: npt.NDArray[np.bool_] | None = None
+    separator_id: int = -1  # token id of the joiner
+
+    def split_ids(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the ids of each word as bytes; if their number is not that of the words, the
+        result is invalid.
+        """
+        row = np.array(ids, np.int32)
+        if self.starts_word is None:
+            ends = [*np.flatnonzero(row == self.separator_id).tolist(), len(row)]
+            starts = [0, *(end + 1 for end in ends[:-1])]
+        else:
+            # The first id begins a word anyway.
+            starts = [0, *(1 + np.flatnonzero(self.starts_word[row[1:]])).tolist()]
+            ends = [*starts[1:], len(row)]
+        id_bytes = row.tobytes()
+        return [id_bytes[_ID_BYTES * start : _ID_BYTES * end] for start, end in zip(starts, ends, strict=True)]
+
+
+@dataclass(slots=True)
+class WordTokenizer:
+    """A tokenizer with a cache of the tokens of words; create one with `load`."""
+
+    tokenizer: "Tokenizer"
+    limits: TextLimits
+    separation: WordSeparation | None  # None: texts are tokenized whole
+    boundaries: WordBoundaries | None = None  # None: words are not joined for tokenization
+    # Added tokens, matched before a text is split into words.
+    added_ids: frozenset[int] = frozenset()
+    _recent_words: TokenCache = field(default_factory=dict)  # ids as bytes; None: see `_to_line`
+    _older_words: TokenCache = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path, spec: EncoderSpec) -> Self:
+        """Load the tokenizer of a static encoder from the folder of its tokenizer and weights.
+
+        Raises:
+            InputError: there is no `tokenizer.json`, or it is corrupt.
+        """
+        rules = read_json_object(folder / TOKENIZER)
+        tokenizer = load_tokenizer(folder, spec.max_length)
+        tokenizer.no_truncation()
+        word_separation = find_word_separation(rules)
+        added_ids = frozenset(tokenizer.get_added_tokens_decoder()) if word_separation == "marks" else frozenset[int]()
+        return cls(
+            tokenizer,
+            derive_limits(tokenizer, rules, spec),
+            word_separation,
+            find_word_boundaries(tokenizer, word_separation),
+            added_ids,
+        )
+
+    @property
+    def vocabulary_size(self) -> int:
+        """1 + the largest token id."""
+        return max(self.tokenizer.get_vocab().values(), default=-1) + 1
+
+    def tokenize(self, inputs: Sequence[TextInput]) -> list[TokenIds]:
+        """Return the token ids of each input without special tokens, in order; a pair is joined by
+        a space.
+
+        Raises:
+            InputError: the tokenizer has no tokens for an input.
+        """
+        max_characters = self.limits.max_characters
+        texts = [(text if isinstance(text, str) else " ".join(text))[:max_characters] for text in inputs]
+        lines = self._tokenize_by_words(texts) if self.separation else self._tokenize_texts(texts)
+        max_bytes = _ID_BYTES * self.limits.max_tokens
+        return [np.frombuffer(line[:max_bytes], np.int32) for line in lines]
+
+    def _tokenize_by_words(self, texts: Sequence[str]) -> list[bytes]:
+        # One list: with a list per text, garbage collection takes a sixth of the time.
+        words, ends = list[str](), [0]
+        for text in texts:
+            words += text.split(" ")
+            ends.append(len(words))
+        cache = self._cache_words({*words})
+        lines = [_join_lines(cache, words[start:end]) for start, end in pairwise(ends)]
+        whole_rows = [row for row, line in enumerate(lines) if line is None]
+        whole_lines = dict(zip(whole_rows, self._tokenize_texts([texts[row] for row in whole_rows]), strict=True))
+        return [whole_lines[row] if line is None else line for row, line in enumerate(lines)]
+
+    def _cache_words(self, words: set[str]) -> TokenCache:
+        """Return the cache after tokenizing the new words; safe among threads."""
+        if len(self._recent_words) >= _MAX_CACHED_WORDS:
+            self._recent_words, self._older_words = {}, self._recent_words
+        recent, older = self._recent_words, self._older_words
+        missing_words = words.difference(recent)
+        recent.update((word, older[word]) for word in missing_words & older.keys())
+        new_words = [word for word in missing_words.difference(recent) if len(word) <= _MAX_CACHED_LENGTH]
+        ascii_words = (
+            [word for word in new_words if word and word.isascii() and word.isprintable()] if self.boundaries else []
+        )
+        for group, lines in (
+            (ascii_words, self._tokenize_joined(ascii_words)),
+            (other_words := [*{*new_words}.difference(ascii_words)], self._tokenize_separately(other_words)),
+        ):
+            recent.update(zip(group, lines, strict=True))
+        return recent
+
+    def _tokenize_separately(self, words: Sequence[str]) -> Iterator[bytes | None]:
+        return (self._to_line(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
+
+    def _to_line(self, word: str, ids: list[int]) -> bytes | None:
+        """Return the ids of a word; None if they depend on its neighbours, so its text must be
+        tokenized whole.
+        """
+        is_independent = self.separation == "spaces" or (word and self.added_ids.isdisjoint(ids))
+        return self._drop_unknown(ids) if is_independent else None
+
+    def _tokenize_joined(self, words: Sequence[str]) -> Iterator[bytes | None]:
+        """Yield the ids of each word like `_to_line`; tokenizing many words as one text takes a
+        third of the time.
+        """
+        boundaries, unsafe_ids = self.boundaries or WordBoundaries(""), self.added_ids | {self.limits.unknown_id}
+        pieces = [words[start : start + _WORDS_PER_TEXT] for start in range(0, len(words), _WORDS_PER_TEXT)]
+        for piece, ids in zip(
+            pieces, self._encode_texts([boundaries.joiner.join(piece) for piece in pieces]), strict=True
+        ):
+            lines = boundaries.split_ids(ids)
+            yield from (
+                lines if len(lines) == len(piece) and unsafe_ids.isdisjoint(ids) else self._tokenize_separately(piece)
+            )
+
+    def _tokenize_texts(self, texts: Sequence[str]) -> list[bytes]:
+        return [self._drop_unknown(ids) for ids in self._encode_texts(texts)]
+
+    def _drop_unknown(self, ids: list[int]) -> bytes:
+        unknown = self.limits.unknown_id
+        return array(
+            "i", ids if unknown not in ids else [token_id for token_id in ids if token_id != unknown]
+        ).tobytes()
+
+    def _encode_texts(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        try:
+            for start in range(0, len(texts), _TEXTS_PER_BATCH):
+                piece = list(texts[start : start + _TEXTS_PER_BATCH])
+                yield from [
+                    encoding.ids for encoding in self.tokenizer.encode_batch_fast(piece, add_special_tokens=False)
+                ]
+        except Exception as error:  # tokenizers raises only Exception
+            raise InputError(f"the model's tokenizer cannot split a text ({error}): fetch the model again") from error
+
+
+def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | None) -> WordBoundaries | None:
+    """Return how to split joined words: at a special token between them, or before each token with
+    a space mark.
+    """
+    if separation == "marks":
+        vocabulary = tokenizer.get_vocab()
+        starts_word = np.zeros(1 + max(vocabulary.values(), default=-1), np.bool_)
+        starts_word[[token_id for token, token_id in vocabulary.items() if token.startswith(_SPACE_MARK)]] = True
+        return WordBoundaries(" ", starts_word)
+    if separation is None:
+        return None
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    for token_id, added_token in tokenizer.get_added_tokens_decoder().items():
+        if added_token.content != unknown and not (added_token.normalized or added_token.single_word):
+            return WordBoundaries(f" {added_token.content} ", separator_id=token_id)
+    return None
+
+
+def derive_limits(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: EncoderSpec) -> TextLimits:
+    """Return the text limits of a spec.
+
+    As in model2vec, unknown tokens are ignored, and a text is first truncated to the characters of
+    `max_length` tokens of median length.
+    """
+    if spec.pooling != "static-known":
+        return TextLimits(spec.max_length)
+    vocabulary = tokenizer.get_vocab()
+    characters = spec.max_length * int(np.median([len(token) for token in vocabulary]))
+    unknown = rules["model"].get("unk_token")
+    return TextLimits(spec.max_length, characters, vocabulary.get(unknown) if isinstance(unknown, str) else None)
+
+
+def find_word_separation(rules: Mapping[str, Any]) -> WordSeparation | None:
+    """Return how the rules of a `tokenizer.json` separate words, if every word is split
+    independently.
+
+    `spaces`: spaces separate words and leave no token. `marks`: a space is part of the following
+    word, and the first word of a text has one too. None: the tokens of a word may depend on its
+    neighbours.
+    """
+    if any(" " in str(token.get("content")) for token in rules.get("added_tokens") or []):
+        return None
+    normalizers = [*_iter_steps(rules.get("normalizer"), "normalizers")]
+    splitters = [*_iter_steps(rules.get("pre_tokenizer"), "pretokenizers")]
+    if not splitters:
+        return "marks" if _normalizers_add_marks(normalizers) and _merges_no_words(rules["model"]) else None
+    if not _CHARACTER_NORMALIZERS.issuperset(normalizer["type"] for normalizer in normalizers):
+        return None
+    kinds = [splitter["type"] for splitter in splitters]
+    if _splitter_adds_marks(splitters[-1]) and _SPACE_SPLITTERS.issuperset(kinds[:-1]):
+        return "marks"
+    splits_at_spaces = not _SPACE_SPLITTERS.isdisjoint(kinds) and (
+        _SPACE_SPLITTERS | _WORD_INTERNAL_SPLITTERS
+    ).issuperset(kinds)
+    return "spaces" if splits_at_spaces else None
+
+
+def _iter_steps(rule: Mapping[str, Any] | None, key: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a rule; sequences are flattened."""
+    if rule and rule["type"] == "Sequence":
+        for step in rule[key]:
+            yield from _iter_steps(step, key)
+    elif rule:
+        yield rule
+
+
+def _splitter_adds_marks(rule: Mapping[str, Any]) -> bool:
+    """Return whether a pre-tokenizer is SentencePiece's: it marks every word, and separates it from
+    the others.
+    """
+    prepends_always = rule.get("prepend_scheme", "always" if rule.get("add_prefix_space") else "never") == "always"
+    return bool(rule["type"] == "Metaspace" and prepends_always and rule.get("split", True))
+
+
+def _normalizers_add_marks(rules: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the normalizers only prepend a mark and replace spaces by marks (Llama 2)."""
+    steps = [(rule["type"], rule.get("prepend") or (rule.get("pattern"), rule.get("content"))) for rule in rules]
+    return steps == [("Prepend", _SPACE_MARK), ("Replace", ({"String": " "}, _SPACE_MARK))]
+
+
+def _merges_no_words(model: Mapping[str, Any]) -> bool:
+    """Return whether no BPE token has a mark after another character, so that no merge joins two
+    words.
+    """
+    if (
+        model.get("type") != "BPE"
+        or any(model.get(name) for name in _UNSUPPORTED_BPE_SETTINGS)
+        or _SPACE_MARK not in model["vocab"]
+    ):
+        return False
+    return not any(_SPACE_MARK in token.lstrip(_SPACE_MARK) for token in model["vocab"])
+
+
+def _join_lines(cache: Mapping[str, bytes | None], words: Sequence[str]) -> bytes | None:
+    """Concatenate the ids of words; None if a word is too long for the cache, or depends on its
+    neighbours.
+    """
+    try:
+        return b"".join(map(cache.__getitem__, words))  # type: ignore[arg-type]
+    except (KeyError, TypeError):
+        return None

@@ -1,6 +1,7 @@
-"""A trainable encoder: the weights, tokenizer and spec of `Encoder.load`, with gradient, and saving to a folder.
+"""A trainable dense encoder: the weights, tokenizer and spec of `Encoder.load`, with gradients and
+saving.
 
-It computes the same as `Encoder`: both run `Model.vectors`. So training and retrieval see the same vectors, except for
+Like `Encoder` it runs `Model.forward`, so training and retrieval get the same vectors, except for
 dropout.
 """
 
@@ -17,43 +18,47 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
-from rag_model.encoders.model import Model, learning_multiple
-from rag_model.encoders.space import Space, asked_space, named_by_content, space_of
+from rag_model.encoders.model import Model, training_length_multiple
+from rag_model.encoders.space import Space, compute_space, name_space_by_content, read_declared_space
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import copy_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 
-Text = str | tuple[str, str]  # a question or a passage without title; or a passage's title and text
-_UNUSED = "pooler"  # BERT's: vectors do not depend on it, and several GPUs would wait for its gradient
+# A question, or a passage without title; or title and text of a passage.
+Text = str | tuple[str, str]
+# BERT's pooler: vectors do not depend on it, and several GPUs would wait for its gradient.
+_POOLER = "pooler"
 
 
 class TrainableEncoder(nn.Module):
-    """A question or passage encoder, or both in one; make it with `load`."""
+    """A question encoder, a passage encoder, or both in one; create one with `load`."""
 
     def __init__(self, encoder: Encoder, role: Role) -> None:
         """Wrap the transformers model that `encoder` runs.
 
         Raises:
-            UsageError: it was not loaded as `trainable`.
+            UsageError: `encoder` was not loaded as `trainable`.
         """
         super().__init__()
-        if encoder.model.whole is None:
-            raise UsageError(f"encoder {encoder.name} was loaded to encode alone: load it as trainable")
-        self.whole = encoder.model.whole
+        if encoder.model.transformers_model is None:
+            raise UsageError(f"encoder {encoder.name} was loaded for inference only: load it as trainable")
+        self.whole = encoder.model.transformers_model
         self.role = role
         self.folder = encoder.folder
-        self.asks: Space | None = None  # the passage space, if its folder does not declare it
+        # The passage space, if the folder does not declare it.
+        self.target_space: Space | None = None
         self.spec: EncoderSpec = encoder.spec
         self.tokenizer: Tokenizer = encoder.tokenizer
         self._model: Model = encoder.model
         for name, parameter in self.whole.named_parameters():
-            parameter.requires_grad_(_UNUSED not in name.split("."))
+            parameter.requires_grad_(_POOLER not in name.split("."))
 
     @classmethod
     def load(
         cls, folder: str | Path, role: Role = "question", spec: EncoderSpec | None = None, device: str | None = None
     ) -> Self:
-        """Load the encoder of a folder or hub name in float32, for training; `spec` replaces the folder's.
+        """Load the encoder of a folder or hub name in float32, for training; `spec` replaces the
+        folder's.
 
         Raises:
             InputError: as `Encoder.load`.
@@ -64,47 +69,50 @@ class TrainableEncoder(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Return the length of a vector."""
+        """Dimension of a vector."""
         return self._model.dim
 
     @property
     def device(self) -> torch.device:
-        """Return the current device of the weights."""
+        """Current device of the weights."""
         return next(self.parameters()).device
 
     def forward(self, texts: Sequence[Text], role: Role | None = None) -> Tensor:
-        """Return (b, d) float32 vectors with gradient, in order; the texts are one batch.
+        """Return the (b, d) float32 vectors of one batch of texts, in order, with gradient.
 
-        A tuple is a passage's title and text. `role`, by default the encoder's own, determines prompt and layout.
-        Longer texts are cut; an empty text has only special tokens.
+        A tuple is a passage's title and text. `role`, by default the encoder's role, determines
+        prompt and layout. Too long texts are truncated; an empty text consists of special tokens.
         """
-        tokens = tokenize(self.tokenizer, self._inputs(texts, role))
-        return self._here().vectors(tokens, learning_multiple(self.device))
+        tokens = tokenize(self.tokenizer, self._format_inputs(texts, role))
+        return self._model_on_device().forward(tokens, training_length_multiple(self.device))
 
-    def read(self, passages: Sequence[Passage]) -> Tensor:
-        """Return (m, d) float32 vectors of passages with gradient, in order, whatever the encoder's own role."""
-        vectors: Tensor = self([(one.title, one.text) for one in passages], "passage")
+    def embed_passages(self, passages: Sequence[Passage]) -> Tensor:
+        """Return the (m, d) float32 vectors of passages with gradient, in order, whatever the
+        encoder's role.
+        """
+        vectors: Tensor = self([(passage.title, passage.text) for passage in passages], "passage")
         return vectors
 
     def encode(self, texts: Sequence[Text], role: Role | None = None) -> Vectors:
-        """Return (n, d) float32 vectors without gradient and without dropout, as `Encoder` would."""
-        learning = self.training
+        """Return the (n, d) float32 vectors without gradient and dropout, as `Encoder` does."""
+        was_training = self.training
         try:
-            return self.eval()._here().encode(tokenize(self.tokenizer, self._inputs(texts, role)))
+            return self.eval()._model_on_device().encode(tokenize(self.tokenizer, self._format_inputs(texts, role)))
         finally:
-            self.train(learning)
+            self.train(was_training)
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors of questions, for retrieval."""
+        """Return the (n, d) float32 vectors of questions, for retrieval."""
         return self.encode(questions, "question")
 
     def space(self) -> Space:
-        """Return the space of its question vectors, unchanged by training: the passages do not change.
+        """Return the vector space of its questions; training does not change it, because the
+        passages are fixed.
 
         Raises:
-            InputError: its folder neither declares a space nor holds an encoder of passages.
+            InputError: its folder neither declares a space nor holds a passage encoder.
         """
-        if (declared := asked_space(self.folder) or self.asks) is not None:
+        if (declared := read_declared_space(self.folder) or self.target_space) is not None:
             return declared
         if not (self.folder / CONFIG).is_file():
             raise InputError(
@@ -112,42 +120,44 @@ class TrainableEncoder(nn.Module):
                 f"it with --asks, or put its space, as `show --json` prints it, into {RECORD_FILE} there as "
                 "`asks`"
             )
-        return named_by_content(space_of(self.folder, self.spec), self.folder)
+        return name_space_by_content(compute_space(self.folder, self.spec), self.folder)
 
-    def save(self, folder: Path, asks: Space | None = None) -> None:
-        """Write a folder that `Encoder.load` and transformers' `from_pretrained` open: safetensors, tokenizer, spec.
+    def save(self, folder: Path, target_space: Space | None = None) -> None:
+        """Write a folder that `Encoder.load` and transformers' `from_pretrained` open: safetensors,
+        tokenizer, spec.
 
-        `asks`: the space of the frozen passages that a question encoder was trained against.
+        `target_space` is the space of the frozen passages that a question encoder was trained
+        against.
         """
-        self.save_reading(folder, asks)
-        whole: Any = self.whole
-        whole.save_pretrained(str(folder))
+        self.save_tokenizer_and_spec(folder, target_space)
+        model: Any = self.whole
+        model.save_pretrained(str(folder))
 
-    def save_passages(self, folder: Path) -> Space:
-        """Write a passage encoder as `save` does; return the space of the passages that it encodes."""
+    def save_passage_encoder(self, folder: Path) -> Space:
+        """Write a passage encoder like `save`; return the space of its passages."""
         self.save(folder)
-        return named_by_content(space_of(folder, self.spec), folder)
+        return name_space_by_content(compute_space(folder, self.spec), folder)
 
-    def save_reading(self, folder: Path, asks: Space | None = None) -> None:
-        """Write everything except config and weights: tokenizer, spec, and the passage space."""
+    def save_tokenizer_and_spec(self, folder: Path, target_space: Space | None = None) -> None:
+        """Write all files except config and weights: tokenizer, spec and passage space."""
         copy_tokenizer(self.folder, folder)
-        record = {"spec": self.spec.to_json(), **({"asks": asks.to_json()} if asks else {})}
+        record = {"spec": self.spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
         text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         (folder / RECORD_FILE).write_text(text, encoding="utf-8")
 
-    def _here(self) -> Model:
+    def _model_on_device(self) -> Model:
         """Return the model on the current device of the weights."""
         return replace(self._model, device=self.device)
 
-    def _inputs(self, texts: Sequence[Text], role: Role | None) -> list[TextInput]:
+    def _format_inputs(self, texts: Sequence[Text], role: Role | None) -> list[TextInput]:
         if (role or self.role) == "question":
-            return [self.spec.question(_whole(text)) for text in texts]
-        return [self.spec.passage(*_titled(text)) for text in texts]
+            return [self.spec.format_question(_join_title(text)) for text in texts]
+        return [self.spec.format_passage(*_split_title(text)) for text in texts]
 
 
-def _whole(text: Text) -> str:
+def _join_title(text: Text) -> str:
     return text if isinstance(text, str) else " ".join(text).strip()
 
 
-def _titled(text: Text) -> tuple[str, str]:
+def _split_title(text: Text) -> tuple[str, str]:
     return ("", text) if isinstance(text, str) else text

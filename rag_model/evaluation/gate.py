@@ -1,86 +1,96 @@
-"""The gate: the checks of a new snapshot before a ref moves to it. Each index has enough recall against exact search,
-retrievers reach their floors on the user's questions, most of the parent's passages are still there, the encoder space
-is the same, and the snapshot is not older than the one it replaces. Every check reports the observed and the wanted
-value. This module only decides; the flow measures.
+"""The checks before a ref moves to a new snapshot (`check_snapshot`) or release (`check_release`).
+
+For a snapshot: each index has enough recall against exact search, retrievers reach their floors on
+the user's questions, most of the parent's passages are still there, the encoder space is unchanged,
+and the snapshot is not older than the one it replaces. For a release: metrics reach their floors
+and are not worse than those of the served snapshot. Every check reports the observed and the wanted
+value. This module only decides; flows measure.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.bootstrap import Estimate
-from rag_model.evaluation.retrieval.judging import JudgedBy
-from rag_model.index.quality.recall import Floor, Recalls, percentile5
-from rag_model.index.registry import kind_for
+from rag_model.evaluation.measures.measure import JudgedBy
+from rag_model.evaluation.records import MeasureComparison
+from rag_model.index.kind import get_kind_for_factory
+from rag_model.index.quality.results import RecallFloor, Recalls, percentile5
+from rag_model.store.versions.evaluation_manifest import MetricValue
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionFloor:
-    """What a retriever must reach on a file of questions: `[gate.questions.NAME]` of a recipe."""
+    """The minimum metric of a retriever on a question file: `[gate.questions.NAME]` of a recipe."""
 
-    file: str  # as `evaluate` reads it: a path, a URL, or a BEIR folder
+    file: str  # a path, a URL or a BEIR folder, as for `evaluate`
     floor: float  # of the mean over the questions
-    measure: str = "Success@20"  # or RR@k; with relevant pages or passages also nDCG@k and R@k
-    retriever: str = ""  # an expression; empty: the snapshot's default retriever
-    judged_by: JudgedBy | None = None  # what is relevant; None: as the questions allow
+    measure: str = "Success@20"  # or RR@k; for judged pages or passages also nDCG@k and R@k
+    retriever: str = ""  # a retriever expression; empty: the snapshot's default
+    judged_by: JudgedBy | None = None  # what counts as relevant; None: chosen by the questions
     patterns: bool = False  # the answers are regular expressions
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= 1:
-            raise UsageError(f"the floor of {self.measure} is {self.floor}: give a share from 0 to 1")
+            raise UsageError(f"the floor of {self.measure} is {self.floor}: give a number from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
 class GateRecipe:
-    """How a snapshot is checked; the defaults suit a nightly run on real dumps."""
+    """The thresholds of a snapshot's checks; the defaults suit a nightly build of real dumps."""
 
     k: int = 20  # DPR reports its retrievers at 20
-    queries: int = 256  # gives the mean recall to about .01
+    queries: int = 256  # estimates the mean recall to about .01
     seed: int = 0
-    floors: Mapping[str, Floor] = field(default_factory=dict)  # by index name, to replace the defaults
-    questions: Mapping[str, QuestionFloor] = field(default_factory=dict)  # floors on files of the user, by name
-    max_passage_loss: float = 0.1  # share of the parent's passages; a month of Wikipedia edits loses far less
-    same_space: bool = True  # a ref's readers keep the encoder they already have
+    # By index name; overrides of defaults.
+    floors: Mapping[str, RecallFloor] = field(default_factory=dict)
+    # By name: floors on question files of the user.
+    questions: Mapping[str, QuestionFloor] = field(default_factory=dict)
+    # Share of the parent's passages; a month of Wikipedia edits loses far less.
+    max_passage_loss: float = 0.1
+    same_space: bool = True  # the services that follow the ref keep their encoder
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.queries < 1:
-            raise UsageError(f"k is {self.k} and queries {self.queries}: the gate needs at least 1 of each")
+            raise UsageError(f"the gate has k = {self.k} and queries = {self.queries}: give at least 1 for each")
         if not 0 <= self.max_passage_loss <= 1:
-            raise UsageError(f"max_passage_loss is {self.max_passage_loss}: give a share from 0 to 1")
+            raise UsageError(f"max_passage_loss is {self.max_passage_loss}: give a number from 0 to 1")
 
-    def floor(self, index: str, factory: str) -> Floor:
-        """Return the floor of an index: its own if one is set, else that of its kind."""
-        return self.floors.get(index) or kind_for(factory).floor(factory)
+    def floor(self, index: str, factory: str) -> RecallFloor:
+        """Return the floor that is set for an index, else the default of its kind."""
+        return self.floors.get(index) or get_kind_for_factory(factory).floor(factory)
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
-    """The values of a snapshot that the gate compares with its parent."""
+class SnapshotSummary:
+    """The properties of a snapshot that the gate compares with those of its parent."""
 
     passages: int
-    space: str | None  # digest of the encoder space; None = no embeddings
-    newest_revision: str  # ISO 8601 UTC, so text order is time order; empty = the source has no revisions
+    space: str | None  # digest of the encoder space; None: no embeddings
+    # ISO 8601 UTC, so that text order is time order; empty: the source has no revisions.
+    newest_revision: str
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """The results of one index on the sampled queries."""
+class IndexRecalls:
+    """The recall of one index on the sampled queries."""
 
-    factory: str  # HNSW32, or with its refinement IVF1024,PQ48np,Refine(vectors)
-    recalls: Recalls  # of each query, with the default search setting
+    factory: str  # such as HNSW32, or with a refinement IVF1024,PQ48np,Refine(vectors)
+    recalls: Recalls  # one value per query, at the default search setting
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """What a retriever reached on a file of questions."""
+class RetrieverScore:
+    """The metric of a retriever on a question file."""
 
     retriever: str
-    estimate: Estimate  # of the floor's measure
+    estimate: Estimate  # of the measure that the floor names
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of the snapshot, with its result."""
+    """One check with its result."""
 
     name: str
     passed: bool
@@ -90,110 +100,239 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The gate's decision: passed if every check did."""
+class GateVerdict:
+    """The decision of the gate, which passes if every check passed."""
 
     passed: bool
     checks: tuple[Check, ...]
 
     @property
     def reason(self) -> str:
-        """One sentence naming the checks that failed; empty if none did."""
+        """One sentence that names the failed checks; empty if every check passed."""
         failed = [f"{c.name} is {c.observed}, wanted {c.wanted}" for c in self.checks if not c.passed]
         return "; ".join(failed)
 
 
-def judge(
+def check_snapshot(
     recipe: GateRecipe,
-    now: Vitals,
-    found: Mapping[str, Findings],
-    parent: Vitals | None = None,
-    reached: Mapping[str, Reached] | None = None,
-) -> Verdict:
+    summary: SnapshotSummary,
+    recalls: Mapping[str, IndexRecalls],
+    parent: SnapshotSummary | None = None,
+    scores: Mapping[str, RetrieverScore] | None = None,
+) -> GateVerdict:
     """Decide whether a ref may move to a snapshot.
 
     Args:
         recipe: thresholds.
-        now: the new snapshot.
-        found: of each index, by name, the recall@k of each sampled query against exact search.
-        parent: the ref's current snapshot; None for the first snapshot, which is not compared with one.
-        reached: of each floor on questions, by name, what the retriever reached.
+        summary: the new snapshot.
+        recalls: by index name, the recall@k of each sampled query against exact search.
+        parent: the ref's current snapshot; None if the ref is new, which skips the comparison.
+        scores: by the name of a question floor, the metric that the retriever reached.
     """
-    checks = [_holds_passages(now), *_finds(recipe, found), *_answers(recipe, reached or {})]
+    checks = [_check_passages(summary), *_check_recall(recipe, recalls), *_check_question_floors(recipe, scores or {})]
     if parent is not None:
-        checks += _continues(recipe, now, parent)
-    return Verdict(all(check.passed for check in checks), tuple(checks))
+        checks += _check_parent(recipe, summary, parent)
+    return GateVerdict(all(check.passed for check in checks), tuple(checks))
 
 
-def _holds_passages(now: Vitals) -> Check:
+def _check_passages(summary: SnapshotSummary) -> Check:
     return Check(
         "passages",
-        now.passages > 0,
-        f"{now.passages:,}",
+        summary.passages > 0,
+        f"{summary.passages:,}",
         "at least 1",
-        "The dump gave no passages: see the reasons of the dropped pages.",
+        "The build produced no passages: see the reasons of the dropped pages.",
     )
 
 
-def _finds(recipe: GateRecipe, found: Mapping[str, Findings]) -> Iterator[Check]:
-    for index, findings in found.items():
-        floor = recipe.floor(index, findings.factory)
-        why = (
+def _check_recall(recipe: GateRecipe, recalls: Mapping[str, IndexRecalls]) -> Iterator[Check]:
+    for index, index_recalls in recalls.items():
+        floor = recipe.floor(index, index_recalls.factory)
+        explanation = (
             f"The {index} index misses passages that exact search finds: raise efSearch or nprobe, "
             "or build it with more links, more cells or longer codes."
         )
-        for name, seen, wanted in (
-            ("mean", float(findings.recalls.mean()), floor.mean),
-            ("5th percentile", percentile5(findings.recalls), floor.p5),
+        for name, recall, minimum in (
+            ("mean", float(index_recalls.recalls.mean()), floor.mean),
+            ("5th percentile", percentile5(index_recalls.recalls), floor.p5),
         ):
             yield Check(
                 f"{index} recall@{recipe.k}, {name}",
-                seen >= wanted,
-                f"{seen:.3f}",
-                f"at least {wanted:.3f}",
-                why,
+                recall >= minimum,
+                f"{recall:.3f}",
+                f"at least {minimum:.3f}",
+                explanation,
             )
 
 
-def _answers(recipe: GateRecipe, reached: Mapping[str, Reached]) -> Iterator[Check]:
-    for name, its in reached.items():
-        wanted = recipe.questions[name]
+def _check_question_floors(recipe: GateRecipe, scores: Mapping[str, RetrieverScore]) -> Iterator[Check]:
+    for name, score in scores.items():
+        question_floor = recipe.questions[name]
         yield Check(
-            f"{wanted.measure} of {its.retriever} on the questions {name}",
-            its.estimate.value >= wanted.floor,
-            str(its.estimate),
-            f"at least {wanted.floor:.3f}",
-            f"The retriever finds less than you asked for on {wanted.file}: look at its stages with `evaluate`.",
+            f"{question_floor.measure} of {score.retriever} on the questions {name}",
+            score.estimate.value >= question_floor.floor,
+            str(score.estimate),
+            f"at least {question_floor.floor:.3f}",
+            f"The retriever is below its floor on {question_floor.file}: look at its stages with `evaluate`.",
         )
 
 
-def _continues(recipe: GateRecipe, now: Vitals, parent: Vitals) -> Iterator[Check]:
-    lost = max(0, parent.passages - now.passages) / max(1, parent.passages)
+def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: SnapshotSummary) -> Iterator[Check]:
+    loss = max(0, parent.passages - summary.passages) / max(1, parent.passages)
     yield Check(
         "passages lost since the parent",
-        lost <= recipe.max_passage_loss,
-        f"{lost:.1%} ({parent.passages:,} to {now.passages:,})",
+        loss <= recipe.max_passage_loss,
+        f"{loss:.1%} ({parent.passages:,} to {summary.passages:,})",
         f"at most {recipe.max_passage_loss:.1%}",
         "The dump is truncated, the cleaner drops too much, or --limit is set.",
     )
     if recipe.same_space:
         yield Check(
             "encoder space",
-            now.space == parent.space,
+            summary.space == parent.space,
             "the parent's"
-            if now.space == parent.space
-            else f"{_short(now.space)}, the parent's is {_short(parent.space)}",
+            if summary.space == parent.space
+            else f"{_short_digest(summary.space)}, the parent's is {_short_digest(parent.space)}",
             "the parent's",
-            "Services that follow the ref would be refused: publish under another ref, or allow a new space.",
+            "Services that follow the ref would refuse the snapshot: publish it under another ref, or allow a new "
+            "space.",
         )
     yield Check(
         "newest revision",
-        now.newest_revision >= parent.newest_revision,
-        now.newest_revision or "none",
+        summary.newest_revision >= parent.newest_revision,
+        summary.newest_revision or "none",
         f"{parent.newest_revision or 'none'} or later",
         "The dump is older than the one it would replace: move the ref by hand if you want this.",
     )
 
 
-def _short(space: str | None) -> str:
+def _short_digest(space: str | None) -> str:
     return "none" if space is None else space.removeprefix("sha256:")[:12]
+
+
+MetricMap = Mapping[str, MetricValue]
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """The requirements for a release: floors, and no loss against the evaluation of the served one.
+
+    The candidate is not worse if the lower bound of the paired difference's interval is at least
+    minus the tolerance, which is the test of non-inferiority (Piaggio et al. 2012). With few
+    questions the interval is wide, so that more questions or a larger tolerance are needed. A
+    candidate with the same answers has a difference of 0 for every question and passes with any
+    tolerance.
+    """
+
+    floors: Mapping[str, float] = field(default_factory=dict)  # measure -> minimum, from 0 to 1
+    tolerance: float | None = 0.02  # maximum loss, from 0 to 1; None: do not compare
+    measures: tuple[str, ...] = ()  # to compare; empty: the deciding one, such as Success@20 or EM
+
+    def __post_init__(self) -> None:
+        """Check that the floors and the tolerance are between 0 and 1."""
+        for name, floor in self.floors.items():
+            if not 0 <= floor <= 1:
+                raise UsageError(f"the floor of {name} is {floor}: give a number from 0 to 1")
+        if self.tolerance is not None and not 0 <= self.tolerance <= 1:
+            raise UsageError(
+                f"the tolerance is {self.tolerance}: give a number from 0 to 1, or none to skip the comparison"
+            )
+
+    def check_measures(self, metrics: Mapping[str, object]) -> None:
+        """Check that an evaluation has every measure that the floors and `measures` name.
+
+        Raises:
+            UsageError: a measure is missing.
+        """
+        for name in (*self.floors, *self.measures):
+            _get_measure(metrics, name)
+
+
+def check_release(
+    acceptance: Acceptance,
+    metrics: MetricMap,
+    comparisons: Mapping[str, MeasureComparison] | None,
+    headline: str,
+    collapsed: str = "",
+    withdrawn: str = "",
+) -> GateVerdict:
+    """Decide whether a ref may move to the evaluated candidate.
+
+    Args:
+        acceptance: the requirements.
+        metrics: the metrics of the candidate.
+        comparisons: by measure, the comparison with the snapshot that the ref names now; None: the
+            ref is new, or there is no comparison.
+        headline: the measure to compare if `acceptance` names none.
+        collapsed: why the model's retrieval has collapsed; empty: it has not.
+        withdrawn: the ref's earlier version, such as latest@3, that named the candidate before the
+            ref was moved away from it; empty: there is none.
+
+    Raises:
+        UsageError: a required measure was not measured.
+    """
+    checks = [
+        *_check_floors(acceptance, metrics),
+        *_check_no_loss(acceptance, comparisons, headline),
+        *_check_collapse(collapsed),
+        *_check_not_withdrawn(withdrawn),
+    ]
+    return GateVerdict(all(check.passed for check in checks), tuple(checks))
+
+
+def _check_floors(acceptance: Acceptance, found: MetricMap) -> Iterator[Check]:
+    for name, floor in acceptance.floors.items():
+        metric = _get_measure(found, name)
+        yield Check(
+            name,
+            metric.value >= floor,
+            str(metric),
+            f"at least {floor:.3f}",
+            "The candidate is below its floor: look at its report.",
+        )
+
+
+def _check_no_loss(
+    acceptance: Acceptance, lost: Mapping[str, MeasureComparison] | None, headline: str
+) -> Iterator[Check]:
+    if lost is None or acceptance.tolerance is None:
+        return
+    for name in acceptance.measures or (headline,):
+        pair = _get_measure(lost, name)
+        lower_bound = pair.difference.value if pair.difference.low is None else pair.difference.low
+        yield Check(
+            f"{name} against the present one",
+            lower_bound >= -acceptance.tolerance,
+            f"{pair.difference.value:+.3f}{_format_interval(pair)}, "
+            f"from {pair.before.value:.3f} to {pair.after.value:.3f}",
+            f"{'' if pair.difference.low is None else 'a lower bound of '}{-acceptance.tolerance:+.3f} or more",
+            "The candidate may be worse than the served one: compare the two with `diff`, or add questions.",
+        )
+
+
+def _check_collapse(collapsed: str) -> Iterator[Check]:
+    if collapsed:
+        explanation = "The model does not use its passages: train it longer, or look at its ablations."
+        yield Check("use of passages", False, collapsed, "no collapse", explanation)
+
+
+def _check_not_withdrawn(withdrawn: str) -> Iterator[Check]:
+    """Refuse a snapshot that was rolled back, because a schedule must not undo the rollback."""
+    if withdrawn:
+        explanation = (
+            "The ref was moved away from this snapshot: release a new one, or move the ref by hand with `tag`."
+        )
+        observed = f"a snapshot that the ref left after {withdrawn}"
+        yield Check("the candidate", False, observed, "a snapshot that the ref never left", explanation)
+
+
+def _get_measure(by_name: Mapping[str, ValueT], name: str) -> ValueT:
+    if name not in by_name:
+        raise UsageError(f"{name!r} was not measured: choose from {', '.join(by_name)}")
+    return by_name[name]
+
+
+def _format_interval(pair: MeasureComparison) -> str:
+    low, high = pair.difference.low, pair.difference.high
+    return "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"

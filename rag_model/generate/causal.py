@@ -1,7 +1,8 @@
-"""Decoder-only generators: Llama, SmolLM, GPT-2 and every other model that `AutoModelForCausalLM` opens.
+"""Decoder-only generators: Llama, SmolLM, GPT-2 and all other models of `AutoModelForCausalLM`.
 
-A context is a prompt with the passage and the question; an answer is its continuation. Prompts are padded on
-the left, so that all answers begin in the same column; positions are counted from each prompt's first token.
+A context is a prompt with the passage and the question; an answer is its continuation. Prompts are
+left-padded, so that all answers begin in the same column; position ids count from the first token
+of each prompt.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,20 @@ from torch import Tensor
 from transformers import Cache
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.caches import cache_in, chosen, continuing
+from rag_model.generate.caches import build_continuation_arguments, get_cache, select_cache_rows
 from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.inputs import PromptForm, encode, padded, with_end, write_all
+from rag_model.generate.prompts import (
+    InstructionTemplate,
+    pad_rows,
+    render_prompts,
+    tokenize_prompts,
+    truncate_with_end_token,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Decoding state: the m prompts and the tokens generated after them."""
+class CausalState:
+    """Decoding state of m rows: the prompts and the tokens generated after them."""
 
     cache: Cache
     mask: Tensor  # (m, s + generated tokens) int64, 0 where padded
@@ -29,101 +36,118 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class CausalGenerator:
-    """A `Generator`; make one with `load_generator`."""
+    """A `Generator`; create one with `load_generator`."""
 
     module: Any  # a transformers model
     tokenizer: Any
-    form: PromptForm
-    end: int
-    pad: int  # the end token if the tokenizer has no padding token: the masks tell them apart
-    longest: int  # maximum tokens of prompt and answer together
-    first: int | None = field(default=None, init=False)  # no token precedes every answer
+    prompt_template: InstructionTemplate
+    end_token: int
+    pad_token: int  # the end token if the tokenizer has no padding token; masks distinguish them
+    max_tokens: int  # prompt and answer together
+    first_token: int | None = field(default=None, init=False)  # no token precedes every answer
 
     @property
-    def vocabulary(self) -> int:
-        """Return the width of the logits."""
+    def vocabulary_size(self) -> int:
+        """Width of the logits."""
         return int(self.module.get_output_embeddings().weight.shape[0])
 
     @property
     def max_answer(self) -> int:
-        """Return the maximum tokens of an answer, the end token included."""
-        return self.form.max_answer
+        """Maximum tokens of an answer, the end token included."""
+        return self.prompt_template.max_answer
 
-    def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
-        """Tokenise each question with each of its k passages.
+    def encode_contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
+        """Tokenize each question with each of its k passages.
 
         Raises:
-            UsageError: the number of passages differs between questions, or the form alone is too long.
+            UsageError: the number of passages differs between questions, or the template alone is
+                too long.
         """
-        written, k = write_all(self.form, questions, passages)
-        room = min(self.form.max_length, self.longest - self.form.max_answer)
-        rows = encode(self.tokenizer, written, room, special=self.form.special)
-        tokens, mask = padded([row or [self.end] for row in rows], self.pad, left=True)
+        prompts, k = render_prompts(self.prompt_template, questions, passages)
+        limit = min(self.prompt_template.max_length, self.max_tokens - self.prompt_template.max_answer)
+        rows = tokenize_prompts(self.tokenizer, prompts, limit, special=self.prompt_template.special)
+        tokens, mask = pad_rows([row or [self.end_token] for row in rows], self.pad_token, left=True)
         return Contexts(tokens, mask, k).to(self.module.device)
 
-    def targets(self, answers: Sequence[str]) -> Targets:
-        """Tokenise one answer per question."""
-        texts = [self.form.answer_prefix + answer for answer in answers]
+    def encode_targets(self, answers: Sequence[str]) -> Targets:
+        """Tokenize one answer per question."""
+        texts = [self.prompt_template.answer_prefix + answer for answer in answers]
         rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        ended = [with_end(row, self.form.max_answer, self.end) for row in rows]
-        return Targets(*padded(ended, self.pad)).to(self.module.device)
+        token_rows = [truncate_with_end_token(row, self.prompt_template.max_answer, self.end_token) for row in rows]
+        return Targets(*pad_rows(token_rows, self.pad_token)).to(self.module.device)
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
         """Return (b, k, t, v) logits with gradient, by teacher forcing."""
-        prompts, mask = _left(contexts)
+        prompts, mask = _pad_left(contexts)
         # (b, t) -> (b, t - 1) -> (b k, t - 1)
-        said, real = (part[:, :-1].repeat_interleave(contexts.k, 0) for part in (targets.tokens, targets.mask))
-        mask = torch.cat([mask, real.long()], 1)  # (b k, s) + (b k, t - 1) -> (b k, s + t - 1)
-        found = self._run(torch.cat([prompts, said], 1), mask, targets.tokens.shape[1], use_cache=False)
-        logits: Tensor = found.logits.unflatten(0, (-1, contexts.k))  # (b k, t, v) -> (b, k, t, v)
+        target_ids, target_mask = (
+            tensor[:, :-1].repeat_interleave(contexts.k, 0) for tensor in (targets.tokens, targets.mask)
+        )
+        # (b k, s) + (b k, t - 1) -> (b k, s + t - 1)
+        mask = torch.cat([mask, target_mask.long()], 1)
+        outputs = self._run(torch.cat([prompts, target_ids], 1), mask, targets.tokens.shape[1], use_cache=False)
+        # (b k, t, v) -> (b, k, t, v)
+        logits: Tensor = outputs.logits.unflatten(0, (-1, contexts.k))
         return logits
 
     @torch.no_grad()
-    def begin(self, contexts: Contexts) -> tuple[Tensor, Reading]:
-        """Read the prompts; return (n, v) float32 logits of the first token, and the state to continue from."""
-        prompts, mask = _left(contexts)
-        found = self._run(prompts, mask, 1, use_cache=True)
-        return found.logits[:, 0].float(), Reading(cache_in(found), mask)
+    def prefill(self, contexts: Contexts) -> tuple[Tensor, CausalState]:
+        """Run the prompts; return the (n, v) float32 logits of the first token, and the decoding
+        state.
+        """
+        prompts, mask = _pad_left(contexts)
+        outputs = self._run(prompts, mask, 1, use_cache=True)
+        return outputs.logits[:, 0].float(), CausalState(get_cache(outputs), mask)
 
     @torch.no_grad()
-    def step(self, state: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
-        """Append one token per row, (m,) int64; return (m, v) float32 logits of the next token, and the new state."""
-        mask = torch.cat([state.mask, torch.ones_like(tokens)[:, None]], 1)  # (m, s) + (m, 1) -> (m, s + 1)
+    def step(self, state: CausalState, tokens: Tensor) -> tuple[Tensor, CausalState]:
+        """Append one token per row, (m,) int64; return (m, v) float32 logits of the next token, and
+        the new state.
+        """
+        # (m, s) + (m, 1) -> (m, s + 1)
+        mask = torch.cat([state.mask, torch.ones_like(tokens)[:, None]], 1)
         # (m,) -> (m, 1); logits (m, 1, v)
-        found = self._run(tokens[:, None], mask, 1, **continuing(self.module, state.cache))
-        return found.logits[:, 0].float(), Reading(cache_in(found), mask)
+        outputs = self._run(tokens[:, None], mask, 1, **build_continuation_arguments(self.module, state.cache))
+        return outputs.logits[:, 0].float(), CausalState(get_cache(outputs), mask)
 
     @torch.no_grad()
-    def follow(self, state: Reading, tokens: Tensor) -> Tensor:
+    def extend(self, state: CausalState, tokens: Tensor) -> Tensor:
         """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits."""
         mask = torch.cat([state.mask, torch.ones_like(tokens)], 1)  # (m, s) + (m, t) -> (m, s + t)
-        found = self._run(tokens, mask, tokens.shape[1], **continuing(self.module, state.cache))
-        logits: Tensor = found.logits.float()
+        outputs = self._run(tokens, mask, tokens.shape[1], **build_continuation_arguments(self.module, state.cache))
+        logits: Tensor = outputs.logits.float()
         return logits
 
     @torch.no_grad()
-    def choose(self, state: Reading, rows: Tensor) -> Reading:
+    def select_rows(self, state: CausalState, rows: Tensor) -> CausalState:
         """Return an independent state of `rows`, (m,) int64."""
-        return Reading(chosen(state.cache, rows), state.mask[rows])
+        return CausalState(select_cache_rows(state.cache, rows), state.mask[rows])
 
-    def text(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer's tokens, without special tokens."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
-    def _run(self, tokens: Tensor, mask: Tensor, last: int, **going_on: Any) -> Any:
-        """Run the model for the logits of the `last` tokens; the others are not computed if the model supports that."""
-        given: dict[str, Any] = {
-            "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :],  # (m, s + t) -> (m, t)
-            "logits_to_keep": last,
+    def _run(self, tokens: Tensor, mask: Tensor, n_last: int, **cache_arguments: Any) -> Any:
+        """Run the model; return the logits of the last `n_last` tokens, and skip the others if the
+        model can.
+        """
+        optional_arguments: dict[str, Any] = {
+            # (m, s + t) -> (m, t)
+            "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :],
+            "logits_to_keep": n_last,
         }
-        known = signature(self.module.forward).parameters  # models with ALiBi take no position_ids
-        given = {name: value for name, value in given.items() if name in known}
-        found = self.module(input_ids=tokens, attention_mask=mask, **given, **going_on)
-        found.logits = found.logits[:, -last:]  # (m, t, v) -> (m, last, v)
-        return found
+        # Models with ALiBi take no position_ids.
+        parameters = signature(self.module.forward).parameters
+        optional_arguments = {name: value for name, value in optional_arguments.items() if name in parameters}
+        outputs = self.module(input_ids=tokens, attention_mask=mask, **optional_arguments, **cache_arguments)
+        outputs.logits = outputs.logits[:, -n_last:]  # (m, t, v) -> (m, last, v)
+        return outputs
 
 
-def _left(contexts: Contexts) -> tuple[Tensor, Tensor]:
-    """Return tokens and int64 mask of contexts, both (n, s), with all padding moved to the left."""
-    order = contexts.mask.long().argsort(dim=1, stable=True)  # (n, s): padding first, then the tokens in order
+def _pad_left(contexts: Contexts) -> tuple[Tensor, Tensor]:
+    """Return the (n, s) tokens and the (n, s) int64 mask of contexts, with all padding moved to the
+    left.
+    """
+    # (n, s): padding first, then the tokens in order.
+    order = contexts.mask.long().argsort(dim=1, stable=True)
     return contexts.tokens.gather(1, order), contexts.mask.gather(1, order).long()

@@ -1,25 +1,39 @@
-"""Settings and results of decoding.
+"""Settings and results of decoding, and sampling (Lewis et al. 2020, section 2.5).
 
-Lewis et al. 2020, section 2.5. RAG-Token is a language model, p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x, z, y_<i), and
-one beam search decodes it. p(y|x) of RAG-Sequence does not factorise over tokens: one beam per passage proposes
+RAG-Token is a language model, p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x, z, y_<i), decoded by one
+beam search. p(y|x) of RAG-Sequence does not factorize over tokens: one beam per passage proposes
 candidates, which are ranked by their marginal.
+
+Sampling applies temperature, then top-k, then the nucleus, in the order of transformers. Every
+group has its own random stream, so that an answer depends on its seed and not on the other
+questions of the batch.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
+from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 
 Mode = Literal["thorough", "fast"]
+ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
+"""Maps (h, v) log p of the next token, and the group of each row, to (h, c) log p and tokens, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draw an answer instead of searching for the best one; the defaults draw from the model's own distribution."""
+    """Draw an answer instead of searching for the best one; the defaults draw from the model's own
+    distribution.
+    """
 
     temperature: float = 1.0  # above 0; below 1 it sharpens p(y_i)
     top_k: int = 0  # tokens to draw from; 0: all
-    top_p: float = 1.0  # probability mass to draw from, in (0, 1] (nucleus sampling, Holtzman et al. 2020)
+    # Probability mass to draw from, in (0, 1] (nucleus sampling, Holtzman et al. 2020)
+    top_p: float = 1.0
     seed: int = 0  # equal seeds draw equal answers
 
     def __post_init__(self) -> None:
@@ -32,13 +46,18 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class DecodingSettings:
     """Settings of decoding; the defaults are those of Lewis et al. 2020 for open-domain questions."""
 
-    beams: int = 1  # appendix A: greedy for questions, "we did not find beam search improved results"; 4 to write text
-    max_new_tokens: int = 50  # as transformers' eval_rag.py; includes the end token; longer answers are cut
-    length_penalty: float = 0.0  # section 2.5: argmax of p(y|x); a beam ranks by log p / tokens^penalty (fairseq: 1)
-    mode: Mode = "thorough"  # RAG-Sequence, appendix A: thorough for questions, "answers are generally short"
+    # Appendix A: greedy for questions, "we did not find beam search improved results"; 4 to write
+    # text.
+    beams: int = 1
+    # As in transformers' eval_rag.py; includes the end token; longer answers are truncated.
+    max_new_tokens: int = 50
+    # Section 2.5: argmax of p(y|x); a beam ranks by log p / tokens^penalty (fairseq: 1)
+    length_penalty: float = 0.0
+    # RAG-Sequence, appendix A: thorough for questions, "answers are generally short".
+    mode: Mode = "thorough"
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
@@ -53,10 +72,61 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """One question's answer, and how much each of its k passages contributed."""
+class DecodedAnswer:
+    """The answer of one question, and the contribution of each of its k passages."""
 
-    tokens: tuple[int, ...]  # at least one; the last is the end token, unless the answer was cut
+    # At least one; the last is the end token, unless the answer was truncated.
+    tokens: tuple[int, ...]
     log_likelihood: float  # log p(y|x) in nats, without length penalty; a lower bound in fast mode
     posterior: tuple[float, ...]  # p(z|x,y), sums to 1; for RAG-Token the mean over the tokens
     shares: tuple[tuple[float, ...], ...] = ()  # RAG-Token: (t, k), p(z_i|x,y) of every token
+
+
+def derive_seed(sampling: Sampling | None, text: str) -> int:
+    """Return the seed for continuing a text, independent of the other texts of its batch."""
+    return int(digest_json([sampling.seed, text]).partition(":")[2][:15], 16) if sampling else 0
+
+
+def create_random_streams(seeds: Sequence[int]) -> list[torch.Generator]:
+    """Return one random number generator per seed, on the CPU, so that all devices draw equal
+    numbers.
+    """
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def draw_uniform(generators: Sequence[torch.Generator]) -> Tensor:
+    """Draw one number in [0, 1) from each stream; (n,) float64."""
+    return torch.stack([torch.rand((), generator=stream, dtype=torch.float64) for stream in generators])
+
+
+def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -> ProposeTokens:
+    """Propose one token per row, drawn with the stream of its group; its log p is that of the
+    unmodified model.
+    """
+
+    def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+        numbers = draw_uniform([generators[group] for group in groups]).to(log_p.device)
+        tokens = sample_tokens(log_p, sampling, numbers)[:, None]
+        return log_p.gather(-1, tokens), tokens  # (h, v) -> (h, 1)
+
+    return propose
+
+
+def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
+    """Return one token per row, (n,) int64: the one at which the cumulative p, most likely first,
+    exceeds the number.
+
+    Args:
+        log_p: (n, v) log p of the tokens.
+        sampling: temperature, top_k and top_p.
+        numbers: (n,) float64 in [0, 1).
+    """
+    p, order = (log_p.double() / sampling.temperature).softmax(-1).sort(-1, descending=True)
+    if sampling.top_k:
+        p[:, sampling.top_k :] = 0
+    preceding_p = p.cumsum(-1) - p
+    p = p.where(preceding_p < sampling.top_p * p.sum(-1, keepdim=True), 0)
+    total = p.cumsum(-1)
+    ranks = (total <= numbers[:, None] * total[:, -1:]).sum(-1)  # (n, v) -> (n,)
+    last = (p > 0).sum(-1) - 1  # the product may round up to the total
+    return order.gather(-1, ranks.minimum(last).clamp(min=0)[:, None])[:, 0]  # (n, 1) -> (n,)

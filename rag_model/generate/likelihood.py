@@ -1,17 +1,26 @@
-"""The likelihood of an answer under RAG-Sequence and RAG-Token (Lewis et al. 2020, section 2.1), in log space.
+"""Log-likelihood of an answer under RAG-Sequence and RAG-Token (Lewis et al. 2020, section 2.1).
 
-Passages z are latent; p(z|x) is a softmax over the inner products of the k retrieved passages with the question:
+Passages z are latent; p(z|x) is a softmax over the inner products of the k retrieved passages with
+the question:
 
     RAG-Sequence  p(y|x) = Σ_z p(z|x) Π_i p(y_i|x,z,y_<i)      one passage explains the whole answer
     RAG-Token     p(y|x) = Π_i Σ_z p(z|x) p(y_i|x,z,y_<i)      each token has its own passage
 
-For a target of one token, as in classification, both are the same. Shapes: b questions, k passages each, t tokens, a
-vocabulary of v. A passage whose score is -inf contributes nothing, so a question may have fewer than k passages.
+For a target of one token, as in classification, both are the same. Shapes: b questions, k passages
+each, t tokens, a vocabulary of v. A passage whose score is -inf contributes nothing, so a question
+may have fewer than k passages.
 
-Where transformers' RAG classes differ from the equations, this file follows the equations: `RagSequenceForGeneration`
-adds log p(z|x) to the second token, and so loses it if a target has only one token.
+Where transformers' RAG classes differ from the equations, this module follows the equations:
+`RagSequenceForGeneration` adds log p(z|x) to the second token, and so loses it if a target has only
+one token.
+
+Classification (section 3.4) maps each label to one token, for which both variants give p(y|x) = Σ_z
+p(z|x) p(y|x,z). No end token follows, and the token that begins every target, such as BART's <s>,
+is given and not counted: either would be a second token, which the variants marginalize
+differently.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +29,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-_CPU_VALUES = 1 << 17  # logits processed at a time: fits a core's cache
-_CUDA_VALUES = 1 << 26  # large enough that kernel launches cost little compared with kernels
+from rag_model.errors import UsageError
+from rag_model.generate.generator import Contexts, Generator, Targets
+
+_CPU_VALUES = 1 << 17  # logits processed at a time; fit the cache of a core
+_CUDA_VALUES = 1 << 26  # so many that kernel launches cost little
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The log-likelihood of given answers, and the posterior of the passages. Natural logarithms."""
+    """Log-likelihood of answers, and posterior of passages; natural logarithms."""
 
     log_p: Tensor  # (b,) log p(y|x)
-    posterior: Tensor  # (b, k) log p(z|x,y); for RAG-Token log of the mean over the tokens
-    tokens: Tensor | None  # (b, k, t) log p(z_i|x,y_≤i) of RAG-Token; undefined where padded
+    posterior: Tensor  # (b, k) log p(z|x,y); for RAG-Token the log of the mean over the tokens
+    tokens: Tensor | None  # (b, k, t) log p(z_i|x,y_≤i) of RAG-Token; undefined for padding
 
 
 def log_prior(scores: Tensor, temperature: float = 1.0) -> Tensor:
@@ -39,7 +51,7 @@ def log_prior(scores: Tensor, temperature: float = 1.0) -> Tensor:
     >>> log_prior(torch.tensor([[2.0, 2.0]])).exp()
     tensor([[0.5000, 0.5000]])
     """
-    return (_wide(scores) / temperature).log_softmax(-1)
+    return (_to_wide(scores) / temperature).log_softmax(-1)
 
 
 def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
@@ -50,7 +62,7 @@ def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihoo
         log_p: (b, k, t) log p(y_i|x,z,y_<i).
         mask: (b, t) bool, False for tokens that do not count.
     """
-    joint = prior + _sum(log_p, mask)  # (b, k, t) -> (b, k)
+    joint = prior + _sum_tokens(log_p, mask)  # (b, k, t) -> (b, k)
     total = joint.logsumexp(1)
     return Likelihood(total, (joint - total[:, None]).detach(), None)
 
@@ -63,100 +75,150 @@ def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
     joint = prior[..., None] + log_p  # (b, k) -> (b, k, 1) -> (b, k, t)
     total = joint.logsumexp(1)
     shares = (joint - total[:, None]).detach()  # total: (b, t) -> (b, 1, t)
-    counted = mask.sum(1).clamp(min=1)[:, None]  # (b, t) -> (b, 1)
-    posterior = shares.masked_fill(~mask[:, None], -torch.inf).logsumexp(2) - counted.log()  # (b, k, t) -> (b, k)
+    token_counts = mask.sum(1).clamp(min=1)[:, None]  # (b, t) -> (b, 1)
+    # (b, k, t) -> (b, k)
+    posterior = shares.masked_fill(~mask[:, None], -torch.inf).logsumexp(2) - token_counts.log()
     return Likelihood(total.masked_fill(~mask, 0).sum(1), posterior, shares)
 
 
 def sequence_uniform(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
-    """Return the label smoothing term of RAG-Sequence, (b,), as in transformers' `RagSequenceForGeneration`.
+    """Return the label smoothing term of RAG-Sequence, (b,), as in transformers'
+    `RagSequenceForGeneration`.
 
-    log Σ_z exp(v log p(z|x) + Σ_i Σ_w log p(w|x,z,y_<i)) over words w; `totals` is (b, k, t) Σ_w log p(w|x,z,y_<i).
+    log Σ_z exp(v log p(z|x) + Σ_i Σ_w log p(w|x,z,y_<i)) over words w; `totals` is (b, k, t) Σ_w
+    log p(w|x,z,y_<i).
     """
-    return (vocabulary * prior + _sum(totals, mask)).logsumexp(1)
+    return (vocabulary * prior + _sum_tokens(totals, mask)).logsumexp(1)
 
 
 def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
-    """Return the label smoothing term of RAG-Token, (b,): Σ_i Σ_w log Σ_z p(z|x) p(w|x,z,y_<i); logits (b, k, t, v).
+    """Return the label smoothing term of RAG-Token, (b,): Σ_i Σ_w log Σ_z p(z|x) p(w|x,z,y_<i);
+    logits (b, k, t, v).
 
-    Goes token by token and recomputes in the backward pass: the (b, t, v) mixture is never held in memory.
+    Goes token by token and recomputes in the backward pass: the (b, t, v) mixture is never held in
+    memory.
     """
     steps = [
-        checkpoint(_mixture_total, prior, step, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(_sum_mixture_log_p, prior, step, use_reentrant=False, preserve_rng_state=False)
         for step in logits.unbind(2)  # (b, k, t, v) -> t times (b, k, v)
     ]
     return torch.stack(steps, 1).masked_fill(~mask, 0).sum(1)  # t times (b,) -> (b, t) -> (b,)
 
 
-def smoothed(log_p: Tensor, uniform: Tensor, epsilon: float, vocabulary: int) -> Tensor:
-    """Return the loss (1 - ε) (-log p(y|x)) + ε / v (-uniform), (b,), as fairseq and transformers smooth labels."""
+def smooth_labels(log_p: Tensor, uniform: Tensor, epsilon: float, vocabulary: int) -> Tensor:
+    """Return the loss (1 - ε) (-log p(y|x)) + ε / v (-uniform), (b,), as fairseq and transformers
+    smooth labels.
+    """
     return -(1 - epsilon) * log_p - epsilon / vocabulary * uniform
 
 
 def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tuple[Tensor, Tensor]:
-    """Return (b, k, t) log p(y_i|…) of (b, k, t, v) logits for targets (b, t), at least float32, with gradient.
+    """Return (b, k, t) log p(y_i|…) of (b, k, t, v) logits for targets (b, t), at least float32,
+    with gradient.
 
-    With `totals`, return (b, k, t) Σ_w log p(w|…) as well, else zeros. Processes some rows of the logits at a
-    time; the only tensor of their size is their gradient, in the backward pass.
+    With `totals`, return also (b, k, t) Σ_w log p(w|…), else zeros. Processes some rows of the
+    logits at a time; the only tensor of their size is their gradient in the backward pass.
     """
-    wanted = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
+    target_ids = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
     rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)
-    found: tuple[Tensor, Tensor] = _TargetLogP.apply(rows, wanted.reshape(-1), totals)  # type: ignore[no-untyped-call]
-    return found[0].view(wanted.shape), found[1].view(wanted.shape)  # (b k t,) -> (b, k, t)
+    values: tuple[Tensor, Tensor] = _TargetLogP.apply(rows, target_ids.reshape(-1), totals)  # type: ignore[no-untyped-call]
+    # (b k t,) -> (b, k, t)
+    return values[0].view(target_ids.shape), values[1].view(target_ids.shape)
 
 
 class _TargetLogP(torch.autograd.Function):
-    """log softmax at one word per row, and its sum over all words; (n, v), (n,) -> (n,), (n,)."""
+    """Log softmax at one word per row, and its sum over all words; (n, v), (n,) -> (n,), (n,)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, totals: bool) -> tuple[Tensor, Tensor]:
         """Save the logits unchanged, and log Σ exp of each row."""
-        norms, sums = (logits.new_zeros(len(logits), dtype=_widened(logits.dtype)) for _ in range(2))
-        for rows in _pieces(logits):
-            piece = _wide(logits[rows])
+        norms, sums = (logits.new_zeros(len(logits), dtype=_wide_dtype(logits.dtype)) for _ in range(2))
+        for rows in _row_slices(logits):
+            piece = _to_wide(logits[rows])
             norms[rows] = piece.logsumexp(-1)
             if totals:
                 sums[rows] = piece.sum(-1) - logits.shape[-1] * norms[rows]
         ctx.save_for_backward(logits, targets, norms)
         ctx.totals = totals
-        return _wide(logits.gather(1, targets[:, None])[:, 0]) - norms, sums  # (n, v) -> (n, 1) -> (n,)
+        # (n, v) -> (n, 1) -> (n,)
+        return _to_wide(logits.gather(1, targets[:, None])[:, 0]) - norms, sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_target: Tensor, of_total: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient by the logits l: ∂ log p(y) / ∂ l_w = [w = y] - p(w), ∂ Σ log p / ∂ l_w = 1 - v p(w)."""
+    def backward(ctx: Any, target_gradient: Tensor, total_gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient by the logits l: ∂ log p(y) / ∂ l_w = [w = y] - p(w), ∂ Σ log p / ∂
+        l_w = 1 - v p(w).
+        """
         logits, targets, norms = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        for rows in _pieces(logits):
-            piece = (_wide(logits[rows]) - norms[rows, None]).exp_()
+        for rows in _row_slices(logits):
+            piece = (_to_wide(logits[rows]) - norms[rows, None]).exp_()
             # (r,); piece is (r, v), r <= n rows at a time
-            weight = of_target[rows] + (logits.shape[-1] * of_total[rows] if ctx.totals else 0)
+            weight = target_gradient[rows] + (logits.shape[-1] * total_gradient[rows] if ctx.totals else 0)
             piece.mul_(-weight[:, None])
             if ctx.totals:
-                piece.add_(of_total[rows, None])
+                piece.add_(total_gradient[rows, None])
             # (r, 1) added into (r, v)
-            gradient[rows] = piece.scatter_add_(1, targets[rows, None], of_target[rows, None])
+            gradient[rows] = piece.scatter_add_(1, targets[rows, None], target_gradient[rows, None])
         return gradient, None, None
 
 
-def _pieces(logits: Tensor) -> list[slice]:
+def _row_slices(logits: Tensor) -> list[slice]:
     values = _CUDA_VALUES if logits.is_cuda else _CPU_VALUES
     size = max(1, values // logits.shape[-1])
     return [slice(start, start + size) for start in range(0, len(logits), size)]
 
 
-def _mixture_total(prior: Tensor, logits: Tensor) -> Tensor:
-    return (_wide(logits).log_softmax(-1) + prior[..., None]).logsumexp(1).sum(-1)  # (b, k, v) -> (b, v) -> (b,)
+def _sum_mixture_log_p(prior: Tensor, logits: Tensor) -> Tensor:
+    # (b, k, v) -> (b, v) -> (b,)
+    return (_to_wide(logits).log_softmax(-1) + prior[..., None]).logsumexp(1).sum(-1)
 
 
-def _wide(values: Tensor) -> Tensor:
-    return values.to(_widened(values.dtype))
+def _to_wide(values: Tensor) -> Tensor:
+    return values.to(_wide_dtype(values.dtype))
 
 
-def _widened(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums over a vocabulary: float32 for half precision, else the dtype itself."""
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for sums over a vocabulary: float32 for half precision, else the dtype
+    itself.
+    """
     return torch.promote_types(dtype, torch.float32)
 
 
-def _sum(values: Tensor, mask: Tensor) -> Tensor:
+def _sum_tokens(values: Tensor, mask: Tensor) -> Tensor:
     return values.masked_fill(~mask[:, None], 0).sum(2)  # (b, t) -> (b, 1, t); (b, k, t) -> (b, k)
+
+
+def label_tokens(generator: Generator, words: Sequence[str]) -> list[int]:
+    """Return the token of each label's word.
+
+    Raises:
+        UsageError: a word is not one token of this generator, or two words are the same token.
+    """
+    token_ids: list[int] = []
+    for word in words:
+        targets = generator.encode_targets([word])
+        row = targets.tokens[0][targets.mask[0]].tolist()
+        label_ids = row[1:] if row and row[0] == generator.first_token else row
+        label_ids = label_ids[:-1] if label_ids and label_ids[-1] == generator.end_token else label_ids
+        if len(label_ids) != 1:
+            raise UsageError(
+                f"the label's word {word!r} is {len(label_ids)} tokens of this model: give a word of one token for it, "
+                "as in --label SUPPORTS=true"
+            )
+        token_ids += label_ids
+    if len(set(token_ids)) < len(token_ids):
+        raise UsageError(f"two of the labels' words {', '.join(map(repr, words))} are one token: give different ones")
+    return token_ids
+
+
+def label_log_p(generator: Generator, contexts: Contexts, tokens: Sequence[int]) -> Tensor:
+    """Return (b, k, l) log p(label|x,z) of the label tokens, normalized over the whole vocabulary."""
+    prefix = [] if generator.first_token is None else [generator.first_token]
+    device = contexts.tokens.device
+    # (b, t)
+    row = torch.tensor([*prefix, tokens[0]], device=device).expand(len(contexts.tokens) // contexts.k, -1)
+    # (b, k, t, v)
+    logits = generator.logits(contexts, Targets(row, torch.ones_like(row, dtype=torch.bool)))
+    log_p = logits[:, :, -1].float().log_softmax(-1)  # (b, k, t, v) -> (b, k, v)
+    return log_p[..., list(tokens)]

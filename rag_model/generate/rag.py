@@ -1,9 +1,11 @@
-"""A RAG model: a question encoder, a generator, and how passages are marginalised; the index does not change.
+"""A RAG model: a question encoder and a generator, whose answers are marginalized over passages.
 
-If the index is rebuilt during training, a passage encoder may be trained as well: p(z|x) is then computed with it.
+The index is fixed. If it is rebuilt during training, a passage encoder may be trained too, and
+p(z|x) uses it.
 
-The gradient of log p(y|x) reaches the generator through p(y|x,z) and the question encoder through p(z|x): a passage
-that makes the answer more likely than the other passages do moves nearer to the question.
+The gradient of log p(y|x) reaches the generator through p(y|x,z) and the question encoder through
+p(z|x): a passage that makes the answer more likely than the other passages do moves nearer to the
+question.
 """
 
 from collections.abc import Sequence
@@ -20,41 +22,46 @@ from rag_model.generate.likelihood import (
     log_prior,
     sequence_likelihood,
     sequence_uniform,
-    smoothed,
+    smooth_labels,
     target_log_p,
     token_likelihood,
     token_uniform,
 )
 
-Variant = Literal["sequence", "token"]  # RAG-Sequence, RAG-Token: how passages are marginalised
-WeighedBy = Literal["products", "scores"]
+Variant = Literal["sequence", "token"]  # RAG-Sequence, RAG-Token
+PassageWeighting = Literal["products", "scores"]
 
 
 @dataclass(frozen=True, slots=True)
 class RagSettings:
-    """How passages are marginalised, and the loss; defaults are those of Lewis et al. and transformers."""
+    """Settings of marginalization and loss; defaults are those of Lewis et al. and transformers."""
 
     kind: Variant = "sequence"
     k: int = 5  # passages per question; the paper trains with 5 or 10
-    temperature: float = 1.0  # of p(z|x); normalised encoders need less, because cosines lie in [-1, 1]
+    # Of p(z|x); normalised encoders need less, because cosines lie in [-1, 1].
+    temperature: float = 1.0
     label_smoothing: float = 0.0  # ε; fairseq's RAG and BART fine-tuning use .1
-    exclude_bos: bool = False  # do not count the token that begins every target, such as BART's <s>
-    weighed_by: WeighedBy = "products"  # logits of p(z|x): inner products of vectors, or the retriever's own scores
+    exclude_bos: bool = False  # exclude the token that begins every target, such as BART's <s>
+    weighed_by: PassageWeighting = (
+        "products"  # logits of p(z|x): inner products of vectors, or the retriever's own scores
+    )
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", get_args(Variant)), ("weighed_by", get_args(WeighedBy))):
-            if getattr(self, name) not in known:
+        for name, choices in (("kind", get_args(Variant)), ("weighed_by", get_args(PassageWeighting))):
+            if getattr(self, name) not in choices:
                 value = getattr(self, name)
-                raise UsageError(f"{name} {value!r} of a RAG model is unknown: use one of {', '.join(known)}")
+                raise UsageError(f"{name} {value!r} of a RAG model is unknown: use one of {', '.join(choices)}")
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(
                 f"k {self.k}, temperature {self.temperature} and label_smoothing {self.label_smoothing} of a RAG "
-                "model: need k >= 1, temperature > 0 and 0 <= label_smoothing < 1"
+                "model are invalid: give k >= 1, temperature > 0 and 0 <= label_smoothing < 1"
             )
 
 
 class Rag(nn.Module):
-    """p(y|x) over retrieved passages; their number is read from the scores, `settings.k` is the number requested."""
+    """p(y|x) over retrieved passages; `settings.k` is the requested number, the scores have the
+    actual number.
+    """
 
     def __init__(
         self,
@@ -63,26 +70,28 @@ class Rag(nn.Module):
         settings: RagSettings | None = None,
         passage: TrainableEncoder | None = None,
     ) -> None:
-        """Join a question encoder, whose forward takes b questions and gives (b, d) vectors, and a generator.
+        """Combine a generator and a question encoder, whose forward maps b questions to (b, d)
+        vectors.
 
-        `passage`: the encoder of the passages, if it is trained too; else p(z|x) uses the vectors of a snapshot.
+        `passage` is the passage encoder if it is trained too; without it p(z|x) uses the vectors of
+        a snapshot.
         """
         super().__init__()
         self.question, self.passage = question, passage
-        self.body = generator.module  # registered: its weights are the model's
+        self.body = generator.module  # registered as a submodule
         self.generator = generator
         self.settings = settings or RagSettings()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; a part that does not learn computes as in evaluation, without dropout."""
+        """Set the mode; frozen parts stay in evaluation mode, without dropout."""
         super().train(mode)
         for part in (self.question, self.passage, self.body):
             if part is not None and not any(weights.requires_grad for weights in part.parameters()):
                 part.eval()
         return self
 
-    def ask(self, questions: Sequence[str]) -> Tensor:
-        """Return the (b, d) vectors of questions, with gradient."""
+    def embed_questions(self, questions: Sequence[str]) -> Tensor:
+        """Return the (b, d) vectors of questions with gradient."""
         vectors: Tensor = self.question(questions)
         return vectors
 
@@ -91,46 +100,51 @@ class Rag(nn.Module):
         return log_prior(scores, self.settings.temperature)
 
     def log_likelihood(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Likelihood:
-        """Return log p(y|x) of the targets, with gradient, and the passages' posterior, without gradient.
+        """Return log p(y|x) of the targets, with gradient, and the passages' posterior, without
+        gradient.
 
         Raises:
-            UsageError: scores, contexts and targets do not belong to the same questions and passages.
+            UsageError: scores, contexts and targets do not belong to the same questions and
+                passages.
         """
-        return self._read(scores, contexts, targets)[0]
+        return self._compute_likelihood(scores, contexts, targets)[0]
 
     def loss(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Tensor:
-        """Return -log p(y|x) of each question, (b,), at least float32, with the label smoothing of the settings.
+        """Return -log p(y|x) of each question, (b,), at least float32, with the label smoothing of
+        the settings.
 
         Raises:
             UsageError: as `log_likelihood`.
         """
-        found, prior, logits, totals = self._read(scores, contexts, targets)
-        epsilon, words = self.settings.label_smoothing, logits.shape[-1]
+        likelihood, prior, logits, totals = self._compute_likelihood(scores, contexts, targets)
+        epsilon, vocabulary_size = self.settings.label_smoothing, logits.shape[-1]
         if not epsilon:
-            return -found.log_p
+            return -likelihood.log_p
         if self.settings.kind == "sequence":
-            uniform = sequence_uniform(prior, totals, targets.mask, words)
+            uniform = sequence_uniform(prior, totals, targets.mask, vocabulary_size)
         else:
             uniform = token_uniform(prior, logits, targets.mask)
-        return smoothed(found.log_p, uniform, epsilon, words)
+        return smooth_labels(likelihood.log_p, uniform, epsilon, vocabulary_size)
 
-    def _read(self, scores: Tensor, contexts: Contexts, targets: Targets) -> tuple[Likelihood, Tensor, Tensor, Tensor]:
-        _check(scores, contexts, targets)
-        sequence = self.settings.kind == "sequence"
+    def _compute_likelihood(
+        self, scores: Tensor, contexts: Contexts, targets: Targets
+    ) -> tuple[Likelihood, Tensor, Tensor, Tensor]:
+        _check_shapes(scores, contexts, targets)
+        is_sequence = self.settings.kind == "sequence"
         prior, logits = self.prior(scores), self.generator.logits(contexts, targets)
-        log_p, totals = target_log_p(logits, targets.tokens, totals=sequence and self.settings.label_smoothing > 0)
-        marginal = sequence_likelihood if sequence else token_likelihood
-        return marginal(prior, log_p, self._counted(targets)), prior, logits, totals
+        log_p, totals = target_log_p(logits, targets.tokens, totals=is_sequence and self.settings.label_smoothing > 0)
+        marginal = sequence_likelihood if is_sequence else token_likelihood
+        return marginal(prior, log_p, self._mask_counted_tokens(targets)), prior, logits, totals
 
-    def _counted(self, targets: Targets) -> Tensor:
-        if not self.settings.exclude_bos or self.generator.first is None:
+    def _mask_counted_tokens(self, targets: Targets) -> Tensor:
+        if not self.settings.exclude_bos or self.generator.first_token is None:
             return targets.mask
-        counted = targets.mask.clone()
-        counted[:, 0] &= targets.tokens[:, 0] != self.generator.first
-        return counted
+        counted_mask = targets.mask.clone()
+        counted_mask[:, 0] &= targets.tokens[:, 0] != self.generator.first_token
+        return counted_mask
 
 
-def _check(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
+def _check_shapes(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
     b, k = scores.shape
     if (contexts.k, len(contexts.tokens), len(targets.tokens)) != (k, b * k, b):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Encoder-decoder generators: BART, T5 and every other model that `AutoModelForSeq2SeqLM` opens.
+"""Encoder-decoder generators: BART, T5 and all other models of `AutoModelForSeq2SeqLM`.
 
-The encoder reads a question with a passage once; the decoder begins with its start token, and its targets are
-the tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
+The encoder reads a question with a passage once. The decoder begins with its start token; its
+targets are the tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,19 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.caches import cache_in, chosen, continuing
+from rag_model.generate.caches import build_continuation_arguments, get_cache, select_cache_rows
 from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.inputs import Form, encode, padded, with_end, write_all
+from rag_model.generate.prompts import (
+    PromptTemplate,
+    pad_rows,
+    render_prompts,
+    tokenize_prompts,
+    truncate_with_end_token,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Seq2SeqState:
     """Decoding state of m rows: generated tokens and encoded contexts."""
 
     cache: EncoderDecoderCache
@@ -30,95 +36,105 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Seq2SeqGenerator:
-    """A `Generator`; make one with `load_generator`."""
+    """A `Generator`; create one with `load_generator`."""
 
     module: Any  # a transformers model
     tokenizer: Any
-    form: Form
-    start: int  # the decoder's first input token
-    first: int | None  # the token that begins every answer, such as BART's <s>
-    end: int
-    pad: int
-    longest: int  # maximum tokens that the encoder reads
+    prompt_template: PromptTemplate
+    decoder_start_token: int  # the decoder's first input token
+    first_token: int | None  # the token that begins every answer, such as BART's <s>
+    end_token: int
+    pad_token: int
+    max_tokens: int  # of an encoder input
 
     @property
-    def vocabulary(self) -> int:
-        """Return the width of the logits."""
+    def vocabulary_size(self) -> int:
+        """Width of the logits."""
         return int(self.module.get_output_embeddings().weight.shape[0])
 
     @property
     def max_answer(self) -> int:
-        """Return the maximum tokens of an answer, the end token included."""
-        return min(self.form.max_answer, self.longest)
+        """Maximum tokens of an answer, the end token included."""
+        return min(self.prompt_template.max_answer, self.max_tokens)
 
-    def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
-        """Tokenise each question with each of its k passages.
+    def encode_contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
+        """Tokenize each question with each of its k passages.
 
         Raises:
-            UsageError: the number of passages differs between questions, or the form alone is too long.
+            UsageError: the number of passages differs between questions, or the template alone is
+                too long.
         """
-        written, k = write_all(self.form, questions, passages)
-        rows = encode(self.tokenizer, written, min(self.form.max_length, self.longest))
-        return Contexts(*padded(rows, self.pad), k).to(self.module.device)
+        prompts, k = render_prompts(self.prompt_template, questions, passages)
+        rows = tokenize_prompts(self.tokenizer, prompts, min(self.prompt_template.max_length, self.max_tokens))
+        return Contexts(*pad_rows(rows, self.pad_token), k).to(self.module.device)
 
-    def targets(self, answers: Sequence[str]) -> Targets:
-        """Tokenise one answer per question."""
+    def encode_targets(self, answers: Sequence[str]) -> Targets:
+        """Tokenize one answer per question."""
         rows = self.tokenizer(list(answers))["input_ids"]
-        ended = [with_end(row, self.max_answer, self.end) for row in rows]
-        return Targets(*padded(ended, self.pad)).to(self.module.device)
+        token_rows = [truncate_with_end_token(row, self.max_answer, self.end_token) for row in rows]
+        return Targets(*pad_rows(token_rows, self.pad_token)).to(self.module.device)
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
         """Return (b, k, t, v) logits with gradient, by teacher forcing."""
-        before = targets.tokens.new_full((len(targets.tokens), 1), self.start)
+        start_tokens = targets.tokens.new_full((len(targets.tokens), 1), self.decoder_start_token)
         # (b, 1) + (b, t - 1) -> (b, t) -> (b k, t)
-        said = torch.cat([before, targets.tokens[:, :-1]], 1).repeat_interleave(contexts.k, 0)
-        found = self.module(
+        decoder_ids = torch.cat([start_tokens, targets.tokens[:, :-1]], 1).repeat_interleave(contexts.k, 0)
+        all_logits = self.module(
             input_ids=contexts.tokens,
             attention_mask=contexts.mask.long(),
-            decoder_input_ids=said,
+            decoder_input_ids=decoder_ids,
             use_cache=False,
         ).logits
-        logits: Tensor = found.unflatten(0, (-1, contexts.k))  # (b k, t, v) -> (b, k, t, v)
+        logits: Tensor = all_logits.unflatten(0, (-1, contexts.k))  # (b k, t, v) -> (b, k, t, v)
         return logits
 
     @torch.no_grad()
-    def begin(self, contexts: Contexts) -> tuple[Tensor, Reading]:
-        """Read the contexts; return (n, v) float32 logits of the first token, and the state to continue from."""
+    def prefill(self, contexts: Contexts) -> tuple[Tensor, Seq2SeqState]:
+        """Encode the contexts; return the (n, v) float32 logits of the first token, and the
+        decoding state.
+        """
         mask = contexts.mask.long()
-        hidden = self.module.get_encoder()(input_ids=contexts.tokens, attention_mask=mask)[0]  # (n, s) -> (n, s, d)
+        # (n, s) -> (n, s, d)
+        hidden = self.module.get_encoder()(input_ids=contexts.tokens, attention_mask=mask)[0]
         rows = torch.arange(len(hidden), device=hidden.device)
-        found = self.module(
+        outputs = self.module(
             encoder_outputs=(hidden,),
             attention_mask=mask,
-            decoder_input_ids=torch.full_like(rows, self.start)[:, None],
+            decoder_input_ids=torch.full_like(rows, self.decoder_start_token)[:, None],
             use_cache=True,
         )
-        return found.logits[:, 0].float(), Reading(cache_in(found), hidden, mask, rows)  # (n, 1, v) -> (n, v)
+        # (n, 1, v) -> (n, v)
+        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, rows)
 
     @torch.no_grad()
-    def step(self, state: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
-        """Append one token per row, (m,) int64; return (m, v) float32 logits of the next token, and the new state."""
-        return self.follow(state, tokens[:, None])[:, 0], state  # (m,) -> (m, 1); (m, 1, v) -> (m, v)
+    def step(self, state: Seq2SeqState, tokens: Tensor) -> tuple[Tensor, Seq2SeqState]:
+        """Append one token per row, (m,) int64; return (m, v) float32 logits of the next token, and
+        the new state.
+        """
+        # (m,) -> (m, 1); (m, 1, v) -> (m, v)
+        return self.extend(state, tokens[:, None])[:, 0], state
 
     @torch.no_grad()
-    def follow(self, state: Reading, tokens: Tensor) -> Tensor:
+    def extend(self, state: Seq2SeqState, tokens: Tensor) -> Tensor:
         """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits."""
         logits: Tensor = self.module(
             encoder_outputs=(state.hidden,),
             attention_mask=state.mask,
             decoder_input_ids=tokens,
-            **continuing(self.module, state.cache),
+            **build_continuation_arguments(self.module, state.cache),
         ).logits
         return logits.float()
 
     @torch.no_grad()
-    def choose(self, state: Reading, rows: Tensor) -> Reading:
+    def select_rows(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
         """Return an independent state of `rows`, (m,) int64."""
         context = state.context[rows]
         if torch.equal(context, state.context):
-            return Reading(chosen(state.cache, rows, same_contexts=True), state.hidden, state.mask, context)
-        return Reading(chosen(state.cache, rows), state.hidden[rows], state.mask[rows], context)
+            return Seq2SeqState(
+                select_cache_rows(state.cache, rows, same_contexts=True), state.hidden, state.mask, context
+            )
+        return Seq2SeqState(select_cache_rows(state.cache, rows), state.hidden[rows], state.mask[rows], context)
 
-    def text(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer's tokens, without special tokens."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()

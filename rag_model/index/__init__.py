@@ -1,14 +1,19 @@
-"""Searchable structures over a snapshot's representations, each of a kind, each built in four stages.
+"""Indexes over a snapshot's representations: build, search, measure and tune them.
 
-`kind.py` defines the kind protocol; `registry.py` finds the kinds: `graphs/` (HNSW), `lists/` (inverted lists),
-`exact/`, and those of installed packages. `files/`, `quality/` and `sizing/` hold code that the kinds over vectors
-share.
-
-registry.kind_for("HNSW32"), registry.kind_of(entry)    -> the kind of a recipe's factory, or of a manifest's entry
-recipe.resolve(IndexRecipe("HNSW32"), n, d)    -> VectorPlan: every number chosen
-build.build_index(vectors, path, IndexRecipe("HNSW32"))    -> the index file, in one call; stages.build for any kind
-search.open_index(path), exact.scan.ExactIndex(vector files)    -> .search(vectors, k)
-quality.health.sweep(index, Trial.of(exact, …))    -> recall against effort; quality.health.examine(path) -> its parts
-quality.curve.compare(curve, reference)    -> the largest shortfall in recall at equal distance computations
-quality.tune.tune(index, trial, 0.95)    -> the smallest efSearch or nprobe that reaches this recall
+kind            the protocols of an index kind, and the registry: `get_kind`, `get_kind_for_factory`
+recipe          `IndexRecipe`, and `resolve`, which chooses every number of a `VectorPlan`
+plan            `IndexPlan`, the record that workers receive
+factory         faiss factory strings
+build           `build_index` from vectors in one call; `run_stages` for a plan of any kind
+search          `open_index`: search a faiss file
+exact_search    `ExactIndex`: exhaustive search of vector files; `rerank`
+estimate        memory and disk of an index, and a recipe that fits into memory
+byte_sizes      amounts of memory and disk as text
+vector_kind     base class of the kinds over vectors
+graphs/         the kind `hnsw`
+lists/          the kinds `ivf` and `exact`
+postings/       the kinds `bm25` and `impact`
+tokens/         the kind `tokens`
+files/          files of a build: vectors, pieces, faiss's layouts
+quality/        recall, sweeps, health, fit and tuning
 """

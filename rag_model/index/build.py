@@ -1,26 +1,78 @@
-"""Build an index in one call, in this process: vectors in, a plain faiss file out.
+"""Build an index in this process: `build_index` from vectors, `run_stages` from a plan of any kind.
 
->>> build_index(["vectors.npy"], Path("index.faiss"), IndexRecipe("HNSW32", metric="l2"))  # doctest: +SKIP
+>>> recipe = IndexRecipe("HNSW32", metric="l2")
+>>> build_index(["vectors.npy"], Path("index.faiss"), recipe)  # doctest: +SKIP
 
-`bookwheel index` does the same on many processes or machines, resumes after it was killed, and measures the index.
+`bookwheel index` does the same with many processes or machines, resumes after it was killed, and
+measures the index.
 """
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from rag_model.errors import ResourceError, UsageError
+from rag_model.atomic_write import atomic_write
+from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.factory import with_refinement
-from rag_model.index.files.arrays import Block
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.files.intake import Invalid, cut, look
+from rag_model.index.files.intake import Block, InvalidRowPolicy, inspect_vectors, split_into_parts
+from rag_model.index.files.pieces import Opener, SliceLocation, path_opener, read_slice_table
+from rag_model.index.kind import IndexBuilder, get_kind
+from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.index.search import set_default
-from rag_model.index.stages import build
-from rag_model.landing import landing
+from rag_model.index.search import write_default_search
+
+
+def run_stages(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) -> dict[str, list[IndexStats]]:
+    """Build an index file from the parts' row files; return the statistics of each stage.
+
+    The stages' files stay in `workdir`, which must exist.
+
+    Raises:
+        InputError: a row file is missing, damaged, or does not match the plan.
+        ResourceError: a file cannot be written, or memory ran out.
+    """
+    builder: IndexBuilder = get_kind(plan.kind)
+    trained = workdir / "trained"
+    stats: dict[str, list[IndexStats]] = {"train": [builder.train(plan, rows, trained)], "scatter": [], "shard": []}
+    pieces = [workdir / f"scattered-{number:05d}" for number in range(len(rows))]
+    for number, (path, piece) in enumerate(zip(rows, pieces, strict=True)):
+        stats["scatter"].append(builder.scatter(plan, trained, path, number, piece))
+    shards: list[Opener] = []
+    for number in range(plan.shards):
+        piece = workdir / f"shard-{number:05d}"
+        stats["shard"].append(builder.shard(plan, trained, iter_slices(pieces, plan.shards, number), number, piece))
+        shards.append(path_opener(piece))
+    return stats | {"merge": [builder.merge(plan, trained, rows, [*map(path_opener, pieces)], shards, out)]}
+
+
+def iter_slices(pieces: Sequence[Path], shards: int, number: int) -> Iterator[bytes]:
+    """Yield the non-empty slices of shard `number` of `shards`, in the order of the pieces.
+
+    Raises:
+        InputError: a piece is missing, truncated or damaged.
+    """
+    for path in pieces:
+        try:
+            read, size = partial(_read, path), path.stat().st_size
+            (location,) = SliceLocation.from_table(read_slice_table(read, size, shards, str(path))[number : number + 1])
+            data = read(location.start, location.end)
+        except OSError as error:
+            raise InputError(f"cannot read {path} ({error.strerror or error}): build it again") from error
+        if not location.matches(data):
+            raise InputError(f"{path} is damaged: delete that file and build it again")
+        if data:
+            yield data
+
+
+def _read(path: Path, start: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(end - start)
 
 
 def build_index(
@@ -29,88 +81,90 @@ def build_index(
     recipe: IndexRecipe,
     *,
     column: str | None = None,
-    invalid: Invalid = "refuse",
+    invalid: InvalidRowPolicy = "refuse",
 ) -> VectorPlan:
-    """Build an index file; return the plan that the recipe was resolved to.
+    """Build an index file from vectors; return the plan that the recipe was resolved to.
 
-    Works in a folder beside `out`, which is deleted at the end. faiss uses as many threads as it is set to; with one
-    (`faiss.omp_set_num_threads(1)`) equal vectors give equal bytes.
+    A temporary folder next to `out` holds the work files. faiss uses its current number of threads;
+    with one thread (`faiss.omp_set_num_threads(1)`) equal vectors give equal bytes.
 
     Args:
-        vectors: (n, d) float16 or float32, or `.npy` and Parquet files and folders of them, in row order.
-        out: the file to write; it is replaced in one step.
-        recipe: what to build.
-        column: of Parquet files; None: the only one that holds lists of floats.
-        invalid: what to do with rows that hold a NaN or an infinity: `refuse`, or `drop`. Then `out` + `.rows.npy` says
-            the row of the vectors for each id of the index.
+        vectors: (n, d) float16 or float32; or `.npy` and Parquet files, and folders of them, in row
+            order.
+        out: the file to write; it is replaced atomically.
+        recipe: the index to build.
+        column: column of Parquet files; None: the only one that holds lists of floats.
+        invalid: `refuse` vectors that hold a NaN or an infinity, or `drop` these rows. With `drop`,
+            `out` + `.rows.npy` holds the original row of each id of the index.
 
     Raises:
         InputError: the vectors cannot be indexed; the message names file and row.
-        UsageError: the recipe does not fit them.
+        UsageError: the recipe does not fit the vectors.
         ResourceError: memory or disk ran out.
     """
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         work, parts = Path(folder), list[Path]()
-        intake = look(
-            [_saved(vectors, work)] if isinstance(vectors, np.ndarray) else [Path(path) for path in vectors], column
+        input_vectors = inspect_vectors(
+            [_save_vectors(vectors, work)] if isinstance(vectors, np.ndarray) else [Path(path) for path in vectors],
+            column,
         )
 
-        def put(block: Block) -> None:
+        def write_part(block: Block) -> None:
             parts.append(work / f"part-{len(parts):05d}.npy")
             np.save(parts[-1], block, allow_pickle=False)
 
-        kept = cut(intake, put, invalid)
-        plan = resolve(recipe, intake.n if kept is None else len(kept), intake.d)
-        check_alone(plan)
-        build(plan, parts, work / "index", work)
-        place(work / "index", out, plan.search, kept)
+        kept_rows = split_into_parts(input_vectors, write_part, invalid)
+        plan = resolve(recipe, input_vectors.n if kept_rows is None else len(kept_rows), input_vectors.d)
+        check_self_contained(plan)
+        run_stages(plan, parts, work / "index", work)
+        install_index(work / "index", out, plan.search, kept_rows)
     return plan
 
 
-def check_alone(plan: VectorPlan) -> None:
-    """Check that an index file answers without the snapshot that a plan may count on.
+def check_self_contained(plan: VectorPlan) -> None:
+    """Check that an index file can be searched without the snapshot's vectors.
 
     Raises:
-        UsageError: it ranks again by vectors outside the file.
+        UsageError: the plan reranks with vectors outside the file.
     """
     if plan.refine is not None:
-        wanted = with_refinement(plan.factory, plan.refine)
-        raise UsageError(f"{wanted} ranks by vectors outside the index file: use Refine(SQfp16) instead")
+        refined_factory = with_refinement(plan.factory, plan.refine)
+        raise UsageError(f"{refined_factory} reranks with vectors outside the index file: use Refine(SQfp16) instead")
 
 
-def place(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) -> None:
-    """Move a finished index to `out` in one step, its search parameters set.
+def install_index(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) -> None:
+    """Move a finished index to `out` atomically, and write its default search parameters.
 
     Args:
-        index: the file; it is moved, or copied if `out` is on another disk.
+        index: the file to move; it is copied if `out` is on another disk.
         out: the destination.
         search: efSearch, or nprobe and refine.
-        kept: the row of the vectors for each id; None: ids are rows, and no `.rows.npy` file is written.
+        kept: the original row of each id; None: ids are rows, and no `.rows.npy` file is written.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     try:
         if kept is None:
-            rows_path(out).unlink(missing_ok=True)  # of an earlier index
+            kept_rows_path(out).unlink(missing_ok=True)  # left by a previous index
         else:
-            with landing(rows_path(out)) as temporary, temporary.open("wb") as file:
+            with atomic_write(kept_rows_path(out)) as temporary, temporary.open("wb") as file:
                 np.save(file, kept, allow_pickle=False)
-        with landing(out) as temporary:
+        with atomic_write(out) as temporary:
             try:
                 index.rename(temporary)
             except OSError:  # on another disk
                 shutil.copyfile(index, temporary)
-            set_default(temporary, search)
-    except OSError as failed:
-        raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
+            write_default_search(temporary, search)
+    except OSError as error:
+        raise ResourceError(f"cannot write {out}: {error.strerror}") from error
 
 
-def rows_path(out: Path) -> Path:
-    """Return the path of the file with the row of each id, which exists if rows were dropped."""
+def kept_rows_path(out: Path) -> Path:
+    """Return the path of the file that maps ids to original rows, written if rows were dropped."""
     return out.with_name(f"{out.name}.rows.npy")
 
 
-def _saved(vectors: Vectors, work: Path) -> Path:
+def _save_vectors(vectors: Vectors, work: Path) -> Path:
     np.save(work / "given.npy", vectors, allow_pickle=False)
     return work / "given.npy"

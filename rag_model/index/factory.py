@@ -1,12 +1,17 @@
-"""Factory strings: faiss's description of an index, parsed and checked before any work starts.
+"""Parse and check faiss factory strings before any work starts.
 
-Supported are `Flat`; `HNSW32` with storage `Flat`, `SQ8` or `SQfp16` (`HNSW32_SQ8`); and inverted lists,
-optionally with a transform, a graph over the centroids, and a refinement that ranks candidates again:
-`IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`, `IVF4096,RaBitQ4,Refine(SQfp16)`. left out (`HNSW`,
-`IVF,PQ`) is chosen by `recipe.resolve` for the corpus.
+Supported are:
 
-bookwheel adds one word: `Refine(vectors)` ranks again by the snapshot's own vector files. No byte of the
-index depends on it, and `without_vectors` removes it for faiss.
+* `Flat`;
+* `HNSW32` with storage `Flat`, `SQ8` or `SQfp16` (`HNSW32_SQ8`);
+* inverted lists, optionally with a transform, a graph over the centroids, and a refinement that
+  reranks candidates: `IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`,
+  `IVF4096,RaBitQ4,Refine(SQfp16)`.
+
+Numbers may be left out (`HNSW`, `IVF,PQ`): `recipe.resolve` chooses them for the corpus.
+
+bookwheel adds `Refine(vectors)`, which reranks with the snapshot's own vector files. It changes no
+byte of the index, and `without_vector_refinement` removes it for faiss.
 """
 
 import re
@@ -15,7 +20,7 @@ from typing import Literal
 
 from rag_model.errors import UsageError
 
-Structure = Literal["exact", "hnsw", "ivf"]  # of a faiss file; each is built by the index kind of that name
+Structure = Literal["exact", "hnsw", "ivf"]  # of a faiss file; also the name of the index kind
 
 _GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ8|SQfp16))?")
 _ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?)(\d+)")
@@ -26,118 +31,118 @@ _EXAMPLES = "for example HNSW32, IVF1024,PQ48np or OPQ48_192,IVF65536_HNSW32,PQ4
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class HnswSpec:
     """`HNSW<links>_<storage>`."""
 
-    links: int | None  # M: links per node and level, twice that at the bottom; None = to be chosen
+    links: int | None  # M: links per node and level, 2M at the bottom level; None: not chosen yet
     storage: str  # Flat, SQ8, SQfp16
 
     def __str__(self) -> str:
         """Return the factory string."""
         tail = "" if self.storage == "Flat" else f"_{self.storage}"
-        return f"HNSW{_number(self.links)}{tail}"
+        return f"HNSW{_format_number(self.links)}{tail}"
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class TransformSpec:
     """A linear transform before the lists: `OPQ<m>_<out>` or `PCA<out>`."""
 
     name: str  # OPQ, PCA, PCAR
-    pieces: int | None  # of OPQ; None = as many as the codes have
-    out: int | None  # output dimensions; None = the input dimensions
+    pieces: int | None  # of OPQ; None: as many as the codec has
+    out: int | None  # output dimensions; None: the input dimensions
 
     def __str__(self) -> str:
-        """Return the factory piece."""
+        """Return the part of the factory string."""
         if self.name != "OPQ":
             return f"{self.name}{self.out}"
-        return f"OPQ{_number(self.pieces)}" + (f"_{self.out}" if self.out else "")
+        return f"OPQ{_format_number(self.pieces)}" + (f"_{self.out}" if self.out else "")
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
-    """How a list keeps a vector: `Flat`, `SQ8`, `RaBitQ4`, or `PQ<pieces>x<bits>`."""
+class CodecSpec:
+    """How a list stores a vector: `Flat`, `SQ8`, `RaBitQ4`, or `PQ<pieces>x<bits>`."""
 
     name: str  # Flat, SQ8, RaBitQ, PQ …
-    pieces: int | None = None  # of PQ; None = to be chosen
-    bits: int = 8  # of a PQ piece, or of a RaBitQ dimension
+    pieces: int | None = None  # of PQ; None: not chosen yet
+    bits: int = 8  # per PQ piece or per RaBitQ dimension
     fast: bool = True  # PQ without polysemous training, which costs far more than it gains
 
     def __str__(self) -> str:
-        """Return the factory piece."""
+        """Return the part of the factory string."""
         if self.name == "RaBitQ":
             return f"RaBitQ{self.bits if self.bits > 1 else ''}"
         if self.name != "PQ":
             return self.name
         bits = "" if self.bits == 8 else f"x{self.bits}"
-        return f"PQ{_number(self.pieces)}{bits}{'np' if self.fast else ''}"
+        return f"PQ{_format_number(self.pieces)}{bits}{'np' if self.fast else ''}"
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
+class IvfSpec:
     """`<rotation>,IVF<lists>_HNSW<coarse>,<codes>,Refine(<refine>)`."""
 
-    rotation: Rotation | None
-    lists: int | None  # None = to be chosen
-    coarse: int | None  # M of a graph over the centroids; None = all centroids are compared
-    codes: Codes
-    refine: str | None = (
-        None  # Flat, SQfp16, SQ8: kept behind the lists; vectors: the corpus's own; None: no refinement
-    )
+    rotation: TransformSpec | None
+    lists: int | None  # None: not chosen yet
+    coarse: int | None  # M of a graph over the centroids; None: search compares all centroids
+    codes: CodecSpec
+    # Flat, SQfp16, SQ8: stored after the lists; vectors: the corpus's own files; None: no
+    # refinement
+    refine: str | None = None
 
     def __str__(self) -> str:
         """Return the factory string."""
         graph = f"_HNSW{self.coarse}" if self.coarse else ""
         pieces = [str(self.rotation)] if self.rotation else []
-        pieces += [f"IVF{_number(self.lists)}{graph}", str(self.codes)]
+        pieces += [f"IVF{_format_number(self.lists)}{graph}", str(self.codes)]
         return ",".join([*pieces, f"Refine({self.refine})"] if self.refine else pieces)
 
     def code_dim(self, d: int) -> int:
-        """Return the dimensions that the codes see."""
+        """Return the number of dimensions that the codec encodes."""
         return d if self.rotation is None or self.rotation.out is None else self.rotation.out
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
-    """`Flat`: the vectors themselves; a search compares all of them."""
+class FlatSpec:
+    """`Flat`: the vectors themselves, compared exhaustively."""
 
     def __str__(self) -> str:
         """Return the factory string."""
         return "Flat"
 
 
-Factory = Graph | Lists | Exact
+FactorySpec = HnswSpec | IvfSpec | FlatSpec
 
 
-def parse(text: str) -> Factory:
-    """Read a factory string.
+def parse_factory(text: str) -> FactorySpec:
+    """Parse a factory string.
 
-    >>> parse("OPQ48_192,IVF65536_HNSW32,PQ48np").codes
-    Codes(name='PQ', pieces=48, bits=8, fast=True)
+    >>> parse_factory("OPQ48_192,IVF65536_HNSW32,PQ48np").codes
+    CodecSpec(name='PQ', pieces=48, bits=8, fast=True)
 
     Raises:
-        UsageError: a piece is unknown, missing or misplaced; the message names it.
+        UsageError: a part is unknown, missing or misplaced; the message names it.
     """
     if text == "Flat":
-        return Exact()
+        return FlatSpec()
     if text.startswith("HNSW"):
-        return _graph(text)
-    return _lists(text)
+        return _parse_hnsw(text)
+    return _parse_ivf(text)
 
 
 def structure_of(text: str) -> Structure:
     """Return the structure that a factory string describes.
 
     Raises:
-        UsageError: it is not a factory string known here.
+        UsageError: the factory string is not supported.
     """
-    factory = parse(text)
-    if isinstance(factory, Exact):
+    factory = parse_factory(text)
+    if isinstance(factory, FlatSpec):
         return "exact"
-    return "hnsw" if isinstance(factory, Graph) else "ivf"
+    return "hnsw" if isinstance(factory, HnswSpec) else "ivf"
 
 
 def with_refinement(text: str, refine: str | None) -> str:
-    """Return an index's factory string with its refinement by the snapshot's vectors, as a recipe gives it.
+    """Append an index's refinement by the snapshot's vectors to its factory string, as in a recipe.
 
     >>> with_refinement("IVF1024,PQ48np", "vectors")
     'IVF1024,PQ48np,Refine(vectors)'
@@ -145,18 +150,18 @@ def with_refinement(text: str, refine: str | None) -> str:
     return f"{text},Refine({refine})" if refine else text
 
 
-def without_vectors(factory: Factory) -> Factory:
-    """Return the factory in faiss's form, without `Refine(vectors)`."""
-    return replace(factory, refine=None) if isinstance(factory, Lists) and factory.refine == "vectors" else factory
+def without_vector_refinement(factory: FactorySpec) -> FactorySpec:
+    """Return the factory without `Refine(vectors)`, as faiss understands it."""
+    return replace(factory, refine=None) if isinstance(factory, IvfSpec) and factory.refine == "vectors" else factory
 
 
-def check(factory: Factory, d: int) -> None:
+def check_dimensions(factory: FactorySpec, d: int) -> None:
     """Check that a factory fits vectors of `d` dimensions.
 
     Raises:
-        UsageError: a number does not fit; the message gives one that does.
+        UsageError: a number does not fit; the message suggests one that does.
     """
-    if isinstance(factory, Lists):
+    if isinstance(factory, IvfSpec):
         rotation = factory.rotation
         if rotation is not None and rotation.out is not None and rotation.out > d and rotation.name != "OPQ":
             raise UsageError(f"{rotation} cannot turn {d} dimensions into {rotation.out}: use at most {d}")
@@ -166,91 +171,93 @@ def check(factory: Factory, d: int) -> None:
             _check_divides(str(factory), rotation.pieces, width, "OPQ")
 
 
-def divisor(width: int, at_most: int) -> int:
-    """Return the largest divisor of `width` that is at most `at_most`, at least 1.
+def largest_divisor(width: int, limit: int) -> int:
+    """Return the largest divisor of `width` that is at most `limit`, and at least 1.
 
-    >>> divisor(384, 50)
+    >>> largest_divisor(384, 50)
     48
     """
-    return next(pieces for pieces in range(max(1, min(at_most, width)), 0, -1) if width % pieces == 0)
+    return next(pieces for pieces in range(max(1, min(limit, width)), 0, -1) if width % pieces == 0)
 
 
 def _check_divides(text: str, pieces: int | None, width: int, name: str) -> None:
     if pieces is not None and width % pieces:
         raise UsageError(
             f"{text} is wrong: {name}{pieces} cannot cut {width} dimensions into {pieces} equal pieces, "
-            f"but {name}{divisor(width, pieces)} can"
+            f"but {name}{largest_divisor(width, pieces)} can"
         )
 
 
-def _graph(text: str) -> Graph:
-    found = _GRAPH.fullmatch(text)
-    if found is None:
+def _parse_hnsw(text: str) -> HnswSpec:
+    match = _GRAPH.fullmatch(text)
+    if match is None:
         raise UsageError(
             f"{text!r} is not a factory string: HNSW<M> may be followed by Flat, SQ8 or SQfp16, as in HNSW32_SQ8"
         )
-    links = _positive(text, found[1])
+    links = _parse_positive(text, match[1])
     if links is not None and links < 2:
         raise UsageError(f"{text!r} gives a node {links} link: use at least 2, usually 16 to 64")
-    return Graph(links, found[2] or "Flat")
+    return HnswSpec(links, match[2] or "Flat")
 
 
-def _lists(text: str) -> Lists:
+def _parse_ivf(text: str) -> IvfSpec:
     pieces = text.split(",")
-    rotation = _rotation(text, pieces[0])
+    rotation = _parse_transform(text, pieces[0])
     if rotation is not None:
         del pieces[0]
-    found = _LISTS.fullmatch(pieces[0]) if pieces else None
-    if found is None:
-        wrong = pieces[0] if pieces and pieces[0] else "nothing"
+    match = _LISTS.fullmatch(pieces[0]) if pieces else None
+    if match is None:
+        head = pieces[0] if pieces and pieces[0] else "nothing"
         raise UsageError(
-            f"{text!r} is not a factory string of vectors: it has {wrong!r} where IVF<lists> belongs; {_EXAMPLES}"
+            f"{text!r} is not a factory string of vectors: it has {head!r} where IVF<lists> belongs; {_EXAMPLES}"
         )
     if len(pieces) == 1:
         raise UsageError(
             f"{text!r} does not say how its lists store a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
         )
-    codes = _CODES.fullmatch(pieces[1])
-    if codes is None:
+    codec_match = _CODES.fullmatch(pieces[1])
+    if codec_match is None:
         raise UsageError(f"{text!r} is not a factory string: {','.join(pieces[1:])!r} is unknown; {_EXAMPLES}")
-    coarse = None if found[2] is None else _positive(text, found[2]) or 32
-    refine = _refine(text, pieces[2:])
-    return Lists(rotation, _positive(text, found[1]), coarse, _codes(text, pieces[1], codes), refine)
+    coarse = None if match[2] is None else _parse_positive(text, match[2]) or 32
+    refine = _parse_refinement(text, pieces[2:])
+    return IvfSpec(
+        rotation, _parse_positive(text, match[1]), coarse, _parse_codec(text, pieces[1], codec_match), refine
+    )
 
 
-def _refine(text: str, pieces: list[str]) -> str | None:
+def _parse_refinement(text: str, pieces: list[str]) -> str | None:
     if not pieces:
         return None
-    found = _REFINE.fullmatch(pieces[0])
-    if found is None or len(pieces) > 1:
+    match = _REFINE.fullmatch(pieces[0])
+    if match is None or len(pieces) > 1:
         raise UsageError(
             f"{text!r} is not a factory string: {','.join(pieces)!r} is unknown; after the codes use "
             "Refine(Flat), Refine(SQfp16), Refine(SQ8) or Refine(vectors)"
         )
-    return found[1]
+    return match[1]
 
 
-def _rotation(text: str, piece: str) -> Rotation | None:
-    found = _ROTATION.fullmatch(piece)
-    if found is None:
+def _parse_transform(text: str, piece: str) -> TransformSpec | None:
+    match = _ROTATION.fullmatch(piece)
+    if match is None:
         return None
-    if found[4]:
-        return Rotation(found[4], None, _positive(text, found[5]))
-    return Rotation("OPQ", _positive(text, found[2]), _positive(text, found[3] or ""))
+    if match[4]:
+        return TransformSpec(match[4], None, _parse_positive(text, match[5]))
+    return TransformSpec("OPQ", _parse_positive(text, match[2]), _parse_positive(text, match[3] or ""))
 
 
-def _codes(text: str, piece: str, found: re.Match[str]) -> Codes:
+def _parse_codec(text: str, piece: str, match: re.Match[str]) -> CodecSpec:
     if piece.startswith("RaBitQ"):
-        return Codes("RaBitQ", bits=_positive(text, found[1]) or 1)
+        return CodecSpec("RaBitQ", bits=_parse_positive(text, match[1]) or 1)
     if not piece.startswith("PQ"):
-        return Codes(piece)
-    pieces, bits = _positive(text, found[2]), _positive(text, found[3] or "") or 8
+        return CodecSpec(piece)
+    pieces, bits = _parse_positive(text, match[2]), _parse_positive(text, match[3] or "") or 8
     if bits > 8:
         raise UsageError(f"{text!r} asks for {bits} bits per piece: use at most 8, the usual number")
-    return Codes("PQ", pieces, bits, fast=pieces is None or found[4] is not None)
+    return CodecSpec("PQ", pieces, bits, fast=pieces is None or match[4] is not None)
 
 
-def _positive(text: str, digits: str) -> int | None:
+def _parse_positive(text: str, digits: str) -> int | None:
     if len(digits) > 9:
         raise UsageError(f"{text!r} is not a factory string: {digits} is too large")
     if digits and int(digits) == 0:
@@ -258,5 +265,5 @@ def _positive(text: str, digits: str) -> int | None:
     return int(digits) if digits else None
 
 
-def _number(value: int | None) -> str:
+def _format_number(value: int | None) -> str:
     return "" if value is None else str(value)

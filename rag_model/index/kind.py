@@ -1,102 +1,122 @@
-"""The protocol of an index kind: everything that bookwheel needs from a searchable structure; a new kind is one folder.
+"""The protocols of an index kind, the registry of kinds, and base classes with defaults.
 
-A kind is built over a *representation* of the passages, row i for passage i: `vectors` (one vector per passage, float16
-or float32 `.npy`, one file per part), `tokens` (many vectors per passage, one Arrow file per part), `sparse` (weighted
-terms, one Arrow file per part) or `text` (the passages themselves, one Parquet file per part). It is built in four
-stages, each a function of files:
+An index is built over a *representation* of the passages. Row i belongs to passage i:
 
-    train(rows)                        -> one small file, the same for every worker
-    scatter(rows of one part)          -> one piece per part
-    shard(slices of the pieces)        -> one piece per shard; only for kinds whose plans have shards
-    merge(scattered, shards, rows)     -> the index file
+    vectors    one vector per passage, float16 or float32, one `.npy` file per part
+    tokens     many vectors per passage, one Arrow file per part
+    sparse     weighted terms per passage, one Arrow file per part
+    text       the passages themselves, one Parquet file per part
 
-A piece depends only on the trained file and its own part, never on the number of rows, so a rebuild reuses the pieces
-of unchanged parts. The entry in the manifest is the plan's (`IndexPlan.entry`): it holds `kind`, `over`, `file` and how
-the index is searched. A takedown builds an index again from rows without the page, and inherits nothing. A pull fetches
-only new rows of a file whose entry says `row_bytes`: it ends in one row of that many bytes per passage. A
-`deriving.DerivingKind` has the puller make the file.
+A build runs four stages, each a function of files:
+
+    train(rows)                       -> one small file, the same for every worker
+    scatter(rows of one part)         -> one piece per part
+    shard(slices of the pieces)       -> one piece per shard, if the plan has shards
+    merge(scattered, shards, rows)    -> the index file
+
+A piece depends only on the trained file and its own part, never on the number of rows, so a rebuild
+reuses the pieces of unchanged parts. `IndexPlan.entry` is the index's entry in the manifest: its
+kind, representation, file and search settings. A takedown rebuilds an index from rows without the
+page and reuses nothing. A pull fetches the whole file, with two exceptions: if the entry has
+`row_bytes`, the file ends in one row of that many bytes per passage, and only new rows are fetched;
+if the kind is a `DerivingKind`, the puller derives the file itself.
+
+A kind implements three protocols: `IndexBuilder`, `IndexSearcher` and `IndexPlanner`. The planner
+is
+optional: `DefaultPlanner` has defaults.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from rag_model.errors import UsageError
+from rag_model.errors import StoreError, UsageError
+from rag_model.index.factory import parse_factory
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Opener
-from rag_model.index.plan import Facts, IndexPlan
-from rag_model.index.quality.fit import Fit
-from rag_model.index.quality.health import Effort, Health
-from rag_model.index.quality.recall import FLOOR, Floor, Recalls
-from rag_model.index.quality.tune import Tuned
-from rag_model.index.sizing.estimate import PROCESS, Estimate
+from rag_model.index.plan import IndexPlan, IndexStats
+from rag_model.index.quality.results import (
+    DEFAULT_FLOOR,
+    PROCESS_BYTES,
+    FitResult,
+    IndexHealth,
+    OperatingPoint,
+    RecallFloor,
+    Recalls,
+    ResourceEstimate,
+    TuningResult,
+)
+from rag_model.plugins import Registry
 
-Represents = Literal["vectors", "tokens", "sparse", "text"]
-Entry = Mapping[str, Any]  # an index's entry in a manifest
-Plan = TypeVar("Plan", bound=IndexPlan)
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RepresentationType = Literal["vectors", "tokens", "sparse", "text"]
+IndexEntry = Mapping[str, Any]  # an index's entry in a manifest
+PlanT = TypeVar("PlanT", bound=IndexPlan)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """The file of an index, and the rows that it was built over."""
+    """The file of an index and the row files that it was built over."""
 
     index: Path
-    rows: Callable[[], list[Path]]  # of the representation, in row order; called only if they are read
-    n: int  # passages of the snapshot
+    rows: Callable[[], list[Path]]  # returns the row files in row order; called only if needed
+    n: int  # number of passages in the snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class TextTrial:
-    """Questions whose passage is known: each is a sentence of one passage."""
+class TextQuerySet:
+    """Text queries with known answers: each query is a sentence of one passage."""
 
-    questions: Sequence[str]
+    queries: Sequence[str]
     k: int  # depth of recall
-    rows: Rows  # (q,): the row that each question was taken from
+    rows: Rows  # (q,): the row of the passage that each query was taken from
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTrial:
-    """Questions as token vectors, and a sample of the passages, among which exact MaxSim is affordable."""
+class TokenQuerySet:
+    """Token-vector queries, and a sample of passages small enough for exact MaxSim."""
 
-    questions: Vectors  # (q, l, d)
+    queries: Vectors  # (q, l, d)
     k: int  # depth of recall
-    rows: Rows  # (m,) ascending: the sample; the passages that the questions were taken from are among them
+    rows: Rows  # (m,) ascending: the sample, with the passages of all queries
 
 
 @dataclass(frozen=True, slots=True)
-class SparseTrial:
-    """Questions as weighted terms; each is a sentence of one passage."""
+class SparseQuerySet:
+    """Weighted-term queries with known answers: each query is a sentence of one passage."""
 
-    questions: Vectors  # (q, l, 2)
+    queries: Vectors  # (q, l, 2)
     k: int  # depth of recall
-    rows: Rows  # (q,): the row that each question was taken from
+    rows: Rows  # (q,): the row of the passage that each query was taken from
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class IndexMeasurement:
     """Measurements of an index for the gate and the report."""
 
-    recalls: (
-        Recalls  # (q,) in [0, 1]: recall@k of each question against exhaustive search, with the default search setting
-    )
-    curve: Sequence[Effort] = ()  # recall against work
-    setting: Effort | None = None  # the default search setting, as a point of the curve
-    health: Health | None = None  # statistics of a faiss file
-    figures: Mapping[str, float | int] = field(default_factory=dict)  # more figures, by name, for the manifest
+    # (q,) in [0, 1]: recall@k of each query against exhaustive search, with the default search
+    # setting
+    recalls: Recalls
+    curve: Sequence[OperatingPoint] = ()  # recall against work
+    setting: OperatingPoint | None = None  # the default search setting, as a point of the curve
+    health: IndexHealth | None = None  # statistics of a faiss file
+    metrics: Mapping[str, float | int] = field(default_factory=dict)  # further metrics
 
 
 class TextIndex(Protocol):
-    """An index that is searched by a question's text."""
+    """An index that is searched with query texts."""
 
-    n: int  # passages held; rows are 0 … n-1
+    n: int  # number of passages; rows are 0 … n-1
 
-    def search(self, questions: Sequence[str], k: int, **parameters: Any) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each question, best first: (q, k) float32 scores, (q, k) int64 rows.
+    def search(self, queries: Sequence[str], k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each query: (q, k) float32 scores, (q, k) int64 rows.
 
-        Larger is better; equal scores are ordered by row. If fewer than k are found, the rest is row -1 with score
-        -inf.
+        The best row comes first; larger scores are better; equal scores are ordered by row. If
+        there are fewer than k hits, the rest is row -1 with score -inf.
 
         Raises:
             UsageError: `k` or a parameter does not fit the index.
@@ -105,59 +125,59 @@ class TextIndex(Protocol):
 
 
 @runtime_checkable
-class SkippingIndex(Protocol):
-    """An index over text that skips what cannot be among the best, and can be asked not to, to be compared."""
+class PruningIndex(Protocol):
+    """A text index that skips postings outside the top k, and can also search without skipping."""
 
-    def every(self, questions: Sequence[str], k: int, **parameters: Any) -> Rows:
-        """Return the rows that `TextIndex.search` does, having read all that could count for a question."""
+    def search_exhaustively(self, queries: Sequence[str], k: int, **parameters: Any) -> Rows:
+        """Return the same rows as `TextIndex.search`, reading every posting of the query terms."""
         ...
 
 
 class TokenIndex(Protocol):
-    """An index that is searched by the token vectors of a question."""
+    """An index that is searched with the token vectors of a query."""
 
-    n: int  # passages held; rows are 0 … n-1
+    n: int  # number of passages; rows are 0 … n-1
     dim: int  # components of a token's vector
 
-    def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each question, (q, l, d), by MaxSim over all passages; as `TextIndex.search`."""
+    def search(self, queries: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows by MaxSim for each query, (q, l, d); see `TextIndex.search`."""
         ...
 
-    def score(self, question: Vectors, rows: Rows) -> Vectors:
-        """Return the (m,) float32 MaxSim of a question, (l, d), with the passages at `rows`, (m,) in any order."""
+    def score(self, query: Vectors, rows: Rows) -> Vectors:
+        """Return the (m,) float32 MaxSim of a query, (l, d), with the passages `rows`, (m,)."""
         ...
 
 
 class SparseIndex(Protocol):
-    """An index that is searched by the weighted terms of a question."""
+    """An index that is searched with the weighted terms of a query."""
 
-    n: int  # passages held; rows are 0 … n-1
+    n: int  # number of passages; rows are 0 … n-1
 
-    def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each question, (q, l, 2): terms and their weights; as `TextIndex.search`."""
+    def search(self, queries: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each query, (q, l, 2), pairs of term and weight."""
         ...
 
 
-class IndexKind(Protocol):
-    """One kind of index."""
+class IndexBuilder(Protocol):
+    """Plan and build indexes of one kind."""
 
-    name: ClassVar[str]  # in manifests
-    represents: ClassVar[Represents]  # the type of representation that it is built over
-    suffix: ClassVar[str]  # of its file
-    learns: ClassVar[bool]  # whether later builds inherit its trained file
-    threaded: ClassVar[bool]  # whether a shard has the same bytes with any number of threads, and so may use several
-    libraries: ClassVar[tuple[str, ...]]  # packages whose versions affect its bytes
+    name: ClassVar[str]  # the kind's name in manifests
+    represents: ClassVar[RepresentationType]  # the type of representation that it is built over
+    suffix: ClassVar[str]  # file name suffix of the index file
+    learns: ClassVar[bool]  # whether later builds reuse its trained file
+    threaded: ClassVar[bool]  # whether a shard has the same bytes with any number of threads
+    libraries: ClassVar[tuple[str, ...]]  # distributions whose versions affect the bytes
     VERSION: ClassVar[int]  # increased when the same plan and rows would give other bytes
 
     def takes(self, factory: str) -> bool:
-        """Whether a recipe's `factory` asks for this kind."""
+        """Return whether a recipe with this `factory` is of this kind."""
         ...
 
     def check(self, recipe: Any) -> None:
         """Check an `IndexRecipe` of this kind before any row exists.
 
         Raises:
-            UsageError: a setting is unknown or wrong; the message names it.
+            UsageError: a setting is unknown or invalid; the message names it.
         """
         ...
 
@@ -167,38 +187,37 @@ class IndexKind(Protocol):
         """Choose every number that an `IndexRecipe` leaves open, for `n` rows.
 
         Args:
-            recipe: what to build.
-            n: rows, at least 1.
-            width: components of a vector, or of a token's vector; terms of a vocabulary; 0 over text.
+            recipe: the index to build.
+            n: number of rows, at least 1.
+            width: dimensions of a vector or of a token vector; size of the vocabulary; 0 over text.
             memory: bytes that one machine has for the largest stage; None: unknown.
-            part_rows: rows of the largest part.
+            part_rows: number of rows of the largest part.
 
         Raises:
-            UsageError: the recipe does not fit.
+            UsageError: the recipe does not fit the rows.
             ResourceError: the build does not fit in memory.
         """
         ...
 
-    def steady(self, recipe: Any, plan: IndexPlan, before: Mapping[str, Any]) -> IndexPlan:
-        """Return the plan with numbers kept from the parent's index (`before`, its `shared()`) to allow reuse."""
-        ...
+    def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Train on the rows of all parts and write the file that all workers share.
 
-    def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> Facts:
-        """Train on all parts' rows and write the file that all workers share; the facts hold its `losses`."""
-        ...
-
-    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
-        """Write the piece of part `number`.
-
-        If there are shards, the piece holds what each reads of it (`slices.write_sliced`).
+        The returned statistics contain `losses`.
         """
         ...
 
-    def shard(self, plan: IndexPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> Facts:
-        """Build shard `number` of `plan.shards` and write its piece: equal slices give an equal one.
+    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
+        """Write the piece of part `number`.
 
-        `slices` are the shard's, in the order of the parts; parts of which it reads nothing are left out. They are
-        verified, and of pieces that `scatter` wrote for this plan and this trained file.
+        With shards, write it by `pieces.write_sliced_piece`: it holds one slice per shard.
+        """
+        ...
+
+    def shard(self, plan: IndexPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> IndexStats:
+        """Build shard `number` of `plan.shards` and write its piece; equal slices give equal bytes.
+
+        `slices` are this shard's slices in the order of the parts, without empty ones. The caller
+        has verified them: `scatter` wrote them for this plan and this trained file.
         """
         ...
 
@@ -210,12 +229,74 @@ class IndexKind(Protocol):
         scattered: Sequence[Opener],
         shards: Sequence[Opener],
         out: Path,
-    ) -> Facts:
-        """Join the pieces, all given in order, into the index file."""
+    ) -> IndexStats:
+        """Merge the pieces of all parts and shards, given in order, into the index file."""
+        ...
+
+
+class IndexSearcher(Protocol):
+    """Open and evaluate indexes of one kind."""
+
+    def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> Any:
+        """Open an index for search.
+
+        Returns:
+            A `VectorIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, according to `represents`.
+
+        Raises:
+            InputError: the file is missing, damaged or of another kind.
+        """
+        ...
+
+    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
+        """Check the parameters of one search before the index is opened.
+
+        Raises:
+            UsageError: a parameter is unknown or out of range; the message names it.
+        """
+        ...
+
+    def measure(self, files: IndexFiles, entry: IndexEntry, query_set: Any) -> IndexMeasurement:
+        """Measure an index with queries whose answers are known.
+
+        `query_set` is a `VectorQuerySet`, `TokenQuerySet`, `SparseQuerySet` or `TextQuerySet`,
+        according to `represents`.
+        """
+        ...
+
+    def floor(self, factory: str) -> RecallFloor:
+        """Return the lowest recall that the gate accepts if the recipe sets none."""
+        ...
+
+
+class IndexPlanner(Protocol):
+    """Estimate, tune and reuse indexes of one kind. Optional: `DefaultPlanner` has defaults."""
+
+    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
+        """Estimate memory and disk of an index from its plan alone."""
+        ...
+
+    def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
+        """Estimate the seconds of one task of a stage on one core, for `rows` rows of `size` bytes.
+
+        `inherited`: the parent index has a trained file that may fit (train), or pieces with most
+        of the rows (scatter).
+        """
+        ...
+
+    def tune(self, files: IndexFiles, entry: IndexEntry, query_set: Any, target: float) -> TuningResult:
+        """Return the cheapest search setting whose recall against exhaustive search is `target`."""
+        ...
+
+    def steady(self, recipe: Any, plan: IndexPlan, parent_inputs: Mapping[str, Any]) -> IndexPlan:
+        """Return the plan with numbers of the parent index where that allows reuse.
+
+        `parent_inputs` are the `IndexPlan.piece_inputs` of the parent index.
+        """
         ...
 
     def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors, (m, d) float32, lie from the trained values, by name: cells, lists, codes."""
+        """Return the error of vectors, (m, d) float32, under the trained cells, lists and codes."""
         ...
 
     def fit(
@@ -225,69 +306,87 @@ class IndexKind(Protocol):
         losses: Mapping[str, float],
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
-    ) -> Fit:
-        """Measure how an inherited trained file fits the rows of parts that `changed`, against their earlier rows."""
+    ) -> FitResult:
+        """Measure how the parent's trained file fits the rows of a changed corpus.
+
+        Args:
+            plan: the plan of the index.
+            trained: the parent's trained file.
+            losses: the losses of the training vectors, from `train`.
+            changed: each changed row file, with the parent's row files of the same range.
+            same: the unchanged row files.
+        """
         ...
 
-    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Adapt an inherited trained file to the current rows; called if `Fit.missed` requires it."""
+    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Adapt the parent's trained file to the current rows.
+
+        The build calls it if `FitResult.explain_missed_neighbors` returns a reason.
+        """
         ...
 
-    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
-        """Open an index to search it: a `SearchIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, by what it is over.
+
+class IndexKind(IndexBuilder, IndexSearcher, IndexPlanner, Protocol):
+    """One kind of index, as registered."""
+
+
+class DefaultPlanner(Generic[PlanT]):
+    """Default `IndexPlanner` of a kind that trains nothing and has no search setting to tune."""
+
+    def estimate(self, plan: PlanT, part_rows: int | None = None) -> ResourceEstimate:
+        """Return 1 KB per passage for the file, and constant memory for each stage."""
+        size = plan.n << 10
+        return ResourceEstimate(
+            dict.fromkeys(("train", "scatter", "merge"), PROCESS_BYTES), size + PROCESS_BYTES, size, 2 * size
+        )
+
+    def seconds(self, plan: PlanT, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
+        """Return the time to read `size` bytes at 20 MB per second."""
+        return 0.01 if stage == "train" else size / 2e7
+
+    def tune(self, files: IndexFiles, entry: IndexEntry, query_set: Any, target: float) -> TuningResult:
+        """Return the entry's search setting; `check` has refused a recall target."""
+        return TuningResult(dict(entry["search"]), 1.0)
+
+    def steady(self, recipe: Any, plan: PlanT, parent_inputs: Mapping[str, Any]) -> PlanT:
+        """Return the plan unchanged."""
+        return plan
+
+    def losses(self, plan: PlanT, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return no losses, because nothing is trained."""
+        return {}
+
+    def fit(
+        self,
+        plan: PlanT,
+        trained: Path,
+        losses: Mapping[str, float],
+        changed: Sequence[tuple[Path, Sequence[Path]]],
+        same: Sequence[Path],
+    ) -> FitResult:
+        """Return a perfect fit, because nothing is trained."""
+        return FitResult(0, {})
+
+    def follow(self, plan: PlanT, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Raise ValueError: `fit` never reports missed neighbours for this kind.
 
         Raises:
-            InputError: the file is missing, damaged or of another kind.
+            ValueError: always.
         """
-        ...
-
-    def measure(self, files: IndexFiles, entry: Entry, trial: Any) -> Measurement:
-        """Measure an index with questions whose answers are known, in the form of what it is over: a `TextTrial`."""
-        ...
-
-    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
-        """Check the parameters of one search, before the index is opened.
-
-        Raises:
-            UsageError: one is unknown or out of range; the message names it.
-        """
-        ...
-
-    def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
-        """Return the cheapest search setting whose recall against exhaustive search is `target`."""
-        ...
-
-    def floor(self, factory: str) -> Floor:
-        """Return the least recall that the gate accepts if the recipe sets none."""
-        ...
-
-    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
-        """Return what an index costs, from its plan alone."""
-        ...
-
-    def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Estimate the seconds that a task of a stage takes on one core, for `rows` rows of `size` bytes.
-
-        `inherited`: from the parent there is a trained file that may fit (train), or pieces of most rows (scatter).
-        """
-        ...
+        raise ValueError(f"{plan.factory} cannot be adapted to new vectors: train it again")
 
 
-class PlainKind(Generic[Plan]):
-    """Defaults for a kind that has no shards and takes nothing over from the parent's index."""
+class UnshardedKind(DefaultPlanner[PlanT]):
+    """Defaults for a kind without shards, whose scattered pieces are merged directly."""
 
     threaded: ClassVar[bool] = False
 
     @abstractmethod
-    def scatter(self, plan: Plan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+    def scatter(self, plan: PlanT, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Write the piece of part `number`."""
 
-    def steady(self, recipe: Any, plan: Plan, before: Mapping[str, Any]) -> Plan:
-        """Return the plan unchanged."""
-        return plan
-
-    def shard(self, plan: Plan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> Facts:
-        """Refuse: there are no shards, because the scattered pieces are merged directly.
+    def shard(self, plan: PlanT, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> IndexStats:
+        """Raise ValueError: there are no shards.
 
         Raises:
             ValueError: always.
@@ -295,17 +394,17 @@ class PlainKind(Generic[Plan]):
         raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
 
-class UntrainedKind(PlainKind[IndexPlan]):
-    """Defaults for a kind over text or weighted terms: it trains nothing, has no shards and is built part by part."""
+class UntrainedKind(UnshardedKind[IndexPlan]):
+    """Defaults for a kind over text or weighted terms: no training and no shards."""
 
-    represents: ClassVar[Represents] = "text"
+    represents: ClassVar[RepresentationType] = "text"
     learns: ClassVar[bool] = False
     libraries: ClassVar[tuple[str, ...]] = ()
     name: ClassVar[str]
     suffix: ClassVar[str]
 
     def check(self, recipe: Any) -> None:
-        """Accept a recipe with the common settings; override it for further settings."""
+        """Accept a recipe with the common settings; override this for further settings."""
         if recipe.recall_target is not None:
             raise UsageError(f"recall_target does not apply to {recipe.factory}: leave it out")
 
@@ -318,48 +417,162 @@ class UntrainedKind(PlainKind[IndexPlan]):
             kind=self.name, factory=recipe.factory, n=n, search=search, over=recipe.over, settings=settings
         )
 
-    def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> Facts:
-        """Write an empty file: nothing is trained."""
+    def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Write an empty file, because nothing is trained."""
         out.write_bytes(b"")
         return {"losses": {}}
 
-    def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return no losses: nothing is trained."""
-        return {}
-
-    def fit(
-        self,
-        plan: IndexPlan,
-        trained: Path,
-        losses: Mapping[str, float],
-        changed: Sequence[tuple[Path, Sequence[Path]]],
-        same: Sequence[Path],
-    ) -> Fit:
-        """Return a perfect fit: nothing is trained."""
-        return Fit(0, {})
-
-    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Train: nothing is inherited."""
+    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Write an empty file, as `train` does."""
         return self.train(plan, rows, out)
 
-    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
-        """Refuse every parameter; override it if a search takes some."""
+    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
+        """Refuse every parameter; override this if a search takes parameters."""
         if parameters:
             raise UsageError(f"{next(iter(parameters))} is not a search parameter of this index: it takes none")
 
-    def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
-        """Return the entry's own search setting: `check` refuses a target."""
-        return Tuned(dict(entry["search"]), 1.0)
+    def floor(self, factory: str) -> RecallFloor:
+        """Return the default floor."""
+        return DEFAULT_FLOOR
 
-    def floor(self, factory: str) -> Floor:
-        """Return the floor of an index that loses almost nothing."""
-        return FLOOR
 
-    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
-        """Return an estimate in which only the file grows with the corpus: 1 KB per passage."""
-        size = plan.n << 10
-        return Estimate(dict.fromkeys(("train", "scatter", "merge"), PROCESS), size + PROCESS, size, 2 * size)
+KINDS: "Registry[IndexKind]" = Registry(
+    "index kind",
+    "bookwheel.index_kinds",
+    {
+        "bm25": "rag_model.index.postings.kind:KIND",
+        "exact": "rag_model.index.lists.kind:EXACT_KIND",
+        "hnsw": "rag_model.index.graphs.kind:KIND",
+        "impact": "rag_model.index.postings.impact:KIND",
+        "ivf": "rag_model.index.lists.kind:KIND",
+        "tokens": "rag_model.index.tokens.kind:KIND",
+    },
+)
 
-    def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return the seconds to read `size` bytes at 20 MB per second."""
-        return 0.01 if stage == "train" else size / 2e7
+
+def get_kind(name: str) -> "IndexKind":
+    """Return the kind of that name.
+
+    Raises:
+        StoreError: no installed package provides it.
+    """
+    kind = KINDS.find(name)
+    if kind is None:
+        raise StoreError(
+            f"there is no index kind {name!r} here, only {', '.join(KINDS.list_names())}: install its package"
+        )
+    return kind
+
+
+def get_kind_for_factory(factory: str) -> "IndexKind":
+    """Return the kind whose factory strings include `factory`.
+
+    Raises:
+        UsageError: no kind takes it; the message explains why faiss's syntax does not match either.
+    """
+    for kinds in (KINDS.iter_built_in, KINDS.iter_plugins):
+        for kind in kinds():
+            if kind.takes(factory):
+                return kind
+    try:
+        parse_factory(factory)
+    except UsageError as error:
+        raise UsageError(
+            f"{error}; other kinds: BM25 over text, Impact or Impact1 over weighted terms, MaxSim over token "
+            "vectors, or install the package of the kind"
+        ) from error
+    raise AssertionError(f"no index kind takes {factory!r}")  # pragma: no cover
+
+
+def get_kind_of_entry(entry: Mapping[str, Any]) -> "IndexKind":
+    """Return the kind of an index by its manifest entry; in format 1 the factory determines it.
+
+    Raises:
+        StoreError: no installed package provides it.
+        UsageError: the entry is of format 1 and its factory is unknown.
+    """
+    return get_kind(str(entry["kind"])) if "kind" in entry else get_kind_for_factory(str(entry.get("factory")))
+
+
+@runtime_checkable
+class DerivingKind(Protocol):
+    """A kind over text that can derive its file from the previous index and the passages.
+
+    The derived file has the same bytes as a full build. A build derives instead of scattering and
+    merging, and a puller derives instead of fetching.
+    """
+
+    name: ClassVar[str]
+
+    def derive(
+        self,
+        earlier: IndexEntry,
+        entry: IndexEntry,
+        before: Path,
+        kept: Rows,
+        texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
+        out: Path,
+    ) -> IndexStats | None:
+        """Derive the index file; its bytes are those of a full build.
+
+        Args:
+            earlier: the manifest entry of the previous index.
+            entry: the manifest entry of the new index.
+            before: the file of the previous index.
+            kept: (n,) the previous row of each passage; -1 if the passage is new.
+            texts: yields title and text of the passages with the given rows, ascending.
+            out: the file to write.
+
+        Returns:
+            The statistics of a merge; None if nothing was written, so that the caller builds or
+            fetches.
+
+        Raises:
+            BookwheelError: the index cannot be derived here.
+        """
+        ...
+
+    def derive_memory_bytes(self, n: int) -> int:
+        """Return the bytes of memory that `derive` takes for n passages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousPiece:
+    """The piece of a part of the parent snapshot, built with the same trained file."""
+
+    rows: Path  # the vectors of the parent's part, `.npy`
+    piece: Opener
+    number: int  # of the parent's part
+
+
+@runtime_checkable
+class PieceReusingKind(Protocol):
+    """A kind that can copy the results of unchanged vectors from the parent's pieces.
+
+    The result for a vector, such as its list and code, must depend only on the vector and the
+    trained file. Each month nearly every part changes, but few of its vectors do.
+    """
+
+    def carries(self, plan: IndexPlan) -> bool:
+        """Return whether reading a parent's piece is faster than encoding the vectors again."""
+        ...
+
+    def carry(
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        rows: Path,
+        number: int,
+        previous_pieces: Sequence[PreviousPiece],
+        out: Path,
+    ) -> IndexStats:
+        """Write the piece of part `number`, copying results from `previous_pieces`.
+
+        The bytes are those that `scatter` writes.
+
+        Raises:
+            InputError: as `scatter`, or a previous piece is missing or damaged.
+            ResourceError: as `scatter`.
+        """
+        ...

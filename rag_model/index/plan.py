@@ -1,56 +1,59 @@
-"""The plan of an index for a number of rows: a small record that is sent to every worker.
+"""The plan of an index for a given number of rows: a small record that every worker receives.
 
-An index kind that needs more fields extends `IndexPlan`, as `VectorPlan` does.
+A kind that needs more fields extends `IndexPlan`, as `VectorPlan` does.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_BESIDE = ("search", "refine", "recall_target", "drift", "notes")  # do not change the bytes of the index
-_ALL_ROWS = ("n", "train_sample")  # a piece depends on the trained file, not on these
+# Fields that do not change the bytes of the index.
+_NO_EFFECT_ON_BYTES = ("search", "refine", "recall_target", "drift", "notes")
+# Fields that do not change a piece: it depends on the trained file instead.
+_NO_EFFECT_ON_PIECES = ("n", "train_sample")
 
-Facts = dict[str, Any]  # what a build stage reports of its work: JSON values
+IndexStats = dict[str, Any]  # statistics of one build stage, as JSON values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexPlan:
-    """A recipe resolved for the n rows of a representation."""
+    """A recipe resolved for n rows of a representation."""
 
-    kind: str  # name of the index kind that builds it
+    kind: str  # name of the index kind
     factory: str  # complete: every number is set
-    n: int  # rows
+    n: int  # number of rows
     search: Mapping[str, Any]  # default search parameters
     seed: int = 0
-    over: str = ""  # name of the representation; empty: the default representation of the kind's type
-    recall_target: float | None = None  # the tuner sets the search parameters for it
-    drift: float = 1.2  # largest ratio of the errors of new and old rows under an inherited trained file
-    notes: tuple[str, ...] = ()  # sentences: requested settings that were changed, and why
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the recipe's own settings of this kind
+    over: str = ""  # name of the representation; empty: the default of the kind's type
+    recall_target: float | None = None  # the tuner chooses search parameters that reach it
+    drift: float = 1.2  # largest accepted ratio of the errors of new and training rows
+    notes: tuple[str, ...] = ()  # sentences on requested settings that were changed, and why
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of this kind only
 
     @property
     def shards(self) -> int:
-        """Return how many shards are built between scattering and merging."""
+        """The number of shards built between scatter and merge."""
         return 0
 
     def entry(self) -> dict[str, Any]:
-        """Return the plan's fields for the index's entry in a manifest."""
+        """Return the fields of the index's manifest entry."""
         entry = {"kind": self.kind, "over": self.over, "factory": self.factory, "n": self.n}
         return entry | {"search": dict(self.search)} | ({"settings": dict(self.settings)} if self.settings else {})
 
-    def built(self) -> dict[str, Any]:
-        """Return the plan fields that, with the rows, determine every byte of the index, as JSON values."""
-        return {name: value for name, value in self.to_json().items() if name not in _BESIDE}
+    def index_inputs(self) -> dict[str, Any]:
+        """Return the fields that determine the bytes of the index for given rows, as JSON."""
+        return {name: value for name, value in self.to_json().items() if name not in _NO_EFFECT_ON_BYTES}
 
-    def shared(self) -> dict[str, Any]:
-        """Return the plan fields that, with the trained file, determine a part's piece and a shard, as JSON values.
+    def piece_inputs(self) -> dict[str, Any]:
+        """Return the fields that determine pieces and shards for a trained file, as JSON.
 
-        They do not contain the number of rows, so that unchanged parts of a growing corpus are not built again.
+        The number of rows is not among them, so the pieces of unchanged parts are reused when a
+        corpus grows.
         """
-        return {name: value for name, value in self.built().items() if name not in _ALL_ROWS}
+        return {name: value for name, value in self.index_inputs().items() if name not in _NO_EFFECT_ON_PIECES}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values, without the representation's name: the rows themselves are its input."""
+        """Return the plan as JSON values, without `over`: memo keys contain the rows instead."""
         values = asdict(self) | {"notes": list(self.notes), "search": dict(self.search)}
         del values["over"]
         return values if self.settings else {name: value for name, value in values.items() if name != "settings"}

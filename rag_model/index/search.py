@@ -1,8 +1,13 @@
-"""Search: one call for every index, safe from many threads with different settings.
+"""Search faiss files: any index, from many threads, with different settings for each call.
 
-Settings are arguments of the call (faiss's `SearchParameters`); the index is not changed.
+Settings are arguments of a call (faiss's `SearchParameters`) and do not change the index. The
+defaults are in the file: efSearch follows the graph's arrays, nprobe is in the header of the lists,
+and the refinement factor ends the file. `write_default_search` changes them in place. Source:
+`faiss/impl/index_write.cpp`.
 """
 
+import mmap
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,37 +15,82 @@ from typing import Any, Protocol
 import numpy as np
 
 from rag_model.errors import InputError
+from rag_model.index.exact_search import check_queries, rerank
 from rag_model.index.factory import Structure
 from rag_model.index.files import engine
-from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
-from rag_model.index.files.setting import write_setting
+from rag_model.index.files.engine import UNUSED, FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.index.lists.training import lists_of
-from rag_model.index.quality.question import check_question
-from rag_model.index.recipe import REFINE, check_search
-from rag_model.index.refine import rank_again
+from rag_model.index.graphs.graph_file import GraphFile
+from rag_model.index.lists.training import get_inverted_lists
+from rag_model.index.recipe import REFINE, check_search_parameters
 
-_MOST_MADE = 64  # settings of searches that are kept
+_LISTS = struct.Struct("<iqqq?iQ")  # d, n, 2 unused, trained, metric, lists; then nprobe
 
 
-class SearchIndex(Protocol):
-    """An index that is searched by vectors: an index file, or the vectors themselves."""
+def write_parameter(path: Path, index: FaissIndex, name: str, value: int) -> None:
+    """Write one search parameter into an index file.
 
-    n: int  # vectors held; rows are 0 … n-1
+    Args:
+        path: the file.
+        index: the opened index of the file.
+        name: efSearch of a graph, nprobe of lists, or refine of lists with a refinement.
+        value: at least 1.
+
+    Raises:
+        InputError: the file has an unknown layout.
+    """
+    packing = {"efSearch": "<i", "nprobe": "<Q", "refine": "<f"}[name]
+    size = struct.calcsize(packing)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        offset = _find_offset(path, data, index, name)
+        if offset is None or struct.unpack(packing, data[offset : offset + size])[0] != _current_value(index, name):
+            raise InputError(f"{path} has an unknown layout: {name} cannot be set in it, so build it again")
+        data[offset : offset + size] = struct.pack(packing, value)
+        data.flush()
+
+
+def _current_value(index: FaissIndex, name: str) -> float:
+    if name == "efSearch":
+        return int(index.hnsw.efSearch)
+    return int(faiss.extract_index_ivf(index).nprobe) if name == "nprobe" else float(index.k_factor)
+
+
+def _find_offset(path: Path, data: mmap.mmap, index: FaissIndex, name: str) -> int | None:
+    """Return the offset of a parameter in the file; None if it is not found."""
+    if name == "efSearch":
+        return GraphFile.open(path).tail + 12  # after the entry point, the top level and efConstruction
+    return _find_nprobe(data, index) if name == "nprobe" else len(data) - struct.calcsize("<f")
+
+
+def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
+    """Find the header of the lists by its bytes: the transform before it has many layouts."""
+    lists = faiss.extract_index_ivf(index)
+    head = _LISTS.pack(lists.d, lists.ntotal, UNUSED, UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
+    header_offset = data.find(head)
+    return None if header_offset < 0 else header_offset + len(head)
+
+
+_MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
+
+
+class VectorIndex(Protocol):
+    """An index that is searched with vectors: an index file, or the vectors themselves."""
+
+    n: int  # number of vectors; rows are 0 … n-1
     dim: int
     metric: Metric
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each vector, best first: (q, k) float32 scores, (q, k) int64 rows.
+        """Return the k best rows of each vector: (q, k) float32 scores and (q, k) int64 rows.
 
-        Scores are inner products, or negated squared distances: larger is better. If an approximate index finds fewer
-        than k, the rest is row -1 with score -inf.
+        Scores are inner products, or negated squared distances: larger is better. If an approximate
+        index finds fewer than k rows, the rest is row -1 with score -inf.
 
         Args:
             vectors: (q, dim) float32, finite.
             k: 1 <= k <= n.
-            parameters: `efSearch` of a graph; of lists `nprobe`, and `refine` if there is a refinement; the default is
-            the index's own.
+            parameters: `efSearch` of a graph; `nprobe` of lists, and `refine` if there is a
+                refinement. Others have the index's defaults.
 
         Raises:
             UsageError: the vectors, `k` or a parameter do not fit the index.
@@ -48,8 +98,8 @@ class SearchIndex(Protocol):
         ...
 
 
-class IndexFile:
-    """A `SearchIndex` read from a faiss file."""
+class FaissFileIndex:
+    """A `VectorIndex` read from a faiss file."""
 
     def __init__(
         self,
@@ -60,112 +110,113 @@ class IndexFile:
         vectors: Sequence[Path] = (),
     ) -> None:
         """Open `path`; see `open_index`."""
-        self._path, self._index = path, engine.read(path, mmap=mmap)
-        self._lists = lists_of(self._index)
-        self.kind = _kind(path, self._index)
-        self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: it has none
+        self._path, self._index = path, engine.read_index(path, mmap=mmap)
+        self._lists = get_inverted_lists(self._index)
+        self.structure = _detect_structure(path, self._index)
+        self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: not an IVF index
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
         self.metric: Metric = engine.metric_of(self._index)
-        self._files = VectorFiles.of(vectors, self.n, self.dim) if vectors else None
-        own = _settings_of(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
-        check_search(defaults or {}, tuple(own))
-        self.defaults = {**own, **(defaults or {})}
-        self._made: dict[tuple[int, ...], Any] = {}  # faiss's parameter objects, which are costly to create
+        self._vector_files = VectorFiles.open_checked(vectors, self.n, self.dim) if vectors else None
+        file_settings = _read_settings(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
+        check_search_parameters(defaults or {}, tuple(file_settings))
+        self.defaults = {**file_settings, **(defaults or {})}
+        self._parameter_cache: dict[tuple[int, ...], Any] = {}  # creating faiss's objects is slow
 
     @property
-    def opened(self) -> FaissIndex:
-        """The index as faiss opened it, to look into."""
+    def faiss_index(self) -> FaissIndex:
+        """The opened faiss index, for inspection."""
         return self._index
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each vector; see `SearchIndex.search`."""
-        vectors = check_question(vectors, k, self.n, self.dim)
+        """Return the k best rows of each vector; see `VectorIndex.search`."""
+        vectors = check_queries(vectors, k, self.n, self.dim)
         if parameters:
-            check_search(parameters, tuple(self.defaults))
+            check_search_parameters(parameters, tuple(self.defaults))
         parameters = self.defaults | parameters
-        if self._files is None:
-            return self._found(vectors, k, parameters)
-        _, rows = self._found(vectors, min(k * parameters["refine"], self.n), parameters)
-        return rank_again(self._files, self.metric, vectors, rows, k)
+        if self._vector_files is None:
+            return self._search_faiss(vectors, k, parameters)
+        _, rows = self._search_faiss(vectors, min(k * parameters["refine"], self.n), parameters)
+        return rerank(self._vector_files, self.metric, vectors, rows, k)
 
-    def _found(self, vectors: Vectors, k: int, parameters: Mapping[str, int]) -> tuple[Vectors, Rows]:
-        parameters = self._bounded(parameters, k)
-        asked = tuple(parameters.values())
-        settings = self._made.get(asked)
-        if settings is None:
-            if len(self._made) >= _MOST_MADE:  # requests choose parameters; the index's own are made again at once
-                self._made.clear()
-            settings = self._made[asked] = self._settings(parameters)
-        damaged = f"{self._path} cannot be searched: it is damaged, fetch or build it again"
-        with engine.guarded(InputError, damaged):
-            scores, rows = self._index.search(vectors, k, params=settings)
+    def _search_faiss(self, vectors: Vectors, k: int, parameters: Mapping[str, int]) -> tuple[Vectors, Rows]:
+        parameters = self._clip_parameters(parameters, k)
+        cache_key = tuple(parameters.values())
+        faiss_parameters = self._parameter_cache.get(cache_key)
+        if faiss_parameters is None:
+            # Requests choose parameters, so the cache is bounded; the defaults are rebuilt at once.
+            if len(self._parameter_cache) >= _MAX_CACHED_PARAMETERS:
+                self._parameter_cache.clear()
+            faiss_parameters = self._parameter_cache[cache_key] = self._build_faiss_parameters(parameters)
+        damage_message = f"{self._path} cannot be searched: it is damaged, fetch or build it again"
+        with engine.translate_errors(InputError, damage_message):
+            scores, rows = self._index.search(vectors, k, params=faiss_parameters)
         if rows.max(initial=-1) >= self.n or rows.min(initial=0) < -1:
-            raise InputError(damaged)
+            raise InputError(damage_message)
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
-    def _bounded(self, parameters: Mapping[str, int], k: int) -> dict[str, int]:
-        """Return the parameters, none larger than finds all there is: faiss allocates what they ask for."""
-        most = {"efSearch": self.n, "nprobe": self.lists, "refine": -(-self.n // k)}
-        return {name: min(value, most[name]) for name, value in parameters.items()}
+    def _clip_parameters(self, parameters: Mapping[str, int], k: int) -> dict[str, int]:
+        """Return the parameters, cut to useful values: faiss allocates memory by them."""
+        upper_bounds = {"efSearch": self.n, "nprobe": self.lists, "refine": -(-self.n // k)}
+        return {name: min(value, upper_bounds[name]) for name, value in parameters.items()}
 
-    def _settings(self, parameters: Mapping[str, int]) -> Any:
-        """Return faiss's search parameters, nested like the index; each keeps a reference to the inner one."""
-        if self.kind == "hnsw":
+    def _build_faiss_parameters(self, parameters: Mapping[str, int]) -> Any:
+        """Return faiss's search parameters, nested like the index."""
+        if self.structure == "hnsw":
             return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
         if self._lists is None:
             return None
         settings = faiss.SearchParametersIVF(nprobe=parameters["nprobe"])
-        refined = isinstance(self._index, faiss.IndexRefine)
-        base = faiss.downcast_index(self._index.base_index) if refined else self._index
+        has_refinement = isinstance(self._index, faiss.IndexRefine)
+        base = faiss.downcast_index(self._index.base_index) if has_refinement else self._index
         if isinstance(base, faiss.IndexPreTransform):
             settings = faiss.SearchParametersPreTransform(index_params=settings)
-        if refined:
+        if has_refinement:
             settings = faiss.IndexRefineSearchParameters(k_factor=parameters["refine"], base_index_params=settings)
         return settings
 
 
 def open_index(
     path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None, vectors: Sequence[Path] = ()
-) -> IndexFile:
-    """Open an index file to search it.
+) -> FaissFileIndex:
+    """Open an index file for search.
 
     Args:
-        path: any faiss file of a graph, of inverted lists, or of plain vectors.
+        path: a faiss file of a graph, of inverted lists, or of plain vectors.
         mmap: map the file: it opens at once, and processes that search it share its memory.
-        defaults: search parameters for calls without any; by default those written in the file.
-        vectors: the corpus's `.npy` files, in row order: they rank the index's candidates again, `refine` times k for
-        each query. Without them the index's own scores rank.
+        defaults: search parameters for calls without any; None: those in the file.
+        vectors: the corpus's `.npy` files, in row order. With them, `refine` times k candidates per
+            query are reranked; without them, the index's own scores rank.
 
     Raises:
-        InputError: the file is missing, truncated, or not an index that can be searched by inner product or L2; or the
-        vectors are not those that it was built from.
+        InputError: the file is missing, truncated, or not an index that can be searched by inner
+            product or L2; or `vectors` are not those that it was built from.
         UsageError: a default does not apply to this index.
     """
-    return IndexFile(path, mmap=mmap, defaults=defaults, vectors=vectors)
+    return FaissFileIndex(path, mmap=mmap, defaults=defaults, vectors=vectors)
 
 
-def set_default(path: Path, parameters: Mapping[str, int]) -> None:
-    """Write search parameters into an index file, in place: plain faiss then uses them as defaults.
+def write_default_search(path: Path, parameters: Mapping[str, int]) -> None:
+    """Write default search parameters into an index file, in place; plain faiss uses them too.
 
-    Call it before the file is published, because its bytes change.
+    Call this before the file is published, because its bytes change.
 
     Raises:
         InputError: the file is damaged, or has an unknown layout.
         UsageError: a parameter does not apply to this index.
     """
-    index = engine.read(path, mmap=True)
-    _kind(path, index)
-    check_search(parameters, tuple(_settings_of(index, lists_of(index))))
+    index = engine.read_index(path, mmap=True)
+    _detect_structure(path, index)
+    check_search_parameters(parameters, tuple(_read_settings(index, get_inverted_lists(index))))
     for name, value in parameters.items():
-        write_setting(path, index, name, value)
-    written = open_index(path).defaults
-    if any(written[name] != value for name, value in parameters.items()):
+        write_parameter(path, index, name, value)
+    stored = open_index(path).defaults
+    if any(stored[name] != value for name, value in parameters.items()):
         raise InputError(f"{path} does not keep {dict(parameters)}: build it again")
 
 
-def _kind(path: Path, index: FaissIndex) -> Structure:
-    if lists_of(index) is not None:
+def _detect_structure(path: Path, index: FaissIndex) -> Structure:
+    if get_inverted_lists(index) is not None:
         return "ivf"
     if isinstance(index, faiss.IndexHNSW):
         return "hnsw"
@@ -175,8 +226,8 @@ def _kind(path: Path, index: FaissIndex) -> Structure:
     raise InputError(f"{path} is an {name}, which bookwheel cannot search: build HNSW, IVF or Flat")
 
 
-def _settings_of(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int]:
-    """Return the search parameters that an index takes, with those written in its file."""
+def _read_settings(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int]:
+    """Return the search parameters that an index takes, with their values in the file."""
     if isinstance(index, faiss.IndexHNSW):
         return {"efSearch": int(index.hnsw.efSearch)}
     if lists is None:

@@ -1,4 +1,4 @@
-"""The common part of kinds over vectors: faiss factory strings, faiss files, exact search as the reference."""
+"""The base class of kinds over vectors: faiss factory strings, faiss files, exact reference."""
 
 import re
 from abc import ABC, abstractmethod
@@ -8,54 +8,72 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rag_model.errors import UsageError
-from rag_model.index.factory import parse
+from rag_model.index.estimate import estimate_resources, fit_into_memory
+from rag_model.index.factory import parse_factory
 from rag_model.index.files.engine import Vectors
-from rag_model.index.kind import Entry, IndexFiles, Measurement, PlainKind, Represents
-from rag_model.index.plan import Facts
+from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, UnshardedKind
 from rag_model.index.quality import fit
-from rag_model.index.quality.fit import Fit
-from rag_model.index.quality.health import Effort, Trial, effort, examine, setting_name, sweep
-from rag_model.index.quality.recall import FLOOR, Floor
-from rag_model.index.quality.tune import Tuned, tune
-from rag_model.index.recipe import IndexRecipe, VectorPlan, check_search, check_vectors, parameters_of, resolve
-from rag_model.index.search import IndexFile, open_index
-from rag_model.index.sizing.estimate import Estimate, estimate, fitted
+from rag_model.index.quality.health import inspect_index
+from rag_model.index.quality.results import (
+    DEFAULT_FLOOR,
+    FitResult,
+    OperatingPoint,
+    RecallFloor,
+    ResourceEstimate,
+    TuningResult,
+)
+from rag_model.index.quality.sweep import VectorQuerySet, format_setting, measure_point, sweep_settings
+from rag_model.index.quality.tune import tune_search
+from rag_model.index.recipe import (
+    IndexRecipe,
+    VectorPlan,
+    check_search_parameters,
+    check_vector_recipe,
+    resolve,
+    search_parameters_of,
+)
+from rag_model.index.search import FaissFileIndex, open_index
 
-# Of one core, measured on 8,000 to 200,000 vectors of 96 to 768 dimensions (AMD EPYC with AVX512).
-PRODUCTS = 5.4e10  # multiplications and additions per second, to compare vectors with centroids
-MOVED = 5e7  # bytes of vectors per second that are read, sorted and written
-ROUNDS = 10  # of k-means
+# Of one core, measured with 8,000 to 200,000 vectors of 96 to 768 dimensions (AMD EPYC with
+# AVX512).
+PRODUCTS_PER_SECOND = 5.4e10  # multiply-adds per second while vectors are compared with centroids
+BYTES_PER_SECOND = 5e7  # bytes of vectors per second that are read, sorted and written
+KMEANS_ROUNDS = 10
 
 
-class VectorKind(PlainKind[VectorPlan], ABC):
-    """A kind over vectors. Each has its own `train`, `scatter`, `merge` and `losses`, and `shard` if it has shards."""
+class VectorKind(UnshardedKind[VectorPlan], ABC):
+    """A kind over vectors.
 
-    represents: ClassVar[Represents] = "vectors"
+    Subclasses implement `train`, `scatter`, `merge`, `losses` and `seconds`, and `shard` if they
+    have shards.
+    """
+
+    represents: ClassVar[RepresentationType] = "vectors"
     suffix: ClassVar[str] = "faiss"
     learns: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("faiss-cpu",)
-    factories: ClassVar[re.Pattern[str]]  # the beginning of this kind's factory strings
+    factories: ClassVar[re.Pattern[str]]  # matches the beginning of this kind's factory strings
 
     def takes(self, factory: str) -> bool:
-        """Whether a factory string asks for this kind."""
+        """Return whether the factory string is of this kind."""
         return self.factories.match(factory) is not None
 
     def check(self, recipe: IndexRecipe) -> None:
         """Check settings and search parameters."""
-        check_vectors(recipe)
+        check_vector_recipe(recipe)
 
     def plan(
         self, recipe: IndexRecipe, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
     ) -> VectorPlan:
-        """Resolve a recipe; with limited memory, use more cells or a smaller sample."""
-        return resolve(recipe, n, width) if memory is None else fitted([recipe], n, width, memory, part_rows)
+        """Resolve a recipe; if memory is limited, use more cells or a smaller sample."""
+        return resolve(recipe, n, width) if memory is None else fit_into_memory([recipe], n, width, memory, part_rows)
 
     @abstractmethod
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors lie from the trained values."""
+        """Return the error of vectors under the trained values, by name."""
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return the recall of new vectors and of old ones under a trained file; None: not measured."""
+        """Return the recall of new and of old vectors under a trained file; None: not measured."""
         return None
 
     def fit(
@@ -65,60 +83,58 @@ class VectorKind(PlainKind[VectorPlan], ABC):
         losses: Mapping[str, float],
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
-    ) -> Fit:
-        """Measure the fit on samples of new and old vectors."""
-        sampled = fit.sample(changed, same, plan.seed)
-        return fit.measure(self, plan, trained, losses, sampled)
+    ) -> FitResult:
+        """Measure the fit with samples of new and old vectors."""
+        fit_sample = fit.sample_changes(changed, same, plan.seed)
+        return fit.measure_fit(self, plan, trained, losses, fit_sample)
 
-    def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Refuse: `recalls` never reports misses for this kind.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(f"{plan.factory} cannot be adapted to new vectors: train it again")
-
-    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> IndexFile:
-        """Open a faiss file, with the vectors if they rank its candidates again."""
+    def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> FaissFileIndex:
+        """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
         vectors = files.rows() if entry.get("refine") == "vectors" else []
         return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
 
-    def measure(self, files: IndexFiles, entry: Entry, trial: Trial) -> Measurement:
-        """Compare with exact search over a range of settings, and examine the file."""
+    def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
+        """Compare with exact search over a range of settings, and inspect the file."""
         index = self.open(files, entry)
-        rows = index.search(trial.vectors, trial.k)[1]
-        curve = sweep(index, trial)
-        setting = _setting(index, trial, entry["search"], curve)
-        del index  # or its memory would be held twice: to examine the file it is opened again
-        return Measurement(trial.recalls(rows), curve, setting, examine(files.index, files.rows()))
+        rows = index.search(query_set.vectors, query_set.k)[1]
+        curve = sweep_settings(index, query_set)
+        setting = _measure_default_setting(index, query_set, entry["search"], curve)
+        del index  # free its memory: `inspect_index` opens the file again
+        return IndexMeasurement(
+            query_set.compute_recalls(rows), curve, setting, inspect_index(files.index, files.rows())
+        )
 
-    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
+    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
         """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""
-        refined = ("refine",) if entry.get("refine") == "vectors" else ()
-        check_search(parameters, (*parameters_of(parse(str(entry["factory"]))), *refined))
+        refine_parameter = ("refine",) if entry.get("refine") == "vectors" else ()
+        check_search_parameters(
+            parameters, (*search_parameters_of(parse_factory(str(entry["factory"]))), *refine_parameter)
+        )
         for name, value in parameters.items():
             if value > entry["n"]:
                 raise UsageError(f"{name} is {value:,}, but the index holds {entry['n']:,} vectors: give at most that")
 
-    def tune(self, files: IndexFiles, entry: Entry, trial: Trial, target: float) -> Tuned:
-        """Find the smallest efSearch or nprobe that reaches the target."""
-        return tune(self.open(files, entry), trial, target)
+    def tune(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet, target: float) -> TuningResult:
+        """Return the smallest efSearch or nprobe that reaches the target."""
+        return tune_search(self.open(files, entry), query_set, target)
 
-    def floor(self, factory: str) -> Floor:
-        """Return the floor of an index whose storage loses almost nothing."""
-        return FLOOR
+    def floor(self, factory: str) -> RecallFloor:
+        """Return the default floor, for storage that loses almost nothing."""
+        return DEFAULT_FLOOR
 
-    def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> Estimate:
-        """Return memory by stage, and bytes on disk."""
-        return estimate(plan, part_rows)
-
-
-def steady_cells(plan: VectorPlan, cells: int, most: float) -> VectorPlan:
-    """Return the plan with `cells` cells if the ratio to its own is from 1/`most` to `most`."""
-    return replace(plan, cells=cells) if 1 / most <= cells / plan.cells <= most else plan
+    def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
+        """Estimate memory by stage, and bytes on disk."""
+        return estimate_resources(plan, part_rows)
 
 
-def _setting(index: IndexFile, trial: Trial, search: Mapping[str, int], curve: Sequence[Effort]) -> Effort:
-    """Return the effort of an index's default setting, taken from its curve if it is there."""
-    known = {point.setting: point for point in curve}
-    return known.get(setting_name(search)) or effort(index, trial, search)
+def keep_cell_count(plan: VectorPlan, cells: int, max_ratio: float) -> VectorPlan:
+    """Return the plan with `cells` cells if that is within a factor `max_ratio` of its own."""
+    return replace(plan, cells=cells) if 1 / max_ratio <= cells / plan.cells <= max_ratio else plan
+
+
+def _measure_default_setting(
+    index: FaissFileIndex, query_set: VectorQuerySet, search: Mapping[str, int], curve: Sequence[OperatingPoint]
+) -> OperatingPoint:
+    """Return the operating point of an index's default setting, from its curve if it is there."""
+    points_by_setting = {point.setting: point for point in curve}
+    return points_by_setting.get(format_setting(search)) or measure_point(index, query_set, search)

@@ -1,20 +1,22 @@
-"""Readers: questions and passages in, answers out, each with what it rests on.
+"""Readers answer questions from retrieved passages.
 
-A *reader* answers questions from what a retriever finds. There are three ways to read k passages:
+There are three ways to read k passages:
 
-marginal.MarginalReader     each passage apart, their answers weighed by p(z|x): RAG as in the paper; needs likelihoods
-concat.ConcatReader         all passages in one prompt, written by any model: one in memory, or one behind an HTTP API
-extractive.ExtractiveReader a span of one passage, by a model that was trained to find it: the baseline
+marginal.MarginalReader     each passage separately, answers weighed by p(z|x): RAG as in the paper
+concat.ConcatReader         all passages in one prompt, for any model in memory or behind an HTTP
+API extractive.ExtractiveReader a span of one passage, by a model that is trained to find it: the
+baseline
 
-model.ReadingModel          a model, loaded once for every reader that is made of it
-labels.LabelReader          instead of an answer one of several labels, by the likelihood of its one token
-confidence.AbstainingReader another reader, whose answers are withheld where it is not sure
+marginal.LabelReader        chooses one of several labels by the likelihood of its token
+confidence.AbstainingReader withholds the answers of another reader below a threshold
 
-answer.Answer               the record of an answer: its text, its passages, what it cost
-citations                   what an answer states, and the numbers of passages that it cites
-stages                      what each stage of an answer takes: search, assembly, generation
-assembly, joining           how passages become one context: once each, joined, ordered, numbered, within a budget
-prompts.Concat              the settings of one prompt; `settings.ReaderSettings` has them all
-writers.writer.Writer       the protocol of what continues a prompt; one file a writer
-opening.open_reader         a reader over a snapshot, by name
+reader.Reader               the protocol of readers; the time that each stage of an answer takes
+model.open_reader           opens a reader over a snapshot by name
+model.ReadingModel          a model that is loaded once for several readers
+settings.ReaderSettings     the settings of a reader
+prompts.PromptSettings      the settings of a prompt with all passages, and its template
+assembly                    passages become one context: joined, ordered, numbered, within a budget
+answer.Answer               the record of an answer: text, passages, tokens and seconds
+citations                   the statements of an answer and their citations
+writers.writer.Writer       the protocol of the models that continue a prompt
 """

@@ -1,162 +1,296 @@
-"""Context assembly: what was found becomes one text of numbered passages, within a budget of tokens.
+"""Assemble retrieved passages to one text of numbered entries, within a budget of tokens.
 
     Title: Animal Farm
     [1] Animal Farm is a beast fable by George Orwell, …
     [2] Reception: Contemporary reviews were …
 
-Where a prompt asks for dates, the day of the page's revision follows its title: `Title: Animal Farm (2026-11-01)`.
+If the prompt uses dates, the day of the page's revision follows the title: `Title: Animal Farm
+(2026-11-01)`.
 
-Equal texts stand once, neighbours of a page are joined (`joining`), and a title stands once above passages of one page
-that stand together. Each entry is one line, and a number in brackets inside a passage becomes one in parentheses, so
-nothing that a passage says can be taken for another entry. The best passages fill the budget; the last may be cut, and
-then ends with an ellipsis. Equal hits and settings give equal contexts.
+Equal texts share an entry, adjacent passages of a page are joined, and consecutive entries of a
+page share a title. Each entry is one line, and a number in brackets inside a passage becomes a
+number in parentheses, so that the text of a passage cannot imitate an entry. The best passages fill
+the budget; the last one may be cut and then ends with an ellipsis. Equal hits and settings give
+equal contexts.
+
+Passages are adjacent if passage b starts at or before the word at which passage a of the same
+revision ends. If they share words, these must be the same in both texts; otherwise the passages
+remain separate, so that no text is lost.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rag_model.corpus.chunkers.words import split_words
-from rag_model.corpus.moments import day_of, iso_of
+from rag_model.corpus.chunkers.article_words import UNSPACED, split_words
+from rag_model.corpus.records import Passage
+from rag_model.corpus.timestamps import format_day, format_iso
 from rag_model.errors import UsageError
-from rag_model.reading.answer import Excerpt
-from rag_model.reading.joining import Joined, joined
+from rag_model.reading.answer import ContextEntry
 from rag_model.reading.prompts import Order
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 
-Count = Callable[[Sequence[str]], list[int]]  # tokens of each text
+_SEED_LENGTH = 8  # characters of a text to search in the previous one
 
-_NUMBERED = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")  # [2], [1, 3], [1-3]
+
+@dataclass(frozen=True, slots=True)
+class PassageRun:
+    """One passage, or several adjacent passages, as one text."""
+
+    first: Hit  # the text begins with this hit
+    positions: tuple[int, ...]  # of its hits, ascending; the first is the best hit
+    text: str
+    last: Passage  # the text ends with this passage
+
+    @property
+    def end(self) -> int:
+        """The number of the word after the last one, counted as `Passage.start_word`."""
+        return self.last.start_word + self.last.n_words
+
+
+def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
+    """Join equal and adjacent passages, in the order of their best hits; skip empty texts."""
+    runs: list[PassageRun] = []
+    for run_of_text in sorted(_merge_equal_texts(hits), key=_text_order):
+        position, extended = next(
+            (
+                (position, found)
+                for position, run in enumerate(runs)
+                if (found := _extend_run(run, run_of_text)) is not None
+            ),
+            (-1, run_of_text),
+        )
+        if position < 0:
+            runs.append(extended)
+        else:
+            runs[position] = extended
+    return sorted(runs, key=lambda run: run.positions[0])
+
+
+def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
+    """Return one run per distinct text, with the positions of all hits with that text."""
+    positions: dict[str, list[int]] = {}
+    for position, hit in enumerate(hits):
+        if text := " ".join(hit.passage.text.split()):
+            positions.setdefault(text, []).append(position)
+    first = {text: hits[hit_positions[0]] for text, hit_positions in positions.items()}
+    return [
+        PassageRun(first[text], tuple(hit_positions), text, first[text].passage)
+        for text, hit_positions in positions.items()
+    ]
+
+
+def _text_order(run: PassageRun) -> tuple[str, int, int, int, int]:
+    passage = run.first.passage
+    return passage.page_id, passage.rev_id, passage.start_word, -passage.n_words, run.positions[0]
+
+
+def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
+    """Return `run` extended by the new words of `next_run`; None if they are not adjacent."""
+    passage, next_passage = run.first.passage, next_run.first.passage
+    is_same_page = (passage.page_id, passage.rev_id) == (next_passage.page_id, next_passage.rev_id)
+    if not is_same_page or next_passage.start_word > run.end:
+        return None
+    addition = (
+        _text_after_overlap(run, next_run) if next_passage.start_word < run.end else _adjacent_text(run, next_run)
+    )
+    if addition is None:
+        return None
+    run_positions = tuple(sorted({*run.positions, *next_run.positions}))
+    return replace(
+        run,
+        positions=run_positions,
+        text=run.text + addition,
+        last=next_run.last if next_run.end > run.end else run.last,
+    )
+
+
+def _adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
+    """Return the text of `next_run` with the space before it; None if it is in another section."""
+    if _section_id(run.last) != _section_id(next_run.first.passage):
+        return None
+    unspaced = UNSPACED.match(run.text[-1]) and UNSPACED.match(next_run.text[0])
+    return next_run.text if unspaced else f" {next_run.text}"
+
+
+def _text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
+    """Return the text of `next_run` after the shared words; None if these differ."""
+    start = next_run.first.passage.start_word
+    n_shared = min(run.end, next_run.end) - start
+    words, next_words = split_words(run.text), split_words(next_run.text)
+    if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - start):
+        return _text_after_character_overlap(
+            run.text, next_run.text
+        )  # text without spaces: word counts differ at its ends
+    offset = start - run.first.passage.start_word
+    is_equal = [word.strip() for word in words[offset : offset + n_shared]] == [
+        word.strip() for word in next_words[:n_shared]
+    ]
+    return "".join(next_words[n_shared:]) if is_equal else None
+
+
+def _text_after_character_overlap(text: str, next_text: str) -> str | None:
+    """Return the text of `next_text` after its overlap with the end of `text`.
+
+    The result is empty if `text` contains `next_text`, and None if they do not overlap.
+    """
+    if next_text in text:
+        return ""
+    offset = text.find(next_text[:_SEED_LENGTH])
+    while offset >= 0:
+        if next_text.startswith(text[offset:]):
+            return next_text[len(text) - offset :]
+        offset = text.find(next_text[:_SEED_LENGTH], offset + 1)
+    return None
+
+
+def _section_id(passage: Passage) -> str:
+    """Return the section in a passage's id `<page>:<section>.<number>`.
+
+    Headings may repeat in a page, but section numbers do not.
+    """
+    return passage.id.removeprefix(f"{passage.page_id}:").rpartition(".")[0]
+
+
+CountTokens = Callable[[Sequence[str]], list[int]]  # tokens of each text
+
+# [2], [1, 3], [1-3].
+_BRACKETED_NUMBERS = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")
 _ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """Numbered passages as one text, and what each number stands for."""
+class PromptContext:
+    """Numbered passages as one text, with the entry of each number."""
 
-    text: str  # empty: nothing was found
-    excerpts: tuple[Excerpt, ...]  # by number
+    text: str  # empty: no passages
+    excerpts: tuple[ContextEntry, ...]  # in the order of their numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One line of a context, before it has a number."""
+    """One line of a context before it has a number."""
 
-    of: Joined
+    run: PassageRun
     text: str
-    day: str = ""  # of its revision; empty: unknown, or not asked for
+    day: str = ""  # of its revision; empty: unknown, or not requested
     cut: bool = False
 
     @property
     def title(self) -> str:
-        return _one_line(self.of.first.passage.title)
+        return _flatten(self.run.first.passage.title)
 
     @property
     def section(self) -> str:
-        return _one_line(self.of.first.passage.section)
+        return _flatten(self.run.first.passage.section)
 
 
-def assemble(hits: Sequence[Hit], count: Count, budget: int, order: Order = "rank", *, dated: bool = False) -> Context:
-    """Return the context of a question's hits, best first; its text has at most `budget` tokens by `count`.
+def assemble(
+    hits: Sequence[Hit], count: CountTokens, budget: int, order: Order = "rank", *, dated: bool = False
+) -> PromptContext:
+    """Return the context of a question's hits, best first, with at most `budget` tokens by `count`.
 
-    With `dated`, titles are followed by the day of the revision.
+    With `dated`, the day of the revision follows the title.
 
     Raises:
-        UsageError: the budget has no room for the first words of the best passage.
+        UsageError: the first word of the best passage does not fit into the budget.
     """
     entries = [
-        _Entry(one, _one_line(one.text), day_of(one.first.passage.revised) if dated else "") for one in joined(hits)
+        _Entry(run, _flatten(run.text), format_day(run.first.passage.revised) if dated else "")
+        for run in join_passages(hits)
     ]
     if not entries:
-        return Context("", ())
-    room = budget
+        return PromptContext("", ())
+    capacity = budget
     while True:
-        context = _numbered(_ordered(_fitting(entries, count, room), order))
+        context = _number_entries(_order_entries(_select_fitting(entries, count, capacity), order))
         if not context.excerpts:
-            needed = count([_line(_cut(entries[0], 1))])[0] + budget - room
+            needed = count([_render_line(_truncate(entries[0], 1))])[0] + budget - capacity
             raise UsageError(
-                f"a budget of {budget} tokens has no room for one passage: {needed} hold the first word of the best one"
+                f"a budget of {budget} tokens has no room for a passage: give at least {needed}, which hold one word"
             )
-        over = count([context.text])[0] - budget
-        if over <= 0:
+        excess = count([context.text])[0] - budget
+        if excess <= 0:
             return context
-        room -= over  # tokens of a whole may be more than those of its lines
+        capacity -= excess  # a text may have more tokens than its lines together
 
 
-def _fitting(entries: Sequence[_Entry], count: Count, room: int) -> list[_Entry]:
-    """Return the best entries that have at most `room` tokens together, the last one cut where that makes it fit."""
-    kept: list[_Entry] = []
-    for entry, tokens in zip(entries, count([_line(one) for one in entries]), strict=True):
-        if tokens <= room:
-            kept.append(entry)
-            room -= tokens
+def _select_fitting(entries: Sequence[_Entry], count: CountTokens, capacity: int) -> list[_Entry]:
+    """Return the best entries with at most `capacity` tokens together; the last one may be cut."""
+    fitting_entries: list[_Entry] = []
+    for entry, tokens in zip(entries, count([_render_line(entry) for entry in entries]), strict=True):
+        if tokens <= capacity:
+            fitting_entries.append(entry)
+            capacity -= tokens
             continue
-        shorter = _longest(entry, count, room)
-        return kept if shorter is None else [*kept, shorter]
-    return kept
+        truncated = _truncate_to_fit(entry, count, capacity)
+        return fitting_entries if truncated is None else [*fitting_entries, truncated]
+    return fitting_entries
 
 
-def _longest(entry: _Entry, count: Count, room: int) -> _Entry | None:
-    """Return as many first words of an entry as fit; None: not one does."""
-    fits, most = 0, len(split_words(entry.text))  # so many words fit, so many do not
-    while most - fits > 1:
-        middle = (fits + most) // 2
-        if count([_line(_cut(entry, middle))])[0] <= room:
-            fits = middle
+def _truncate_to_fit(entry: _Entry, count: CountTokens, capacity: int) -> _Entry | None:
+    """Return an entry cut to the first words that fit; None if the first word does not fit."""
+    n_fitting, n_too_many = 0, len(split_words(entry.text))  # words that fit, and words that do not
+    while n_too_many - n_fitting > 1:
+        middle = (n_fitting + n_too_many) // 2
+        if count([_render_line(_truncate(entry, middle))])[0] <= capacity:
+            n_fitting = middle
         else:
-            most = middle
-    return _cut(entry, fits) if fits else None
+            n_too_many = middle
+    return _truncate(entry, n_fitting) if n_fitting else None
 
 
-def _cut(entry: _Entry, words: int) -> _Entry:
+def _truncate(entry: _Entry, words: int) -> _Entry:
     text = "".join(split_words(entry.text)[:words]).strip()
     return replace(entry, text=text + _ELLIPSIS, cut=True)
 
 
-def _ordered(entries: Sequence[_Entry], order: Order) -> list[_Entry]:
+def _order_entries(entries: Sequence[_Entry], order: Order) -> list[_Entry]:
     if order == "document":
-        pages = list(dict.fromkeys(one.of.first.passage.page_id for one in entries))
-        return sorted(entries, key=lambda one: (pages.index(one.of.first.passage.page_id), *_position(one)))
+        pages = list(dict.fromkeys(entry.run.first.passage.page_id for entry in entries))
+        return sorted(
+            entries, key=lambda entry: (pages.index(entry.run.first.passage.page_id), *_corpus_position(entry))
+        )
     return [*entries[::2], *entries[1::2][::-1]] if order == "ends" else list(entries)
 
 
-def _position(entry: _Entry) -> tuple[int, int]:
-    """Return where an entry stands in its page: rows are in the order of the corpus, words may begin at a heading."""
-    return entry.of.first.row, entry.of.first.passage.start_word
+def _corpus_position(entry: _Entry) -> tuple[int, int]:
+    """Return the sort key of an entry: rows follow the corpus, while words may restart."""
+    return entry.run.first.row, entry.run.first.passage.start_word
 
 
-def _numbered(entries: Sequence[_Entry]) -> Context:
-    """Number the entries from 1, and write them down."""
-    excerpts: list[Excerpt] = []
-    text, above = "", None
+def _number_entries(entries: Sequence[_Entry]) -> PromptContext:
+    """Number the entries from 1 and render them."""
+    excerpts: list[ContextEntry] = []
+    text, previous_page = "", None
     for number, entry in enumerate(entries, start=1):
-        hit = entry.of.first
+        first_hit = entry.run.first
         excerpts.append(
-            Excerpt(
+            ContextEntry(
                 number,
-                hit.passage.title,
-                hit.passage.section,
-                hit.url,
-                hit.passage.rev_id,
-                entry.of.places,
+                first_hit.passage.title,
+                first_hit.passage.section,
+                first_hit.url,
+                first_hit.passage.rev_id,
+                entry.run.positions,
                 entry.text,
                 entry.cut,
-                iso_of(hit.passage.revised),
+                format_iso(first_hit.passage.revised),
             )
         )
-        page = hit.passage.page_id, entry.title
-        text += _line(entry, number, titled=page != above)
-        above = page
-    return Context(text.strip("\n"), tuple(excerpts))
+        page = first_hit.passage.page_id, entry.title
+        text += _render_line(entry, number, titled=page != previous_page)
+        previous_page = page
+    return PromptContext(text.strip("\n"), tuple(excerpts))
 
 
-def _line(entry: _Entry, number: int = 1, *, titled: bool = True) -> str:
+def _render_line(entry: _Entry, number: int = 1, *, titled: bool = True) -> str:
     day = f" ({entry.day})" if entry.day else ""
     title = f"\nTitle: {entry.title}{day}\n" if titled else ""
     section = f"{entry.section}: " if entry.section else ""
     return f"{title}[{number}] {section}{entry.text}\n"
 
 
-def _one_line(text: str) -> str:
-    """Return a text on one line, without numbers in brackets, which would look like those of the context."""
-    return _NUMBERED.sub(r"(\1)", " ".join(text.split()))
+def _flatten(text: str) -> str:
+    """Return a text on one line, with numbers in parentheses instead of brackets."""
+    return _BRACKETED_NUMBERS.sub(r"(\1)", " ".join(text.split()))

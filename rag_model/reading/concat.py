@@ -1,125 +1,147 @@
-"""Answer questions from one prompt each: all passages at once, numbered, before the question."""
+"""Answer each question from one prompt, with all passages, numbered, before the question."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rag_model.errors import UsageError
-from rag_model.reading.answer import Answer, Support
-from rag_model.reading.assembly import Context, assemble
-from rag_model.reading.prompts import Concat
-from rag_model.reading.reader import Stop, Tell, check_lists, found_by
-from rag_model.reading.stages import ASSEMBLY, GENERATION, Marks, timed
-from rag_model.reading.writers.writer import Prompt, Writer, Written
-from rag_model.retrieve.questions import check_questions
-from rag_model.retrieve.retriever import Hit, Retriever
+from rag_model.reading.answer import Answer, SupportingPassage
+from rag_model.reading.assembly import PromptContext, assemble
+from rag_model.reading.prompts import PromptSettings
+from rag_model.reading.reader import (
+    ASSEMBLY,
+    GENERATION,
+    AnswerTimer,
+    StopCheck,
+    TextCallback,
+    add_stage_seconds,
+    check_hit_lists,
+    retrieve_hits,
+)
+from rag_model.reading.writers.writer import Completion, Prompt, Writer
+from rag_model.retrieve.hits import Hit, Retriever
+from rag_model.retrieve.retriever import check_queries
 
-K = 5  # passages a question: as many as `RagSettings`
-_SPARE = 8  # tokens: a prompt may have some more than its parts
+K = 5  # default passages per question, as in `RagSettings`
+_SPARE_TOKENS = 8  # a prompt may have a few more tokens than its parts
 
 
 class ConcatReader:
-    """Answers questions with any writer over what a retriever finds."""
+    """Answers questions with any writer, from the passages of a retriever."""
 
     def __init__(
         self,
         retriever: Retriever | None,
         writer: Writer,
-        settings: Concat | None = None,
+        settings: PromptSettings | None = None,
         k: int = K,
         passages: int | None = None,
     ) -> None:
-        """Read with `writer` what `retriever` finds; without one, only what it is given.
+        """Create a reader.
 
         Args:
-            retriever: any; no inner products are needed.
+            retriever: any retriever, inner products are not needed; None: answer from given
+                passages only.
             writer: continues the prompt.
-            settings: how passages become a prompt.
-            k: passages a question, unless a caller says otherwise.
-            passages: that the retriever can find; where they are fewer than `k`, all are asked for.
+            settings: the format of the prompt.
+            k: default number of passages per question.
+            passages: passages that the retriever can return, an upper bound of `k`.
         """
-        self.retriever, self.writer, self.settings = retriever, writer, settings or Concat()
+        self.retriever, self.writer, self.settings = retriever, writer, settings or PromptSettings()
         self.k = min(k, passages or k)
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return how passages become a prompt, and what the writer says of itself."""
+        """The settings of the prompt and of the writer, for memo keys."""
         return {"concat": asdict(self.settings), **self.writer.decides}
 
     def answer(
-        self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages.
 
         Raises:
-            UsageError: as `answer_from`; or `k` is below 1 or above the number of passages, or there is no retriever.
-            StoppedError: `stop`, which is called before each token, was true.
+            UsageError: as in `answer_from`; or `k` is below 1 or above the number of passages, or
+                there is no retriever.
+            StoppedError: `should_stop`, which is called before each token, returned True.
         """
-        hits = found_by(self.retriever, questions, self.k if k is None else k)
-        return self.answer_from(questions, hits, stop, tell)
+        hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
+        return self.answer_from(questions, hits, should_stop, on_text)
 
     def answer_from(
         self,
         questions: Sequence[str],
         hits: Sequence[Sequence[Hit]],
-        stop: Stop | None = None,
-        tell: Tell | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from the passages given; closed book if there are none.
+        """Return the answer of each question, in order, from the given hits; closed book without
+        hits.
 
         Raises:
-            UsageError: a question is empty or leaves no room for a passage, the budget has no room for one, or there
-                are not as many lists of passages as questions.
-            StoppedError: `stop`, which is called before each token, was true.
+            UsageError: a question is empty, a question or the budget leaves no room for a passage,
+                or the number of hit lists differs from the number of questions.
+            StoppedError: `should_stop`, which is called before each token, returned True.
         """
-        marks = Marks()
-        check_lists(questions, hits)
-        check_questions(questions)
-        contexts = [self.context(*pair) for pair in zip(questions, hits, strict=True)]
-        prompts = [self.prompt(*pair) for pair in zip(questions, contexts, strict=True)]
-        marks.end(ASSEMBLY)
-        written = self.writer.write(prompts, stop, tell)
-        answers = [_answer(*one) for one in zip(questions, hits, contexts, written, strict=True)]
-        marks.end(GENERATION)
-        return timed(answers, marks)
+        timer = AnswerTimer()
+        check_hit_lists(questions, hits)
+        check_queries(questions)
+        contexts = [self.build_context(*pair) for pair in zip(questions, hits, strict=True)]
+        prompts = [self.build_prompt(*pair) for pair in zip(questions, contexts, strict=True)]
+        timer.end_stage(ASSEMBLY)
+        written = self.writer.write(prompts, should_stop, on_text)
+        answers = [_build_answer(*parts) for parts in zip(questions, hits, contexts, written, strict=True)]
+        timer.end_stage(GENERATION)
+        return add_stage_seconds(answers, timer)
 
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
     ) -> list[float]:
-        """Return log p(text|question, passages) of each in nats, the end token included; closed book without passages.
+        """Return log p(text|question, passages) of each text in nats, with the end token.
+
+        Without hits the likelihood is that of the closed book.
 
         Raises:
-            UsageError: as `answer_from`; or the writer's model does not tell likelihoods.
+            UsageError: as in `answer_from`; or the writer's model does not give likelihoods.
         """
-        check_lists(questions, hits)
-        contexts = [self.context(*pair) for pair in zip(questions, hits, strict=True)]
-        prompts = [self.prompt(*pair) for pair in zip(questions, contexts, strict=True)]
+        check_hit_lists(questions, hits)
+        contexts = [self.build_context(*pair) for pair in zip(questions, hits, strict=True)]
+        prompts = [self.build_prompt(*pair) for pair in zip(questions, contexts, strict=True)]
         return self.writer.log_likelihood(prompts, texts)
 
-    def context(self, question: str, hits: Sequence[Hit]) -> Context:
-        """Return the passages as the prompt has them: at most the budget, and at most what the writer has room for.
+    def build_context(self, question: str, hits: Sequence[Hit]) -> PromptContext:
+        """Return the context of a prompt, which fits into the budget and into the writer's
+        capacity.
 
         Raises:
-            UsageError: there is no room for one.
+            UsageError: there is no room for a passage.
         """
-        alone = Prompt(self.settings.system(closed=False), self.settings.user(" ", question))
-        left = self.writer.room - sum(self.writer.count([alone.system, alone.user])) - _SPARE
-        if left < 1:
+        bare_prompt = Prompt(self.settings.system(closed=False), self.settings.user(" ", question))
+        capacity = (
+            self.writer.max_prompt_tokens
+            - sum(self.writer.count_tokens([bare_prompt.system, bare_prompt.user]))
+            - _SPARE_TOKENS
+        )
+        if capacity < 1:
             raise UsageError(
-                f"the question has no room in a prompt of {self.writer.room} tokens, which is what {self.writer.id} "
-                "reads before an answer: ask a shorter question, or for a shorter answer"
+                f"the question does not fit into the {self.writer.max_prompt_tokens} prompt tokens of "
+                f"{self.writer.id}: ask a shorter question, or for a shorter answer"
             )
-        budget = left if self.settings.budget is None else min(left, self.settings.budget)
-        return assemble(hits, self.writer.count, budget, self.settings.order, dated=self.settings.dated)
+        budget = capacity if self.settings.budget is None else min(capacity, self.settings.budget)
+        return assemble(hits, self.writer.count_tokens, budget, self.settings.order, dated=self.settings.is_dated)
 
-    def prompt(self, question: str, context: Context) -> Prompt:
-        """Return what the writer continues."""
+    def build_prompt(self, question: str, context: PromptContext) -> Prompt:
+        """Return the prompt that the writer continues."""
         closed = not context.excerpts
         return Prompt(self.settings.system(closed=closed), self.settings.user(context.text, question))
 
 
-def _answer(question: str, hits: Sequence[Hit], context: Context, written: Written) -> Answer:
-    support = tuple(Support(hit) for hit in hits)
+def _build_answer(question: str, hits: Sequence[Hit], context: PromptContext, written: Completion) -> Answer:
+    support = tuple(SupportingPassage(hit) for hit in hits)
     return Answer(
         question,
         written.text,

@@ -1,12 +1,12 @@
-r"""How sure an answer is, and a reader that gives no answer where it is not sure enough.
+r"""Confidence of answers, and a reader that withholds answers below a threshold.
 
-| signal | score of an answer, larger is surer |
+| signal | score of an answer, larger is more confident |
 | --- | --- |
 | `likelihood` | log p(y\|x), in nats |
 | `retrieval` | the retriever's score of the best passage |
-| `passages` | log p(y\|x) - log p(y\|question alone), in nats: what the passages add to the memory of the weights |
+| `passages` | log p(y\|x) - log p(y\|question), in nats: the gain from the passages |
 
-Which signal, and from which score on, is chosen on questions with known answers (`evaluation.answers.abstaining`).
+`evaluation.answers.abstaining` chooses signal and threshold on questions with known answers.
 """
 
 import json
@@ -16,35 +16,42 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
+from rag_model.atomic_write import atomic_write
 from rag_model.errors import InputError, UsageError
-from rag_model.json_text import parse_json
-from rag_model.landing import landing
 from rag_model.reading.answer import Answer, Confidence
-from rag_model.reading.reader import Reader, Stop, Tell, found_by
-from rag_model.reading.stages import CONFIDENCE, Marks, timed
-from rag_model.retrieve.retriever import Hit, Retriever
+from rag_model.reading.reader import (
+    CONFIDENCE,
+    AnswerTimer,
+    Reader,
+    StopCheck,
+    TextCallback,
+    add_stage_seconds,
+    retrieve_hits,
+)
+from rag_model.retrieve.hits import Hit, Retriever
+from rag_model.untrusted_text import parse_json
 
 Signal = Literal["likelihood", "retrieval", "passages"]
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 
 
-class Scores(Protocol):
-    """A reader that tells how likely given answers are."""
+class LikelihoodReader(Protocol):
+    """A reader that gives the likelihood of texts."""
 
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
     ) -> list[float]:
-        """Return log p(text|question, passages) of each in nats; without passages of the question alone.
+        """Return log p(text|question, passages) of each text in nats; closed book without hits.
 
         Raises:
-            UsageError: the model does not tell likelihoods.
+            UsageError: the model does not give likelihoods.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Answers whose score is below it are withheld."""
+    """The minimum score `least` of an answer by a signal; answers below it are withheld."""
 
     signal: Signal
     least: float
@@ -52,61 +59,66 @@ class Threshold:
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS or not math.isfinite(self.least):
             raise UsageError(
-                f"a threshold is {self.signal} {self.least}: give a finite number of one of {', '.join(SIGNALS)}"
+                f"invalid threshold {self.signal} {self.least}: give a finite number for one of {', '.join(SIGNALS)}"
             )
 
     @classmethod
-    def read(cls, given: str) -> Self:
-        """Return the threshold that a number names, of the likelihood, or a file that `write` wrote.
+    def parse(cls, source: str) -> Self:
+        """Return the threshold from a number, for the likelihood, or from a file that `write`
+        wrote.
 
         Raises:
-            InputError: the file cannot be read, or holds none.
+            InputError: the file cannot be read, or has no threshold.
             UsageError: the number is not finite.
         """
         try:
-            return cls("likelihood", float(given))
+            return cls("likelihood", float(source))
         except ValueError:
             pass
         try:
-            value = parse_json(Path(given).read_text(encoding="utf-8"))
+            value = parse_json(Path(source).read_text(encoding="utf-8"))
             return cls(value["signal"], float(value["least"]))
-        except (OSError, ValueError, KeyError, TypeError, UsageError) as broken:
+        except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
             raise InputError(
-                f"{given} holds no threshold ({broken}): give a number, or the file of `bookwheel evaluate --abstain`"
-            ) from broken
+                f"{source} holds no threshold ({error}): give a number, or the file of `bookwheel evaluate --abstain`"
+            ) from error
 
     def write(self, path: Path, **chosen: Any) -> None:
-        """Write it to a file, beside how it was chosen.
+        """Write the threshold to a file, with further keys about its choice.
 
         Raises:
             InputError: the file cannot be written.
         """
         text = json.dumps({"signal": self.signal, "least": self.least, **chosen}, ensure_ascii=False, indent=1)
         try:
-            with landing(path) as temporary:
+            with atomic_write(path) as temporary:
                 temporary.write_text(text + "\n", encoding="utf-8")
-        except OSError as broken:
-            raise InputError(f"{path} cannot be written ({broken.strerror}): choose another path") from broken
+        except OSError as error:
+            raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error
 
-    def applied(self, answer: Answer) -> Answer:
-        """Return an answer with its confidence, and without its text if the score is below the threshold.
+    def apply(self, answer: Answer) -> Answer:
+        """Return an answer with its confidence, and without its text if the score is below the
+        threshold.
 
         Raises:
-            UsageError: the score is not known.
+            UsageError: the score is unknown.
         """
-        score = score_of(answer, self.signal)
+        score = get_score(answer, self.signal)
         if score is None:
             raise UsageError(
-                f"this model does not tell the {self.signal} of an answer: choose a threshold of `retrieval`"
+                f"this model does not give the {self.signal} of an answer: choose a threshold for `retrieval`"
             )
-        sure = replace(answer, confidence=Confidence(self.signal, score, self.least))
-        return sure if score >= self.least else replace(sure, text="", tokens=(), abstained=True)
+        confident = replace(answer, confidence=Confidence(self.signal, score, self.least))
+        return confident if score >= self.least else replace(confident, text="", tokens=(), abstained=True)
 
 
-def score_of(answer: Answer, signal: Signal) -> float | None:
-    """Return an answer's score by a signal; None: it is not known. Without passages retrieval scores -inf."""
+def get_score(answer: Answer, signal: Signal) -> float | None:
+    """Return an answer's score by a signal, or None if it is unknown.
+
+    The score by retrieval is -inf without passages.
+    """
     if signal == "retrieval":
-        return max((one.hit.score for one in answer.support if one.hit.row >= 0), default=-math.inf)
+        return max((support.hit.score for support in answer.support if support.hit.row >= 0), default=-math.inf)
     if signal == "likelihood":
         return answer.log_likelihood
     if answer.log_likelihood is None or answer.closed_book is None:
@@ -114,80 +126,99 @@ def score_of(answer: Answer, signal: Signal) -> float | None:
     return answer.log_likelihood - answer.closed_book
 
 
-def with_closed_book(reader: Scores, answers: Sequence[Answer]) -> list[Answer]:
-    """Return the answers, each with its likelihood from the question alone; one without passages has it already.
+def add_closed_book(reader: LikelihoodReader, answers: Sequence[Answer]) -> list[Answer]:
+    """Return the answers with their closed-book likelihood.
+
+    An answer without passages already has it as its likelihood.
 
     Raises:
-        UsageError: the model does not tell likelihoods.
+        UsageError: the model does not give likelihoods.
     """
-    places = [place for place, one in enumerate(answers) if any(support.hit.row >= 0 for support in one.support)]
-    asked = [answers[place] for place in places]
-    found = reader.log_likelihood([one.question for one in asked], [()] * len(asked), [one.text for one in asked])
-    known = dict(zip(places, found, strict=True)) if asked else {}
-    return [replace(one, closed_book=known.get(place, one.log_likelihood)) for place, one in enumerate(answers)]
+    positions = [
+        position for position, answer in enumerate(answers) if any(support.hit.row >= 0 for support in answer.support)
+    ]
+    read_answers = [answers[position] for position in positions]
+    likelihoods = reader.log_likelihood(
+        [answer.question for answer in read_answers], [()] * len(read_answers), [answer.text for answer in read_answers]
+    )
+    likelihood_at = dict(zip(positions, likelihoods, strict=True)) if read_answers else {}
+    return [
+        replace(answer, closed_book=likelihood_at.get(position, answer.log_likelihood))
+        for position, answer in enumerate(answers)
+    ]
 
 
 class AbstainingReader:
-    """A `Reader` that withholds the answers of another one whose score is below a threshold."""
+    """A `Reader` that withholds the answers of another reader whose score is below a threshold."""
 
     def __init__(self, reader: Reader, threshold: Threshold) -> None:
-        """Answer as `reader` does.
+        """Wrap `reader`.
 
         Raises:
-            UsageError: the threshold needs likelihoods, and the reader does not tell any.
+            UsageError: the threshold needs likelihoods, which the reader does not give.
         """
         self._reader, self.threshold = reader, threshold
         if threshold.signal == "passages" and not hasattr(reader, "log_likelihood"):
-            raise UsageError("this model does not tell likelihoods: choose a threshold of `retrieval`")
+            raise UsageError("this model does not give likelihoods: choose a threshold for `retrieval`")
 
     @property
     def retriever(self) -> Retriever | None:
-        """The other's."""
+        """The retriever of the wrapped reader."""
         return self._reader.retriever
 
     @property
     def k(self) -> int:
-        """The other's."""
+        """The default number of passages of the wrapped reader."""
         return self._reader.k
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The other's settings, and the threshold."""
+        """The settings of the wrapped reader and the threshold, for memo keys."""
         return {**self._reader.decides, "abstain_below": asdict(self.threshold)}
 
     def answer(
-        self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
-        """Return the answer of each question as `Reader.answer`; `tell` is given whole answers, once they are sure."""
+        """Return the answer of each question; `on_text` receives whole confident answers."""
         return self.answer_from(
-            questions, found_by(self._reader.retriever, questions, self.k if k is None else k), stop, tell
+            questions,
+            retrieve_hits(self._reader.retriever, questions, self.k if k is None else k),
+            should_stop,
+            on_text,
         )
 
     def answer_from(
         self,
         questions: Sequence[str],
         hits: Sequence[Sequence[Hit]],
-        stop: Stop | None = None,
-        tell: Tell | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
-        """Return the answer of each question as `Reader.answer_from`; `tell` as above."""
-        answers = self._reader.answer_from(questions, hits, stop)
-        marks = Marks()
+        """Return the answers from the given hits; `on_text` receives whole answers above the
+        threshold.
+        """
+        answers = self._reader.answer_from(questions, hits, should_stop)
+        timer = AnswerTimer()
         if self.threshold.signal == "passages":
             scores: Any = self._reader
-            answers = with_closed_book(scores, answers)
-        sure = [self.threshold.applied(one) for one in answers]
-        for place, one in enumerate(sure):
-            if tell is not None and one.text:
-                tell(place, one.text)
-        marks.end(CONFIDENCE)
-        return timed(sure, marks)
+            answers = add_closed_book(scores, answers)
+        checked = [self.threshold.apply(answer) for answer in answers]
+        for position, answer in enumerate(checked):
+            if on_text is not None and answer.text:
+                on_text(position, answer.text)
+        timer.end_stage(CONFIDENCE)
+        return add_stage_seconds(checked, timer)
 
 
-def abstaining(reader: Reader, threshold: Threshold | None) -> Reader:
-    """Return a reader that withholds answers below a threshold; without one, the reader itself.
+def with_threshold(reader: Reader, threshold: Threshold | None) -> Reader:
+    """Return a reader that withholds answers below a threshold; without a threshold, the same
+    reader.
 
     Raises:
-        UsageError: as `AbstainingReader`.
+        UsageError: as in `AbstainingReader`.
     """
     return reader if threshold is None else AbstainingReader(reader, threshold)

@@ -1,11 +1,12 @@
-"""Answer questions; each answer has its passages, their weights, and each token's share per passage.
+"""Answer questions by marginalising over passages, as in the RAG paper.
 
-p(z|x) is the weight that the retriever gives a passage, p(z|x,y) the share of the answer that comes from it. Where the
-two differ, the generator disagrees with the retriever.
+p(z|x) is the weight that the retriever gives a passage, and p(z|x,y) is the share of the answer
+that comes from the passage. If they differ, the generator disagrees with the retriever. Answers of
+RAG-Token have such shares for each token.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,192 +15,287 @@ import torch
 from torch import nn
 
 from rag_model.errors import UsageError
-from rag_model.generate.decoding import Decoded, Decoding
-from rag_model.generate.generator import Generator
+from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, derive_seed
+from rag_model.generate.generator import Generator, decode_new_text, make_stoppable
+from rag_model.generate.likelihood import label_log_p, label_tokens
 from rag_model.generate.rag import Rag
-from rag_model.generate.sampling import seed_of
-from rag_model.generate.sequence_beam import decode_sequence
-from rag_model.generate.stopping import stoppable
-from rag_model.generate.telling import grown
-from rag_model.generate.token_beam import decode_token
-from rag_model.reading.answer import CLOSED_BOOK, Answer, Support, TokenSupport, Usage
-from rag_model.reading.reader import Stop, Tell, check_lists, found_by
-from rag_model.reading.stages import ASSEMBLY, GENERATION, Marks, timed
-from rag_model.retrieve.retriever import Hit, Retriever
+from rag_model.generate.rag_decoding import decode_sequence, decode_token
+from rag_model.reading.answer import CLOSED_BOOK, Answer, SupportingPassage, TokenSupport, TokenUsage
+from rag_model.reading.reader import (
+    ASSEMBLY,
+    GENERATION,
+    AnswerTimer,
+    StopCheck,
+    TextCallback,
+    add_stage_seconds,
+    check_hit_lists,
+    retrieve_hits,
+)
+from rag_model.retrieve.hits import Hit, Retriever
 
-_DECODE = {"token": decode_token, "sequence": decode_sequence}
+_DECODERS = {"token": decode_token, "sequence": decode_sequence}
 
 
 class MarginalReader:
-    """Answers questions with a RAG model over what a retriever finds."""
+    """Answers questions with a RAG model from the passages of a retriever."""
 
     def __init__(
         self,
         retriever: Retriever | None,
         rag: Rag,
-        decoding: Decoding | None = None,
+        decoding: DecodingSettings | None = None,
         batch: int = 8,
         passages: int | None = None,
     ) -> None:
-        """Read with `rag` what `retriever` finds; without one, only what it is given.
+        """Create a reader.
 
         Args:
-            retriever: asks with the question encoder of `rag`, or p(z|x) means nothing, and gives inner products; for a
-                model whose passages are weighed by scores, the retriever that it was trained with.
-            rag: says whether passages are marginalised by sequence or by token, and how many.
-            decoding: how answers are looked for; none gets longer than the generator has room for.
-            batch: questions decoded at once, with all their passages.
-            passages: that the retriever can find; a model that was trained with more is given all of them.
+            retriever: gives inner products with the question encoder of `rag`, because p(z|x) has
+                no meaning otherwise; for a model that weighs passages by scores, the retriever that
+                it was trained with. None: answer from given passages only.
+            rag: its settings decide between RAG-Sequence and RAG-Token, and the number of passages.
+            decoding: settings of the search for answers; the generator bounds their length.
+            batch: questions per batch, with all their passages.
+            passages: passages that the retriever can return, an upper bound of `k`.
         """
         if batch < 1:
             raise UsageError(f"a batch of {batch} questions is too small: give at least 1")
-        decoding = decoding or Decoding()
-        room = min(decoding.max_new_tokens, rag.generator.max_answer)
-        self.rag, self.decoding = rag, replace(decoding, max_new_tokens=room)
+        decoding = decoding or DecodingSettings()
+        max_new_tokens = min(decoding.max_new_tokens, rag.generator.max_answer)
+        self.rag, self.decoding = rag, replace(decoding, max_new_tokens=max_new_tokens)
         self.retriever, self._batch = retriever, batch
         self.k = min(rag.settings.k, passages or rag.settings.k)  # as many as in training
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return the settings of decoding: the model knows all others."""
+        """The settings of decoding, for memo keys; all others belong to the model."""
         return {"decoding": asdict(self.decoding)}
 
     def answer(
-        self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from its best `k` passages; by default as many as in training.
+        """Return the answer of each question, in order, from its best `k` passages, by default as
+        in training.
 
-        `stop` is called before each token; decoding ends once it is true. `tell` is given each whole answer.
+        `should_stop` is called before each token; `on_text` receives each whole answer.
 
         Raises:
-            UsageError: a question is empty, `k` is below 1 or above the number of passages, or there is no retriever.
-            StoppedError: `stop` was true.
+            UsageError: a question is empty, `k` is below 1 or above the number of passages, or
+                there is no retriever.
+            StoppedError: `should_stop` returned True.
         """
-        hits = found_by(self.retriever, questions, self.k if k is None else k)
-        return self.answer_from(questions, hits, stop, tell)
+        hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
+        return self.answer_from(questions, hits, should_stop, on_text)
 
     def answer_from(
         self,
         questions: Sequence[str],
         hits: Sequence[Sequence[Hit]],
-        stop: Stop | None = None,
-        tell: Tell | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from the passages given; closed book if there are none.
+        """Return the answer of each question, in order, from the given hits; closed book without
+        hits.
 
         Raises:
-            UsageError: there are not as many lists of passages as questions, or a passage has no inner product.
-            StoppedError: `stop`, which is called before each token, was true.
+            UsageError: the number of hit lists differs from the number of questions, or a hit has
+                no inner product.
+            StoppedError: `should_stop`, which is called before each token, returned True.
         """
-        marks = Marks()
-        check_lists(questions, hits)
-        found: dict[int, Answer] = {}
-        beside = [list(some) or [CLOSED_BOOK] for some in hits]
-        generator = self.rag.generator if stop is None else stoppable(self.rag.generator, stop)
-        with _at_rest(self.rag):
-            for places in _batches([len(some) for some in beside], self._batch):
-                asked, given = [questions[place] for place in places], [beside[place] for place in places]
-                answers = self._read(generator, asked, given, marks)
-                found.update(zip(places, answers, strict=True))
-                if tell is not None:
-                    for place, one in zip(places, answers, strict=True):
-                        tell(place, one.text)
-                marks.end(GENERATION)
-        return timed([found[place] for place in range(len(questions))], marks)
+        timer = AnswerTimer()
+        check_hit_lists(questions, hits)
+        answer_at: dict[int, Answer] = {}
+        hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
+        generator = self.rag.generator if should_stop is None else make_stoppable(self.rag.generator, should_stop)
+        with _evaluation_mode(self.rag):
+            for positions in _batch_by_size([len(question_hits) for question_hits in hit_lists], self._batch):
+                batch_questions, batch_hits = (
+                    [questions[position] for position in positions],
+                    [hit_lists[position] for position in positions],
+                )
+                answers = self._answer_batch(generator, batch_questions, batch_hits, timer)
+                answer_at.update(zip(positions, answers, strict=True))
+                if on_text is not None:
+                    for position, answer in zip(positions, answers, strict=True):
+                        on_text(position, answer.text)
+                timer.end_stage(GENERATION)
+        return add_stage_seconds([answer_at[position] for position in range(len(questions))], timer)
 
     @torch.inference_mode()
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
     ) -> list[float]:
-        """Return log p(text|question, passages) of each in nats, the end token included; closed book without passages.
+        """Return log p(text|question, passages) of each text in nats, with the end token.
+
+        Without hits the likelihood is that of the closed book.
 
         Raises:
-            UsageError: there are not as many lists of passages or texts as questions, or one has no inner product.
+            UsageError: the numbers of questions, hit lists and texts differ, or a hit has no inner
+                product.
         """
-        check_lists(questions, hits)
-        check_lists(texts, hits)
-        found: dict[int, float] = {}
-        beside = [list(some) or [CLOSED_BOOK] for some in hits]
+        check_hit_lists(questions, hits)
+        check_hit_lists(texts, hits)
+        likelihood_at: dict[int, float] = {}
+        hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
         generator = self.rag.generator
-        with _at_rest(self.rag):
-            for places in _batches([len(some) for some in beside], self._batch):
-                given = [beside[place] for place in places]
-                asked = [questions[place] for place in places]
-                contexts = generator.contexts(asked, [[hit.passage for hit in some] for some in given])
-                scores = torch.tensor([self._logits(some) for some in given], device=contexts.tokens.device)
-                targets = generator.targets([texts[place] for place in places])
+        with _evaluation_mode(self.rag):
+            for positions in _batch_by_size([len(question_hits) for question_hits in hit_lists], self._batch):
+                batch_hits = [hit_lists[position] for position in positions]
+                batch_questions = [questions[position] for position in positions]
+                contexts = generator.encode_contexts(
+                    batch_questions, [[hit.passage for hit in question_hits] for question_hits in batch_hits]
+                )
+                scores = torch.tensor(
+                    [self._prior_logits(question_hits) for question_hits in batch_hits], device=contexts.tokens.device
+                )
+                targets = generator.encode_targets([texts[position] for position in positions])
                 log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
-                found.update(zip(places, log_p.tolist(), strict=True))
-        return [found[place] for place in range(len(questions))]
+                likelihood_at.update(zip(positions, log_p.tolist(), strict=True))
+        return [likelihood_at[position] for position in range(len(questions))]
 
     @torch.inference_mode()
-    def _read(
-        self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], marks: Marks
+    def _answer_batch(
+        self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
     ) -> list[Answer]:
-        """Answer questions together that have equally many passages; `marks` runs on at the end."""
-        contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
-        prior = self.rag.prior(torch.tensor([self._logits(some) for some in hits], device=contexts.tokens.device))
-        marks.end(ASSEMBLY)
-        decode = _DECODE[self.rag.settings.kind]
-        seeds = [seed_of(self.decoding.sampling, question) for question in questions]
+        """Answer questions with equally many passages; leave the generation stage open."""
+        contexts = generator.encode_contexts(
+            questions, [[hit.passage for hit in question_hits] for question_hits in hits]
+        )
+        prior = self.rag.prior(
+            torch.tensor([self._prior_logits(question_hits) for question_hits in hits], device=contexts.tokens.device)
+        )
+        timer.end_stage(ASSEMBLY)
+        decode = _DECODERS[self.rag.settings.kind]
+        seeds = [derive_seed(self.decoding.sampling, question) for question in questions]
         decoded = decode(generator, contexts, prior, self.decoding, seeds)
         weights = prior.exp().tolist()
-        read = contexts.mask.view(len(questions), -1).sum(1).tolist()  # (b k, s) -> (b, k s) -> (b,)
-        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, read, strict=True)]
+        # (b k, s) -> (b, k s) -> (b,).
+        n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
+        return [
+            _build_answer(generator, *parts) for parts in zip(questions, hits, weights, decoded, n_read, strict=True)
+        ]
 
-    def _logits(self, hits: Sequence[Hit]) -> list[float]:
-        """Return what p(z|x) of a question's passages is made of."""
-        return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _products(hits)
+    def _prior_logits(self, hits: Sequence[Hit]) -> list[float]:
+        """Return the logits of p(z|x) of a question's passages."""
+        return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _inner_products(hits)
 
 
-def _products(hits: Sequence[Hit]) -> list[float]:
-    """Return the inner products that p(z|x) is made of; a retriever's own score may be another quantity."""
-    found = [hit.inner_product for hit in hits]
-    if None in found:
+def _inner_products(hits: Sequence[Hit]) -> list[float]:
+    """Return the inner products of the hits; a retriever's own score may be another quantity."""
+    products = [hit.inner_product for hit in hits]
+    if None in products:
         raise UsageError(
-            f"passage {hits[found.index(None)].passage.id} has no inner product to weigh it by: open the retriever "
+            f"passage {hits[products.index(None)].passage.id} has no inner product to weigh it by: open the retriever "
             "with products=True"
         )
-    return [product for product in found if product is not None]
+    return [product for product in products if product is not None]
 
 
-def _answer(
-    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded, read: int
+def _build_answer(
+    generator: Generator,
+    question: str,
+    hits: Sequence[Hit],
+    weights: Sequence[float],
+    decoded: DecodedAnswer,
+    n_read: int,
 ) -> Answer:
-    support = [Support(*one) for one in zip(hits, weights, decoded.posterior, strict=True)]
-    pieces = _pieces(generator, decoded.tokens) if decoded.shares else []
-    tokens = [TokenSupport(*one) for one in zip(pieces, decoded.shares, strict=True)]
-    ended = decoded.tokens[-1] == generator.end
-    text = generator.text(decoded.tokens)
-    usage = Usage(read, len(decoded.tokens))
+    support = [SupportingPassage(*parts) for parts in zip(hits, weights, decoded.posterior, strict=True)]
+    pieces = _token_texts(generator, decoded.tokens) if decoded.shares else []
+    tokens = [TokenSupport(*parts) for parts in zip(pieces, decoded.shares, strict=True)]
+    ended = decoded.tokens[-1] == generator.end_token
+    text = generator.decode(decoded.tokens)
+    usage = TokenUsage(n_read, len(decoded.tokens))
     return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended, usage)
 
 
-def _pieces(generator: Generator, tokens: Sequence[int]) -> list[str]:
-    """Return what each token adds to the text; the last of a character's tokens adds it all."""
+def _token_texts(generator: Generator, tokens: Sequence[int]) -> list[str]:
+    """Return the text that each token adds; a character's last token adds the character."""
     pieces: list[str] = []
     for end in range(1, len(tokens) + 1):
-        pieces.append(grown(generator, tokens[:end], "".join(pieces), last=end == len(tokens)))
+        pieces.append(decode_new_text(generator, tokens[:end], "".join(pieces), is_last=end == len(tokens)))
     return pieces
 
 
-def _batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield the places of `sizes`, up to `most` at once, all of one size."""
-    alike: defaultdict[int, list[int]] = defaultdict(list)
-    for place, size in enumerate(sizes):
-        alike[size].append(place)
-    for places in alike.values():
-        for start in range(0, len(places), most):
-            yield places[start : start + most]
+def _batch_by_size(sizes: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Yield positions of equal sizes, at most `batch_size` at once."""
+    by_size: defaultdict[int, list[int]] = defaultdict(list)
+    for position, size in enumerate(sizes):
+        by_size[size].append(position)
+    for positions in by_size.values():
+        for start in range(0, len(positions), batch_size):
+            yield positions[start : start + batch_size]
 
 
 @contextmanager
-def _at_rest(module: nn.Module) -> Iterator[None]:
-    """Turn dropout off, and back to what it was: answers are also asked for in the middle of training."""
-    training = [one for one in module.modules() if one.training]
+def _evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Turn dropout off and restore it afterwards, because training also asks for answers."""
+    training_modules = [submodule for submodule in module.modules() if submodule.training]
     module.eval()
     try:
         yield
     finally:
-        for one in training:
-            one.training = True
+        for submodule in training_modules:
+            submodule.training = True
+
+
+class LabelReader(MarginalReader):
+    """A `MarginalReader` whose answer is the most likely of several labels (`generate.likelihood`)."""
+
+    def __init__(
+        self,
+        retriever: Retriever | None,
+        rag: Rag,
+        labels: Mapping[str, str],
+        batch: int = 8,
+        passages: int | None = None,
+    ) -> None:
+        """Create a reader; `labels` maps each label to the word that the model was trained to
+        write.
+
+        Raises:
+            UsageError: there are fewer than two labels, or a word has several tokens.
+        """
+        if len(labels) < 2:
+            raise UsageError(f"{len(labels)} labels are too few to choose from: give at least two")
+        super().__init__(retriever, rag, batch=batch, passages=passages)
+        self._labels = dict(labels)
+        self._tokens = label_tokens(rag.generator, list(labels.values()))
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """The labels and their words, for memo keys."""
+        return {"labels": self._labels}
+
+    @torch.inference_mode()
+    def _answer_batch(
+        self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
+    ) -> list[Answer]:
+        """Label claims that have the same number of passages."""
+        contexts = generator.encode_contexts(
+            questions, [[hit.passage for hit in question_hits] for question_hits in hits]
+        )
+        prior = self.rag.prior(
+            torch.tensor([self._prior_logits(question_hits) for question_hits in hits], device=contexts.tokens.device)
+        )
+        timer.end_stage(ASSEMBLY)
+        # (b, k) -> (b, k, 1) -> (b, k, l).
+        joint = prior[..., None] + label_log_p(generator, contexts, self._tokens)
+        total = joint.logsumexp(1)  # (b, l)
+        best = total.argmax(1).tolist()
+        # (b k, s) -> (b, k s) -> (b,).
+        n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
+        names, weights = list(self._labels), prior.exp().tolist()
+        answers = []
+        for row, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
+            log_p = total[row, best[row]]
+            posterior = (joint[row, :, best[row]] - log_p).exp().tolist()
+            support = tuple(
+                SupportingPassage(*parts) for parts in zip(question_hits, weights[row], posterior, strict=True)
+            )
+            usage = TokenUsage(n_read[row], 1)
+            answers.append(Answer(question, names[best[row]], float(log_p), support, usage=usage))
+        return answers

@@ -1,140 +1,206 @@
-"""A model that reads passages: loaded once, for every reader that is made of it."""
+"""Load a model that reads passages, and open readers over snapshots."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_model.encoders.files import CONFIG, optional_object
+from rag_model.encoders.files import CONFIG, read_optional_json
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.errors import UsageError
 from rag_model.generate.load import load_generator
-from rag_model.generate.named import load_named, rag_folder, rag_id
 from rag_model.generate.rag import Rag
+from rag_model.generate.rag_folder import get_rag_folder, load_rag_by_id, resolve_rag_id
 from rag_model.reading.concat import ConcatReader, K
-from rag_model.reading.confidence import abstaining
+from rag_model.reading.confidence import with_threshold
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
-from rag_model.reading.labels import LabelReader
-from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.marginal import LabelReader, MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.local import BATCH, LocalWriter
-from rag_model.reading.writers.writer import ENDPOINT, Writer
-from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.reading.writers.local import BATCH_SIZE, LocalWriter
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX, Writer
+from rag_model.retrieve.factory import open_retriever, plan_retriever
+from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingModel:
-    """A model in memory, or behind an endpoint; readers over several snapshots share it."""
+    """A model in memory or behind an endpoint; readers over several snapshots can share it."""
 
-    id: str  # in the store; of a folder its path; of an endpoint `openai:MODEL`
-    rag: Rag | None = None  # None: it has no question encoder of its own
-    generator: Any = None  # None: it lies behind an endpoint, or finds spans
-    spans: SpanModel | None = None  # None: it writes answers
+    id: str  # in the store; the path of a folder; `openai:MODEL` for an endpoint
+    rag: Rag | None = None  # None: the model has no question encoder
+    generator: Any = None  # None: the model is behind an endpoint, or is extractive
+    spans: SpanModel | None = None  # None: the model generates answers
 
     @property
-    def question(self) -> Any:
-        """The encoder that it asks with; None: the snapshot's own asks."""
+    def question_encoder(self) -> Any:
+        """The question encoder of the model; None: use the snapshot's own."""
         return None if self.rag is None else self.rag.question
 
     @property
     def k(self) -> int:
-        """The passages of a question: as many as in training, where it was trained to read passages."""
+        """The passages per question: as many as in the RAG training, else the default."""
         return K if self.rag is None else self.rag.settings.k
 
-    def reader(self, retriever: SnapshotRetriever | None, settings: ReaderSettings) -> Reader:
-        """Return a reader over what a retriever finds.
+    def open_reader(self, retriever: SnapshotRetriever | None, settings: ReaderSettings) -> Reader:
+        """Return a reader over the passages of a retriever.
 
         Raises:
             UsageError: the settings do not apply to this model.
         """
-        most = None if retriever is None else retriever.most
-        if settings.of(self.id) == "extractive":
+        n_passages = None if retriever is None else retriever.most
+        if settings.reader_for(self.id) == "extractive":
             if self.spans is None:
-                raise UsageError(f"model {self.id} was loaded to write answers: give --reader extractive alone")
-            return abstaining(ExtractiveReader(retriever, self.spans, self.k, most), settings.threshold)
-        if settings.of(self.id) == "concat":
-            concat = ConcatReader(retriever, self.writer(settings), settings.concat, self.k, most)
-            return abstaining(concat, settings.threshold)
+                raise UsageError(f"model {self.id} was loaded to generate answers: give --reader extractive alone")
+            return with_threshold(ExtractiveReader(retriever, self.spans, self.k, n_passages), settings.threshold)
+        if settings.reader_for(self.id) == "concat":
+            concat = ConcatReader(retriever, self.open_writer(settings), settings.concat, self.k, n_passages)
+            return with_threshold(concat, settings.threshold)
         if self.rag is None:
             raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
         if settings.labels:
-            return abstaining(LabelReader(retriever, self.rag, settings.labels, passages=most), settings.threshold)
-        return abstaining(MarginalReader(retriever, self.rag, settings.decoding, passages=most), settings.threshold)
+            return with_threshold(
+                LabelReader(retriever, self.rag, settings.labels, passages=n_passages), settings.threshold
+            )
+        return with_threshold(
+            MarginalReader(retriever, self.rag, settings.decoding, passages=n_passages), settings.threshold
+        )
 
-    def writer(self, settings: ReaderSettings, batch: int = BATCH) -> Writer:
-        """Return what writes the answers of one prompt; a generator in memory continues `batch` prompts at once.
+    def open_writer(self, settings: ReaderSettings, batch: int = BATCH_SIZE) -> Writer:
+        """Return the writer of answers; a generator in memory continues `batch` prompts at once.
 
         Raises:
-            UsageError: the settings do not apply to this model, or the environment names no usable endpoint.
+            UsageError: the settings do not apply to this model, or the environment names no usable
+                endpoint.
             InputError: the tokenizer of the endpoint cannot be read.
         """
         if self.generator is not None:
             return LocalWriter(self.generator, self.id, settings.decoding, batch)
-        return _endpoint(self.id, settings)
+        return _open_endpoint_writer(self.id, settings)
 
 
-def model_id(store: Store, model: str) -> str:
-    """Return the id of a model that reads: as `rag_id`, and an endpoint's own name.
+def resolve_model_id(store: Store, model: str) -> str:
+    """Resolve the name of a model to its id, as `rag_id`; the name of an endpoint is its id.
 
     Raises:
         StoreError: the store has no such model.
         UsageError: the model has no generator.
     """
-    return model if model.startswith(ENDPOINT) else rag_id(store, model)
+    return model if model.startswith(ENDPOINT_PREFIX) else resolve_rag_id(store, model)
 
 
-def load_model(store: Store | None, identity: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
-    """Load the model that `model_id` found; a folder needs no store.
+def load_reading_model(store: Store | None, identity: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
+    """Load the model with an id of `resolve_model_id`; a folder needs no store.
 
-    `reader` is one that will be made of it: for `concat` it may be a generator alone, for `extractive` it is a folder
-    of a model of spans. For `asks` see `load_named`.
+    `reader` is a reader that will use the model: for `concat` the model may be a generator alone,
+    for `extractive` it is the folder of an extractive model. For `asks` see `load_named`.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
         InputError: the model is incomplete or corrupt.
         RefusedError: the model records another passage space than `asks`.
-        UsageError: `asks` is given, and the model asks nothing.
+        UsageError: `asks` is given, but the model has no question encoder.
     """
-    folder = model_folder_of(store, identity)
+    folder = find_model_folder(store, identity)
     if folder is not None and reader == "extractive":
         if asks is not None:
-            raise UsageError(f"model {identity} has no question encoder, so --asks says nothing of it: leave it out")
+            raise UsageError(f"model {identity} has no question encoder, which --asks describes: leave --asks out")
         return ReadingModel(identity, spans=SpanModel.load(folder))
-    if folder is not None and (reader == "marginal" or holds_rag(folder)):
-        rag = load_named(store, identity, asks)
+    if folder is not None and (reader == "marginal" or is_rag_folder(folder)):
+        rag = load_rag_by_id(store, identity, asks)
         return ReadingModel(identity, rag, rag.generator)
     if asks is not None:
-        raise UsageError(f"model {identity} has no question encoder, so --asks says nothing of it: leave it out")
+        raise UsageError(f"model {identity} has no question encoder, which --asks describes: leave --asks out")
     return ReadingModel(identity, generator=None if folder is None else load_generator(folder))
 
 
-def model_folder_of(store: Store | None, identity: str) -> Path | None:
-    """Return the folder of the model that `model_id` found; None: it lies behind an endpoint.
+def find_model_folder(store: Store | None, identity: str) -> Path | None:
+    """Return the folder of the model with an id of `resolve_model_id`; None for an endpoint.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
     """
-    return None if identity.startswith(ENDPOINT) else rag_folder(store, identity)
+    return None if identity.startswith(ENDPOINT_PREFIX) else get_rag_folder(store, identity)
 
 
-def holds_rag(folder: Path) -> bool:
-    """Return whether a folder holds a RAG model, and not a generator alone."""
-    recorded = "settings" in optional_object(folder / RECORD_FILE)
-    return recorded or optional_object(folder / CONFIG).get("model_type") == "rag"
+def is_rag_folder(folder: Path) -> bool:
+    """Return whether a folder has a RAG model, and not a generator alone."""
+    has_settings = "settings" in read_optional_json(folder / RECORD_FILE)
+    return has_settings or read_optional_json(folder / CONFIG).get("model_type") == "rag"
 
 
-def _endpoint(identity: str, settings: ReaderSettings) -> Writer:
-    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - HTTP for an endpoint alone
+def _open_endpoint_writer(identity: str, settings: ReaderSettings) -> Writer:
+    from rag_model.reading.writers.chat_settings import ChatSettings  # noqa: PLC0415 - imports HTTP; only endpoints need it
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
     decoding = settings.decoding
     if decoding.beams > 1:
-        raise UsageError(f"{identity} is behind an endpoint, which has no beams: leave them out")
-    drawn = decoding.sampling
-    given: dict[str, Any] = {"max_new_tokens": decoding.max_new_tokens}
-    if drawn is not None:
-        given |= {"temperature": drawn.temperature, "top_p": drawn.top_p, "seed": drawn.seed}
-    if settings.scored_by == "likelihood":
-        given["logprobs"] = True
-    return EndpointWriter(identity.removeprefix(ENDPOINT), ChatSettings.of(**given))
+        raise UsageError(f"{identity} is behind an endpoint, which has no beam search: leave --beams out")
+    sampling = decoding.sampling
+    chat_settings: dict[str, Any] = {"max_new_tokens": decoding.max_new_tokens}
+    if sampling is not None:
+        chat_settings |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+    if settings.required_signal == "likelihood":
+        chat_settings["logprobs"] = True
+    return EndpointWriter(identity.removeprefix(ENDPOINT_PREFIX), ChatSettings.from_environment(**chat_settings))
+
+
+def open_reader(
+    snapshot: Snapshot,
+    store: str,
+    model: str,
+    retriever: str | None = None,
+    settings: ReaderSettings | None = None,
+    asks: str | None = None,
+) -> tuple[str, Reader]:
+    """Open a model over a snapshot; return the model's id or folder, and the reader.
+
+    Args:
+        snapshot: the snapshot to search.
+        store: URL or folder of the store.
+        model: a RAG model of the store, or the folder of one; for `concat` also the folder of a
+            generator, or `openai:MODEL` behind the endpoint that the environment names, which use
+            the snapshot's own question encoder.
+        retriever: an expression, as in `open_retriever`; None: the snapshot's default.
+        settings: settings of the reader.
+        asks: the passage encoder whose space the model's question encoder uses, if the model does
+            not record it.
+
+    Raises:
+        UsageError: the model does not suit the reader, or the retriever is invalid.
+        RefusedError: the model's question encoder has another vector space than the snapshot.
+        StoreError: the store has no such model.
+        InputError: the model is incomplete or corrupt, or neither the model nor `asks` names the
+            passage encoder.
+    """
+    settings = settings or ReaderSettings()
+    opened_store = Store.open(store)
+    plan_retriever(snapshot, retriever)  # fail before a model is looked up
+    identity = resolve_model_id(opened_store, model)
+    reading_model, opened_retriever = open_reading_model(
+        snapshot, opened_store, identity, retriever, [settings.reader_for(identity)], asks
+    )
+    return identity, reading_model.open_reader(opened_retriever, settings)
+
+
+def open_reading_model(
+    snapshot: Snapshot,
+    store: Store,
+    identity: str,
+    retriever: str | None,
+    readers: Sequence[ReaderName],
+    asks: str | None = None,
+) -> tuple[ReadingModel, SnapshotRetriever]:
+    """Load the model with an id of `resolve_model_id`, and open the retriever that `readers` need.
+
+    Raises:
+        BookwheelError: as in `open_reader`.
+    """
+    plan_retriever(snapshot, retriever)  # fail before a model is loaded
+    marginal = "marginal" in readers
+    reading_model = load_reading_model(store, identity, "marginal" if marginal else readers[0], asks)
+    return reading_model, open_retriever(
+        snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=marginal
+    )

@@ -1,46 +1,58 @@
-"""The protocol of readers: questions in, answers out, from what a retriever finds or from passages that are given."""
+"""The protocol of readers, and the time that each stage of an answer takes.
 
-from collections.abc import Callable, Sequence
+The stages share one clock: the end of a stage is the start of the next one. They therefore add up
+to the whole time between the start of the clock and the last end.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer
-from rag_model.retrieve.retriever import Hit, Retriever
+from rag_model.retrieve.hits import Hit, Retriever
 
 ReaderName = Literal["marginal", "concat", "extractive"]
-Stop = Callable[[], bool]  # asked between two tokens: True once no caller waits for the answer any more
-Tell = Callable[[int, str], None]  # the place of a question in its batch, and the characters that its answer grew by
+StopCheck = Callable[[], bool]  # called between tokens; True: no caller waits for the answer
+# Position of a question in its batch, new text of its answer.
+TextCallback = Callable[[int, str], None]
 
 
 class Reader(Protocol):
-    """Answers questions; `rag_model.reading.opening.open_reader` opens one."""
+    """Answers questions from passages; `rag_model.reading.model.open_reader` opens a reader."""
 
     @property
     def retriever(self) -> Retriever | None:
-        """Return what finds passages; None: this reader reads only what it is given."""
+        """The retriever of passages; None: this reader answers only from given hits."""
         ...
 
     @property
     def k(self) -> int:
-        """Return the passages a question, unless a caller says otherwise."""
+        """The default number of passages per question."""
         ...
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return the settings that determine an answer, besides the model's weights, for memo keys."""
+        """The settings that determine an answer in addition to the weights, for memo keys."""
         ...
 
     def answer(
-        self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages.
 
-        `stop` is called between tokens. `tell` is given each answer's text as it grows, where the reader writes word by
-        word, and the whole text at its end where it does not.
+        `should_stop` is called between tokens. `on_text` receives the text of each answer: piece by
+        piece if the reader generates it token by token, else the whole text at its end.
 
         Raises:
-            UsageError: a question is empty, `k` is below 1 or above the number of passages, or there is no retriever.
-            StoppedError: `stop` was true.
+            UsageError: a question is empty, `k` is below 1 or above the number of passages, or
+                there is no retriever.
+            StoppedError: `should_stop` returned True.
         """
         ...
 
@@ -48,26 +60,75 @@ class Reader(Protocol):
         self,
         questions: Sequence[str],
         hits: Sequence[Sequence[Hit]],
-        stop: Stop | None = None,
-        tell: Tell | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from the passages given; closed book if there are none.
+        """Return the answer of each question, in order, from the given hits; closed book without
+        hits.
 
         Raises:
-            UsageError: there are not as many lists of passages as questions.
-            StoppedError: `stop` was true.
+            UsageError: the number of hit lists differs from the number of questions.
+            StoppedError: `should_stop` returned True.
         """
         ...
 
 
-def found_by(retriever: Retriever | None, questions: Sequence[str], k: int) -> list[list[Hit]]:
-    """Return the best `k` passages of each question; refuse where nothing finds any."""
+def retrieve_hits(retriever: Retriever | None, questions: Sequence[str], k: int) -> list[list[Hit]]:
+    """Return the best `k` hits of each question; raise `UsageError` without a retriever."""
     if retriever is None:
-        raise UsageError("this reader has no retriever: give it one, or answer from passages of your own")
+        raise UsageError("this reader has no retriever: open it with a retriever, or call `answer_from` with hits")
     return retriever.search(questions, k)
 
 
-def check_lists(questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> None:
-    """Refuse questions and lists of passages that do not go together."""
+def check_hit_lists(questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> None:
+    """Raise `UsageError` if the numbers of questions and hit lists differ."""
     if len(questions) != len(hits):
-        raise UsageError(f"{len(questions)} questions and {len(hits)} lists of passages: give one list a question")
+        raise UsageError(f"{len(questions)} questions have {len(hits)} lists of passages: give one list per question")
+
+
+SEARCH = "search"  # from the question to its passages, with encoding and reading of texts
+ASSEMBLY = "assembly"  # build the inputs of the model: a prompt, or the tokens of each passage
+GENERATION = "generation"  # generate the answer, or choose a label
+EXTRACTION = "extraction"  # find a span, instead of both
+CONFIDENCE = "confidence"  # compute the likelihoods that a threshold needs
+STAGES = (SEARCH, ASSEMBLY, GENERATION, EXTRACTION, CONFIDENCE)
+
+
+class AnswerTimer:
+    """Measures consecutive stages; the times of a repeated stage are added.
+
+    >>> times = iter([0.0, 1.0, 1.5, 4.5])
+    >>> timer = AnswerTimer(lambda: next(times))
+    >>> for stage in (SEARCH, ASSEMBLY, GENERATION):
+    ...     timer.end_stage(stage)
+    >>> timer.seconds
+    {'search': 1.0, 'assembly': 0.5, 'generation': 3.0}
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start the first stage; `clock` returns seconds."""
+        self._clock, self._last = clock, clock()
+        self.seconds: dict[str, float] = {}  # by stage, in the order of their first end
+
+    def end_stage(self, stage: str) -> None:
+        """End the current stage with this name, and start the next one."""
+        now = self._clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+def add_stage_seconds(answers: Sequence[Answer], timer: AnswerTimer) -> list[Answer]:
+    """Return the answers of a batch, each with an equal share of the batch's seconds added."""
+    return [
+        replace(answer, seconds=_merge_stage_seconds(answer.seconds, timer.seconds, len(answers))) for answer in answers
+    ]
+
+
+def _merge_stage_seconds(
+    previous_seconds: Mapping[str, float], new_seconds: Mapping[str, float], n: int
+) -> dict[str, float]:
+    seconds_by_stage = {
+        **previous_seconds,
+        **{stage: stage_seconds / n for stage, stage_seconds in new_seconds.items()},
+    }
+    return {stage: seconds_by_stage[stage] for stage in STAGES if stage in seconds_by_stage}

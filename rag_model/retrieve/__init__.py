@@ -1,5 +1,10 @@
-"""Questions in, ranked and credited passages out: `factory.open_retriever` opens every way of finding them.
+"""Retrieval: queries in, ranked and credited passages out. `factory.open_retriever` opens a retriever.
 
-Each way is a file (`dense`, `fusion`, `rerank`) that finds rows; `found` makes hits of them. `expression` reads what
-users write, `composer` builds it, `survey` says what it needs before anything is opened.
+* `hits`, `attribution`: hits, and the credit that must be shown with them
+* `retriever`: the base of all retrievers; `timing` measures them stage by stage
+* `expression`: parses retriever expressions; `factory` builds and opens their retrievers
+* `context`: the needs of a retriever, and the indexes, vectors and models that it reads
+* `index_retriever`, `dense`: retrievers of one index
+* `fusion`, `rerank`, `maxsim`, `products`: retrievers of other retrievers
+* `indexes`, `models`: indexes and models by name; `lookup`: passages by id
 """

@@ -1,7 +1,8 @@
-"""Where a passage comes from, and the line of credit that must be shown with it.
+"""The source of a passage, and the line of credit that must be shown with it.
 
-Reuse of Wikipedia's text asks for credit (a link to the article, whose history lists the authors), for the
-licence, and for a word on what was changed (Creative Commons Attribution-ShareAlike 4.0, section 3.a).
+The licence of Wikipedia's text (Creative Commons Attribution-ShareAlike 4.0, section 3.a) requires
+credit (a link to the article, whose history lists the authors), the name of the licence, and a note
+about changes.
 """
 
 import re
@@ -19,23 +20,23 @@ _DEEDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """The wiki that a snapshot's passages were cut from; `script` is empty where articles have no address."""
+class Attribution:
+    """The wiki that the passages of a snapshot come from."""
 
-    script: str  # https://en.wikipedia.org/w/index.php
-    licence: str  # CC BY-SA 4.0
+    script: str  # such as https://en.wikipedia.org/w/index.php; empty if articles have no address
+    licence: str  # such as CC BY-SA 4.0
 
     @classmethod
-    def of(cls, corpus: Mapping[str, Any]) -> Self:
-        """Read it from the `corpus` section of a manifest: `base` (the main page's URL) and `licence`."""
-        return cls(script_of(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
+    def from_corpus(cls, corpus: Mapping[str, Any]) -> Self:
+        """Read the `corpus` section of a manifest: `base`, the URL of the main page, and `licence`."""
+        return cls(script_url(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
 
     def url(self, passage: Passage) -> str:
-        """Return the address of the exact revision that the passage was cut from; empty without one."""
+        """Return the URL of the revision that the passage comes from; empty if it has none."""
         return f"{self.script}?oldid={passage.rev_id}" if self.script and passage.rev_id else ""
 
-    def line(self, passage: Passage) -> str:
-        """Return one line of credit (title, revision, authors, licence, changes); empty without a licence."""
+    def credit_line(self, passage: Passage) -> str:
+        """Return a line with title, revision, authors, licence, changes; empty without a licence."""
         if not self.licence:
             return ""
         deed = _DEEDS.get(self.licence)
@@ -48,11 +49,13 @@ class Source:
         return f"{work} by its authors ({authors}), {licence}; excerpt, markup removed"
 
 
-def script_of(base: str) -> str:
-    """Return the address of a wiki's `index.php` from its main page's; empty if `base` is no web address.
+def script_url(base: str) -> str:
+    """Return the URL of a wiki's `index.php`, given that of its main page.
 
-    Wikis with short addresses keep scripts beside them: `/wiki/Main_Page` goes with `/w/index.php`, as on
-    Wikipedia.
+    The result is empty if `base` is not a web URL.
+
+    Wikis with short URLs keep their scripts in another folder: `/w/index.php` goes with
+    `/wiki/Main_Page`, as on Wikipedia.
 
     >>> script_of("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'
@@ -61,5 +64,5 @@ def script_of(base: str) -> str:
     if address is None:
         return ""
     host, path = address.groups()
-    before, found, _ = path.partition("/index.php")
-    return f"{host}{before}/index.php" if found else f"{host}/w/index.php"
+    prefix, has_script, _ = path.partition("/index.php")
+    return f"{host}{prefix}/index.php" if has_script else f"{host}/w/index.php"

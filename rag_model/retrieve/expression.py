@@ -1,192 +1,364 @@
-"""Parse expressions for retrievers, without executing them: `rerank(rrf(hnsw:100, ivfpq:100, k=60), model:NAME, 50)`.
+"""Parse retriever expressions, such as `rerank(rrf(hnsw:100, ivfpq:100, k=60), model:NAME, 50)`,
+into a tree.
 
 ```
-node    = word | list | word "(" [argument {"," argument}] ")" [":" number]
-argument = node | word "=" node
-list    = "[" [word {"," word}] "]"
-word    = any characters but spaces, brackets, commas, quotes and "=", or anything in quotes
-```
-The call around a word says what it means (an index, a model, a number). Text, nesting and the number of legs are
-bounded, so an expression may come from an untrusted user.
+node    = word | list | word "(" [argument {"," argument}] ")" [":" number] argument = node | word
+"=" node list    = "[" [word {"," word}] "]" word    = any characters but spaces, brackets, commas,
+quotes and "=", or anything in quotes ``` The call decides whether its words name an index or a
+model, or are numbers. Nothing is evaluated, and the length and the nesting are limited, so an
+expression may come from an untrusted user.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
-from rag_model.retrieve.nodes import Call, Node, Word, Words, shown, wrong
 
-MOST_CHARACTERS = 1_000
-MOST_NESTING = 8  # calls inside one another
+MAX_CHARACTERS = 1_000
+MAX_NESTING = 8  # calls inside one another
+_MAX_QUOTED = 60  # characters of an expression in an error message
+_DEPTH = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
+_PLAIN = re.compile(r"[^\s(),=\[\]'\"]+")
 _TOKEN = re.compile(r"\s*(?:(?P<mark>[(),=\[\]])|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s(),=\[\]'\"]+))")
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of an expression, with its position in the text."""
+
+    source: str = field(compare=False)  # the whole expression
+    offset: int = field(compare=False)  # of the node's first character, from 0
+
+    def error(self, message: str) -> UsageError:
+        """Return an error about this node, with its position."""
+        return expression_error(self.source, self.offset, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Word(Node):
+    """A name or a number."""
+
+    text: str
+
+    def __str__(self) -> str:
+        """Return the normal spelling, quoted if necessary."""
+        if _PLAIN.fullmatch(self.text):
+            return self.text
+        return f"'{self.text}'" if "'" not in self.text else f'"{self.text}"'
+
+    def with_depth(self) -> tuple[str, int | None]:
+        """Split a leg into name and depth: `hnsw:100` is hnsw and 100.
+
+        Raises:
+            UsageError: the depth is below 1.
+        """
+        match = _DEPTH.fullmatch(self.text)
+        if match is None:
+            return self.text, None
+        if int(match[2]) < 1:
+            raise self.error(f"{match[1]!r} is asked for {match[2]} passages: ask for at least 1")
+        return match[1], int(match[2])
+
+
+@dataclass(frozen=True, slots=True)
+class WordList(Node):
+    """A list: `[2, 1]`."""
+
+    items: tuple[Word, ...]
+
+    def __str__(self) -> str:
+        """Return the normal spelling."""
+        return f"[{', '.join(map(str, self.items))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Node):
+    """`name(arguments, option=value):depth`."""
+
+    name: str
+    arguments: tuple[Node, ...]
+    options: Mapping[str, Node]
+    depth: int | None
+
+    def __str__(self) -> str:
+        """Return the normal spelling."""
+        inside = [*map(str, self.arguments), *(f"{name}={value}" for name, value in self.options.items())]
+        return f"{self.name}({', '.join(inside)})" + ("" if self.depth is None else f":{self.depth}")
+
+    def check_options(self, *allowed: str) -> None:
+        """Check that the call has no options but `allowed`.
+
+        Raises:
+            UsageError: it has another option; the message names the first.
+        """
+        for name, node in self.options.items():
+            if name not in allowed:
+                advice = f"it takes {' and '.join(allowed)}" if allowed else "it takes none"
+                raise node.error(f"{self.name} has no option {name!r}: {advice}")
+
+    def get_int(self, argument: int | str, default: int, minimum: int, maximum: int) -> int:
+        """Return an argument (by position) or an option (by name) as an integer, `default` if it is
+        not given.
+
+        Raises:
+            UsageError: it is not an integer from `minimum` to `maximum`.
+        """
+        node = self._find_node(argument)
+        if node is None:
+            return default
+        text = str(node)
+        if not re.fullmatch(r"-?[0-9]+", text) or not minimum <= int(text) <= maximum:
+            raise node.error(
+                f"{_describe_argument(self, argument)} is {text}: give a whole number from {minimum} to {maximum:,}"
+            )
+        return int(text)
+
+    def get_number(self, option: str) -> int | float:
+        """Return an option as an int or, if it is written with a point, as a float.
+
+        Raises:
+            UsageError: it is not a finite number.
+        """
+        node = self.options[option]
+        try:
+            value = float(str(node))
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise node.error(f"{option} of {self.name} is {node}: give a number")
+        return int(str(node)) if re.fullmatch(r"-?[0-9]+", str(node)) else value
+
+    def get_floats(self, option: str, count: int, maximum: float) -> tuple[float, ...] | None:
+        """Return an option as `count` numbers above 0 and up to `maximum`; None if it is not given.
+
+        Raises:
+            UsageError: it is not a list of `count` such numbers.
+        """
+        node = self._find_node(option)
+        if node is None:
+            return None
+        if not isinstance(node, WordList):
+            raise node.error(
+                f"{option} of {self.name} is {node}: give a list, as in {option}=[{_example_weights(count)}]"
+            )
+        if len(node.items) != count:
+            raise node.error(
+                f"{option} of {self.name} is a list of {len(node.items)} for {count} legs: give one number per leg"
+            )
+        return tuple(_parse_weight(item, option, maximum) for item in node.items)
+
+    def _find_node(self, argument: int | str) -> Node | None:
+        if isinstance(argument, str):
+            return self.options.get(argument)
+        return self.arguments[argument] if argument < len(self.arguments) else None
+
+
+def _parse_weight(word: Word, option: str, maximum: float) -> float:
+    try:
+        value = float(word.text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= maximum:
+        raise word.error(f"{option} holds {word.text}: give numbers above 0, up to {maximum:,.0f}")
+    return value
+
+
+def _describe_argument(call: Call, argument: int | str) -> str:
+    return f"{argument} of {call.name}" if isinstance(argument, str) else f"argument {argument + 1} of {call.name}"
+
+
+def _example_weights(count: int) -> str:
+    return ", ".join("1" * count)
+
+
+def quote_expression(text: str) -> str:
+    """Quote an expression for an error message, on one line and shortened."""
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
+
+
+def expression_error(source: str, offset: int, message: str) -> UsageError:
+    """Return an error about the part of an expression at `offset`, which is counted from 0."""
+    if _PLAIN.fullmatch(source):
+        return UsageError(message)  # the position in a single name says nothing
+    return UsageError(f"the retriever {quote_expression(source)} is wrong at character {offset + 1}: {message}")
+
+
 def parse(text: str) -> Word | Call:
-    """Read an expression.
+    """Parse an expression.
 
     >>> str(parse("rrf( hnsw:100,ivfpq , k=60 )"))
     'rrf(hnsw:100, ivfpq, k=60)'
 
     Raises:
-        UsageError: it is too long, too deep, or not an expression; the sentence says where.
+        UsageError: it is too long, nested too deeply, or malformed; the message gives the position.
     """
     if not text.strip():
         raise UsageError("the retriever is empty: name an index, as hnsw, or a call, as rrf(hnsw, ivfpq)")
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise UsageError(
-            f"the retriever {shown(text)} has {len(text):,} characters: write it in up to {MOST_CHARACTERS:,}"
+            f"the retriever {quote_expression(text)} has {len(text):,} characters: use at most {MAX_CHARACTERS:,}"
         )
-    return _Reader(text).all()
+    return _Parser(text).parse()
 
 
-def one_of(index: str | None, retriever: str | None) -> str | None:
-    """Return the expression that `--index` or `--retriever` gives, in one spelling; None: neither is given.
+def choose_expression(index: str | None, retriever: str | None) -> str | None:
+    """Return the expression of `--index` or `--retriever` in its normal spelling.
+
+    The result is None if neither is given.
 
     Raises:
         UsageError: both are given and differ, or it is not an expression.
     """
     if index is None and retriever is None:
         return None
-    return all_of([] if index is None else [index], [] if retriever is None else [retriever])[0]
+    return choose_expressions([] if index is None else [index], [] if retriever is None else [retriever])[0]
 
 
-def all_of(indexes: Sequence[str], retrievers: Sequence[str]) -> tuple[str, ...]:
-    """Return what `one_of` does where several may be given.
+def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tuple[str, ...]:
+    """Return the expressions of `--index` or `--retriever` where each may be repeated.
+
+    See `choose_expression`.
 
     Raises:
         UsageError: both are given and differ, or one is not an expression.
     """
-    given = [tuple(str(parse(text)) for text in some) for some in (indexes, retrievers) if some]
-    if len(set(given)) > 1:
-        index, retriever = (shown(", ".join(some)) for some in given)
+    choices = [tuple(str(parse(text)) for text in texts) for texts in (indexes, retrievers) if texts]
+    if len(set(choices)) > 1:
+        index_text, retriever_text = (quote_expression(", ".join(texts)) for texts in choices)
         raise UsageError(
-            f"the index {index} and the retriever {retriever} are both given: leave one out, on the command line or in "
-            "the settings"
+            f"the index {index_text} and the retriever {retriever_text} are both given: leave one out, on the command "
+            "line or in the settings"
         )
-    return given[0] if given else ()
+    return choices[0] if choices else ()
 
 
-class _Reader:
-    """Reads one expression from left to right."""
+class _Parser:
+    """A recursive-descent parser of one expression."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = _tokens(text)
+        self._tokens = _tokenize(text)
         self._next = 0
 
-    def all(self) -> Word | Call:
+    def parse(self) -> Word | Call:
         node = self._node(1)
-        if isinstance(node, Words):
-            raise node.wrong("a list is not a retriever: name an index, or a call")
-        if self._mark() is not None:
-            raise self._wrong("the retriever should end here: are brackets or a comma missing before it?")
+        if isinstance(node, WordList):
+            raise node.error("a list is not a retriever: name an index or a call")
+        if self._peek_mark() is not None:
+            raise self._error_here("the retriever should end here: check for a missing bracket or comma before it")
         assert isinstance(node, Word | Call)
         return node
 
     def _node(self, nesting: int) -> Node:
-        if self._is("["):
+        if self._next_is("["):
             return self._list()
         word = self._word()
-        if not self._is("("):
+        if not self._next_is("("):
             return word
-        if nesting > MOST_NESTING:
-            raise word.wrong(f"calls are nested more than {MOST_NESTING} deep: take some out")
+        if nesting > MAX_NESTING:
+            raise word.error(f"calls are nested more than {MAX_NESTING} deep: remove some")
         return self._call(word, nesting)
 
     def _call(self, name: Word, nesting: int) -> Call:
-        opened = self._next
+        bracket = self._next
         self._next += 1
         arguments: list[Node] = []
         options: dict[str, Node] = {}
-        while not self._is(")"):
+        while not self._next_is(")"):
             if arguments or options:
-                self._comma(opened)
-            node = self._argument(opened, nesting)
-            if isinstance(node, Word) and self._is("="):
+                self._comma(bracket)
+            node = self._argument(bracket, nesting)
+            if isinstance(node, Word) and self._next_is("="):
                 self._next += 1
                 if node.text in options:
-                    raise node.wrong(f"the option {node.text!r} is given twice: leave one out")
-                options[node.text] = self._argument(opened, nesting)
+                    raise node.error(f"the option {node.text!r} is given twice: leave one out")
+                options[node.text] = self._argument(bracket, nesting)
             elif options:
-                raise node.wrong("an argument follows an option: put options last")
+                raise node.error("an argument follows an option: put options last")
             else:
                 arguments.append(node)
         self._next += 1
-        return Call(self._text, name.at, name.text, tuple(arguments), options, self._call_depth(name))
+        return Call(self._text, name.offset, name.text, tuple(arguments), options, self._call_depth(name))
 
-    def _argument(self, opened: int, nesting: int) -> Node:
+    def _argument(self, bracket: int, nesting: int) -> Node:
         if self._next >= len(self._tokens):
-            raise self._unclosed(opened)
+            raise self._unclosed_error(bracket)
         return self._node(nesting + 1)
 
-    def _comma(self, opened: int) -> None:
+    def _comma(self, bracket: int) -> None:
         if self._next >= len(self._tokens):
-            raise self._unclosed(opened)
-        if not self._is(","):
-            raise self._wrong("a comma or a closing bracket is missing before this")
+            raise self._unclosed_error(bracket)
+        if not self._next_is(","):
+            raise self._error_here("a comma or a closing bracket is missing before this")
         self._next += 1
 
-    def _unclosed(self, opened: int) -> UsageError:
-        at, mark = self._tokens[opened][:2]
-        return wrong(self._text, at, f"the bracket {mark!r} is not closed: add {')' if mark == '(' else ']'!r}")
+    def _unclosed_error(self, bracket: int) -> UsageError:
+        offset, mark = self._tokens[bracket][:2]
+        return expression_error(
+            self._text, offset, f"the bracket {mark!r} is not closed: add {')' if mark == '(' else ']'!r}"
+        )
 
     def _call_depth(self, name: Word) -> int | None:
         if self._next < len(self._tokens):
-            at, text, quoted = self._tokens[self._next]
+            offset, text, quoted = self._tokens[self._next]
             if not quoted and text.startswith(":"):
                 self._next += 1
-                _, depth = Word(self._text, at, f"{name.text}{text}").with_depth()
+                _, depth = Word(self._text, offset, f"{name.text}{text}").with_depth()
                 if depth is None:
-                    raise wrong(self._text, at, f"{text!r} is not a depth: write a number, as in {name.text}(…):100")
+                    raise expression_error(
+                        self._text, offset, f"{text!r} is not a depth: write a number, as in {name.text}(…):100"
+                    )
                 return depth
         return None
 
-    def _list(self) -> Words:
-        opened, at = self._next, self._tokens[self._next][0]
+    def _list(self) -> WordList:
+        bracket, offset = self._next, self._tokens[self._next][0]
         self._next += 1
         items: list[Word] = []
-        while not self._is("]"):
+        while not self._next_is("]"):
             if items:
-                self._comma(opened)
+                self._comma(bracket)
             if self._next >= len(self._tokens):
-                raise self._unclosed(opened)
+                raise self._unclosed_error(bracket)
             items.append(self._word())
         self._next += 1
-        return Words(self._text, at, tuple(items))
+        return WordList(self._text, offset, tuple(items))
 
     def _word(self) -> Word:
         if self._next >= len(self._tokens):
-            raise wrong(self._text, len(self._text), "the retriever ends where a name should stand: add it")
-        at, text, quoted = self._tokens[self._next]
+            raise expression_error(self._text, len(self._text), "the retriever ends where a name is expected: add it")
+        offset, text, quoted = self._tokens[self._next]
         if not quoted and text in "(),=[]":
-            raise self._wrong(f"{text!r} stands where a name should: add the name, or take it out")
+            raise self._error_here(f"{text!r} is where a name is expected: add the name, or remove {text!r}")
         self._next += 1
-        return Word(self._text, at, text)
+        return Word(self._text, offset, text)
 
-    def _is(self, mark: str) -> bool:
-        return self._mark() == mark
+    def _next_is(self, mark: str) -> bool:
+        return self._peek_mark() == mark
 
-    def _mark(self) -> str | None:
-        """Return the next token's text if it is a mark, "" for any other token; None at the end."""
+    def _peek_mark(self) -> str | None:
+        """Return the next token if it is a mark, "" for any other token, and None at the end."""
         if self._next >= len(self._tokens):
             return None
         _, text, quoted = self._tokens[self._next]
         return text if not quoted and text in "(),=[]" else ""
 
-    def _wrong(self, what: str) -> UsageError:
-        return wrong(self._text, self._tokens[self._next][0], what)
+    def _error_here(self, message: str) -> UsageError:
+        return expression_error(self._text, self._tokens[self._next][0], message)
 
 
-def _tokens(text: str) -> list[tuple[int, str, bool]]:
-    """Return the tokens of an expression: where each begins, its text, and whether it stood in quotes."""
+def _tokenize(text: str) -> list[tuple[int, str, bool]]:
+    """Return the tokens of an expression: the offset, the text, and whether it was quoted."""
     tokens: list[tuple[int, str, bool]] = []
-    at = 0
+    offset = 0
     end = len(text.rstrip())
-    while at < end:
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise wrong(text, at, "a quote is not closed: add another one behind the name")
-        kind = found.lastgroup or ""
-        tokens.append((found.start(kind), found[kind][1:-1] if kind == "quoted" else found[kind], kind == "quoted"))
-        at = found.end()
+    while offset < end:
+        match = _TOKEN.match(text, offset)
+        if match is None:
+            raise expression_error(text, offset, "a quote is not closed: add another one after the name")
+        kind = match.lastgroup or ""
+        tokens.append((match.start(kind), match[kind][1:-1] if kind == "quoted" else match[kind], kind == "quoted"))
+        offset = match.end()
     return tokens

@@ -1,46 +1,56 @@
-"""The one place that opens retrievers: a name or an expression in, a `Retriever` out.
+"""Build and open the retrievers of expressions.
 
-| expression | finds |
+| expression | retrieves |
 | --- | --- |
 | `hnsw` | by an index of the snapshot; `exact` compares every vector |
-| `bm25(k1=1.2, b=.75)` | by an index, searched with these parameters instead of the snapshot's |
-| `hnsw:100` | the same, asked for 100 passages also if fewer are returned |
+| `bm25(k1=1.2, b=.75)` | by an index with search parameters, which override those of the snapshot |
+| `hnsw:100` | the same, searched to a depth of 100 passages even if fewer are returned |
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
-| `rerank(A, MODEL, 50)` | by a model that reads the first 50 of A (`rerank`) |
-| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: A's, and their neighbours (`maxsim`) |
+| `rerank(A, MODEL, 50)` | by a model that reads the first 50 hits of A (`rerank`) |
+| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: hits of A, and their neighbours (`maxsim`) |
+
+A new kind of retriever is a file with a function `build(call, factory)`, and a line in `CALLS`.
+Packages register theirs by an entry point of the group `bookwheel.retrievers`. A builder gets its
+legs, and handles of what it reads, from the factory, which records them as the retriever's needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rag_model.encoders.carried import load_asking
-from rag_model.encoders.space import Space
+from rag_model.encoders.any_encoder import load_question_encoder
 from rag_model.errors import BookwheelError, UsageError
-from rag_model.retrieve.composer import Build, Composer, builder_of
-from rag_model.retrieve.dense import DenseRetriever, carried_encoder, check_asks
-from rag_model.retrieve.expression import parse
-from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.indexes import (
-    check_search,
-    graph_of,
-    kind_name,
-    known_indexes,
-    open_index_of,
-    represents,
-    unknown_index,
+from rag_model.plugins import Registry
+from rag_model.retrieve.context import (
+    IndexLinks,
+    IndexTokens,
+    NamedScorer,
+    PassageVectors,
+    QueryEncoder,
+    RetrieverContext,
+    RetrieverNeeds,
 )
-from rag_model.retrieve.lexical import TextRetriever
-from rag_model.retrieve.maxsim import Neighbours, TokenRetriever, Tokens
-from rag_model.retrieve.nodes import Call, Word
-from rag_model.retrieve.products import with_products
-from rag_model.retrieve.questions import QuestionEncoder
-from rag_model.retrieve.rerank import PairScorer
-from rag_model.retrieve.scorers import Scorers
-from rag_model.retrieve.sparse import SparseRetriever
-from rag_model.retrieve.survey import Survey
+from rag_model.retrieve.expression import Call, Node, Word, parse
+from rag_model.retrieve.index_retriever import IndexRetriever
+from rag_model.retrieve.indexes import check_search_parameters, index_kind, index_names, unknown_index_message
+from rag_model.retrieve.models import PairScorerCache
+from rag_model.retrieve.products import ProductRetriever
+from rag_model.retrieve.retriever import DeepRetriever, Leg, QuestionEncoder, SnapshotRetriever
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.manifest import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
+
+RetrieverBuilder = Callable[[Call, "RetrieverFactory"], SnapshotRetriever]
+CALLS: Registry[RetrieverBuilder] = Registry(
+    "retriever",
+    "bookwheel.retrievers",
+    {
+        "maxsim": "rag_model.retrieve.maxsim:build",
+        "rerank": "rag_model.retrieve.rerank:build",
+        "rrf": "rag_model.retrieve.fusion:build",
+    },
+)
+MAX_LEGS = 16  # indexes that one expression searches
 
 
 def open_retriever(
@@ -51,27 +61,28 @@ def open_retriever(
     store: Store | None = None,
     products: bool = False,
 ) -> SnapshotRetriever:
-    """Open what an expression says; the whole of it is checked before an encoder or a model is loaded.
+    """Open the retriever of an expression, which is checked before anything is opened.
 
     >>> open_retriever(snapshot, "rrf(hnsw, ivfpq)").search(["who wrote animal farm?"], 5)  # doctest: +SKIP
 
     Args:
-        snapshot: that is searched.
-        expression: a name or a composition; None: the snapshot's default retriever.
-        encoder: of the questions, or its name; None: what the snapshot carries, loaded if a leg wants vectors.
-        store: where `model:NAME` is looked up; None: where the snapshot was opened from.
-        products: give each hit its `inner_product`, which readers need; reads the snapshot's vectors where the index
-            does not give it.
+        snapshot: to search.
+        expression: an index or a composition; None: the snapshot's default retriever.
+        encoder: of the queries, or its name; None: that of the snapshot, loaded if a leg needs
+            vectors.
+        store: to resolve `model:NAME` in; None: the store that the snapshot was opened from.
+        products: compute the `inner_product` of each hit, which readers need; reads the snapshot's
+            vectors unless the index computes it.
 
     Raises:
-        InputError: an encoder or a model is incomplete, or a model is no cross-encoder.
-        MissingExtraError: the model extra is not installed, and something is to be encoded.
+        InputError: an encoder or a model is incomplete, or a model is not a cross-encoder.
+        MissingExtraError: queries must be encoded, and the model extra is not installed.
         RefusedError: the encoder's space is not the snapshot's.
         StoreError: a file is missing or damaged.
-        UsageError: the expression is wrong; the sentence says what, where, and what is known.
+        UsageError: the expression is wrong; the message gives the position and the alternatives.
     """
-    given = None if expression is None else [expression]
-    return open_retrievers(snapshot, given, encoder=encoder, store=store, products=products)[0]
+    expressions = None if expression is None else [expression]
+    return open_retrievers(snapshot, expressions, encoder=encoder, store=store, products=products)[0]
 
 
 def open_retrievers(
@@ -82,186 +93,241 @@ def open_retrievers(
     store: Store | None = None,
     products: bool = False,
 ) -> tuple[SnapshotRetriever, ...]:
-    """Open several expressions as `open_retriever` does one: all are checked first, and share what they open.
+    """Open several retrievers, which share their indexes and models; see `open_retriever`.
 
-    None is the snapshot's default retriever alone.
+    All expressions are checked before anything is opened. None is the snapshot's default retriever.
 
     Raises:
-        BookwheelError: what `open_retriever` raises.
+        BookwheelError: as `open_retriever`.
     """
-    named = [snapshot.manifest.content.default_retriever] if expressions is None else list(expressions)
-    needed = Survey(snapshot)
-    for one in named:
-        needed.add(one)
-    where = snapshot.where if isinstance(snapshot.where, str) else None
-    opened = Opened(snapshot, _loading(snapshot, encoder), Scorers(store or where))
+    texts = [snapshot.manifest.content.default_retriever] if expressions is None else list(expressions)
+    source = snapshot.location if isinstance(snapshot.location, str) else None
+    context = RetrieverContext(snapshot, _encoder_loader(encoder), PairScorerCache(store or source))
+    built_retrievers = [build_retriever(context, text, products=products) for text in texts]
     if isinstance(encoder, str):
-        opened.use(load_asking(encoder), needed.indexes)
+        names = RetrieverNeeds.merge(retriever.needs for retriever in built_retrievers).index_names
+        context.use_encoder(load_question_encoder(encoder), names)
     try:
-        return tuple(opened.retriever(one, products=products) for one in named)
-    except BookwheelError as failed:
+        for retriever in built_retrievers:
+            context.open(retriever.needs)
+    except BookwheelError as error:
         if expressions is not None:
             raise
-        raise type(failed)(f"the snapshot's default retriever {named[0]} cannot be opened: {failed}") from failed
+        raise type(error)(f"the snapshot's default retriever {texts[0]} cannot be opened: {error}") from error
+    return tuple(retriever.retriever for retriever in built_retrievers)
 
 
-class Opened:
-    """Indexes, encoder and models of one snapshot, each opened once and shared by all that is composed of them."""
+def plan_retriever(snapshot: Snapshot, expression: str | None, *, products: bool = False) -> RetrieverNeeds:
+    """Check an expression, and list the resources of its retriever.
 
-    def __init__(
-        self, snapshot: Snapshot, encoder: Callable[[], QuestionEncoder], scorers: Scorers, *, mmap: bool = True
-    ) -> None:
-        """Open nothing yet.
+    None is the snapshot's default retriever. Nothing is opened, so the files of the snapshot may be
+    elsewhere.
 
-        Args:
-            snapshot: whose they are.
-            encoder: called once, when a leg wants vectors.
-            scorers: where models are loaded.
-            mmap: map index files, instead of loading them.
-        """
-        self.snapshot, self.scorers = snapshot, scorers
-        self._load, self._encoder, self._mmap = encoder, list[QuestionEncoder](), mmap
-        self._indexes: dict[str, Any] = {}  # a `SearchIndex`, or a `TokenIndex`, `SparseIndex` or `TextIndex`, by name
-        self._graphs: dict[str, Neighbours] = {}  # by name of the index
-        self._others: dict[str, QuestionEncoder] = {}  # encoders of further representations, by name
+    Raises:
+        UsageError: it is wrong; the message gives the position and the alternatives.
+    """
+    text = snapshot.manifest.content.default_retriever if expression is None else expression
+    return build_retriever(RetrieverContext(snapshot), text, products=products).needs
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRetriever:
+    """A retriever, and what must be opened before it is used."""
+
+    retriever: SnapshotRetriever
+    needs: RetrieverNeeds
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Restrictions of an expression in a request: no models, no calls of plugins, and few indexes."""
+
+    indexes: tuple[str, ...]  # that may be named
+    max_depth: int | None = None  # of a leg, and of search parameters; None: any
+
+
+def build_retriever(
+    context: RetrieverContext, expression: str, *, products: bool = False, limits: RequestLimits | None = None
+) -> BuiltRetriever:
+    """Build the retriever of an expression without opening anything; `RetrieverContext.open` does.
+
+    Args:
+        context: opens the resources.
+        expression: in any spelling.
+        products: compute the inner product of each hit.
+        limits: restrictions of a request; None: no restrictions.
+
+    Raises:
+        UsageError: the expression is wrong; the message gives the position and the alternatives.
+    """
+    factory = RetrieverFactory(context, limits)
+    retriever = factory.retriever(parse(expression))
+    if products and not retriever.exact_products:
+        retriever = ProductRetriever(retriever, factory.encoder(), factory.vectors())
+    elif products:
+        factory.encoder()  # a reader uses the query vectors
+    return BuiltRetriever(retriever, factory.needs)
+
+
+class RetrieverFactory:
+    """Builds the retriever of one expression.
+
+    Builders get their legs, and what they read, from it.
+    """
+
+    def __init__(self, context: RetrieverContext, limits: RequestLimits | None = None) -> None:
+        """Build retrievers that read from `context`."""
+        self.max_depth = None if limits is None else limits.max_depth
+        self._context, self._limits = context, limits
+        self._recorded: list[RetrieverNeeds] = []
+        self._searched_indexes: list[str] = []  # with repetitions, in the expression's order
 
     @property
-    def encoder(self) -> QuestionEncoder:
-        """The encoder of the questions."""
-        if not self._encoder:
-            self._encoder.append(self._load())
-        return self._encoder[0]
+    def needs(self) -> RetrieverNeeds:
+        """All resources that builders have requested so far."""
+        return RetrieverNeeds.merge(self._recorded)
 
-    def encoder_of(self, representation: str) -> QuestionEncoder:
-        """Return the question encoder of a representation; the snapshot's own, except for `embeddings`."""
-        if representation == EMBEDDINGS:
-            return self.encoder
-        if representation not in self._others:
-            self._others[representation] = carried_encoder(self.snapshot, representation)
-        return self._others[representation]
-
-    def use(self, encoder: QuestionEncoder, indexes: Sequence[str]) -> None:
-        """Encode questions with `encoder` for those of `indexes` that are in its space.
+    def retriever(self, tree: Word | Call) -> SnapshotRetriever:
+        """Return the retriever of a whole expression.
 
         Raises:
-            RefusedError: none of them is in its space.
-            UsageError: none of them is searched by vectors.
+            UsageError: a name is unknown, or a builder rejects its call.
         """
-        content = self.snapshot.manifest.content
-        over = dict.fromkeys(content.over(name) for name in indexes if represents(self.snapshot, name) in _ENCODED)
-        if not over:
-            raise UsageError("the retriever searches no index by vectors or terms: leave the question encoder out")
-        asks = encoder.space()
-        spaces = {name: content.space_of(name) for name in over}
-        same = [name for name, space in spaces.items() if space and Space.from_json(space).admits(asks)]
-        if not same:
-            check_asks(encoder, self.snapshot, next(iter(over)))
-        for name in same:
-            if name == EMBEDDINGS:
-                self._encoder = [encoder]
-            else:
-                self._others[name] = encoder
+        leg = self.leg(tree)
+        return leg.retriever if leg.depth is None else DeepRetriever(leg)
 
-    @property
-    def known_encoder(self) -> QuestionEncoder | None:
-        """The encoder of the questions, if a leg has needed it."""
-        return self._encoder[0] if self._encoder else None
+    def leg(self, node: Node) -> Leg:
+        """Return a leg: an index or a call, with or without a depth.
 
-    @property
-    def indexes(self) -> tuple[str, ...]:
-        """The names of the indexes that are open."""
-        return tuple(self._indexes)
+        Raises:
+            UsageError: it is neither an index nor a call, or its name is unknown.
+        """
+        if isinstance(node, Call):
+            return Leg(self._build_call(node), self._check_depth(node, node.depth))
+        if not isinstance(node, Word):
+            raise node.error(f"{node} is not a retriever: name an index, or a call")
+        name, depth = node.with_depth()
+        return Leg(self._index_retriever(node, name, {}), self._check_depth(node, depth))
 
-    def asked_by(self, encoder: QuestionEncoder) -> "Opened":
-        """Return the same indexes and models, asked by another encoder."""
-        other = Opened(self.snapshot, lambda: encoder, self.scorers, mmap=self._mmap)
-        other._indexes, other._graphs, other._others = self._indexes, self._graphs, self._others
-        return other
+    def tokens(self, node: Node) -> IndexTokens:
+        """Return a handle of an index over token vectors, to score candidates.
 
-    def retriever(self, expression: str, *, products: bool = False) -> SnapshotRetriever:
-        """Open what an expression says, as `open_retriever` does."""
-        found = Composer(self).retriever(parse(expression))
-        return with_products(found, self.encoder) if products else found
+        Raises:
+            UsageError: it is another kind of index, or its name is unknown.
+        """
+        name = self._index_of_kind(node, "tokens", "an index over token vectors")
+        self._recorded.append(RetrieverNeeds(indexes=(name,)))
+        return IndexTokens(self._context, name)
 
-    def close(self) -> None:
-        """Free what is open."""
-        self._indexes.clear()
-        self._graphs.clear()
-        self._others.clear()
-        self._encoder.clear()
+    def graph(self, node: Node | None) -> IndexLinks | None:
+        """Return a handle of the links of the named HNSW index.
 
-    def names(self) -> tuple[str, ...]:
-        """Return the snapshot's indexes."""
-        return known_indexes(self.snapshot)
+        Without a name it is the first HNSW index that the expression has searched so far, or else
+        the first of the snapshot; None if there is none.
 
-    def unknown(self, name: str) -> str:
-        """Return the sentence that refuses another name."""
-        return unknown_index(self.snapshot, name)
+        Raises:
+            UsageError: it is another kind of index, or its name is unknown.
+        """
+        if node is not None:
+            name = self._index_of_kind(node, "hnsw", "a graph")
+        else:
+            names = (*self._searched_indexes, *self._index_names())
+            first = next((name for name in names if index_kind(self._context.snapshot, name) == "hnsw"), None)
+            if first is None:
+                return None
+            name = first
+        self._recorded.append(RetrieverNeeds(graphs=(name,)))
+        return IndexLinks(self._context, name)
 
-    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
-        """Return what searches an index."""
-        return _leg(self, name, parameters)
+    def scorer(self, node: Node) -> NamedScorer:
+        """Return a handle of a cross-encoder.
 
-    def index(self, name: str) -> Any:
-        """Open an index, or return it where it is open."""
-        if name not in self._indexes:
-            self._indexes[name] = open_index_of(self.snapshot, name, mmap=self._mmap)
-        return self._indexes[name]
+        Raises:
+            UsageError: the argument is not a name, or models are not allowed.
+        """
+        if not isinstance(node, Word):
+            raise node.error(f"{node} is not a model: give a folder, or model:NAME of the store")
+        if self._limits is not None:
+            raise node.error("a request may not name a model: ask for a retriever that the service was started with")
+        self._recorded.append(RetrieverNeeds(models=(node.text,)))
+        return NamedScorer(self._context, node.text)
 
-    def kind(self, name: str) -> str:
-        """Return the kind of an index."""
-        return kind_name(self.snapshot, name)
+    def vectors(self, representation: str = EMBEDDINGS) -> PassageVectors:
+        """Return a handle of the passages' vectors, which are read by row."""
+        self._recorded.append(RetrieverNeeds(vectors=(representation,)))
+        return PassageVectors(self._context, representation)
 
-    def tokens(self, name: str) -> Tokens:
-        """Return an index over token vectors, with the encoder of its questions."""
-        index = self.index(name)
-        return Tokens(self.encoder_of(self.snapshot.manifest.content.over(name)), index)
+    def encoder(self, representation: str = EMBEDDINGS) -> QueryEncoder:
+        """Return a handle of a question encoder, for queries in the space of the passages' vectors."""
+        self._recorded.append(RetrieverNeeds(encoders=(representation,)))
+        return QueryEncoder(self._context, representation)
 
-    def graph(self, name: str) -> Neighbours:
-        """Map the bottom layer of a graph, or return it where it is mapped."""
-        if name not in self._graphs:
-            self._graphs[name] = graph_of(self.snapshot, name)
-        return self._graphs[name]
+    def _index_names(self) -> tuple[str, ...]:
+        return index_names(self._context.snapshot) if self._limits is None else self._limits.indexes
 
-    def scorer(self, model: Word) -> PairScorer:
-        """Load a model, or return it where it is loaded."""
-        return self.scorers.load(model.text)
+    def _index_of_kind(self, node: Node, kind: str, description: str) -> str:
+        if not isinstance(node, Word):
+            raise node.error(f"{node} is not {description}: give the name of one")
+        self._check_index(node, node.text)
+        snapshot = self._context.snapshot
+        if index_kind(snapshot, node.text) != kind:
+            alternatives = [name for name in self._index_names() if index_kind(snapshot, name) == kind]
+            advice = "the snapshot has none, add one to its recipe"
+            if alternatives:
+                advice = f"choose one of {', '.join(alternatives)}"
+            raise node.error(f"{node} is not {description}: {advice}")
+        return node.text
 
-    def build(self, call: Call) -> Build | None:
-        """Return what builds a call."""
-        return builder_of(call)
+    def _check_index(self, node: Node, name: str) -> None:
+        names = self._index_names()
+        if name not in names:
+            message = unknown_index_message(self._context.snapshot, name)
+            if self._limits is not None:
+                message = f"index {name!r} is not served here: choose one of {', '.join(names)}"
+            raise node.error(message)
+        self._searched_indexes.append(name)
+        if len(self._searched_indexes) > MAX_LEGS:
+            raise node.error(f"more than {MAX_LEGS} indexes are searched: remove some")
+
+    def _build_call(self, call: Call) -> SnapshotRetriever:
+        builder = None
+        if self._limits is None or CALLS.is_built_in(call.name):
+            builder = CALLS.find(call.name)
+        if builder is None and call.name in self._index_names():
+            return self._with_parameters(call)
+        if builder is None:
+            calls, indexes = ", ".join(CALLS.list_names()), ", ".join(self._index_names())
+            raise call.error(f"there is no call {call.name!r}: choose one of {calls}, or name an index: {indexes}")
+        return builder(call, self)
+
+    def _with_parameters(self, call: Call) -> SnapshotRetriever:
+        """Return the retriever of an index with search parameters: `bm25(k1=1.2, b=.75)`."""
+        if call.arguments:
+            raise call.error(f"{call.name} is an index: it takes only search parameters, as in {call.name}(NAME=1)")
+        parameters = {name: call.get_number(name) for name in call.options}
+        for name, value in parameters.items():
+            if self.max_depth is not None and value > self.max_depth:
+                raise call.error(f"{name} is {value:,}: ask for at most {self.max_depth:,} here")
+        try:
+            retriever = self._index_retriever(call, call.name, parameters)
+        except UsageError as error:
+            raise call.error(str(error)) from error
+        retriever.name = str(replace(call, depth=None))
+        return retriever
+
+    def _index_retriever(self, node: Node, name: str, parameters: Mapping[str, Any]) -> IndexRetriever:
+        self._check_index(node, name)
+        check_search_parameters(self._context.snapshot, name, parameters)
+        self._recorded.append(RetrieverNeeds(indexes=(name,)))
+        return IndexRetriever(self._context, name, parameters)
+
+    def _check_depth(self, node: Node, depth: int | None) -> int | None:
+        if depth is not None and self.max_depth is not None and depth > self.max_depth:
+            raise node.error(f"{node} asks for {depth:,} passages: ask for at most {self.max_depth:,} here")
+        return depth
 
 
-def _leg(opened: Opened, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
-    """Return what searches the index `name`: by vectors, token vectors, weighted terms or text."""
-    check_search(opened.snapshot, name, parameters)
-    index = opened.index(name)  # first, so that a wrong name is refused before an encoder is loaded
-    return _LEGS[represents(opened.snapshot, name)](opened, name, index, parameters)
-
-
-def _by_text(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
-    return TextRetriever(opened.snapshot, name, index, parameters)
-
-
-def _by_tokens(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
-    return TokenRetriever(opened.snapshot, name, opened.tokens(name))
-
-
-def _by_terms(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
-    encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
-    return SparseRetriever(opened.snapshot, name, encoder, index, parameters)
-
-
-def _by_vector(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
-    encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
-    return DenseRetriever(opened.snapshot, encoder, name, index, parameters)
-
-
-_LEGS = {"text": _by_text, "tokens": _by_tokens, "sparse": _by_terms, "vectors": _by_vector}
-_ENCODED = ("vectors", "sparse")  # searched by what an encoder of the user's may make of questions
-
-
-def _loading(snapshot: Snapshot, encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder]:
+def _encoder_loader(encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder] | None:
     if encoder is None:
-        return lambda: carried_encoder(snapshot)
-    return lambda: load_asking(encoder) if isinstance(encoder, str) else encoder
+        return None
+    return lambda: load_question_encoder(encoder) if isinstance(encoder, str) else encoder

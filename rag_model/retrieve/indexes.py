@@ -1,53 +1,62 @@
-"""The indexes of a snapshot, opened by their names, whatever kind they are of."""
+"""The index files of a snapshot: opened by name, whatever their kind, or derived from a previous
+snapshot.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from rag_model.errors import StoreError, UsageError
-from rag_model.index.exact.scan import ExactIndex
-from rag_model.index.files.engine import Metric
+import pyarrow as pa
+
+from rag_model.arrays import Partition
+from rag_model.errors import BookwheelError, StoreError, UsageError
+from rag_model.index.exact_search import ExactIndex
+from rag_model.index.factory import FlatSpec, HnswSpec, parse_factory
+from rag_model.index.files.engine import Metric, Rows
 from rag_model.index.graphs.graph_file import GraphFile
-from rag_model.index.kind import IndexFiles, Represents
-from rag_model.index.registry import kind_of
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT
+from rag_model.index.kind import DerivingKind, IndexFiles, RepresentationType, get_kind, get_kind_of_entry
+from rag_model.store.versions.manifest import EMBEDDINGS, EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
 
-def open_index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
-    """Open an index of a snapshot, searched as its manifest says; `exact` needs no file of its own.
+def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
+    """Open an index of a snapshot with the search parameters of its manifest.
 
-    Its file is mapped, or without `mmap` loaded into memory. Rows that it ranks by are mapped in any case.
+    The index `exact` needs no file.
+
+    The file is mapped, or loaded into memory without `mmap`. Vectors that the index reranks by are
+    mapped in any case.
 
     Returns:
-        By its kind a `SearchIndex` over vectors, a `TokenIndex` over token vectors, a `SparseIndex` over weighted terms
-        or a `TextIndex` over text.
+        According to the kind: a `VectorIndex`, a `TokenIndex` over token vectors, a `SparseIndex`
+        over weighted terms, or a `TextIndex`.
 
     Raises:
-        InputError: its file is damaged.
-        StoreError: the index was built over another number of rows than the snapshot has passages, its kind is not
-            installed, or files that it needs were not pulled.
+        InputError: the file is damaged.
+        StoreError: the index has another number of rows than the snapshot has passages, its kind is
+            not installed, or files that it needs were not pulled.
         UsageError: the snapshot has no such index.
     """
     entries = snapshot.manifest.content.indexes
     if name == EXACT and name not in entries:
-        return exact_index_of(snapshot)
-    entry = entry_of(snapshot, name)
+        return open_exact_index(snapshot)
+    entry = index_entry(snapshot, name)
     try:
-        index = kind_of(entry).open(files_of(snapshot, name), entry, mmap=mmap)
-    except KeyError as left_out:
+        index = get_kind_of_entry(entry).open(index_files(snapshot, name), entry, mmap=mmap)
+    except KeyError as missing_key:
         raise StoreError(
-            f"the manifest of snapshot {snapshot.id[:12]} lacks {left_out} of index {name}: build it again"
-        ) from left_out
-    except StoreError as missing:
+            f"the manifest of snapshot {snapshot.id[:12]} lacks {missing_key} of index {name}: build it again"
+        ) from missing_key
+    except StoreError as error:
         if entry.get("refine") != "vectors":
             raise
-        raise StoreError(f"index {name} ranks what it finds by the embeddings, but {missing}") from missing
+        raise StoreError(f"index {name} reranks its hits by the embeddings, but {error}") from error
     if index.n != snapshot.n:
         raise StoreError(f"index {name} holds {index.n} rows for {snapshot.n} passages: reindex the snapshot")
     return index
 
 
-def entry_of(snapshot: Snapshot, name: str) -> dict[str, Any]:
+def index_entry(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """Return an index's entry in the manifest.
 
     Raises:
@@ -55,22 +64,22 @@ def entry_of(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """
     entries = snapshot.manifest.content.indexes
     if name not in entries:
-        raise UsageError(unknown_index(snapshot, name))
+        raise UsageError(unknown_index_message(snapshot, name))
     return dict(entries[name])
 
 
-def known_indexes(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the names of the indexes that a snapshot can be searched by, `exact` among them."""
+def index_names(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the names of the indexes that can be searched, including `exact`."""
     return tuple(dict.fromkeys([*snapshot.manifest.content.indexes, EXACT]))
 
 
-def unknown_index(snapshot: Snapshot, name: str) -> str:
-    """Return the sentence that refuses an index which a snapshot does not have."""
-    return f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {', '.join(known_indexes(snapshot))}"
+def unknown_index_message(snapshot: Snapshot, name: str) -> str:
+    """Return the error message for an index that the snapshot does not have."""
+    return f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {', '.join(index_names(snapshot))}"
 
 
-def represents(snapshot: Snapshot, name: str) -> Represents:
-    """Return what an index is searched by: a vector of each question, its `tokens`, its `sparse` terms, or its `text`.
+def representation_kind(snapshot: Snapshot, name: str) -> RepresentationType:
+    """Return the type of query that an index takes: `vectors`, `tokens`, `sparse` or `text`.
 
     Raises:
         StoreError: its kind is not installed.
@@ -78,11 +87,11 @@ def represents(snapshot: Snapshot, name: str) -> Represents:
     """
     if name == EXACT and name not in snapshot.manifest.content.indexes:
         return "vectors"
-    return kind_of(entry_of(snapshot, name)).represents
+    return get_kind_of_entry(index_entry(snapshot, name)).represents
 
 
-def kind_name(snapshot: Snapshot, name: str) -> str:
-    """Return the kind of an index, as manifests name it.
+def index_kind(snapshot: Snapshot, name: str) -> str:
+    """Return the name of an index's kind, as in the manifest.
 
     Raises:
         StoreError: its kind is not installed.
@@ -90,14 +99,14 @@ def kind_name(snapshot: Snapshot, name: str) -> str:
     """
     if name == EXACT and name not in snapshot.manifest.content.indexes:
         return EXACT
-    return kind_of(entry_of(snapshot, name)).name
+    return get_kind_of_entry(index_entry(snapshot, name)).name
 
 
-def graph_of(snapshot: Snapshot, name: str) -> GraphFile:
-    """Map the graph of an HNSW index, for the neighbours of its rows.
+def open_graph(snapshot: Snapshot, name: str) -> GraphFile:
+    """Map the graph of an HNSW index, to read the neighbours of its rows.
 
     Raises:
-        InputError: the file is missing, damaged, or no graph.
+        InputError: the file is missing, damaged, or not a graph.
         StoreError: the graph has another number of nodes than the snapshot has passages.
     """
     graph = GraphFile.open(snapshot.path(snapshot.manifest.content.index_file(name)))
@@ -106,8 +115,8 @@ def graph_of(snapshot: Snapshot, name: str) -> GraphFile:
     return graph
 
 
-def check_search(snapshot: Snapshot, name: str, parameters: Mapping[str, Any]) -> None:
-    """Check the search parameters of an index, before it is opened.
+def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[str, Any]) -> None:
+    """Check the search parameters of an index without opening it.
 
     Raises:
         StoreError: its kind is not installed.
@@ -117,34 +126,109 @@ def check_search(snapshot: Snapshot, name: str, parameters: Mapping[str, Any]) -
         return
     if name == EXACT and name not in snapshot.manifest.content.indexes:
         raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}: it takes none")
-    entry = entry_of(snapshot, name)
-    kind_of(entry).check_search(entry, parameters)
+    entry = index_entry(snapshot, name)
+    get_kind_of_entry(entry).check_search(entry, parameters)
 
 
-def files_of(snapshot: Snapshot, name: str) -> IndexFiles:
-    """Return where an index and its rows lie."""
+def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
+    """Return the paths of an index and of the rows that it was built over."""
     content = snapshot.manifest.content
-    over = content.over(name)
-    return IndexFiles(snapshot.path(content.index_file(name)), lambda: snapshot.row_files(over), snapshot.n)
+    representation = content.representation_of(name)
+    return IndexFiles(snapshot.path(content.index_file(name)), lambda: snapshot.row_files(representation), snapshot.n)
 
 
-def sizes_of(snapshot: Snapshot, name: str) -> dict[str, int]:
-    """Return the files that a search of an index reads, in bytes by path: its own, and the rows that it ranks by."""
+def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
+    """Return the files that a search reads: that of the index and vectors it reranks by, in bytes
+    by path.
+    """
     content = snapshot.manifest.content
     entry = content.indexes.get(name)
     paths = [] if entry is None else [content.index_file(name)]
     if entry is None or entry.get("refine") == "vectors":
-        paths += [content.rows_path(content.over(name), part.name) for part in content.parts]
+        paths += [content.rows_path(content.representation_of(name), part.name) for part in content.parts]
     return {path: content.files[path].size for path in paths if path in content.files}
 
 
-def exact_index_of(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:
-    """Return exact search over the vectors of a representation, by the metric of the indexes over it."""
-    return ExactIndex(snapshot.row_files(representation), metric_of(snapshot.manifest.content.indexes, representation))
+def open_exact_index(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:
+    """Open exact search over the vectors of a representation, with the metric of the indexes over
+    it.
+    """
+    return ExactIndex(
+        snapshot.row_files(representation), index_metric(snapshot.manifest.content.indexes, representation)
+    )
 
 
-def metric_of(indexes: Mapping[str, Mapping[str, Any]], representation: str) -> Metric:
-    """Return the metric of the indexes over a representation; inner product where there are none."""
-    over = (entry for entry in indexes.values() if entry.get("over", EMBEDDINGS) == representation)
-    metric: Metric = next((entry["metric"] for entry in over if "metric" in entry), "ip")
+def index_metric(indexes: Mapping[str, Mapping[str, Any]], representation: str) -> Metric:
+    """Return the metric of the indexes over a representation; inner product if there are none."""
+    entries = (entry for entry in indexes.values() if entry.get("over", EMBEDDINGS) == representation)
+    metric: Metric = next((entry["metric"] for entry in entries if "metric" in entry), "ip")
     return metric
+
+
+def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:
+    """Whether the scores of an index are inner products with the snapshot's `embeddings`.
+
+    Codes (PQ, SQ8, fp16) approximate them, unless the hits are reranked by the vectors. Distances
+    are not inner products.
+    """
+    entry = indexes.get(name)
+    if entry is None:
+        # `exact` without a file compares the vectors
+        return index_metric(indexes, EMBEDDINGS) == "ip"
+    if entry.get("over", EMBEDDINGS) != EMBEDDINGS:
+        return False  # of another vector space, or of text
+    try:
+        factory = parse_factory(str(entry.get("factory")))
+    except UsageError:  # a factory string of a plugin, whose scores are unknown
+        return False
+    if isinstance(factory, FlatSpec):
+        is_exact = True
+    elif isinstance(factory, HnswSpec):
+        is_exact = factory.storage == "Flat"
+    else:
+        # A transform may drop or shift dimensions.
+        is_uncompressed = factory.codes.name == "Flat" and factory.rotation is None
+        is_exact = is_uncompressed or factory.refine == "Flat" or entry.get("refine") == "vectors"
+    return is_exact and entry.get("metric") == "ip"
+
+
+def derive_index_file(
+    previous: Snapshot, snapshot: Snapshot, path: str, previous_rows: Callable[[], Rows], out: Path
+) -> bool:
+    """Write an index file of a snapshot, if its kind can derive it from a previous snapshot's file.
+
+    Args:
+        previous: the snapshot that was pulled last.
+        snapshot: the one that is being pulled; its passages are on this disk.
+        path: of the index file, in `snapshot`.
+        previous_rows: returns the row of each passage in `previous`, (n,); -1 for new passages.
+        out: path to write.
+
+    Returns:
+        Whether the file was written. Missing or damaged inputs are not an error, because the file
+        can be fetched instead.
+    """
+    previous_content, content = previous.manifest.content, snapshot.manifest.content
+    name = next((name for name in content.indexes if content.index_file(name) == path), None)
+    if name is None or name not in previous_content.indexes or "kind" not in content.indexes[name]:
+        return False
+    entries = previous_content.indexes[name], content.indexes[name]
+    try:
+        kind = get_kind(entries[1]["kind"])
+        if not isinstance(kind, DerivingKind) or entries[0].get("kind") != kind.name:
+            return False
+        previous_path, read_texts = previous.path(previous_content.index_file(name)), _text_reader(snapshot)
+        return kind.derive(*entries, previous_path, previous_rows(), read_texts, out) is not None
+    except BookwheelError:
+        return False
+
+
+def _text_reader(snapshot: Snapshot) -> Callable[[Rows], Iterator[pa.RecordBatch]]:
+    """Return a function that yields title and text of the passages at ascending rows."""
+
+    def read_texts(rows: Rows) -> Iterator[pa.RecordBatch]:
+        for part_number, _, local in Partition(part.rows for part in snapshot.parts).split(rows):
+            with snapshot.passage_file(snapshot.parts[part_number].name) as file:
+                yield from file.iter_selected(local.tolist(), ["title", "text"])
+
+    return read_texts

@@ -1,7 +1,7 @@
-"""Inner products of questions and passages, for retrievers whose scores are something else.
+"""Inner products of queries and passages, for retrievers whose scores are another quantity.
 
-p(z|x) of a reader is a softmax over inner products of the question's vector with the passages' vectors (Lewis et al.
-2020, section 2.2). A fused or reranked score is another quantity, so it is never used in their place.
+p(z|x) of a reader is a softmax over the inner products of the query's vector with the passages'
+vectors (Lewis et al. 2020, section 2.2). A fused or reranked score must not replace them.
 """
 
 from dataclasses import replace
@@ -9,57 +9,48 @@ from dataclasses import replace
 import numpy as np
 
 from rag_model.index.files.engine import Vectors
-from rag_model.index.files.vectors import VectorFiles
-from rag_model.retrieve.dense import check_asks
-from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.questions import QuestionEncoder, Questions
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.retrieve.context import PassageVectors, QueryEncoder
+from rag_model.retrieve.retriever import Queries, RankedRows, SnapshotRetriever
 
 
-class WithProducts(SnapshotRetriever):
-    """Another retriever, with inner products by the stored vectors."""
+class ProductRetriever(SnapshotRetriever):
+    """A retriever that adds the inner products with the snapshot's vectors to the hits of another
+    one.
+    """
 
     exact_products = True
 
-    def __init__(self, inner: SnapshotRetriever, encoder: QuestionEncoder) -> None:
-        """Map the snapshot's vectors beside `inner`; `encoder` must be of their space.
-
-        Raises:
-            RefusedError: it is of another space.
-            StoreError: the vectors were not pulled.
-        """
-        check_asks(encoder, inner.snapshot)
+    def __init__(self, inner: SnapshotRetriever, encoder: QueryEncoder, vectors: PassageVectors) -> None:
+        """Multiply the vectors of the queries by those of the hits of `inner`."""
         super().__init__(inner.snapshot, inner.name)
-        self._inner, self._encoder = inner, encoder
-        self._files = VectorFiles(inner.snapshot.row_files(EMBEDDINGS))
+        self._inner, self._encoder, self._vectors = inner, encoder, vectors
 
     @property
     def most(self) -> int:
-        """As many as the other."""
+        """That of the inner retriever."""
         return self._inner.most
 
-    def find(self, asked: Questions, k: int) -> Found:
-        """Find with the other, and multiply."""
-        found = self._inner.find(asked, k)
-        wanted = np.unique(found.rows[found.rows >= 0])
-        taken = self._files.take(wanted)  # (m, d) float32
-        products = np.zeros(found.rows.shape, np.float32)
-        for vector, rows, line in zip(asked.vectors(self._encoder), found.rows, products, strict=True):
-            kept = rows >= 0
-            line[kept] = inner_products(taken[np.searchsorted(wanted, rows[kept])], vector)
-        return replace(found, products=products)
+    def find(self, queries: Queries, k: int) -> RankedRows:
+        """Search with the inner retriever, and compute the products."""
+        ranked = self._inner.find(queries, k)
+        unique_rows = np.unique(ranked.rows[ranked.rows >= 0])
+        vectors = self._vectors.read_rows(unique_rows)  # (m, d) float32
+        products = np.zeros(ranked.rows.shape, np.float32)
+        for query_vector, rows, query_products in zip(
+            self._encoder.encode(queries), ranked.rows, products, strict=True
+        ):
+            valid = rows >= 0
+            query_products[valid] = inner_products(vectors[np.searchsorted(unique_rows, rows[valid])], query_vector)
+        return replace(ranked, products=products)
 
 
-def inner_products(vectors: Vectors, asked: Vectors) -> Vectors:
-    """Return the inner products of (…, k, d) vectors with (…, d) questions, (…, k) float32, summed in float64.
+def inner_products(vectors: Vectors, queries: Vectors) -> Vectors:
+    """Return the (…, k) float32 inner products of (…, k, d) vectors with (…, d) queries, summed in
+    float64.
 
-    Readers and trainings both take these, so a passage has one p(z|x); float32 sums differ by their order, and a low
-    temperature makes much of it.
+    Readers and trainings both use this function, so that a passage has one p(z|x). The sums are in
+    float64 because float32 sums depend on their order, and a low temperature amplifies the
+    difference.
     """
-    found: Vectors = np.einsum("...kd,...d->...k", vectors, asked, dtype=np.float64).astype(np.float32)
-    return found
-
-
-def with_products(retriever: SnapshotRetriever, encoder: QuestionEncoder) -> SnapshotRetriever:
-    """Return a retriever whose hits carry inner products: the same one if it gives them already."""
-    return retriever if retriever.exact_products else WithProducts(retriever, encoder)
+    products: Vectors = np.einsum("...kd,...d->...k", vectors, queries, dtype=np.float64).astype(np.float32)
+    return products

@@ -1,71 +1,334 @@
-"""The protocol of retrievers: questions in, ranked passages out, each with the legs that found it."""
+"""The base of all retrievers: queries in, ranked rows out, and hits with their passages in the end.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+Retrievers that are composed of others exchange rows and scores (`RankedRows`). Passages are read
+once, for the rows that are returned to the caller.
+"""
 
-from rag_model.corpus.moments import iso_of
+import time
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
 from rag_model.corpus.records import Passage
+from rag_model.encoders.space import Space
+from rag_model.errors import UsageError
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.retrieve.attribution import Attribution
+from rag_model.retrieve.hits import Hit, LegHit
+from rag_model.store.versions.snapshot import Snapshot
+
+Scores = npt.NDArray[np.floating]
+# Unicode categories of letters, marks, numbers, punctuation and symbols. Spaces, controls and
+# zero-width characters are in others.
+_VISIBLE_CATEGORIES = frozenset("LMNPS")
 
 
-@dataclass(frozen=True, slots=True)
-class LegHit:
-    """How one leg of a retriever ranked a passage."""
+class QuestionEncoder(Protocol):
+    """The encoder of queries that retrieval needs; `Encoder` implements it."""
 
-    leg: str  # as the expression names it: `hnsw`, `rrf(hnsw, ivfpq)`
-    rank: int  # from 1
-    score: float  # the leg's own; larger is better
+    def space(self) -> Space:
+        """Return the space of its question vectors."""
+        ...
 
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return the float32 vectors of n texts, in order.
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """One passage in answer to one question, ready to be shown and credited."""
-
-    rank: int  # from 1
-    score: float  # larger is better; comparable within one retriever and snapshot only
-    row: int  # global row: valid in this snapshot only
-    passage: Passage
-    url: str  # of the article's revision; empty where the source has none
-    licence: str  # the line of credit that showing the text asks for; empty if none is known
-    inner_product: float | None = None  # of the question's vector and the passage's, for p(z|x); None: not computed
-    legs: tuple[LegHit, ...] = ()  # the legs that found it, in the expression's order; an index alone is its only leg
-
-
-def hit_json(hit: Hit) -> dict[str, Any]:
-    """Return a hit as the command line and the service give it; its row means nothing outside the snapshot.
-
-    `legs` is there where a retriever has several steps: one index alone would only repeat rank and score.
-    """
-    passage = hit.passage
-    value: dict[str, Any] = {
-        "rank": hit.rank,
-        "score": hit.score,
-        "id": passage.id,
-        "page_id": passage.page_id,
-        "title": passage.title,
-        "section": passage.section,
-        "text": passage.text,
-        "url": hit.url,
-        "revised": iso_of(passage.revised),
-        "licence": hit.licence,
-    }
-    if legs := shown_legs(hit):
-        value["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
-    return value
-
-
-def shown_legs(hit: Hit) -> tuple[LegHit, ...]:
-    """Return the legs of a hit that say more than its own rank and score; none of an index that is asked alone."""
-    return hit.legs if any((leg.rank, leg.score) != (hit.rank, hit.score) for leg in hit.legs) else ()
-
-
-class Retriever(Protocol):
-    """Finds passages, whatever it is composed of; `rag_model.retrieve.factory.open_retriever` opens one."""
-
-    def search(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
-        """Return the best `k` passages of each question, best first, in the order of the questions.
-
-        Raises:
-            UsageError: a question is empty, or `k` is below 1 or above the number of passages.
+        The shape is (n, d); (n, l, d) for a ColBERT; and (n, l, 2), pairs of term and weight, for a
+        sparse encoder.
         """
         ...
+
+
+class Queries:
+    """A batch of query texts, and their vectors.
+
+    Each encoder encodes the whole batch once, when the first leg requests its vectors.
+    """
+
+    def __init__(self, texts: Sequence[str], timer: "SearchObserver | None" = None) -> None:
+        """Hold `texts`, in order; `timer` runs, and measures, every stage of their search."""
+        self.texts = texts
+        self.timer = timer
+        self.encoding_seconds = 0.0  # total of all encoders
+        self.used_encoders: list[QuestionEncoder] = []  # one entry for each request for vectors
+        self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's identity
+        self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
+        self._parent: tuple[Queries, Sequence[int]] | None = None
+
+    @classmethod
+    def from_vectors(cls, texts: Sequence[str], encoder: QuestionEncoder, vectors: Vectors) -> Self:
+        """Hold `texts` whose (n, d) vectors by `encoder` have been computed already."""
+        queries = cls(texts)
+        queries._vectors.append((encoder, vectors))
+        return queries
+
+    def __len__(self) -> int:
+        """Return the number of queries."""
+        return len(self.texts)
+
+    def vectors(self, encoder: QuestionEncoder) -> Vectors:
+        """Return the float32 vectors of the queries by `encoder`, in order (see `QuestionEncoder`)."""
+        self.used_encoders.append(encoder)
+        vectors = self.find_vectors(encoder)
+        if vectors is None:
+            vectors = self._encode(encoder)
+            self._vectors.append((encoder, vectors))
+        return vectors
+
+    def find_vectors(self, encoder: QuestionEncoder | None) -> Vectors | None:
+        """Return the vectors that `encoder` has computed already.
+
+        The result is None if it has not encoded yet.
+        """
+        return next((vectors for owner, vectors in self._vectors if owner is encoder), None)
+
+    def seconds_of(self, encoder: QuestionEncoder) -> float:
+        """Return the seconds that `encoder` took; 0 if its vectors were given."""
+        return self._seconds_by_encoder.get(id(encoder), 0.0)
+
+    def subset(self, positions: Sequence[int]) -> "Queries":
+        """Return the queries at `positions`; encoding one of them encodes the whole batch."""
+        subset = Queries([self.texts[position] for position in positions], self.timer)
+        subset._parent = self, positions
+        return subset
+
+    def _encode(self, encoder: QuestionEncoder) -> Vectors:
+        if self._parent is not None:
+            parent, positions = self._parent
+            seconds_before = parent.seconds_of(encoder)
+            subset_vectors: Vectors = parent.vectors(encoder)[list(positions)]
+            self._record_seconds(encoder, parent.seconds_of(encoder) - seconds_before)
+            return subset_vectors
+        started = time.perf_counter()
+        vectors = encoder.encode_questions(self.texts)
+        self._record_seconds(encoder, time.perf_counter() - started)
+        return vectors
+
+    def _record_seconds(self, encoder: QuestionEncoder, seconds: float) -> None:
+        self.encoding_seconds += seconds
+        self._seconds_by_encoder[id(encoder)] = self.seconds_of(encoder) + seconds
+
+
+def check_queries(queries: Sequence[str]) -> None:
+    """Check that every query is a text that can be encoded.
+
+    Raises:
+        UsageError: a query is empty or not valid UTF-8; the message gives its number, from 1.
+    """
+    for number, query in enumerate(queries, start=1):
+        if not any(unicodedata.category(character)[0] in _VISIBLE_CATEGORIES for character in query):
+            raise UsageError(f"question {number} is empty: write at least one visible character")
+        try:
+            query.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"question {number} is not UTF-8 text ({error.reason}): check the terminal") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRows:
+    """The result of a retriever for q queries: up to k rows each, best first."""
+
+    name: str  # of the retriever, as the expression names it
+    rows: Rows  # (q, k) int64 global rows, each at most once per query; -1 after the last
+    scores: Scores  # (q, k), larger is better; undefined where the row is -1
+    products: Scores | None = None  # (q, k) inner products of query and passage; None: not computed
+    legs: tuple["RankedRows", ...] = ()  # the lists it was computed from, in the expression's order
+    passages: Mapping[int, Passage] = field(default_factory=dict)  # those read already, by row
+
+    def truncate(self, k: int) -> "RankedRows":
+        """Return the first `k` rows of each query."""
+        if self.rows.shape[1] <= k:
+            return self
+        products = None if self.products is None else self.products[:, :k]
+        return replace(self, rows=self.rows[:, :k], scores=self.scores[:, :k], products=products)
+
+    def iter_lists(self) -> Iterator["RankedRows"]:
+        """Yield the lists it was computed from at every level, inputs first.
+
+        For an index this is the list itself.
+        """
+        if not self.legs:
+            yield self
+        for leg in self.legs:
+            yield from leg.iter_lists()
+            if leg.legs:
+                yield leg
+
+
+class SnapshotRetriever(ABC):
+    """A `Retriever` over one snapshot. To add a kind of retriever, subclass it and implement
+    `find`.
+    """
+
+    exact_products = False  # whether `find` fills in `RankedRows.products`
+    is_stage = True  # whether `StageTimer` reports it as a stage
+    depth_advice = "or search deeper"  # ends the error message for a `k` above `most`
+
+    def __init__(self, snapshot: Snapshot, name: str) -> None:
+        """Hold the snapshot; `name` is its spelling in an expression, without a depth."""
+        self.snapshot, self.name = snapshot, name
+        self._attribution = Attribution.from_corpus(snapshot.manifest.content.corpus)
+
+    @abstractmethod
+    def find(self, queries: Queries, k: int) -> RankedRows:
+        """Return up to `k` rows for each of one or more queries, 1 <= k <= `most`. Thread-safe."""
+
+    @property
+    def most(self) -> int:
+        """The largest number of passages that it can return for a query."""
+        return self.snapshot.n
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The files that it reads itself, without those of its legs: bytes by name."""
+        return {}
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Return the best `k` passages of each query, best first, in the order of the queries.
+
+        A list is shorter than `k` only if fewer passages were found, as by an approximate index.
+
+        Raises:
+            UsageError: a query is empty or not valid UTF-8; or `k` is below 1, above the number of
+                passages, or above `most`.
+        """
+        self.check_depth(k)
+        check_queries(queries)
+        return self.search_queries(Queries(queries), k)
+
+    def search_queries(self, queries: Queries, k: int) -> list[list[Hit]]:
+        """Search for queries that have been checked; see `search`.
+
+        Raises:
+            UsageError: `k` is out of range.
+        """
+        self.check_depth(k)
+        return self.build_hits(self.find(queries, k)) if len(queries) else []
+
+    def build_hits(self, ranked: RankedRows) -> list[list[Hit]]:
+        """Return the hits of ranked rows; each passage is read once, in row order."""
+        passages = self.read_passages(ranked.rows, ranked.passages)
+        credits_by_row = {
+            row: (self._attribution.url(passage), self._attribution.credit_line(passage))
+            for row, passage in passages.items()
+        }
+        leg_ranks = [_ranks_by_row(leg) for leg in ranked.iter_lists()] if ranked.legs else None
+        products = None if ranked.products is None else ranked.products.tolist()
+        hits: list[list[Hit]] = []
+        for query, (rows, scores) in enumerate(zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)):
+            row_products = repeat(None) if products is None else products[query]
+            candidates = [entry for entry in zip(rows, scores, row_products, strict=False) if entry[0] >= 0]
+            hits.append(
+                [
+                    Hit(
+                        rank,
+                        score,
+                        row,
+                        passages[row],
+                        *credits_by_row[row],
+                        product,
+                        (LegHit(ranked.name, rank, score),) if leg_ranks is None else _leg_hits(leg_ranks, query, row),
+                    )
+                    for rank, (row, score, product) in enumerate(candidates, start=1)
+                ]
+            )
+        return hits
+
+    def read_passages(self, rows: Rows, cached: Mapping[int, Passage]) -> dict[int, Passage]:
+        """Return the passages of all rows but -1, by row; those in `cached` are not read again."""
+        unread = [row for row in np.unique(rows[rows >= 0]).tolist() if row not in cached]
+        return {**cached, **dict(zip(unread, self.snapshot.passages(unread), strict=True))}
+
+    def check_depth(self, k: int) -> None:
+        """Check that `k` passages can be returned for a query.
+
+        Raises:
+            UsageError: `k` is below 1 or above `most`.
+        """
+        if k < 1:
+            raise UsageError(f"k is {k}: ask for at least 1 passage")
+        if k > self.snapshot.n:
+            raise UsageError(f"k is {k} but the snapshot holds {self.snapshot.n} passages: ask for fewer")
+        if k > self.most:
+            raise UsageError(f"k is {k} but {self.name} gives {self.most} passages: ask for fewer, {self.depth_advice}")
+
+
+# The name of a leg, and for each query the rank and the score of each row.
+_LegRanks = tuple[str, list[dict[int, tuple[int, float]]]]
+
+
+def _ranks_by_row(ranked: RankedRows) -> _LegRanks:
+    lines = zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
+    return ranked.name, [
+        {row: (rank, score) for rank, (row, score) in enumerate(zip(*line, strict=True), start=1) if row >= 0}
+        for line in lines
+    ]
+
+
+def _leg_hits(leg_ranks: Sequence[_LegRanks], query: int, row: int) -> tuple[LegHit, ...]:
+    entries = ((leg, lines[query].get(row)) for leg, lines in leg_ranks)
+    return tuple(LegHit(leg, *entry) for leg, entry in entries if entry is not None)
+
+
+class SearchObserver(Protocol):
+    """Runs every stage of a search; `rag_model.retrieve.timing.StageTimer` measures them."""
+
+    def time_find(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
+        """Return `retriever.find(queries, k)`, and record it as a stage of the search that is
+        running.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A retriever as an input of another one, with its depth in passages per query: `hnsw:100`."""
+
+    retriever: SnapshotRetriever
+    depth: int | None = None  # None: the depth that the outer retriever chooses
+
+    @property
+    def name(self) -> str:
+        """Its spelling in an expression, without the depth."""
+        return self.retriever.name
+
+    @property
+    def most(self) -> int:
+        """The largest number of passages that it can return for a query."""
+        return self.retriever.most if self.depth is None else min(self.depth, self.retriever.most)
+
+    def find(self, queries: Queries, default_depth: int) -> RankedRows:
+        """Search to its own depth, or else to `default_depth`, but never deeper than `most`."""
+        depth = min(self.depth or default_depth, self.retriever.most)
+        if queries.timer is None:
+            return self.retriever.find(queries, depth)
+        return queries.timer.time_find(self.retriever, queries, depth)
+
+
+class DeepRetriever(SnapshotRetriever):
+    """A retriever that searches deeper than it returns, so that an approximate index finds better
+    passages.
+    """
+
+    is_stage = False
+
+    def __init__(self, leg: Leg) -> None:
+        """Search `leg` to its own depth."""
+        super().__init__(leg.retriever.snapshot, leg.name)
+        self.exact_products = leg.retriever.exact_products
+        self._leg = leg
+
+    @property
+    def most(self) -> int:
+        """The leg's."""
+        return self._leg.most
+
+    def find(self, queries: Queries, k: int) -> RankedRows:
+        """Search to the leg's depth and return the first `k` rows."""
+        return self._leg.find(queries, k).truncate(k)

@@ -1,5 +1,13 @@
-"""A snapshot over HTTP: questions batched, a ref followed, and versions swapped while it serves.
+"""Serve a snapshot over HTTP or MCP, in batches, and follow its ref without a pause.
 
-`http` takes a question, `answering` finds its passages, `following` changes the snapshot, and `watching` measures both.
-`service` puts them together, and `run` starts the process.
+| module | content |
+| --- | --- |
+| `run` | the process of `bookwheel serve` |
+| `mcp_server` | the process of `bookwheel serve --mcp` |
+| `service` | the service without a transport |
+| `http` | endpoints, connections, authentication, the uvicorn server |
+| `answering` | batches of requests, and the loaded snapshot and model that answer them |
+| `following` | polling of a ref or a folder, trials of new versions, the swap |
+| `monitoring` | Prometheus metrics, and the quality of live answers |
+| `settings`, `runtime`, `memory` | settings, threads and logging, free memory |
 """

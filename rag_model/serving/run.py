@@ -1,4 +1,4 @@
-"""The whole service in one process: what `bookwheel serve` runs."""
+"""Run the whole service in one process, for `bookwheel serve`."""
 
 import logging
 import resource
@@ -9,37 +9,41 @@ from pathlib import Path
 
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError, UsageError
-from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.questions import read_questions
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.settings import ReaderSettings
-from rag_model.serving.following.folder import Pulled
-from rag_model.serving.following.follower import Followed
-from rag_model.serving.http.app import create_app
-from rag_model.serving.http.certificate import Certificate, CertificateFiles
-from rag_model.serving.http.health import Exposition, create_health_app
-from rag_model.serving.http.server import HealthPort, Server, address, bound
-from rag_model.serving.http.tokens import Tokens
-from rag_model.serving.process import prepare
+from rag_model.serving.following.follower import FollowedRef, PulledFolder
+from rag_model.serving.http.app import MetricsExposition, create_app, create_health_app
+from rag_model.serving.http.guard import BearerTokens
+from rag_model.serving.http.server import (
+    CertificateFiles,
+    HealthPort,
+    ReloadingCertificate,
+    ServiceServer,
+    format_url,
+    open_listener,
+)
+from rag_model.serving.monitoring.metrics import CONTENT_TYPE, ServiceMetrics
+from rag_model.serving.monitoring.quality import QualityMonitor
+from rag_model.serving.runtime import prepare_process
 from rag_model.serving.service import Service
-from rag_model.serving.service_settings import ANY_HOST, LOOPBACK, ServiceSettings
-from rag_model.serving.watching.metrics import CONTENT_TYPE, Metrics
-from rag_model.serving.watching.quality import Quality
+from rag_model.serving.settings import ANY_HOST, LOOPBACK, ServiceSettings
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.objects.files import Files
 
 _LOG = logging.getLogger(__name__)
 __all__ = [
+    "BindSettings",
     "CertificateFiles",
-    "Entrance",
-    "Followed",
-    "Listening",
-    "Pulled",
+    "FollowedRef",
+    "PulledFolder",
     "ReaderSettings",
     "ServiceSettings",
+    "ServiceUrls",
     "Threshold",
-    "default_dest",
-    "hosts_of",
+    "get_default_dest",
     "read_questions",
+    "resolve_allowed_hosts",
     "run",
 ]
 _LOOPBACK = ("localhost", "::1")
@@ -47,20 +51,20 @@ _LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
-    """Where a service listens, and who may come in."""
+class BindSettings:
+    """Where a service listens, and who may connect."""
 
     host: str
-    port: int  # 0 takes a free one
-    health_port: int | None = None  # for /healthz, /readyz and /metrics alone; they are at `port` too
-    tokens: Path | None = None  # a file of bearer tokens, one a line; None: everyone may ask
+    port: int  # 0: a free port
+    health_port: int | None = None  # a second port, only for /healthz, /readyz and /metrics
+    tokens: Path | None = None  # file of bearer tokens, one a line; None: no authentication
     certificate: CertificateFiles | None = None  # None: HTTP without TLS
 
     def __post_init__(self) -> None:
-        """Refuse what is no port.
+        """Check the ports.
 
         Raises:
-            UsageError: a port is below 0, or above 65,535.
+            UsageError: A port is below 0 or above 65,535.
         """
         for option, port in (("--port", self.port), ("--health-port", self.health_port)):
             if port is not None and not 0 <= port <= _LAST_PORT:
@@ -68,99 +72,96 @@ class Entrance:
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
-    """The URLs that a service is reached at from this machine."""
+class ServiceUrls:
+    """The URLs of a service on this machine."""
 
     url: str
-    health: str | None
+    health_url: str | None
 
 
 def run(
-    followed: Followed | Pulled,
+    target: FollowedRef | PulledFolder,
     settings: ServiceSettings,
-    entrance: Entrance,
-    questions: Sequence[str] = (),
-    listening: Callable[[Listening], None] = lambda at: None,
+    bind_settings: BindSettings,
+    evaluation_questions: Sequence[str] = (),
+    on_listening: Callable[[ServiceUrls], None] = lambda urls: None,
 ) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Args:
-        followed: what to serve.
-        settings: how.
-        entrance: where to listen.
-        questions: of the evaluation; how far live ones drift from them is measured.
-        listening: called with the URLs once connections are taken, which may be long before questions can be answered.
+        target: The ref or the pulled folder to serve.
+        settings: The service's settings.
+        bind_settings: Where to listen, and who may connect.
+        evaluation_questions: Questions of the evaluation, against which drift is measured.
+        on_listening: Called with the URLs once connections are accepted, which may be long before
+            the first snapshot is loaded.
 
     Raises:
-        StoreError: the store has no such snapshot; or it cannot be reached, and nothing that this ref named before is
-            on this machine's disk.
-        UsageError: an address is taken, a file of tokens or a certificate cannot be used, or the snapshot has no such
-            index.
-        RefusedError: the model's questions ask into another space than the snapshot's.
+        StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
+            is on the disk.
+        UsageError: An address is in use, the tokens or the certificate are unusable, or the
+            snapshot lacks an index.
+        RefusedError: The model's question vectors are of another space than the snapshot's.
     """
-    prepare()
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what is wrong with a request is told who sent it
-    if ANY_HOST in settings.hosts:
+    prepare_process()
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about clients' faults
+    _raise_file_limit()
+    if ANY_HOST in settings.allowed_hosts:
         _LOG.warning(
-            "programs may ask under any host name, and pages and GET only by an address or a name without dots: give "
-            "--allow-host NAME, the name that the service is asked by"
+            "programs may use any host name, but pages and GET requests only an address or a name without dots: "
+            "give --allow-host NAME, the service's host name"
         )
-    _allow_files()
-    tokens = None if entrance.tokens is None else Tokens(entrance.tokens)
-    certificate = None if entrance.certificate is None else Certificate(entrance.certificate)
-    followed.check()
-    failures: list[BookwheelError] = []
-    servers: list[Server] = []
-
-    def hopeless(error: BookwheelError) -> None:
-        failures.append(error)
-        for server in servers:
-            server.should_exit = True
+    tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
+    certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)
+    target.check()
 
     with ExitStack() as stack:
-        socket = stack.enter_context(bound(entrance.host, entrance.port))
-        health = None
-        if entrance.health_port is not None:
-            health = stack.enter_context(bound(entrance.host, entrance.health_port, "--health-port"))
-        metrics = Metrics(settings, Quality(questions=questions))
-        service, exposition = (
-            Service(followed, settings, metrics, hopeless),
-            Exposition(metrics.exposition, CONTENT_TYPE),
+        listener = stack.enter_context(open_listener(bind_settings.host, bind_settings.port))
+        health_listener = None
+        if bind_settings.health_port is not None:
+            health_listener = stack.enter_context(
+                open_listener(bind_settings.host, bind_settings.health_port, "--health-port")
+            )
+        urls = ServiceUrls(
+            format_url(listener, "http" if certificate is None else "https"),
+            None if health_listener is None else format_url(health_listener),
         )
-        at = Listening(
-            address(socket, "http" if certificate is None else "https"), None if health is None else address(health)
+
+        fatal_errors: list[BookwheelError] = []
+        metrics = ServiceMetrics(settings, QualityMonitor(questions=evaluation_questions))
+        service = Service(target, settings, metrics, fatal_errors.append)
+        exposition = MetricsExposition(metrics.render_exposition, CONTENT_TYPE)
+        health_port = None
+        if health_listener is not None:
+            health_port = HealthPort(create_health_app(service, exposition), health_listener)
+        server = ServiceServer(
+            create_app(service, exposition, tokens), service, lambda: on_listening(urls), health_port, certificate
         )
-        server = Server(
-            create_app(service, exposition, tokens),
-            service,
-            lambda: listening(at),
-            None if health is None else HealthPort(create_health_app(service, exposition), health),
-            certificate,
-        )
-        servers.append(server)
+        server.stop_if(lambda: bool(fatal_errors))
+
         service.start()
         try:
-            server.run(sockets=[socket])
+            server.run(sockets=[listener])
         finally:
             service.close()
-    if failures:
-        raise failures[0]
+    if fatal_errors:
+        raise fatal_errors[0]
 
 
-def hosts_of(host: str, named: Sequence[str]) -> tuple[str, ...]:
-    """Return the host names that a service answers to: those named; else any, unless only this machine reaches it."""
-    if named:
-        return tuple(named)
+def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return the given host names, or any host unless only this machine can connect."""
+    if given_hosts:
+        return tuple(given_hosts)
     return LOOPBACK if host in _LOOPBACK or host.startswith("127.") else (ANY_HOST,)
 
 
-def default_dest(url: str) -> Path:
-    """Return the default folder for a store's pulled snapshots: in the cache, the same on every start."""
+def get_default_dest(url: str) -> Path:
+    """Return the default folder for a store's pulled snapshots, which is in the cache."""
     return cache_folder() / "served" / digest_bytes(Files(url).url.encode())[-16:]
 
 
-def _allow_files() -> None:
-    """Take as many file descriptors as this process may have: connections of many clients need them."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # some systems have a lower limit than they say
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _raise_file_limit() -> None:
+    """Raise the limit of file descriptors to its maximum, for many connections."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # some systems allow less than they report
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -1,93 +1,71 @@
-"""The service without HTTP: desk, follower and the two queues."""
+"""The service without a transport: it follows a ref, and answers requests in batches."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rag_model.errors import BookwheelError, UsageError
-from rag_model.serving.answering import work
+from rag_model.serving.answering import execution
 from rag_model.serving.answering.batcher import Batcher
-from rag_model.serving.answering.edition import (
-    answer_threads_of,
-    answer_workers_of,
-    lone_threads_of,
-    threads_of,
-    workers_of,
+from rag_model.serving.answering.execution import AnswerResult, SearchResult
+from rag_model.serving.answering.progress import AnswerProgress
+from rag_model.serving.following.follower import FolderFollower, FollowedRef, PulledFolder, RefFollower
+from rag_model.serving.following.snapshot_slot import SnapshotSlot
+from rag_model.serving.monitoring.observer import Observer, notify
+from rag_model.serving.runtime import (
+    LoneRequestThreads,
+    count_answer_threads,
+    count_answer_workers,
+    count_lone_threads,
+    count_search_threads,
+    count_search_workers,
+    limit_compute_threads,
 )
-from rag_model.serving.answering.growing import Growing
-from rag_model.serving.answering.team import Team
-from rag_model.serving.answering.work import Answered, Found
-from rag_model.serving.following.desk import Desk
-from rag_model.serving.following.folder import FolderFollower, Pulled
-from rag_model.serving.following.follower import Followed, Follower
-from rag_model.serving.service_settings import ServiceSettings
-from rag_model.serving.threads import limit_threads
-from rag_model.serving.watching.observer import Observer, tell
+from rag_model.serving.settings import ServiceSettings
 
 
 class Service:
-    """Answers questions from the snapshot that a ref names at the time."""
+    """Answers requests from the snapshot that a ref names at the time."""
 
     def __init__(
         self,
-        followed: Followed | Pulled,
+        target: FollowedRef | PulledFolder,
         settings: ServiceSettings | None = None,
         observer: Observer | None = None,
-        hopeless: Callable[[BookwheelError], None] = lambda error: None,
+        on_fatal: Callable[[BookwheelError], None] = lambda error: None,
     ) -> None:
-        """Put it together; `start` begins to follow. `hopeless` is called with the reason if nothing can be served."""
-        self.followed, self.settings, self.observer = followed, settings or ServiceSettings(), observer or Observer()
-        self.desk = Desk(partial(tell, self.observer.freed))
-        around = self.desk, self.settings, self.observer, hopeless
-        self.follower = (
-            FolderFollower(followed, *around) if isinstance(followed, Pulled) else Follower(followed, *around)
-        )
-        self.draining = False
-        self._searches: Batcher[Found] = Batcher(
-            "search",
-            partial(work.search, self.desk, self.observer),
-            waiting=self.settings.queue_questions,
-            batch=self.settings.batch_questions,
-            wait_ms=self.settings.batch_wait_ms,
-            workers=workers_of(self.settings),
-            begin=partial(limit_threads, threads_of(self.settings)),
-            alone=Team(threads_of(self.settings), lone_threads_of(self.settings)).computing,
-            died=partial(tell, self.observer.died),
-        )
-        self._answers: Batcher[Answered] = Batcher(
-            "answer",
-            partial(work.answer, self.desk, self.observer),
-            waiting=self.settings.queue_answers,
-            batch=self.settings.batch_answers,
-            workers=answer_workers_of(self.settings, followed.model),
-            begin=partial(limit_threads, answer_threads_of(self.settings, followed.model)),
-            died=partial(tell, self.observer.died),
-        )
+        """Create the service; `start` begins to follow `target`.
 
-    @property
-    def ready(self) -> bool:
-        """Whether the service can answer questions, all its threads work, and it is not shutting down."""
-        return self.desk.named is not None and not self.draining and not self.problem
-
-    @property
-    def problem(self) -> str:
-        """Which thread does not work, and why, as one sentence; empty: all do."""
-        threads = (*self._searches.threads, *self._answers.threads, self.follower.thread, *self.observer.threads)
-        return next((thread.problem for thread in threads if thread.problem), "")
+        Args:
+            target: The ref or the folder to serve.
+            settings: Limits, batch sizes and polling.
+            observer: Receives the service's events.
+            on_fatal: Called with the error if nothing can be served.
+        """
+        self.target, self.settings, self.observer = target, settings or ServiceSettings(), observer or Observer()
+        self.slot = SnapshotSlot(partial(notify, self.observer.on_freed))
+        self.follower = self._create_follower(on_fatal)
+        self._search_batcher = self._create_search_batcher()
+        self._answer_batcher = self._create_answer_batcher()
+        self.is_draining = False
 
     def start(self) -> None:
-        """Begin to follow the ref."""
+        """Start to follow the ref."""
         self.follower.start()
 
-    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = "") -> Found:
-        """Return passages for questions of a client; clients take turns.
+    async def search(
+        self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = ""
+    ) -> SearchResult:
+        """Return the best `k` passages of each question; clients take turns.
 
         Raises:
-            BusyError, LateError, ClosingError: see `Batcher.ask`.
-            NotReadyError: nothing is served yet.
-            UsageError: the retriever is wrong or not served here, or it gives fewer passages than `k`.
+            QueueFullError, DeadlineError, ShuttingDownError: As `Batcher.submit`.
+            NotReadyError: No snapshot is loaded yet.
+            UsageError: The retriever is invalid or not served, or returns fewer than `k` passages.
         """
         seconds = self.settings.request_seconds
-        return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client)
+        on_queued = partial(notify, self.observer.on_queued, "search")
+        return await self._search_batcher.submit(questions, k, retriever, seconds, on_queued, client)
 
     async def answer(
         self,
@@ -95,29 +73,102 @@ class Service:
         k: int | None = None,
         retriever: str | None = None,
         client: str = "",
-        growing: Growing | None = None,
-    ) -> Answered:
-        """Return answers to questions, as `search` returns passages; `growing` is told what there is before that.
+        progress: AnswerProgress | None = None,
+    ) -> AnswerResult:
+        """Answer questions from their best `k` passages; `progress` receives partial results.
 
         Raises:
-            UsageError: there is no model, or `search` would refuse the retriever or `k`.
+            UsageError: There is no model, or `search` would refuse the retriever or `k`.
+            BookwheelError: As `search`.
         """
-        if self.followed.model is None:
+        if self.target.model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
         seconds = self.settings.request_seconds
-        return await self._answers.ask(questions, k, retriever, seconds, self._asked("answer"), client, growing)
+        on_queued = partial(notify, self.observer.on_queued, "answer")
+        return await self._answer_batcher.submit(questions, k, retriever, seconds, on_queued, client, progress)
 
     def close(self) -> None:
-        """Answer the requests under way, then free everything."""
-        self.draining = True
+        """Answer the requests in progress, then free everything."""
+        self.is_draining = True
         self.follower.stop()
-        self._searches.close()
-        self._answers.close()
-        serving = self.desk.current
-        self.desk.close()
-        tell(self.observer.close)  # it may ask the model
-        if serving is not None and serving.model is not None:
-            serving.model.close()
+        self._search_batcher.close()
+        self._answer_batcher.close()
+        current = self.slot.current
+        self.slot.close()
+        notify(self.observer.close)  # before the model: an override check may still call it
+        if current is not None and current.model is not None:
+            current.model.close()
 
-    def _asked(self, verb: str) -> Callable[[int, int], None]:
-        return partial(tell, self.observer.asked, verb)
+    @property
+    def is_ready(self) -> bool:
+        """Whether a snapshot is loaded, all threads run, and the service is not shutting down."""
+        return self.slot.served_ref is not None and not self.is_draining and not self.thread_problem
+
+    @property
+    def thread_problem(self) -> str:
+        """Which thread does not run, and why, as one sentence; empty if all run."""
+        batchers = (*self._search_batcher.threads, *self._answer_batcher.threads)
+        threads = (*batchers, self.follower.thread, *self.observer.threads)
+        return next((thread.problem for thread in threads if thread.problem), "")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the JSON of /snapshot: the served snapshot, and a refused version if any.
+
+        Raises:
+            NotReadyError: No snapshot is loaded yet.
+        """
+        refusal = self.follower.refusal
+        with self.slot.acquire() as loaded:
+            served_ref = loaded.served_ref
+            return {
+                "snapshot": served_ref.snapshot,
+                "ref": served_ref.ref,
+                "number": served_ref.number or None,
+                "created_at": served_ref.created_at or None,
+                "passages": loaded.snapshot.n,
+                "indexes": list(loaded.indexes),
+                "retrievers": list(loaded.retrievers),
+                "model": loaded.model.id if loaded.model else None,
+                "refused": None if refusal is None else refusal.to_json(),
+                "store_problem": self.follower.problem or None,
+            }
+
+    def explain_unready(self) -> str:
+        """Return why the service cannot answer now, as one sentence."""
+        if self.is_draining:
+            return "the service is shutting down"
+        if self.slot.served_ref is not None and self.thread_problem:
+            return self.thread_problem
+        refusal = self.follower.refusal
+        reason = self.follower.problem or self.thread_problem or (refusal.reason if refusal else "it is being loaded")
+        return f"no snapshot is open yet: {reason}"
+
+    def _create_follower(self, on_fatal: Callable[[BookwheelError], None]) -> RefFollower | FolderFollower:
+        if isinstance(self.target, PulledFolder):
+            return FolderFollower(self.target, self.slot, self.settings, self.observer, on_fatal)
+        return RefFollower(self.target, self.slot, self.settings, self.observer, on_fatal)
+
+    def _create_search_batcher(self) -> Batcher[SearchResult]:
+        threads, lone_threads = count_search_threads(self.settings), count_lone_threads(self.settings)
+        return Batcher(
+            "search",
+            partial(execution.search_batch, self.slot, self.observer),
+            queue_limit=self.settings.queue_questions,
+            batch_limit=self.settings.batch_questions,
+            max_wait_ms=self.settings.batch_wait_ms,
+            workers=count_search_workers(self.settings),
+            init_thread=partial(limit_compute_threads, threads),
+            lone_request_context=LoneRequestThreads(threads, lone_threads).apply,
+            on_thread_death=partial(notify, self.observer.on_thread_death),
+        )
+
+    def _create_answer_batcher(self) -> Batcher[AnswerResult]:
+        return Batcher(
+            "answer",
+            partial(execution.answer_batch, self.slot, self.observer),
+            queue_limit=self.settings.queue_answers,
+            batch_limit=self.settings.batch_answers,
+            workers=count_answer_workers(self.settings, self.target.model),
+            init_thread=partial(limit_compute_threads, count_answer_threads(self.settings, self.target.model)),
+            on_thread_death=partial(notify, self.observer.on_thread_death),
+        )

@@ -1,4 +1,4 @@
-"""Build a snapshot's content from the reports of the stages."""
+"""Assemble a snapshot's content from the results of the stages."""
 
 import platform
 from collections import Counter
@@ -11,31 +11,40 @@ from typing import Any
 from rag_model.corpus import chunk
 from rag_model.corpus.records import Plan
 from rag_model.encoders import embed
-from rag_model.extras import versions
+from rag_model.extras import get_versions
+from rag_model.index.kind import get_kind
 from rag_model.index.plan import IndexPlan
-from rag_model.index.quality.fit import TrainingFit
-from rag_model.index.registry import kind_named
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoded_part import EncodedPart
+from rag_model.index.quality.results import TrainingStats
 from rag_model.snapshots.encoding import StoredEncoder
-from rag_model.snapshots.heritage import trained_entry
 from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.reused_training import build_training_entry
+from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.versions.manifest import Content, PartEntry
-from rag_model.store.versions.paths import (
+from rag_model.store.versions.manifest import (
     EMBEDDINGS,
     TEXT,
+    Content,
+    PartEntry,
     articles_path,
     embeddings_path,
     index_path,
     passages_path,
-    question_encoder,
+    question_encoder_path,
     spans_path,
     trained_path,
 )
 
 WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
-_DECIDING = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "apache-beam")
+_RECORDED_LIBRARIES = (
+    "bookwheel",
+    "faiss-cpu",
+    "numpy",
+    "pyarrow",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "apache-beam",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,79 +53,90 @@ class BuiltIndex:
 
     name: str
     plan: IndexPlan
-    blob: BlobRef  # its file
-    facts: Mapping[str, Any] = field(default_factory=dict)  # the report of its merge
-    trained: tuple[BlobRef, TrainingFit] | None = None  # the file that its workers shared; later builds inherit it
+    blob: BlobRef  # the index file
+    stats: Mapping[str, Any] = field(default_factory=dict)  # the report of its merge
+    training: tuple[BlobRef, TrainingStats] | None = None  # the file that its workers shared; later builds inherit it
 
 
-def assemble(
+def assemble_content(
     plan: Plan,
     recipe: Recipe,
     encoders: Mapping[str, StoredEncoder],
-    passages: Sequence[CutPart],
-    embeddings: Mapping[str, Sequence[EncodedPart]],
+    passages: Sequence[ChunkResult],
+    embeddings: Mapping[str, Sequence[EmbedResult]],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
-    """Return the content of the snapshot: every file by its path, and everything that its id depends on.
+    """Return the content of a snapshot: every file by its path, and everything that its id depends on.
 
-    `passages` hold one report per part, in the plan's order, and so does each representation of `embeddings`, by name.
-    A part without passages is left out, and its range is added to the part before it: so the ranges cover all page ids,
-    and a later build finds the same ranges.
+    `passages` holds one result per part, in the plan's order; `embeddings` holds the same by
+    representation. Parts without passages are left out, and the previous part takes over their page
+    range. So the ranges cover all page ids, and a later build finds the same ranges.
     """
     files: dict[str, BlobRef] = {}
     for over, encoder in encoders.items():
-        files |= {f"{question_encoder(over)}/{name}": ref for name, ref in encoder.question}
+        files |= {f"{question_encoder_path(over)}/{name}": ref for name, ref in encoder.question}
     parts: list[PartEntry] = []
-    filled = [place for place, cut in enumerate(passages) if cut.rows]
-    for place, (first, last) in zip(filled, _tiled(plan, passages), strict=True):
-        name, cut = f"part-{len(parts):05d}", passages[place]
-        files[passages_path(name)] = cut.passages
+    non_empty = [number for number, result in enumerate(passages) if result.rows]
+    for number, (first, last) in zip(non_empty, _cover_page_ranges(plan, passages), strict=True):
+        name, result = f"part-{len(parts):05d}", passages[number]
+        files[passages_path(name)] = result.passages
         for over, reports in embeddings.items():
-            files[embeddings_path(name, over, encoders[over].kind)] = reports[place].vectors
-        if cut.article_log is not None:
-            files[articles_path(name)] = cut.article_log
-        if cut.spans is not None:
-            files[spans_path(name)] = cut.spans
-        parts.append(PartEntry(name, first, last, cut.rows))
+            files[embeddings_path(name, over, encoders[over].kind)] = reports[number].vectors
+        if result.article_log is not None:
+            files[articles_path(name)] = result.article_log
+        if result.spans is not None:
+            files[spans_path(name)] = result.spans
+        parts.append(PartEntry(name, first, last, result.rows))
     spaces = {over: {"kind": encoder.kind, "space": encoder.space.to_json()} for over, encoder in encoders.items()}
-    bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), spaces, {}, recipe.answering)
-    return with_indexes(bare, indexes)
+    content = Content(
+        _corpus_entry(plan, passages), tuple(parts), files, recipe.content(), spaces, {}, recipe.default_retriever
+    )
+    return with_indexes(content, indexes)
 
 
 def with_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
-    """Return a content with indexes added; an index replaces the one of the same name."""
-    made = {index.name for index in indexes}
-    gone = {path for name in made for path in (trained_path(name), content.index_file(name))}
-    files = {path: ref for path, ref in content.files.items() if path not in gone}
-    files |= {_file(index): index.blob for index in indexes}
-    files |= {trained_path(index.name): index.trained[0] for index in indexes if index.trained}
-    return replace(content, files=files, indexes={**content.indexes, **{one.name: _entry(one) for one in indexes}})
+    """Return a content with added indexes; an index replaces the one of the same name."""
+    names = {index.name for index in indexes}
+    replaced_paths = {path for name in names for path in (trained_path(name), content.index_file(name))}
+    files = {path: ref for path, ref in content.files.items() if path not in replaced_paths}
+    files |= {_index_file(index): index.blob for index in indexes}
+    files |= {trained_path(index.name): index.training[0] for index in indexes if index.training}
+    return replace(
+        content, files=files, indexes={**content.indexes, **{index.name: _index_entry(index) for index in indexes}}
+    )
 
 
-def _entry(index: BuiltIndex) -> dict[str, Any]:
-    entry = index.plan.entry() | {"file": _file(index)}
-    return entry | {"trained": trained_entry(index.plan, index.trained[1])} if index.trained else entry
+def _index_entry(index: BuiltIndex) -> dict[str, Any]:
+    entry = index.plan.entry() | {"file": _index_file(index)}
+    return entry | {"trained": build_training_entry(index.plan, index.training[1])} if index.training else entry
 
 
-def _file(index: BuiltIndex) -> str:
-    return index_path(index.name, kind_named(index.plan.kind).suffix)
+def _index_file(index: BuiltIndex) -> str:
+    return index_path(index.name, get_kind(index.plan.kind).suffix)
 
 
-def _tiled(plan: Plan, passages: Sequence[CutPart]) -> list[tuple[int, int]]:
-    """Return the page range of each part with passages, extended by those of the empty parts after it."""
-    filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut.rows]
-    starts = [plan.parts[0].first_page, *filled[1:]]
+def _cover_page_ranges(plan: Plan, passages: Sequence[ChunkResult]) -> list[tuple[int, int]]:
+    """Return the page range of each non-empty part, extended over the empty parts that follow."""
+    first_pages = [part.first_page for part, result in zip(plan.parts, passages, strict=True) if result.rows]
+    starts = [plan.parts[0].first_page, *first_pages[1:]]
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
-def rows_of(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, list[BlobRef]]:
-    """Return the row files of each representation that hold a row, in row order: indexes are built over them."""
-    vectors = {over: [report.vectors for report in reports if report.rows] for over, reports in embeddings.items()}
-    return {TEXT: [cut.passages for cut in passages if cut.rows]} | vectors
+def list_row_files(
+    passages: Sequence[ChunkResult], embeddings: Mapping[str, Sequence[EmbedResult]]
+) -> dict[str, list[BlobRef]]:
+    """Return the non-empty row files of each representation, in row order: the input of the indexes."""
+    vectors = {over: [result.vectors for result in reports if result.rows] for over, reports in embeddings.items()}
+    return {TEXT: [result.passages for result in passages if result.rows]} | vectors
 
 
-def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return where and how a snapshot was made, and what differs from the recipe; its id does not depend on it."""
+def build_provenance(
+    dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return where and how a snapshot was built, and its deviations from the recipe.
+
+    The snapshot's id does not depend on it.
+    """
     return {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "dump": dump,
@@ -125,23 +145,23 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
         "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes],
         "seconds": dict(seconds),
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},
-        "versions": versions(*_DECIDING),
+        "versions": get_versions(*_RECORDED_LIBRARIES),
     }
 
 
-def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, Any]:
+def count_passages(passages: Sequence[ChunkResult], embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Any]:
     """Return the counts of a run: articles, passages, drops by reason.
 
-    `embedded` are the passages that this run encoded for the representation `embeddings`; `reused` those whose vectors
-    came from the parent or from an earlier run.
+    `embedded` counts the passages that this run encoded for the representation `embeddings`; `reused`
+    those whose vectors came from the parent or from an earlier run.
     """
     dropped: Counter[str] = Counter()
-    for cut in passages:
-        dropped.update(cut.facts.dropped)
-    embedded = sum(report.encoded for report in embeddings.get(EMBEDDINGS, ()) if report.made)
-    rows = sum(cut.rows for cut in passages)
+    for result in passages:
+        dropped.update(result.stats.dropped)
+    embedded = sum(result.encoded for result in embeddings.get(EMBEDDINGS, ()) if result.is_new)
+    rows = sum(result.rows for result in passages)
     return {
-        "articles": sum(cut.facts.articles for cut in passages),
+        "articles": sum(result.stats.articles for result in passages),
         "passages": rows,
         "embedded": embedded,
         "reused": rows - embedded,
@@ -149,7 +169,7 @@ def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Encode
     }
 
 
-def _corpus(plan: Plan, passages: Sequence[CutPart]) -> dict[str, Any]:
+def _corpus_entry(plan: Plan, passages: Sequence[ChunkResult]) -> dict[str, Any]:
     site = asdict(plan.siteinfo)
     return {
         "kind": plan.kind,
@@ -157,5 +177,5 @@ def _corpus(plan: Plan, passages: Sequence[CutPart]) -> dict[str, Any]:
         "language": site["language"],
         "base": site["base"],
         "licence": WIKIPEDIA_LICENCE if plan.kind == "wiki" else "",
-        "newest_revision": max((cut.facts.newest_revision for cut in passages), default=""),
+        "newest_revision": max((result.stats.newest_revision for result in passages), default=""),
     }

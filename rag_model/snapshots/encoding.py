@@ -1,4 +1,4 @@
-"""The encoder of a build in the store: workers load it from there, and readers encode questions with it."""
+"""The encoders of a build, which are stored for workers and for readers of the snapshot."""
 
 import tempfile
 from collections.abc import Mapping
@@ -6,28 +6,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rag_model.encoders.architecture import check_kind
-from rag_model.encoders.bag import BagSpec, bag_files, bag_space, read_bag_spec
+from rag_model.encoders.architecture import check_is_encoder
+from rag_model.encoders.bag import BagSpec, collect_bag_files, compute_bag_space, read_bag_spec
 from rag_model.encoders.embed import Dtype
-from rag_model.encoders.forms import FormName
-from rag_model.encoders.muvera import RECORDED as MUVERA
-from rag_model.encoders.muvera import muvera_of, muvera_space
-from rag_model.encoders.resolve import question_files, resolve_folder
-from rag_model.encoders.space import Space, asked_space, check_same_space, named_by_content, space_of
-from rag_model.encoders.sparse_encoder import sparse_files, sparse_space
+from rag_model.encoders.encoder import collect_question_encoder_files
+from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.muvera import MUVERA_KEY as MUVERA
+from rag_model.encoders.muvera import derive_muvera_space, parse_muvera_settings
+from rag_model.encoders.row_formats import RowFormatName
+from rag_model.encoders.space import Space, check_same_space, compute_space, name_space_by_content, read_declared_space
+from rag_model.encoders.sparse_encoder import collect_sparse_encoder_files, compute_sparse_space
 from rag_model.encoders.sparse_spec import SparseSpec, read_sparse_spec
-from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
-from rag_model.encoders.token_encoder import token_files, token_space
+from rag_model.encoders.spec import EncoderSpec, find_known_prompts, read_encoder_spec
+from rag_model.encoders.token_encoder import collect_token_encoder_files, compute_token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import colbert_folder, encoder_names
+from rag_model.retrieve.models import resolve_colbert, resolve_encoders
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeRecipe:
-    """How passages become vectors."""
+    """Settings of the representation `embeddings`."""
 
     dtype: Dtype = "float16"  # as stored: half the bytes; its rounding of 1e-3 does not affect search
     question_encoder: str = ""  # folder or hub name of a pair's other half; empty: DPR's sibling, or the same encoder
@@ -39,7 +40,7 @@ Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 
 @dataclass(frozen=True, slots=True)
 class RepresentRecipe:
-    """How passages become vectors of an additional representation."""
+    """Settings of an additional representation."""
 
     kind: Kind = ""  # one vector a passage; `tokens`: many, by a ColBERT; `muvera`: one made of many; `sparse`:
     # weighted terms, by a masked-language model; `bag`: the tokens, by a tokenizer; empty: `tokens` and `sparse` by the
@@ -58,43 +59,49 @@ class RepresentRecipe:
 
 @dataclass(frozen=True, slots=True)
 class StoredEncoder:
-    """An encoder's files in the store, and the space of their vectors."""
+    """An encoder's files in the store, and its encoder space."""
 
     name: str  # as the user gave it
     spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
     passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal encoders once
     question: tuple[tuple[str, BlobRef], ...]
-    kind: FormName = "vectors"  # what it makes of a passage: one vector, many, or weighted terms
-    scale: int = 0  # units of a term's weight of 1
+    kind: RowFormatName = "vectors"  # rows of a passage: one vector, one for each token, or weighted terms
+    scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
 
 
 def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
-    """Resolve the encoder `name`, and put the files that workers and readers need into the store.
+    """Resolve the encoder `name`, and store the files that workers and readers need.
 
-    A name is a folder, a hub name, or `model:NAME` of a DPR model, which is looked up in `models`, else in `store`.
+    A name is a folder, a hub name, or `model:NAME` of a DPR model in the store `models` (default:
+    `store`).
 
     Raises:
-        InputError: it is not found, or a file of it is missing or corrupt.
+        InputError: the encoder is not found, or one of its files is missing or corrupt.
         RefusedError: the question encoder declares another space.
         StoreError: the store has no such model.
         UsageError: `recipe.spec` names an unknown field, or the model encodes no passages.
     """
-    names = encoder_names(models or store, name)
+    names = resolve_encoders(models or store, name)
     if names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune dpr`")
     folder = resolve_folder(names.passage)
-    check_kind(folder)
-    settings = {**known_prompts(name), **recipe.spec}
-    spec = read_spec(folder, settings)
-    space = named_by_content(space_of(folder, spec), folder)
-    asking = resolve_folder(recipe.question_encoder or names.question)
-    if asking != folder and (asked := asked_space(asking)) is not None:
-        check_same_space(asked, space)
+    check_is_encoder(folder)
+    settings = {**find_known_prompts(name), **recipe.spec}
+    spec = read_encoder_spec(folder, settings)
+    space = name_space_by_content(compute_space(folder, spec), folder)
+    question_folder = resolve_folder(recipe.question_encoder or names.question)
+    if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
+        check_same_space(question_space, space)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        passage = question = _put(store, question_files(folder, spec, space, Path(workdir)))
-        if asking != folder:
-            question = _put(store, question_files(asking, read_spec(asking, settings), space, Path(workdir)))
+        passage = question = _store_files(store, collect_question_encoder_files(folder, spec, space, Path(workdir)))
+        if question_folder != folder:
+            question = _store_files(
+                store,
+                collect_question_encoder_files(
+                    question_folder, read_encoder_spec(question_folder, settings), space, Path(workdir)
+                ),
+            )
     return StoredEncoder(name, spec, space, passage, question)
 
 
@@ -108,18 +115,18 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
     """
     if recipe.question_encoder:
         raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
-    folder = colbert_folder(models or store, name)
+    folder = resolve_colbert(models or store, name)
     spec = read_token_spec(folder, recipe.spec)
-    space, more = token_space(folder, spec), dict[str, Any]()
+    space, extra_settings = compute_token_space(folder, spec), dict[str, Any]()
     if recipe.kind == MUVERA:
-        space = muvera_space(space, muvera_of(recipe.muvera, space.dim))
-        more = {MUVERA: dict(recipe.muvera)}
+        space = derive_muvera_space(space, parse_muvera_settings(recipe.muvera, space.dim))
+        extra_settings = {MUVERA: dict(recipe.muvera)}
     elif recipe.muvera:
         raise UsageError(f"muvera settings do not apply to token vectors: say kind = {MUVERA!r}, or leave them out")
-    space = named_by_content(space, folder)
+    space = name_space_by_content(space, folder)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        files = _put(store, token_files(folder, spec, space, Path(workdir), more))
-    return StoredEncoder(name, spec, space, files, files, "vectors" if more else "tokens")
+        files = _store_files(store, collect_token_encoder_files(folder, spec, space, Path(workdir), extra_settings))
+    return StoredEncoder(name, spec, space, files, files, "vectors" if extra_settings else "tokens")
 
 
 def store_sparse_encoder(
@@ -133,46 +140,53 @@ def store_sparse_encoder(
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply, or the model encodes no passages.
     """
-    folder, asking = _sparse_pair(store, name, recipe, models)
+    folder, question_folder = _resolve_sparse_pair(store, name, recipe, models)
     spec = read_sparse_spec(folder, recipe.spec)
-    space = named_by_content(sparse_space(folder, spec), folder)
-    if asking != folder and (asked := asked_space(asking)) is not None:
-        check_same_space(asked, space)
+    space = name_space_by_content(compute_sparse_space(folder, spec), folder)
+    if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
+        check_same_space(question_space, space)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        passage = question = _put(store, sparse_files(folder, spec, space, Path(workdir)))
-        if asking != folder:
-            question = _put(store, sparse_files(asking, read_sparse_spec(asking), space, Path(workdir)))
+        passage = question = _store_files(store, collect_sparse_encoder_files(folder, spec, space, Path(workdir)))
+        if question_folder != folder:
+            question = _store_files(
+                store,
+                collect_sparse_encoder_files(question_folder, read_sparse_spec(question_folder), space, Path(workdir)),
+            )
     return StoredEncoder(name, spec, space, passage, question, "sparse", spec.scale)
 
 
 def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None) -> StoredEncoder:
-    """Put a tokenizer, which makes bags of passages, and the sparse encoder that asks them into the store.
+    """Store a tokenizer, which turns passages into bags of tokens, and the sparse encoder of the queries.
 
     Raises:
-        InputError: it is not found, it is no sparse encoder, or a file of it is missing or corrupt.
+        InputError: a model is not found, is no sparse encoder, or one of its files is missing or corrupt.
         RefusedError: the question encoder has another tokenizer.
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply.
     """
-    folder, asking = _sparse_pair(store, name, recipe, models)
-    spec, weighing = read_bag_spec(folder, recipe.spec), read_sparse_spec(asking)
-    space = bag_space(folder, spec)
-    check_same_space(asked_space(asking) or sparse_space(asking, weighing), space)
+    folder, question_folder = _resolve_sparse_pair(store, name, recipe, models)
+    spec, question_spec = read_bag_spec(folder, recipe.spec), read_sparse_spec(question_folder)
+    space = compute_bag_space(folder, spec)
+    check_same_space(
+        read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), space
+    )
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        passage = _put(store, bag_files(folder, spec, Path(workdir)))
-        question = _put(store, sparse_files(asking, weighing, space, Path(workdir)))
+        passage = _store_files(store, collect_bag_files(folder, spec, Path(workdir)))
+        question = _store_files(
+            store, collect_sparse_encoder_files(question_folder, question_spec, space, Path(workdir))
+        )
     return StoredEncoder(name, spec, space, passage, question, "sparse", scale=1)
 
 
-def _sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> tuple[Path, Path]:
-    """Return the folders of the passage encoder and of the question encoder; one encoder may be both."""
+def _resolve_sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> tuple[Path, Path]:
+    """Return the folders of the passage encoder and of the question encoder, which may be the same."""
     if recipe.muvera:
         raise UsageError(f"{name} makes weighted terms: leave muvera out")
-    names = encoder_names(models or store, name)
+    names = resolve_encoders(models or store, name)
     if names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune sidr`")
     return resolve_folder(names.passage), resolve_folder(recipe.question_encoder or names.question)
 
 
-def _put(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:
+def _store_files(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:
     return tuple((name, store.blobs.put_file(files[name])) for name in sorted(files))

@@ -1,28 +1,37 @@
-"""Continue from an existing snapshot: the reports that jobs would give of its parts, and its recipe."""
+"""Continue from an existing snapshot: its recipe, and stage results for its parts."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
-from rag_model.corpus.chunk import BUCKET, ChunkFacts
+from rag_model.corpus.chunk import LENGTH_BIN, ChunkStats
+from rag_model.encoders import embed
 from rag_model.errors import RefusedError
-from rag_model.index.kind import Represents
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.kind import RepresentationType
 from rag_model.index.recipe import IndexRecipe
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoded_part import EncodedPart
-from rag_model.snapshots.recipe import Recipe
-from rag_model.snapshots.recipe_text import given
-from rag_model.store.objects.ranges import ASKED, read_ahead
+from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.recipe import Recipe, without_none
+from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
+from rag_model.store.objects.files import MAX_REQUESTS, read_ahead
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import EMBEDDINGS, passages_path
+from rag_model.store.versions.manifest import (
+    EMBEDDINGS,
+    QUESTION_ENCODER,
+    Content,
+    Manifest,
+    PartEntry,
+    embeddings_path,
+    passages_path,
+    trained_path,
+)
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
 REENCODED = "reencoded"  # of a snapshot whose vectors another encoder made: the snapshot that it is one of
-CARRIED = (
+INHERITED_PROVENANCE = (
     "dump",
     "encoder",
     "code",
@@ -30,28 +39,28 @@ CARRIED = (
 )  # fields of a provenance that stay true for a snapshot made from another
 
 
-def recipe_of(content: Content) -> Recipe:
-    """Return the recipe of a snapshot, which may have been written without some of its settings.
+def read_snapshot_recipe(content: Content) -> Recipe:
+    """Return the recipe of a snapshot, with defaults for settings that it does not state.
 
-    Its indexes are those that the snapshot has; an index that the recipe does not name is built by its factory. Its
-    chunker is left out: nothing is cut again, and the chunker need not be installed here.
+    The recipe names the indexes that the snapshot has; an index without a table is built by its factory
+    string. The chunker is left out: no passage is chunked again, so it need not be installed.
 
     Raises:
-        UsageError: a setting is unknown to this version; the message names it.
+        UsageError: this version does not know a setting; the message names it.
     """
-    others = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
-    whole = from_table(Recipe, given(others), "the snapshot's recipe")
-    named = content.recipe.get("index") or {}
-    indexes = {name: _index(named.get(name), entry) for name, entry in content.indexes.items()}
-    return replace(whole, index=indexes)
+    settings = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
+    recipe = from_table(Recipe, without_none(settings), "the snapshot's recipe")
+    index_tables = content.recipe.get("index") or {}
+    indexes = {name: _index_recipe(index_tables.get(name), entry) for name, entry in content.indexes.items()}
+    return replace(recipe, index=indexes)
 
 
-def carried(manifest: Manifest) -> dict[str, Any]:
-    """Return the provenance fields of a snapshot that stay true for one made of its passages and vectors."""
-    return {name: manifest.provenance[name] for name in CARRIED if name in manifest.provenance}
+def inherited_provenance(manifest: Manifest) -> dict[str, Any]:
+    """Return the provenance fields that stay true for a snapshot made from this one's passages and vectors."""
+    return {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
 
 
-def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[EncodedPart]]]:
+def read_stage_results(store: Store, content: Content) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
     """Return one report per part, as of the chunk job and, by representation, of the embed job; `made` is False.
 
     Reads two columns of the passages, part by part.
@@ -61,22 +70,22 @@ def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, l
         StoreError: a passage file is missing or damaged.
     """
     spaces = [name for name in content.representations if content.space_of(name) is not None]
-    wanted = [content.rows_path(name, part.name) for part in content.parts for name in spaces]
-    if not {*wanted} <= {*content.files} or EMBEDDINGS not in spaces or not content.parts:
+    vector_paths = [content.rows_path(name, part.name) for part in content.parts for name in spaces]
+    if not {*vector_paths} <= {*content.files} or EMBEDDINGS not in spaces or not content.parts:
         raise RefusedError("the snapshot holds no vectors to build an index over: rebuild it with `reindex`")
-    with Snapshot.of(store, Manifest(content)) as snapshot:
-        passages = list(_cut(snapshot))
-    return passages, {name: [_encoded(content, part, name) for part in content.parts] for name in spaces}
+    with Snapshot.from_manifest(store, Manifest(content)) as snapshot:
+        passages = list(_iter_chunk_results(snapshot))
+    return passages, {name: [_embed_result(content, part, name) for part in content.parts] for name in spaces}
 
 
-def vectors_of(content: Content) -> dict[str, Represents]:
-    """Return a snapshot's encoded representations, and what each has of a passage: one vector, many, or terms."""
-    kinds: dict[str, Represents] = {kind: kind for kind in get_args(Represents)}
+def list_encoded_representations(content: Content) -> dict[str, RepresentationType]:
+    """Return the row type of each encoded representation of a snapshot."""
+    row_kinds: dict[str, RepresentationType] = {kind: kind for kind in get_args(RepresentationType)}
     spaces = [name for name in content.representations if content.space_of(name) is not None]
-    return {name: kinds.get(content.kind_of(name), "vectors") for name in spaces}
+    return {name: row_kinds.get(content.kind_of(name), "vectors") for name in spaces}
 
 
-def widths_of(snapshot: Snapshot) -> dict[str, int]:
+def read_dimensions(snapshot: Snapshot) -> dict[str, int]:
     """Return the dimensions of the vectors of each representation of a snapshot, by name.
 
     Raises:
@@ -86,29 +95,74 @@ def widths_of(snapshot: Snapshot) -> dict[str, int]:
     return {name: snapshot.dim_of(name) for name in content.representations if content.space_of(name) is not None}
 
 
-def _encoded(content: Content, part: PartEntry, representation: str) -> EncodedPart:
-    return EncodedPart(content.files[content.rows_path(representation, part.name)], part.rows)
+def _embed_result(content: Content, part: PartEntry, representation: str) -> EmbedResult:
+    return EmbedResult(content.files[content.rows_path(representation, part.name)], part.rows)
 
 
-def _cut(snapshot: Snapshot) -> Iterator[CutPart]:
-    return read_ahead(partial(_cut_part, snapshot), snapshot.parts, ASKED)
+def _iter_chunk_results(snapshot: Snapshot) -> Iterator[ChunkResult]:
+    return read_ahead(partial(_chunk_result, snapshot), snapshot.parts, MAX_REQUESTS)
 
 
-def _cut_part(snapshot: Snapshot, part: PartEntry) -> CutPart:
+def _chunk_result(snapshot: Snapshot, part: PartEntry) -> ChunkResult:
     content, pages, lengths = snapshot.manifest.content, set[str](), Counter[int]()
     for batch in snapshot.batches(part.name, ["page_id", "n_words"]):
         pages.update(batch["page_id"].to_pylist())
-        lengths.update(words // BUCKET * BUCKET for words in batch["n_words"].to_pylist())
-    facts = ChunkFacts(
+        lengths.update(words // LENGTH_BIN * LENGTH_BIN for words in batch["n_words"].to_pylist())
+    facts = ChunkStats(
         rows=part.rows,
         articles=len(pages),
         newest_revision=content.corpus.get("newest_revision") or "",
         lengths={str(length): count for length, count in sorted(lengths.items())},
     )
-    return CutPart(content.files[passages_path(part.name)], facts)
+    return ChunkResult(content.files[passages_path(part.name)], facts)
 
 
-def _index(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
+def _index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
     stated = {name: entry[name] for name in ("factory", "metric", "over", "settings") if name in entry}
     table = settings if isinstance(settings, Mapping) else stated
-    return from_table(IndexRecipe, given(table), "an index of the snapshot's recipe")
+    return from_table(IndexRecipe, without_none(table), "an index of the snapshot's recipe")
+
+
+def read_reencode_recipe(content: Content) -> Recipe:
+    """Return the recipe of the new snapshot: that of the old one; the gate allows another encoder space.
+
+    Raises:
+        UsageError: a setting is unknown to this version; the message names it.
+    """
+    return replace(read_snapshot_recipe(content), gate=GateRecipe(same_space=False))
+
+
+def list_stale_indexes(content: Content, recipe: Recipe) -> dict[str, IndexRecipe]:
+    """Return the indexes that have to be built again: those over the representation `embeddings`."""
+    return {
+        name: index_recipe
+        for name, index_recipe in recipe.index.items()
+        if content.representation_of(name) == EMBEDDINGS
+    }
+
+
+def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Sequence[EmbedResult]) -> Content:
+    """Return the content with new vectors and their question encoder, and without indexes over the old vectors.
+
+    `embeddings` holds one report per part, in order. Other representations and indexes stay as they are.
+    """
+    indexes = {name: entry for name, entry in content.indexes.items() if content.representation_of(name) != EMBEDDINGS}
+    removed_paths = {
+        path for name in {*content.indexes} - {*indexes} for path in (content.index_file(name), trained_path(name))
+    }
+    kept_files = {path: ref for path, ref in content.files.items() if path not in removed_paths}
+    files = {path: ref for path, ref in kept_files.items() if not path.startswith(f"{QUESTION_ENCODER}/")}
+    files |= {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
+    files |= {
+        embeddings_path(part.name): report.vectors for part, report in zip(content.parts, embeddings, strict=True)
+    }
+    entry = {"kind": encoder.kind, "space": encoder.space.to_json()}
+    representations = {**content.representations, EMBEDDINGS: entry}
+    return replace(content, files=files, representations=representations, indexes=indexes)
+
+
+def build_reencoded_provenance(old: Manifest, encoder: str) -> dict[str, Any]:
+    """Return the provenance of a snapshot that was encoded again from another, by the encoder of that name."""
+    provenance = inherited_provenance(old)
+    code: Mapping[str, Any] = provenance.get("code") or {}
+    return {**provenance, "encoder": encoder, "code": {**code, "embed": embed.VERSION}, REENCODED: {"of": old.id}}

@@ -1,112 +1,175 @@
-"""The plan of a build: its parts, and its indexes before any passage is encoded.
+"""Plan a build: its parts, its encoders, and its indexes before any passage is encoded.
 
-The plan of the parts is kept in the store: the next run does not split a source again.
+The plan of the parts is recorded in the store, so that the next run does not split a source again.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rag_model.corpus.multistream import index_of, is_index
-from rag_model.corpus.parts import Fences
+from rag_model.corpus.dump_formats.dump_format import (
+    detect_format,
+    drop_companions,
+    get_format,
+    get_plugin_identity,
+)
+from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Plan
-from rag_model.corpus.source import expand, read_bytes
+from rag_model.corpus.source import expand_pattern, read_bytes
 from rag_model.digest import digest_chunks
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
+from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.plan import IndexPlan
-from rag_model.index.recipe import IndexRecipe, over_of
-from rag_model.index.registry import kind_for
-from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.heritage import steady
+from rag_model.index.recipe import IndexRecipe, representation_of
+from rag_model.snapshots.encoding import (
+    RepresentRecipe,
+    StoredEncoder,
+    store_bag,
+    store_encoder,
+    store_sparse_encoder,
+    store_token_encoder,
+)
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.reused_training import keep_parent_sizes
+from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import EMBEDDINGS
 
-CODE = 3  # increase it when the same files would give other parts
+CODE = 3  # increase when the same files would give other parts
 
 
 def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None, parent: Parent | None = None) -> Plan:
-    """Return the parts of `dump`; files in which workers cannot seek are split once and put into the store.
+    """Return the parts of `dump`; files that workers cannot seek in are split once into the store.
 
-    The parent's ranges of pages are kept where possible (`rag_model.corpus.parts`).
+    The parent's page ranges are kept where possible (`rag_model.corpus.parts`).
 
     Raises:
-        InputError: a file is missing, damaged or not of the kind that its name says.
-        UsageError: the files are of an unknown kind or of several kinds.
+        InputError: a file is missing, damaged, or not of the type that its name says.
+        UsageError: the type of a file is unknown, or the files are of several types.
     """
-    fences = parent.fences(recipe) if parent else None
-    urls = [url for url in expand(dump) if not is_index(url)]
-    if limit is not None or all(index_of(url) for url in urls):
-        return _plan(store, dump, recipe, limit, fences, {})  # cheap: reads the index, or the first pages
+    boundaries = parent.part_boundaries(recipe) if parent else None
+    urls = drop_companions(expand_pattern(dump))
+    formats = {url: detect_format(url) for url in urls}
+    if limit is not None or all(get_format(name).can_plan_fast(url) for url, name in formats.items()):
+        return _plan_into_store(
+            store, dump, recipe, limit, boundaries, {}
+        )  # cheap: reads only the offset index, or the first pages
     inputs = {
         "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is not copied
         "store": store.url,  # a plan names its slices by URL, which change if the store moves
         "part_bytes": recipe.part_bytes,
         "code": CODE,
+        **get_plugin_identity({*formats.values()}),
     }
-    known = store.memo.get("plan", store.memo.key(_with(inputs, fences)))
-    if known is not None:
-        return Plan.from_json(known.facts)
+    record = store.memo.find("plan", store.memo.compute_key(_with_boundaries(inputs, boundaries)))
+    if record is not None:
+        return Plan.from_json(record.stats)
     staged: dict[str, BlobRef] = {}
-    facts: Mapping[str, Any] = _plan(store, dump, recipe, None, fences, staged).to_json()
-    own = _fences(Plan.from_json(facts))  # the parent's ranges when the same dump is built again
-    for its in (fences, own):
-        made = _with(inputs, its)
-        facts = store.memo.record("plan", store.memo.key(made), staged, facts, made).facts
-    return Plan.from_json(facts)
+    plan_json: Mapping[str, Any] = _plan_into_store(store, dump, recipe, None, boundaries, staged).to_json()
+    own_boundaries = _boundaries_of(Plan.from_json(plan_json))  # the parent's ranges when the same dump is built again
+    for plan_boundaries in (boundaries, own_boundaries):
+        plan_inputs = _with_boundaries(inputs, plan_boundaries)
+        plan_json = store.memo.write_record(
+            "plan", store.memo.compute_key(plan_inputs), staged, plan_json, plan_inputs
+        ).stats
+    return Plan.from_json(plan_json)
 
 
 def plan_indexes(
     recipes: Mapping[str, IndexRecipe],
-    passages: Sequence[CutPart],
+    passages: Sequence[ChunkResult],
     widths: Mapping[str, int],
     memory_bytes: int | None,
     parent: Parent | None = None,
 ) -> dict[str, IndexPlan]:
-    """Return the plan of each recipe for the passages that were cut.
+    """Return the plan of each index recipe for the chunked passages.
 
-    `widths` are the dimensions of the vectors of each representation, by name; `memory_bytes` is the memory of a
-    worker, None if unknown. The parent's number of cells is kept if it is close enough.
+    `widths` maps a representation to its dimensions; `memory_bytes` is the memory of a worker, None if
+    unknown. The parent's number of cells is kept if it is close enough.
 
     Raises:
         InputError: there are no passages.
-        UsageError: a factory does not fit.
+        UsageError: a factory string does not fit.
         ResourceError: a build would not fit in memory; the message names a factory that would.
     """
-    rows = [cut.rows for cut in passages]
+    rows = [result.rows for result in passages]
     if not any(rows):
         raise InputError("the dump has no passages: see the reasons of the dropped pages")
     plans: dict[str, IndexPlan] = {}
     for name, recipe in recipes.items():
-        kind, over = kind_for(recipe.factory), over_of(recipe)
+        kind, over = get_kind_for_factory(recipe.factory), representation_of(recipe)
         plan = kind.plan(recipe, sum(rows), widths.get(over, 0), memory=memory_bytes, part_rows=max(rows))
-        kept = steady(recipe, plan, parent or Parent(), name)
-        fits = memory_bytes is None or kind.estimate(kept, max(rows)).needed_bytes() <= memory_bytes
-        plans[name] = replace(kept if fits else plan, over=over)
+        steady_plan = keep_parent_sizes(recipe, plan, parent or Parent(), name)
+        fits = memory_bytes is None or kind.estimate(steady_plan, max(rows)).peak_bytes() <= memory_bytes
+        plans[name] = replace(steady_plan if fits else plan, over=over)
     return plans
 
 
-def _with(inputs: Mapping[str, Any], fences: Fences | None) -> dict[str, Any]:
-    return {**inputs, "fences": asdict(fences) if fences else None}
+def _with_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | None) -> dict[str, Any]:
+    return {**inputs, "fences": asdict(boundaries) if boundaries else None}
 
 
-def _fences(plan: Plan) -> Fences:
+def _boundaries_of(plan: Plan) -> PartBoundaries:
     starts = tuple(part.first_page for part in plan.parts)
-    return Fences(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
+    return PartBoundaries(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
 
 
-def _plan(
-    store: Store, dump: str, recipe: Recipe, limit: int | None, fences: Fences | None, staged: dict[str, BlobRef]
+def _plan_into_store(
+    store: Store,
+    dump: str,
+    recipe: Recipe,
+    limit: int | None,
+    boundaries: PartBoundaries | None,
+    staged: dict[str, BlobRef],
 ) -> Plan:
-    def stage(path: Path) -> str:
+    def stage_file(path: Path) -> str:
         ref = store.blobs.put_file(path)
         staged[f"{len(staged):05d}"] = ref
-        return store.blobs.url(ref)
+        return store.blobs.url_of(ref)
 
     with tempfile.TemporaryDirectory(prefix="bookwheel-plan-") as workdir:
         folder = Path(workdir)
-        return plan_dump(dump, workdir=folder, stage=stage, limit=limit, part_bytes=recipe.part_bytes, fences=fences)
+        return plan_dump(
+            dump,
+            workdir=folder,
+            stage=stage_file,
+            limit=limit,
+            part_bytes=recipe.part_bytes,
+            parent_boundaries=boundaries,
+        )
+
+
+def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | None = None) -> dict[str, StoredEncoder]:
+    """Put the encoder of each representation into the store; return them by representation, `embeddings` first.
+
+    Raises:
+        UsageError: a representation of the recipe names no encoder.
+        BookwheelError: as `store_encoder`.
+    """
+    for name, representation in recipe.represent.items():
+        if not representation.encoder:
+            raise UsageError(f"[represent.{name}] of the recipe names no encoder: add encoder = FOLDER or model:NAME")
+    stored_encoders = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models)}
+    for name, representation in recipe.represent.items():
+        stored_encoders[name] = _STORE_FUNCTIONS[representation.kind or recipe.list_representations()[name]](
+            store, representation.encoder, representation, models
+        )
+    return stored_encoders
+
+
+def _store_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> StoredEncoder:
+    return store_encoder(store, name, recipe.encode, models)
+
+
+_STORE_FUNCTIONS: dict[str, Callable[[Store, str, RepresentRecipe, Store | None], StoredEncoder]] = {
+    "vectors": _store_encoder,
+    "tokens": store_token_encoder,
+    "muvera": store_token_encoder,
+    "sparse": store_sparse_encoder,
+    "bag": store_bag,
+}

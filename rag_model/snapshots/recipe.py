@@ -22,32 +22,34 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.embed import Dtype
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.gate import GateRecipe, QuestionFloor
-from rag_model.evaluation.questions.files import read_questions
-from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.index.kind import Represents
-from rag_model.index.recipe import IndexRecipe, over_of
-from rag_model.index.registry import kind_for
-from rag_model.retrieve.composer import CALLS
-from rag_model.retrieve.survey import survey
+from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.retrieval.judging import RetrievalJudge
+from rag_model.index.kind import RepresentationType, get_kind_for_factory
+from rag_model.index.recipe import IndexRecipe, representation_of
+from rag_model.retrieve.factory import CALLS, plan_retriever
 from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
-from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT, SPARSE, TEXT, TOKENS
+from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, SPARSE, TEXT, TOKENS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
 _INDEX = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MADE: dict[str, Represents] = {
+_ROWS_BY_KIND: dict[str, RepresentationType] = {
     "vectors": "vectors",
     "muvera": "vectors",
     "tokens": "tokens",
     "sparse": "sparse",
     "bag": "sparse",
 }
-_BY_NAME: dict[str, Represents] = {TOKENS: "tokens", SPARSE: "sparse"}  # of a representation that states no kind
+_ROWS_BY_NAME: dict[str, RepresentationType] = {
+    TOKENS: "tokens",
+    SPARSE: "sparse",
+}  # of a representation that states no kind
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -88,13 +90,13 @@ class Recipe:
                 raise UsageError(f"every snapshot has a representation {name}: give [represent.{name}] another name")
         for name, index in self.index.items():
             _check_name(name, "an index", _INDEX)
-            if name in CALLS.names():
+            if name in CALLS.list_names():
                 raise UsageError(f"{name} is how retrievers are called, as in {name}(…): give the index another name")
             if name == EXACT and index.factory != "Flat":
                 raise UsageError(f"an index named {EXACT} compares every vector: give {index.factory} another name")
 
     @property
-    def answering(self) -> str:
+    def default_retriever(self) -> str:
         """The retriever that the manifest records as its default."""
         return self.retriever or next(iter(self.index), EXACT)
 
@@ -102,12 +104,14 @@ class Recipe:
         """Return the dtype in which a representation's vectors are stored."""
         return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
 
-    def represented(self) -> dict[str, Represents]:
+    def list_representations(self) -> dict[str, RepresentationType]:
         """Return the encoded representations and what each has of a passage: one vector, many, or weighted terms."""
-        found: dict[str, Represents] = {EMBEDDINGS: "vectors"}
-        for name, its in self.represent.items():
-            found[name] = _MADE[its.kind] if its.kind else _BY_NAME.get(name, "vectors")
-        return found
+        representations: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
+        for name, representation in self.represent.items():
+            representations[name] = (
+                _ROWS_BY_KIND[representation.kind] if representation.kind else _ROWS_BY_NAME.get(name, "vectors")
+            )
+        return representations
 
     def content(self) -> dict[str, Any]:
         """Return the settings that belong to a snapshot's identity.
@@ -122,7 +126,7 @@ class Recipe:
             for setting in ("kind", "muvera"):
                 if not representation[setting]:
                     del representation[setting]
-        return {**values, "chunk": self.chunk.content()}
+        return {**values, "chunk": self.chunk.to_json()}
 
 
 def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
@@ -130,8 +134,10 @@ def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
         raise UsageError(f"{name!r} cannot name {what}, since files are called by it: use letters, digits, _ and -")
 
 
-def check_fit(
-    recipe: Recipe, representations: Mapping[str, Represents], beside: Mapping[str, Mapping[str, Any]] | None = None
+def check_indexes_and_retrievers(
+    recipe: Recipe,
+    representations: Mapping[str, RepresentationType],
+    existing_indexes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Check that each index has its representation, and that the retrievers of the recipe and its gate can be opened.
 
@@ -146,24 +152,32 @@ def check_fit(
             gate's questions cannot be judged as it says.
     """
     for name, index in recipe.index.items():
-        over, wanted = over_of(index), kind_for(index.factory).represents
-        known = [TEXT] if wanted == TEXT else [rep for rep, kind in representations.items() if kind == wanted]
-        if over not in known:
+        over, required = representation_of(index), get_kind_for_factory(index.factory).represents
+        candidates = [TEXT] if required == TEXT else [rep for rep, kind in representations.items() if kind == required]
+        if over not in candidates:
             raise UsageError(
-                f"index {name} is over {over!r}, but {index.factory} takes {wanted}: "
-                + (f"choose from {', '.join(known)}" if known else f"add [represent.{wanted}] with an encoder")
+                f"index {name} is over {over!r}, but {index.factory} takes {required}: "
+                + (
+                    f"choose from {', '.join(candidates)}"
+                    if candidates
+                    else f"add [represent.{required}] with an encoder"
+                )
             )
-    own = {name: {"factory": its.factory, "over": over_of(its)} for name, its in recipe.index.items()}
-    drafted = Snapshot(Manifest(Content({}, (), {}, indexes={**(beside or {}), **own})), Path, Path, "the recipe")
+    planned_indexes = {
+        name: {"factory": index.factory, "over": representation_of(index)} for name, index in recipe.index.items()
+    }
+    draft = Snapshot(
+        Manifest(Content({}, (), {}, indexes={**(existing_indexes or {}), **planned_indexes})), Path, Path, "the recipe"
+    )
     if recipe.retriever:
-        _check_retriever(drafted, recipe.retriever)
+        _check_retriever(draft, recipe.retriever)
     for name, floor in recipe.gate.questions.items():
-        _check_floor(drafted, name, floor)
+        _check_floor(draft, name, floor)
 
 
 def _check_retriever(drafted: Snapshot, expression: str) -> None:
     try:
-        models = survey(drafted, expression).models
+        models = plan_retriever(drafted, expression).models
     except UsageError as wrong:
         raise UsageError(f"the recipe's retriever {expression!r} does not fit its indexes: {wrong}") from wrong
     for model in models:
@@ -178,8 +192,10 @@ def _check_floor(drafted: Snapshot, name: str, floor: QuestionFloor) -> None:
     """Check a floor before hours of work: its questions can be read and judged, and its retriever fits the indexes."""
     try:
         if floor.retriever:
-            survey(drafted, floor.retriever)
-        Judge.of(read_questions(floor.file), floor.judged_by, patterns=floor.patterns).depth(floor.measure)
+            plan_retriever(drafted, floor.retriever)
+        RetrievalJudge.for_questions(read_questions(floor.file), floor.judged_by, patterns=floor.patterns).depth(
+            floor.measure
+        )
     except BookwheelError as wrong:
         raise type(wrong)(f"the gate cannot ask the questions {name}: {wrong}") from wrong
 
@@ -197,3 +213,26 @@ def read_recipe(path: Path | None) -> Recipe:
     if not recipe.index:
         raise UsageError(f"the recipe {path} names no index: give at least one, such as [index.hnsw]")
     return recipe
+
+
+def format_recipe(recipe: Mapping[str, Any]) -> str:
+    """Return the recipe section of a manifest's content as TOML.
+
+    >>> print(recipe_text({"part_bytes": None, "chunk": {"words": 100}, "index": {"a": {"factory": "HNSW8"}}}))
+    [chunk]
+    words = 100
+    <BLANKLINE>
+    [index.a]
+    factory = "HNSW8"
+    <BLANKLINE>
+    """
+    return tomli_w.dumps(without_none(recipe))
+
+
+def without_none(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe without None values, also in nested tables: TOML has no None, and None is the default."""
+    return {
+        name: without_none(value) if isinstance(value, Mapping) else value
+        for name, value in recipe.items()
+        if value is not None
+    }

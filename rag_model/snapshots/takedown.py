@@ -1,4 +1,4 @@
-"""Take pages down: find the snapshots that hold them, and make their content without pages and indexes."""
+"""Take pages down: find the snapshots that contain them, and create their content without the pages."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -6,17 +6,23 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from rag_model.errors import RefusedError, StoreError, UsageError
-from rag_model.snapshots.publish import put_in_place, settle
+from rag_model.snapshots.publish import publish_replacement, replace_snapshot
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.pulling.kinds import kind_of
 from rag_model.store.store import Store
-from rag_model.store.upkeep.retire import retire
-from rag_model.store.versions.holding import Held, held, wiki_of
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path, spans_path
-from rag_model.store.versions.signatures import Trust
+from rag_model.store.upkeep.retire import PageOccurrence, find_pages, retire_replaced, wiki_name
+from rag_model.store.versions.manifest import (
+    EMBEDDINGS,
+    TEXT,
+    Content,
+    Manifest,
+    PartEntry,
+    articles_path,
+    file_kind,
+    spans_path,
+)
+from rag_model.store.versions.signatures import TrustedKeys
 
-_REBUILT = (
+_REBUILT_FOLDERS = (
     "passages",
     "embeddings",
     "tokens",
@@ -26,77 +32,84 @@ _REBUILT = (
     "trained",
     "index",
 )  # top folders of the files that may hold a page
-_KEPT = "encoder"
+_KEPT_FOLDER = "encoder"
 ARTICLES, SPANS = "articles", "spans"  # a part's article log and its salient spans among its files
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A snapshot that holds pages that are taken down."""
+class AffectedSnapshot:
+    """A snapshot that contains pages that were taken down."""
 
     manifest: Manifest
-    held: tuple[Held, ...]
+    occurrences: tuple[PageOccurrence, ...]
     refs: tuple[str, ...]  # the refs that name it now
 
     @property
     def pages(self) -> tuple[str, ...]:
         """The ids of the pages, sorted."""
-        return tuple(sorted({one.page for one in self.held}))
+        return tuple(sorted({occurrence.page for occurrence in self.occurrences}))
 
     @property
     def passages(self) -> int:
         """The number of passages of these pages."""
-        return sum(one.passages for one in self.held)
+        return sum(occurrence.passages for occurrence in self.occurrences)
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedOut:
-    """What a takedown did."""
+class TakedownResult:
+    """The result of a takedown."""
 
-    places: dict[str, str]  # id of a snapshot with a page -> id of its replacement; "": no page was left
+    replacements: dict[str, str]  # id of an affected snapshot -> id of its replacement; "" if no page was left
     moves: int  # number of refs that moved
     evaluations: tuple[str, ...]  # ids of the evaluations of these snapshots, which were deleted
 
 
-def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> CarriedOut:
-    """Replace every snapshot that holds a page that was taken down, and delete the evaluations of these.
+def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Manifest | None]) -> TakedownResult:
+    """Replace every snapshot that contains a page that was taken down, and delete its evaluations.
 
-    `rebuild` makes a snapshot without the pages, up to its manifest; None means that nothing is left of it, and then ""
-    is the replacement. It resumes an earlier run that died. Snapshots published meanwhile are checked as well.
+    `rebuild` builds the snapshot without the pages and returns its manifest, or None if nothing is left;
+    then the replacement is "". Resumes an earlier run that was interrupted. Snapshots that are published
+    meanwhile are checked as well.
 
     Raises:
         StoreError: the store cannot be read or written; another run resumes.
     """
-    places: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     moves = 0
-    while ahead := [holder for holder in holders(store) if holder.manifest.id not in places]:
-        for holder in ahead:
-            old = holder.manifest.id
-            made = None if store.takedowns.in_place_of(old) is not None else rebuild(holder)
-            moves += len(settle(store, old, "") if made is None else put_in_place(store, old, made))
-            places[old] = store.takedowns.in_place_of(old) or ""
-            _forget(store, holder, places[old])
-    return CarriedOut(places, moves, retire(store).evaluations)
+    while remaining := [holder for holder in find_affected_snapshots(store) if holder.manifest.id not in replacements]:
+        for affected in remaining:
+            old_id = affected.manifest.id
+            replacement = None if store.takedowns.find_replacement(old_id) is not None else rebuild(affected)
+            moves += len(
+                replace_snapshot(store, old_id, "")
+                if replacement is None
+                else publish_replacement(store, old_id, replacement)
+            )
+            replacements[old_id] = store.takedowns.find_replacement(old_id) or ""
+            _delete_local_copies(store, affected, replacements[old_id])
+    return TakedownResult(replacements, moves, retire_replaced(store).evaluations)
 
 
-def unsigned(store: Store, places: Collection[str]) -> tuple[str, ...]:
-    """Return which replacements are not signed, and the refs whose move to one is not; () without keys."""
-    if Trust.of_publisher() is None:
+def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...]:
+    """Return the unsigned replacements, and the refs whose move to one is unsigned; () without keys."""
+    if TrustedKeys.for_publisher() is None:
         return ()
-    left = sorted(place for place in {*places} - {""} if not store.snapshots.vouched(place))
-    named = ((ref, store.refs.current(ref)) for ref in store.refs.names())
+    unsigned_ids = sorted(
+        replacement for replacement in {*replacements} - {""} if not store.snapshots.has_trusted_signature(replacement)
+    )
+    current_moves = ((ref, store.refs.find_current(ref)) for ref in store.refs.list_names())
     return (
-        *left,
+        *unsigned_ids,
         *(
-            f"{ref}@{now.number}"
-            for ref, now in named
-            if now and now.snapshot in places and not store.refs.vouched(ref, now.number)
+            f"{ref}@{move.number}"
+            for ref, move in current_moves
+            if move and move.snapshot in replacements and not store.refs.has_trusted_signature(ref, move.number)
         ),
     )
 
 
-def holders(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[Holder]:
-    """Return the snapshots that hold a page that was taken down, or one of `pages` of `wiki`: those with refs first.
+def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[AffectedSnapshot]:
+    """Return the snapshots with a page that was taken down or is in `pages` of `wiki`; those with refs first.
 
     Every snapshot of the store is checked, whether a ref names it or not.
 
@@ -104,36 +117,42 @@ def holders(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[H
         RefusedError: a file of such a snapshot is of an unknown kind, which may hold the page.
         StoreError: a manifest, a takedown or a passage file is missing or damaged.
     """
-    refs, found = _refs(store), []
-    for manifest in _manifests(store):
-        own = wiki_of(manifest.content)
-        asked = store.takedowns.pages(own) | (frozenset(pages) if own == wiki else frozenset())
-        if its := held(store, manifest.content, asked):
+    refs, affected = _list_refs(store), []
+    for manifest in _iter_manifests(store):
+        snapshot_wiki = wiki_name(manifest.content)
+        removed_pages = store.takedowns.list_pages(snapshot_wiki) | (
+            frozenset(pages) if snapshot_wiki == wiki else frozenset()
+        )
+        if occurrences := find_pages(store, manifest.content, removed_pages):
             _check_kinds(manifest)
-            found.append(Holder(manifest, tuple(its), tuple(refs[manifest.id])))
-    return sorted(found, key=lambda holder: (not holder.refs, holder.manifest.id))
+            affected.append(AffectedSnapshot(manifest, tuple(occurrences), tuple(refs[manifest.id])))
+    return sorted(affected, key=lambda holder: (not holder.refs, holder.manifest.id))
 
 
 def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
-    """Return the wiki of `pages`: the one given, else the one that has them, else the only one in the store.
+    """Return the wiki of `pages`: the given one, else the one that has them, else the only one in the store.
 
     Raises:
         UsageError: there is no such wiki, or several are possible and none is named.
     """
-    manifests = list(_manifests(store))
-    known = {wiki_of(manifest.content) for manifest in manifests}
-    if wiki is not None and wiki not in known:
-        raise UsageError(f"no snapshot in {store.url} is of wiki {wiki!r}: there are {_listed(known)}")
-    having = {wiki_of(manifest.content) for manifest in manifests if held(store, manifest.content, pages)}
-    choice = {wiki} if wiki is not None else having or known
-    if len(choice) != 1:
-        raise UsageError(f"{store.url} holds snapshots of {_listed(choice)}: name the wiki of the pages with --wiki")
-    return next(iter(choice))
+    manifests = list(_iter_manifests(store))
+    known_wikis = {wiki_name(manifest.content) for manifest in manifests}
+    if wiki is not None and wiki not in known_wikis:
+        raise UsageError(f"no snapshot in {store.url} is of wiki {wiki!r}: there are {_format_wikis(known_wikis)}")
+    wikis_with_pages = {
+        wiki_name(manifest.content) for manifest in manifests if find_pages(store, manifest.content, pages)
+    }
+    candidates = {wiki} if wiki is not None else wikis_with_pages or known_wikis
+    if len(candidates) != 1:
+        raise UsageError(
+            f"{store.url} holds snapshots of {_format_wikis(candidates)}: name the wiki of the pages with --wiki"
+        )
+    return next(iter(candidates))
 
 
-def parts_to_redact(holder: Holder) -> list[PartEntry]:
-    """Return the parts of a snapshot that hold the pages, in the order of their rows."""
-    names = {one.part for one in holder.held}
+def parts_to_redact(holder: AffectedSnapshot) -> list[PartEntry]:
+    """Return the parts of a snapshot that contain the pages, in row order."""
+    names = {occurrence.part for occurrence in holder.occurrences}
     return [part for part in holder.manifest.content.parts if part.name in names]
 
 
@@ -143,16 +162,16 @@ def part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
 
 
 def _paths(content: Content, part: str) -> dict[str, str]:
-    named = dict.fromkeys([TEXT, EMBEDDINGS, *content.representations])
-    return {name: content.rows_path(name, part) for name in named} | {
+    representations = dict.fromkeys([TEXT, EMBEDDINGS, *content.representations])
+    return {name: content.rows_path(name, part) for name in representations} | {
         ARTICLES: articles_path(part),
         SPANS: spans_path(part),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class RedactedPart:
-    """A part without the pages: what the redact job reports."""
+class RedactResult:
+    """A part without the pages: the result of the redact job."""
 
     rows: int
     files: Mapping[str, BlobRef]  # as `part_blobs`
@@ -167,66 +186,70 @@ class RedactedPart:
         return cls(value["rows"], {name: BlobRef.from_json(ref) for name, ref in value["files"].items()})
 
 
-def redacted(content: Content, made: Mapping[str, RedactedPart]) -> Content:
-    """Return a snapshot's content with some parts replaced, by name, and without its indexes.
+def replace_redacted_parts(content: Content, redacted: Mapping[str, RedactResult]) -> Content:
+    """Return a snapshot's content with redacted parts, given by name, and without its indexes.
 
-    As in a build, a part without passages is left out, and its range is added to the part before it.
+    As in a build, parts without passages are left out, and the previous part takes over their page range.
     """
-    files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT}
+    files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT_FOLDER}
     parts: list[PartEntry] = []
     for part in content.parts:
-        rows = made[part.name].rows if part.name in made else part.rows
+        rows = redacted[part.name].rows if part.name in redacted else part.rows
         if rows == 0:
             if parts:
                 parts[-1] = replace(parts[-1], last_page=part.last_page)
             continue
         first = part.first_page if parts else content.parts[0].first_page
         parts.append(PartEntry(f"part-{len(parts):05d}", first, part.last_page, rows))
-        files |= dict(_files(content, part, parts[-1].name, made.get(part.name)))
+        files |= dict(_files(content, part, parts[-1].name, redacted.get(part.name)))
     return replace(content, parts=tuple(parts), files=files, indexes={})
 
 
-def _files(content: Content, part: PartEntry, name: str, made: RedactedPart | None) -> Iterator[tuple[str, BlobRef]]:
-    kept = part_blobs(content, part)
+def _files(
+    content: Content, part: PartEntry, name: str, redacted: RedactResult | None
+) -> Iterator[tuple[str, BlobRef]]:
+    unchanged = part_blobs(content, part)
     for kind, path in _paths(content, name).items():
-        if made is None and kind in kept:
-            yield path, kept[kind]
-        elif made is not None and kind in made.files:
-            yield path, made.files[kind]
+        if redacted is None and kind in unchanged:
+            yield path, unchanged[kind]
+        elif redacted is not None and kind in redacted.files:
+            yield path, redacted.files[kind]
 
 
-def _forget(store: Store, holder: Holder, place: str) -> None:
-    """Remove this machine's copies of the files that a snapshot no longer has."""
-    kept = store.snapshots.get(place).content.files.values() if place else ()
-    for ref in {*holder.manifest.content.files.values()} - {*kept}:
-        store.blobs.forget(ref)
+def _delete_local_copies(store: Store, holder: AffectedSnapshot, place: str) -> None:
+    """Delete the local copies of files that a replaced snapshot no longer has."""
+    remaining_blobs = store.snapshots.get(place).content.files.values() if place else ()
+    for ref in {*holder.manifest.content.files.values()} - {*remaining_blobs}:
+        store.blobs.delete_local_copy(ref)
 
 
 def _check_kinds(manifest: Manifest) -> None:
-    unknown = {kind_of(path).partition("/")[0] for path in manifest.content.files} - {*_REBUILT, _KEPT}
+    unknown = {file_kind(path).partition("/")[0] for path in manifest.content.files} - {*_REBUILT_FOLDERS, _KEPT_FOLDER}
     if unknown:
         raise RefusedError(
-            f"snapshot {manifest.id[:12]} has files below {min(unknown)}/, which may hold the page and cannot be made "
-            "again here: upgrade bookwheel, or remove the snapshot with `tag --delete` and `expire`"
+            f"snapshot {manifest.id[:12]} has files in {min(unknown)}/, which may contain the page and which this "
+            "version cannot rewrite: upgrade bookwheel, or remove the snapshot with `tag --delete` and `expire`"
         )
 
 
-def _manifests(store: Store) -> Iterator[Manifest]:
-    for snapshot in store.snapshots.list():
+def _iter_manifests(store: Store) -> Iterator[Manifest]:
+    for snapshot in store.snapshots.list_ids():
         try:
             yield store.snapshots.get(snapshot)
         except StoreError:
-            if store.files.find(store.snapshots.path(snapshot)) is not None:  # else it was expired a moment ago
+            if (
+                store.files.find(store.snapshots.manifest_path(snapshot)) is not None
+            ):  # else it was expired a moment ago
                 raise
 
 
-def _refs(store: Store) -> dict[str, list[str]]:
-    named = defaultdict[str, list[str]](list)
-    for ref in store.refs.names():
-        if now := store.refs.current(ref):
-            named[now.snapshot].append(ref)
-    return named
+def _list_refs(store: Store) -> dict[str, list[str]]:
+    refs_by_snapshot = defaultdict[str, list[str]](list)
+    for ref in store.refs.list_names():
+        if move := store.refs.find_current(ref):
+            refs_by_snapshot[move.snapshot].append(ref)
+    return refs_by_snapshot
 
 
-def _listed(wikis: Collection[str]) -> str:
+def _format_wikis(wikis: Collection[str]) -> str:
     return ", ".join(repr(wiki) if wiki else "documents (--wiki '')" for wiki in sorted(wikis)) or "none"

@@ -1,7 +1,8 @@
-"""Tune the search parameters of each index for its recall target, before the manifest is made.
+"""Tune the search parameters of each index for its recall target, before the manifest is written.
 
-The setting is content: readers of a snapshot search with it. So it is recorded in the memo under exactly its inputs,
-and a rerun, also on a machine with other rounding, gets the same setting and the same snapshot.
+The parameters are content, because readers of a snapshot search with them. So they are recorded in the
+memo under their exact inputs, and a rerun, even on a machine that rounds differently, gets the same
+parameters and the same snapshot.
 """
 
 from collections.abc import Sequence
@@ -9,58 +10,58 @@ from dataclasses import replace
 from pathlib import Path
 
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.index.registry import kind_of
-from rag_model.retrieve.indexes import files_of
+from rag_model.index.kind import get_kind_of_entry
+from rag_model.retrieve.indexes import index_files
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.snapshots.measure import trials_of
-from rag_model.store.objects.memo import Produced
+from rag_model.snapshots.measure import cache_query_sets
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
 CODE = 1  # increase it when the same index and questions would give another setting
-_ASKED = ("passages", "encoder", "embeddings")  # folders of the questions' and the neighbours' inputs
+_INPUT_FOLDERS = ("passages", "encoder", "embeddings")  # folders of the questions' and the neighbours' inputs
 
 
 def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: GateRecipe) -> list[BuiltIndex]:
-    """Return the indexes with search parameters for their recall target; an index without a target is unchanged.
+    """Return the indexes with search parameters that reach their recall target.
 
-    Questions are drawn like those of the gate but with another seed, so that the gate judges a setting on other
-    questions. A target that cannot be reached becomes a note of the index.
+    An index without a target is unchanged. Queries are sampled like the gate's but with another seed, so
+    that the gate judges the parameters on other queries. A target that cannot be reached becomes a note
+    of the index.
 
     Args:
-        store: holds the files of the draft.
-        draft: the content without tuning.
+        store: the store with the files of the draft.
+        draft: the content before tuning.
         built: the indexes of the draft.
-        recipe: of the gate: the depth k and the number of questions.
+        recipe: the gate's depth k and number of queries.
 
     Raises:
         InputError: an index or its vectors are damaged.
     """
-    with Snapshot.of(store, Manifest(draft)) as snapshot:
-        trials = trials_of(snapshot, replace(recipe, seed=recipe.seed + 1))
+    with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
+        get_query_set = cache_query_sets(snapshot, replace(recipe, seed=recipe.seed + 1))
 
-        def tuned(index: BuiltIndex) -> BuiltIndex:
+        def tune_index(index: BuiltIndex) -> BuiltIndex:
             target = index.plan.recall_target
             if target is None or not snapshot.n:
                 return index
 
-            def produce(workdir: Path) -> Produced:
-                entry, trial = draft.indexes[index.name], trials(draft.over(index.name))
-                found = kind_of(entry).tune(files_of(snapshot, index.name), entry, trial, target)
-                return Produced({}, {"search": dict(found.search), "note": found.note})
+            def produce(workdir: Path) -> StageResult:
+                entry, query_set = draft.indexes[index.name], get_query_set(draft.representation_of(index.name))
+                tuning = get_kind_of_entry(entry).tune(index_files(snapshot, index.name), entry, query_set, target)
+                return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
 
-            facts = store.memo.once("tune", _inputs(draft, index, recipe), produce)[0].facts
-            notes = (*index.plan.notes, facts["note"]) if facts["note"] else index.plan.notes
-            return replace(index, plan=replace(index.plan, search=facts["search"], notes=notes))
+            stats = store.memo.get_or_create("tune", _inputs(draft, index, recipe), produce)[0].stats
+            notes = (*index.plan.notes, stats["note"]) if stats["note"] else index.plan.notes
+            return replace(index, plan=replace(index.plan, search=stats["search"], notes=notes))
 
-        return [tuned(index) for index in built]
+        return [tune_index(index) for index in built]
 
 
 def _inputs(draft: Content, index: BuiltIndex, recipe: GateRecipe) -> dict[str, object]:
-    over = draft.over(index.name)
-    files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _ASKED}
+    over = draft.representation_of(index.name)
+    files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
     return {
         "index": index.blob.id,
         "target": index.plan.recall_target,

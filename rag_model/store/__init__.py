@@ -1,27 +1,34 @@
-"""The versioned store: immutable blobs, content-addressed snapshots, refs moved by compare-and-swap.
+"""The versioned store: immutable blobs, content-addressed versions, refs as append-only logs.
 
 ```
 store.json                       the format of this layout
-blobs/ab/abcdef…                 content-addressed, immutable
-snapshots/<id>.json              manifest: content (which the id hashes), then metrics, parents, provenance
-refs/<name>/00000007.json        append-only numbered log; the highest number is current
+blobs/ab/abcdef…                 immutable files, content-addressed
+snapshots/<id>.json              manifest: content (its hash is the id), metrics, provenance
+refs/<name>/00000007.json        a move of a ref; the highest number is current
 models/<id>.json                 manifest of a trained model
-models/refs/<name>/00000007.json log of a ref of models
-evaluations/<id>.json            manifest of an evaluation: figures, and the files of rows and report
-memo/<stage>/<key>.json          what a stage made from exact inputs; <key>.2.json when outputs were lost
+models/refs/<name>/00000007.json a move of a ref of models
+evaluations/<id>.json            manifest of an evaluation: metrics, rows, report
+memo/<stage>/<key>.json          a stage's outputs for exact inputs; <key>.2.json after a loss
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
-trainings/<key>/00000003.json    the newest checkpoint of an unfinished training; its files are in blobs/ there
+trainings/<key>/00000003.json    the newest checkpoint of an unfinished training
 reports/<id>.html                a page about the build of a snapshot, for people
-intents/<name>.json              a running writer, and what it relies on
+intents/<name>.json              a running writer, and the files it needs
 sweeps/<name>.json               a running deletion, and its files
-takedowns/00000003.json          pages that must be in no snapshot; <snapshot id>.json: the snapshot that replaces it
+takedowns/00000003.json          pages that no snapshot may contain
+takedowns/<id>.json              the replacement of a taken-down snapshot
 ```
-There are no locks. What must not happen twice (a ref's next number, a memo record, a manifest) is created
-exclusively; all other files may be written twice with the same bytes. Only `expire` and `gc` delete files of others.
+There are no locks. Files that must not be written twice (the next move of a ref, a memo record, a
+manifest) are created exclusively; all others may be written twice with the same bytes. Only
+`expire` and `gc` delete files of other writers.
+
+* `store`: the `Store`, with reports of running jobs; `diff`: compare two snapshots
+* `objects`: files, blobs, the memo, intents, clouds
+* `versions`: manifests, refs, snapshots, models, evaluations, takedowns, signatures
+* `pulling`: local copies and exports; `upkeep`: expire, collect garbage, verify
 """
 
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Produced, Record
+from rag_model.store.objects.memo import Record, StageResult
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
@@ -35,9 +42,9 @@ __all__ = [
     "ModelContent",
     "ModelManifest",
     "PartEntry",
-    "Produced",
     "Record",
     "RefMove",
     "Snapshot",
+    "StageResult",
     "Store",
 ]

@@ -1,5 +1,7 @@
-"""The versioned store: one fsspec URL that holds snapshots and what they are made from, models, and evaluations."""
+"""The versioned store: one fsspec URL with snapshots and their inputs, models, and evaluations."""
 
+import json
+from dataclasses import dataclass
 from typing import Any
 
 from rag_model.errors import StoreError
@@ -8,42 +10,80 @@ from rag_model.store.objects.blobs import Blobs
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.objects.intents import Intents
 from rag_model.store.objects.memo import Memo
-from rag_model.store.objects.runs import Runs
+from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.refs import Refs
-from rag_model.store.versions.shelf import Shelf
 from rag_model.store.versions.takedowns import Takedowns
 from rag_model.store.versions.trainings import Trainings
 
 FORMAT = 1
-MODEL = "model:"  # prefix of a model's name where a snapshot is allowed too; names of refs contain no colon
-EVALUATION = "evaluation:"  # likewise of an evaluation's id
-TRAINING = "training:"  # likewise of the key of an unfinished training, for `show`
-_MARK = "store.json"  # says that the URL is a store, and of which layout
+# Before a model's name where a snapshot is allowed too; names of refs contain no colon.
+MODEL_PREFIX = "model:"
+EVALUATION_PREFIX = "evaluation:"  # likewise before an evaluation's id
+TRAINING_PREFIX = "training:"  # likewise before the key of an unfinished training, for `show`
+_FORMAT_FILE = "store.json"  # marks the URL as a store, and holds the format of its layout
+
+
+@dataclass(frozen=True, slots=True)
+class RunReports:
+    """Reports of running jobs, at `runs/<run>/<stage>/<00042>.json`: progress, and results.
+
+    Every runner supports them, because a worker only writes a small file for each element. A
+    retried element overwrites its file.
+    """
+
+    files: Files
+
+    def write_report(self, run: str, stage: str, i: int, value: Any) -> None:
+        """Report that element `i` (from 0) of a stage is done, with a small JSON value."""
+        self.files.write(f"{_folder_path(run, stage)}/{i:05d}.json", json_bytes(value))
+
+    def read_reports(self, run: str, stage: str) -> list[Any]:
+        """Return a stage's reports so far, in the order of their elements."""
+        folder = _folder_path(run, stage)
+        names = sorted(self.files.list_names(folder), key=lambda name: int(name.removesuffix(".json")))
+        reports = self.files.map_concurrently(lambda name: self.files.read(f"{folder}/{name}"), names)
+        return [json.loads(report) for report in reports if report is not None]
+
+    def count_reports(self, run: str, stage: str) -> int:
+        """Return the number of a stage's elements that have reported."""
+        return len(self.files.list_names(_folder_path(run, stage)))
+
+    def delete_reports(self, run: str, *stages: str) -> None:
+        """Delete the reports of a run's stages; without stages, all reports of the run."""
+        for folder in [_folder_path(run, stage) for stage in stages] or [_folder_path(run)]:
+            self.files.delete_folder(folder)
+
+
+def _folder_path(*names: str) -> str:
+    if any(not name or "/" in name or name.startswith(".") for name in names):
+        raise StoreError(f"{names!r} cannot name a run or a stage: no slashes and no leading dots")
+    return "/".join(("runs", *names))
 
 
 class Store:
     """Blobs, memo, snapshots, models, evaluations, trainings, refs and run reports below one URL.
 
-    A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment,
-    as fsspec and the clouds' libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`,
-    `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, `HF_TOKEN`.
+    A store pickles as its URL, so that it can be sent to workers. Credentials and endpoints come
+    from the environment variables of fsspec and the clouds' libraries: `AWS_ACCESS_KEY_ID`,
+    `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`, `GOOGLE_APPLICATION_CREDENTIALS`,
+    `AZURE_STORAGE_ACCOUNT_NAME`, `HF_TOKEN`.
     """
 
     def __init__(self, files: Files) -> None:
-        """Use the store at the URL of `files`, unchecked; call `Store.open`."""
+        """Use the store at the URL of `files` without a check; call `Store.open` instead."""
         self.files = files
         self.blobs = Blobs(files)
         self.memo = Memo(files, self.blobs)
         self.refs = Refs(files)
-        self.snapshots = Shelf(files, self.refs, "snapshot", Manifest.from_bytes)
-        self.models = Shelf(files, Refs(files, "models/refs", "model"), "model", ModelManifest.from_bytes)
-        self.evaluations = Shelf(
+        self.snapshots = Catalog(files, self.refs, "snapshot", Manifest.from_bytes)
+        self.models = Catalog(files, Refs(files, "models/refs", "model"), "model", ModelManifest.from_bytes)
+        self.evaluations = Catalog(
             files, Refs(files, "evaluations/refs", "evaluation"), "evaluation", EvaluationManifest.from_bytes
         )
-        self.runs = Runs(files)
+        self.runs = RunReports(files)
         self.intents = Intents(files)
         self.takedowns = Takedowns(files)
         self.trainings = Trainings(files)
@@ -53,53 +93,54 @@ class Store:
         """The store's full URL."""
         return self.files.url
 
-    def shelf(self, name: str) -> tuple[Shelf[Any], str]:
-        """Return the shelf of a name, and the name on it: `model:reader` is model `reader`; others are snapshots.
+    def find_catalog(self, name: str) -> tuple[Catalog[Any], str]:
+        """Return the catalog that a name belongs to, and the name without its prefix.
 
-        `evaluation:ab12` is an evaluation by its id.
+        `model:reader` is model `reader`, `evaluation:ab12` an evaluation; others are snapshots.
         """
-        for prefix, shelf in ((MODEL, self.models), (EVALUATION, self.evaluations)):
+        for prefix, catalog in ((MODEL_PREFIX, self.models), (EVALUATION_PREFIX, self.evaluations)):
             if name.startswith(prefix):
-                return shelf, name.removeprefix(prefix)
+                return catalog, name.removeprefix(prefix)
         return self.snapshots, name
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> "Store":
-        """Open the store at a URL (`s3://bucket/prefix`, `gs://…`, `az://…`, `hf://…`, `file:///…`) or a local path.
+        """Open the store at a URL (`s3://bucket/prefix`, `gs://`, `az://`, `hf://`) or a path.
 
-        `create` makes a store if there is none.
+        With `create`, a new store is created if there is none.
 
         Raises:
-            StoreError: there is no store (and not `create`), it cannot be reached or written, or it has a
-            newer format.
+            StoreError: there is no store (and not `create`), it cannot be read or written, or it
+                has a newer format.
             MissingExtraError: the URL needs a package that is not installed.
             UsageError: the URL may contain a secret.
         """
         refuse_secret(url)
         files = Files(url)
-        mark = files.read_json(_MARK)
-        if mark is None and create:
-            files.create(_MARK, json_bytes({"format": FORMAT}))
-            mark = files.read_json(_MARK)
-            if mark is None:
-                raise StoreError(f"cannot make a store at {files.url}: it is a file; give a folder")
-        if mark is None:
+        format_record = files.read_json(_FORMAT_FILE)
+        if format_record is None and create:
+            files.create(_FORMAT_FILE, json_bytes({"format": FORMAT}))
+            format_record = files.read_json(_FORMAT_FILE)
+            if format_record is None:
+                raise StoreError(f"cannot create a store at {files.url}: it is a file; give a folder")
+        if format_record is None:
             raise StoreError(f"there is no bookwheel store at {files.url}: check the URL, or create one with `reindex`")
-        written = mark.get("format")
-        if type(written) is not int or not 1 <= written <= FORMAT:
+        format_number = format_record.get("format")
+        if type(format_number) is not int or not 1 <= format_number <= FORMAT:
             raise StoreError(
-                f"the store at {files.url} is of format {written!r}, newer than {FORMAT}: upgrade bookwheel"
+                f"the store at {files.url} has format {format_number!r}, which is newer than {FORMAT}: "
+                "upgrade bookwheel"
             )
         return cls(files)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the URL."""
-        return _reopened, (self.url,)
+        return _reopen, (self.url,)
 
     def __repr__(self) -> str:
         """Show the URL."""
         return f"Store({self.url!r})"
 
 
-def _reopened(url: str) -> Store:
+def _reopen(url: str) -> Store:
     return Store(Files(url))

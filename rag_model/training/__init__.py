@@ -1,11 +1,12 @@
-"""Training: one explicit loop, and one file per objective.
+"""Training of encoders, rerankers and RAG models on a snapshot.
 
-objectives.registry.objective(name)     -> Objective: settings, task, costs and card of `dpr`, `rag-token` or another
-data.examples.read_examples(file)       -> training examples, from many common file formats
-data.mine.mine(examples, search)        -> the same with hard negatives, from BM25 or a snapshot
-objective.task(job)                     -> Task: the module, its batches, its loss, its dev set
-loop.loop.train(task, settings, folder) -> Trained: resumes after it was killed, keeps the best by dev
-finetuning.Finetuning(objective, job)   -> the whole training, once for the same inputs; the model is in the store
-
-A task that searches a snapshot (`loop.task.AskingTask`) may move to another one between two steps.
+* `finetuning`: one fine-tuning from end to end, recorded in the memo, with its resource estimate
+* `origins`: the initial models of a fine-tuning
+* `objectives`: the protocol of objectives, its registry, and one module per built-in objective
+* `data`: examples, hard negatives, teacher scores, and the snapshot as non-parametric memory
+* `loop`: the training loop with checkpoints and the journal
+* `moving_index`, `rebuilds`: an index that is rebuilt while its passage encoder is trained
+* `checkpoint_uploads`: checkpoints in the store, for a run on another machine
+* `card`: the model card
+* `settings`: the settings of an objective: from tables, and as a commented TOML file
 """

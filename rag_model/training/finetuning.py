@@ -1,7 +1,8 @@
-"""One fine-tuning from end to end: its exact inputs, the task, and the model that it puts into the store.
+"""Run one fine-tuning from end to end: compute its key, train, and publish the model in the store.
 
-Its inputs have a key, like a stage of a build: the same snapshot, examples, models and settings are trained once, and
-the memo records the result. Work is in a folder named by the key, so that a run that died is resumed.
+A fine-tuning has a key like a stage of an index build: the same snapshot, examples, models and
+settings are trained once, and the memo records the result. The work folder is named by the key, so
+that a run that died is resumed. `estimate_work` estimates memory and time before the training.
 """
 
 import json
@@ -13,222 +14,304 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from rag_model.atomic_write import atomic_write
+from rag_model.encoders.architecture import read_architecture
+from rag_model.encoders.files import resolve_folder
 from rag_model.errors import StoreError, UsageError
-from rag_model.evaluation.reports.training import read_curves, render
-from rag_model.extras import versions
-from rag_model.landing import landing
+from rag_model.evaluation.reports.training import read_training_curves, render_training_report
+from rag_model.extras import get_versions
+from rag_model.index.byte_sizes import format_bytes
+from rag_model.resources import CORE_FLOPS, WorkEstimate, estimate_weight_bytes
 from rag_model.store.objects.memo import Memo
-from rag_model.store.store import MODEL
-from rag_model.store.versions.model_parts import parts_of
-from rag_model.store.versions.models import Made, PutModel, put_model
+from rag_model.store.store import MODEL_PREFIX
+from rag_model.store.versions.model_manifest import detect_model_parts
+from rag_model.store.versions.models import ModelMetadata, StoredModel, put_model
 from rag_model.store.versions.moves import tag
-from rag_model.store.versions.trainings import TRAINED
-from rag_model.training.card import Card, StageTold, write_card
+from rag_model.store.versions.trainings import TRAINING_STAGE
+from rag_model.training.card import Card, StageSummary, write_card
+from rag_model.training.data.blocks import OnProgress
 from rag_model.training.data.examples import digest_examples
-from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.journal import METRICS
-from rag_model.training.loop.loop import Report, Trained, train
-from rag_model.training.loop.task import Task, TellingTask
-from rag_model.training.moving.rebuild import Rebuild
-from rag_model.training.objectives.objective import Job, Objective, Stage, loops_of
+from rag_model.training.loop.loop import ReportCallback, TrainingResult, train
+from rag_model.training.loop.task import DescribedTask, Task
+from rag_model.training.objectives.objective import TRAINED_COPIES, Job, Objective, TrainingStage, find_loop_settings
+from rag_model.training.rebuilds import Rebuilder
 
-STAGE, PAGE = TRAINED, "training.html"
-VERSION = 2  # increased when the same inputs would give another model
-_DECIDING = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
+STAGE, CURVES_PAGE = TRAINING_STAGE, "training.html"
+VERSION = 2  # increase it when the same inputs would give a different model
+_RECORDED_PACKAGES = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FinetuningResult:
     """The result of a fine-tuning."""
 
     model: str  # full id
     steps: int
-    best_step: int  # the step of these weights; 0: no step improved the goal
-    before: Mapping[str, float]  # on the dev set
-    after: Mapping[str, float]
+    best_step: int  # step of the published weights; 0: no step improved the goal
+    initial_measures: Mapping[str, float]  # on the dev set
+    best_measures: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return {
+            "model": self.model,
+            "steps": self.steps,
+            "best_step": self.best_step,
+            "before": dict(self.initial_measures),
+            "after": dict(self.best_measures),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back the result of `to_json`."""
+        return cls(value["model"], value["steps"], value["best_step"], value["before"], value["after"])
 
 
 class Finetuning:
     """One job of an objective, identified by its exact inputs."""
 
     def __init__(self, objective: Objective[Any], job: Job[Any]) -> None:
-        """Take the objective, and everything that determines the model."""
+        """Set the objective and the job, which together determine the model."""
         self.objective, self.job = objective, job
         self.store, self.snapshot = job.store, job.snapshot
         self._prepared: Job[Any] | None = None
-        self._told: Sequence[StageTold] = ()
+        self._stage_summaries: Sequence[StageSummary] = ()
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Everything that determines the model, as JSON values; reads the models' files once."""
+        """All inputs that determine the model, as JSON values; reads the models' files once."""
         settings = self.job.settings
         return {
             "kind": self.objective.name,
             "snapshot": self.snapshot.id,
             "models": dict(self.job.origins.digests()),
-            "recipe": {**asdict(settings), **{name: loop.deciding() for name, loop in loops_of(settings).items()}},
-            "examples": {name: digest_examples(some) for name, some in self.job.examples.items()},
+            "recipe": {
+                **asdict(settings),
+                **{name: loop.loss_settings() for name, loop in find_loop_settings(settings).items()},
+            },
+            "examples": {name: digest_examples(examples) for name, examples in self.job.examples.items()},
             **self.objective.inputs(self.job),
             "version": VERSION,
             **({"code": self.objective.version} if self.objective.version else {}),
         }
 
-    def prepare(self, work: Path | None = None, tell: Tell = lambda _, __: None) -> Job[Any]:
-        """Return the job with its examples prepared for training, for example with mined negatives; done once.
+    def prepare(self, work: Path | None = None, on_progress: OnProgress = lambda _, __: None) -> Job[Any]:
+        """Return the job with examples prepared for training, for example with mined negatives.
 
-        `work` is the training's folder, which keeps what took long; `tell` is called with what is done, and of how
-        much.
+        The examples are prepared once. `work` is the training's folder, which caches slow results.
+        `on_progress` is called with the finished and the total amount.
         """
         if self._prepared is None:
-            job = replace(self.job, digests=self.inputs["models"], work=work, tell=tell)
+            job = replace(self.job, digests=self.inputs["models"], work=work, on_progress=on_progress)
             self._prepared = replace(job, examples=self.objective.prepare(job))
         return self._prepared
 
     @property
     def key(self) -> str:
-        """The key of the inputs, 64 hex digits."""
-        return Memo.key(self.inputs)
+        """Key of the inputs, 64 hex digits."""
+        return Memo.compute_key(self.inputs)
 
-    def known(self) -> Outcome | None:
-        """Return the result of an earlier run with the same inputs, if its model is still in the store."""
-        record = self.store.memo.get(STAGE, self.key)
+    def find_result(self) -> FinetuningResult | None:
+        """Return the result of a previous run with equal inputs; None if its model is gone."""
+        record = self.store.memo.find(STAGE, self.key)
         if record is None:
             return None
         try:
-            self.store.models.get(record.facts["model"])
+            self.store.models.get(record.stats["model"])
         except StoreError:
             return None
-        return Outcome(**record.facts)
+        return FinetuningResult.from_json(record.stats)
 
     def run(
         self,
         work: Path,
-        report: Report | None = None,
-        rebuild: Rebuild | None = None,
-        keep: Callable[[str, int, int], None] | None = None,
-    ) -> Trained:
-        """Train in the folder `work`, or resume the training there: stage after stage, if there are several.
+        report: ReportCallback | None = None,
+        rebuild: Rebuilder | None = None,
+        on_checkpoint: Callable[[str, int, int], None] | None = None,
+    ) -> TrainingResult:
+        """Train in the folder `work`, or resume the training there, one stage after another.
 
-        `keep` is called after every checkpoint that is for the store, with the stage, the step and the number of steps.
+        `on_checkpoint` is called after every checkpoint that belongs in the store, with the stage,
+        the step and the number of steps.
 
-        `rebuild` makes the rebuilds of a moving index. `report` is also called with kind `stage NAME` before each of
-        several stages, whose `evaluate_every` is its value, and with kind `score` while a stage's data are scored.
+        `rebuild` runs the rebuilds of a moving index. `report` is also called with kind
+        `stage NAME` before each of several stages, with `evaluate_every` as its value, and with
+        kind `score` while a stage's data are scored.
 
-        `training.html` in `work` shows the curves, and how the index moved.
+        `training.html` in `work` shows the curves and the moves of the index.
 
         Raises:
-            BookwheelError: as the objective, its tasks and the loop; the checkpoints stay.
+            BookwheelError: raised by the objective, its tasks or the loop; the checkpoints stay.
         """
-        found, told = list[Trained](), list[StageTold]()
+        stage_results, summaries = list[TrainingResult](), list[StageSummary]()
         for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
             if stage.name and report is not None:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
-            torch.manual_seed(stage.loop.seed)  # for weights that a folder lacks, such as a pooler's
-            task = stage.task(found[-1].best if found else None, _scoring(report))
+            torch.manual_seed(stage.loop.seed)  # initializes weights that the folder lacks, such as a pooler's
+            task = stage.task(stage_results[-1].best_folder if stage_results else None, _report_scoring(report))
             try:
-                kept = partial(keep, stage.name) if keep is not None and stage.loop.stored else None
-                trained = train(task, stage.loop, work / stage.name, report, kept)
+                on_stage_checkpoint = (
+                    partial(on_checkpoint, stage.name) if on_checkpoint is not None and stage.loop.stored else None
+                )
+                trained = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
             finally:
-                self._draw(work, [*(one.name for one in told), stage.name])
-            self.objective.check(task, trained.after)
-            found.append(trained)
-            told.append(_told(stage, task, trained))
-        self._told = told
-        return _joined(found)
+                self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
+            self.objective.check(task, trained.best_measures)
+            stage_results.append(trained)
+            summaries.append(_summarize_stage(stage, task, trained))
+        self._stage_summaries = summaries
+        return _combine_stages(stage_results)
 
-    def _draw(self, work: Path, stages: Sequence[str]) -> None:
-        """Write the page of the curves so far: of a training that was refused, too."""
-        curves = {one: read_curves(work / one / METRICS) for one in stages}
-        page = render(f"{self.objective.name}: the training", curves)
-        with suppress(OSError), landing(work / PAGE) as temporary:  # an illustration ends no training
+    def _write_curves_page(self, work: Path, stages: Sequence[str]) -> None:
+        """Write the page with the curves so far, also when the training was refused."""
+        curves = {stage: read_training_curves(work / stage / METRICS) for stage in stages}
+        page = render_training_report(f"{self.objective.name}: the training", curves)
+        with (
+            suppress(OSError),
+            atomic_write(work / CURVES_PAGE) as temporary,
+        ):  # a failure here must not end the training
             temporary.write_text(page, encoding="utf-8")
 
     def publish(
-        self, trained: Trained, work: Path, name: str, seconds: Mapping[str, float]
-    ) -> tuple[Outcome, PutModel]:
-        """Put the best weights into the store, with card and curves, name them, and record the inputs in the memo.
+        self, trained: TrainingResult, work: Path, name: str, seconds: Mapping[str, float]
+    ) -> tuple[FinetuningResult, StoredModel]:
+        """Put the best weights with card and curves into the store, tag them, and write the memo.
 
         Raises:
             StoreError: the store cannot be written.
-            UsageError: the task did not save all parts of its objective.
+            UsageError: the task did not save all parts that its objective declares.
         """
-        folder = trained.best
+        folder = trained.best_folder
         self._check_parts(folder)
-        (folder / "README.md").write_text(write_card(self._card(trained)), encoding="utf-8")
-        for stage in self._told:
+        (folder / "README.md").write_text(write_card(self._build_card(trained)), encoding="utf-8")
+        for stage in self._stage_summaries:
             shutil.copyfile(work / stage.name / METRICS, folder / f"{stage.name}{'-' * bool(stage.name)}{METRICS}")
-        metrics = {"before": dict(trained.before), "after": dict(trained.after)}
+        metrics = {"before": dict(trained.initial_measures), "after": dict(trained.best_measures)}
         space = self.objective.space(self.job, folder)
-        provenance = self._provenance(seconds, trained)
-        made = Made(self.objective.name, space.to_json() if space else None, self._lineage(), metrics, provenance)
-        put = put_model(self.store, folder, made, name)
-        found = Outcome(put.model, trained.steps, trained.best_step, trained.before, trained.after)
-        files = self.store.models.get(put.model).content.files
-        facts = {"model": found.model, "steps": found.steps, "best_step": found.best_step, **metrics}
-        self.store.memo.record(STAGE, self.key, files, facts, self.inputs)
-        return found, put
+        provenance = self._build_provenance(seconds, trained)
+        trained_model = ModelMetadata(
+            self.objective.name, space.to_json() if space else None, self._build_lineage(), metrics, provenance
+        )
+        published = put_model(self.store, folder, trained_model, name)
+        result = FinetuningResult(
+            published.model, trained.steps, trained.best_step, trained.initial_measures, trained.best_measures
+        )
+        files = self.store.models.get(published.model).content.files
+        self.store.memo.write_record(STAGE, self.key, files, result.to_json(), self.inputs)
+        return result, published
 
-    def name(self, outcome: Outcome, name: str) -> PutModel:
-        """Name a model that is already in the store."""
-        return PutModel(outcome.model, tag(self.store, f"{MODEL}{outcome.model}", name))
+    def tag_model(self, outcome: FinetuningResult, name: str) -> StoredModel:
+        """Move the model ref `name` to a model that is already in the store."""
+        return StoredModel(outcome.model, tag(self.store, f"{MODEL_PREFIX}{outcome.model}", name))
 
     def _check_parts(self, folder: Path) -> None:
-        saved = parts_of(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        if missing := self.objective.result.parts - saved:
+        saved = detect_model_parts(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        if missing_parts := self.objective.result.parts - saved:
             raise UsageError(
-                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing))} in {folder}: "
-                "write them in its `save`, or remove them from `result.parts`"
+                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing_parts))} in "
+                f"{folder}: write them in its `save`, or remove them from `result.parts`"
             )
 
-    def _lineage(self) -> dict[str, Any]:
+    def _build_lineage(self) -> dict[str, Any]:
         return {name: value for name, value in self.inputs.items() if name != "kind"}
 
-    def _provenance(self, seconds: Mapping[str, float], trained: Trained) -> dict[str, Any]:
+    def _build_provenance(self, seconds: Mapping[str, float], trained: TrainingResult) -> dict[str, Any]:
         return {
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "names": dict(self.job.origins.names),
-            **({"asked": [asdict(one) for one in trained.asked]} if trained.asked else {}),
+            **(
+                {"asked": [asdict(searched) for searched in trained.searched_snapshots]}
+                if trained.searched_snapshots
+                else {}
+            ),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "seconds": dict(seconds),
-            "versions": versions(*_DECIDING),
+            "versions": get_versions(*_RECORDED_PACKAGES),
         }
 
-    def _card(self, trained: Trained) -> Card:
+    def _build_card(self, trained: TrainingResult) -> Card:
         corpus = self.snapshot.manifest.content.corpus
         source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
         return Card(
             kind=self.objective.name,
             result=self.objective.result,
-            began=self.inputs["models"],
+            initial_models=self.inputs["models"],
             snapshot=self.snapshot.id,
-            text=", ".join(part for part in (source, corpus.get("licence")) if part),
-            data=self.inputs["examples"],
+            passages_source=", ".join(part for part in (source, corpus.get("licence")) if part),
+            example_digests=self.inputs["examples"],
             recipe=json.loads(json.dumps(self.inputs["recipe"])),
-            before=trained.before,
-            after=trained.after,
+            initial_measures=trained.initial_measures,
+            best_measures=trained.best_measures,
             steps=trained.steps,
             language=str(corpus.get("language") or ""),
-            asked=trained.asked,
-            stages=self._told if len(self._told) > 1 else (),
+            searched_snapshots=trained.searched_snapshots,
+            stages=self._stage_summaries if len(self._stage_summaries) > 1 else (),
         )
 
 
-def _told(stage: Stage, task: Task[Any], trained: Trained) -> StageTold:
-    said = task.trained_on if isinstance(task, TellingTask) else ""
-    return StageTold(stage.name, trained.steps, trained.best_step, trained.before, trained.after, said)
+def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -> WorkEstimate:
+    """Return the work of a fine-tuning, without loading a model and without mining.
+
+    `rebuild` is the work of one rebuild of the index, which runs next to the training. None leaves
+    rebuilds out.
+
+    Raises:
+        InputError: a model's folder is incomplete.
+        UsageError: the snapshot lacks an index that the settings name.
+    """
+    objective, job = finetuning.objective, finetuning.job
+    models = {part: read_architecture(resolve_folder(name)) for part, name in job.origins.names.items()}
+    costs, weight_bytes = objective.costs(job, models), estimate_weight_bytes(*models.values())
+    stages: dict[str, int] = {}
+    steps, operations, disk = 0, costs.rebuilds * costs.rebuild_operations, 0
+    for stage_costs in (*costs.previous_stages, costs):
+        loop = stage_costs.loop or job.settings.loop
+        stage_steps = loop.count_steps(stage_costs.batches, 1)
+        evaluations = 2 + stage_steps // loop.evaluate_every
+        steps += stage_steps
+        operations += (
+            stage_costs.preparation_operations
+            + stage_steps * loop.accumulation * stage_costs.step_operations
+            + evaluations * stage_costs.evaluation_operations
+        )
+        disk += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
+        stages |= stage_costs.stage_bytes
+    unit, count = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
+    sizes = {"steps": f"{steps:,}", unit: f"{count:,}"}
+    if costs.rebuilds:
+        sizes["rebuilds of the index"] = (
+            f"{costs.rebuilds:,}, each {costs.rebuild_operations / CORE_FLOPS:,.0f} s of a core"
+        )
+    if costs.preparation_operations:
+        sizes["scores of the generator"] = f"{costs.preparation_operations / CORE_FLOPS:,.0f} s of a core"
+    if rebuild is not None:
+        peak, disk = max(rebuild.compute_stage_memory(1).values()), disk + rebuild.disk
+        stages["rebuild"] = max(costs.stage_bytes.values()) + peak
+        sizes["a rebuild takes"] = f"{format_bytes(peak)} of memory, {format_bytes(rebuild.disk)} of disk"
+    return WorkEstimate(sizes, stages, operations, disk=disk)
 
 
-def _joined(stages: Sequence[Trained]) -> Trained:
-    """Return stages as one training: from before the first to the best weights of the last."""
+def _summarize_stage(stage: TrainingStage, task: Task[Any], trained: TrainingResult) -> StageSummary:
+    description = task.trained_on if isinstance(task, DescribedTask) else ""
+    return StageSummary(
+        stage.name, trained.steps, trained.best_step, trained.initial_measures, trained.best_measures, description
+    )
+
+
+def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
+    """Merge the results of stages: measures before the first stage, best weights of the last."""
     last = stages[-1]
-    earlier = sum(one.steps for one in stages[:-1])
-    best = earlier + last.best_step if last.best_step else sum(one.best_step for one in stages)
-    return replace(last, steps=earlier + last.steps, best_step=best, before=stages[0].before)
+    previous_steps = sum(stage.steps for stage in stages[:-1])
+    best_step = previous_steps + last.best_step if last.best_step else sum(stage.best_step for stage in stages)
+    return replace(
+        last, steps=previous_steps + last.steps, best_step=best_step, initial_measures=stages[0].initial_measures
+    )
 
 
-def _scoring(report: Report | None) -> Tell:
+def _report_scoring(report: ReportCallback | None) -> OnProgress:
     return lambda done, total: None if report is None else report("score", done, total, {})

@@ -1,27 +1,33 @@
-"""The models that a fine-tuning begins with, by their names: encoders, a generator, a teacher; and their digests."""
+"""Choose the initial models of a fine-tuning (encoders, generator, teacher), with their digests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rag_model.digest import digest_file, digest_json
-from rag_model.encoders.encoder import untrainable
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.encoders.space import Space, space_of
-from rag_model.encoders.spec import is_static, read_spec
+from rag_model.encoders.encoder import static_encoder_error
+from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.space import Space, compute_space
+from rag_model.encoders.spec import is_static_encoder, read_encoder_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names, generator_name, masked_folder
+from rag_model.retrieve.models import (
+    resolve_colbert,
+    resolve_cross_encoder,
+    resolve_encoders,
+    resolve_generator,
+    resolve_masked_lm,
+)
 from rag_model.store.store import Store
-from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, MASKED_LM
-from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.manifest import QUESTION_ENCODER
+from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
 
-TEACHER = "teacher"  # a part of `Origins`
+TEACHER = "teacher"  # the teacher's name among the parts of `InitialModels`
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The models that a user named for a training, by option; None: not named."""
+class NamedModels:
+    """The models that a user named for a training, by command-line option; None: not named."""
 
     encoder: str | None = None  # a folder, a hub name, or `model:NAME`
     generator: str | None = None  # a folder, a hub name, or `model:NAME`
@@ -29,59 +35,59 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
-    """The initial models of a training: by part, a name for `Encoder.load` or `load_generator`."""
+class InitialModels:
+    """The initial models of a training: a name for `Encoder.load` or `load_generator` by part."""
 
-    names: Mapping[str, str]  # question, passage, generator, teacher, or another part of the training
+    names: Mapping[str, str]  # keys: question, passage, generator, teacher, or another part
 
     def digests(self) -> Mapping[str, str]:
-        """Return the digest of the files of each part; reads all of them once.
+        """Return the digest of each part's files; reads every file once.
 
         Raises:
-            InputError: one is not found.
+            InputError: a model is not found.
         """
         return {part: digest_folder(resolve_folder(name)) for part, name in self.names.items()}
 
     def check_trainable(self) -> None:
-        """Check that no part is a static encoder, by its files alone.
+        """Check, from the files alone, that no part is a static encoder, which cannot be trained.
 
         Raises:
-            InputError: one is not found, or a file is corrupt.
-            UsageError: one is.
+            InputError: a model is not found, or a file is corrupt.
+            UsageError: a part is a static encoder.
         """
         for name in self.names.values():
-            if is_static(folder := resolve_folder(name)):
-                raise untrainable(folder)
+            if is_static_encoder(folder := resolve_folder(name)):
+                raise static_encoder_error(folder)
 
-    def unit_vectors(self) -> bool:
-        """Return whether question vectors have length 1; False if there is no question encoder."""
-        return "question" in self.names and read_spec(resolve_folder(self.names["question"])).normalize
+    def has_unit_vectors(self) -> bool:
+        """Return whether question vectors have length 1; False without a question encoder."""
+        return "question" in self.names and read_encoder_spec(resolve_folder(self.names["question"])).normalize
 
 
-def pair_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
-    """Return the initial encoders of a DPR training: the named ones, else the one that the snapshot carries.
+def choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> InitialModels:
+    """Return the initial bi-encoder: the named encoders, else the one that the snapshot carries.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
         UsageError: the named model, or the snapshot's, encodes only questions.
     """
     if encoder is not None:
-        names = encoder_names(store, encoder)
+        names = resolve_encoders(store, encoder)
         if names.passage is None:
             raise UsageError(f"{encoder} has no passage encoder to train: name a folder, or a DPR model")
-        return Origins({"question": names.question, "passage": names.passage})
+        return InitialModels({"question": names.question, "passage": names.passage})
     folder = snapshot.folder(QUESTION_ENCODER)
-    own = space_of(folder, read_spec(folder))
-    if snapshot.space is None or own.digest != Space.from_json(snapshot.space).digest:
+    encoder_space = compute_space(folder, read_encoder_spec(folder))
+    if snapshot.space is None or encoder_space.digest != Space.from_json(snapshot.space).digest:
         raise UsageError(
             f"snapshot {snapshot.id[:12]} carries only the question encoder of a pair: name the "
             "passage encoder with --encoder"
         )
-    return Origins({"question": str(folder), "passage": str(folder)})
+    return InitialModels({"question": str(folder), "passage": str(folder)})
 
 
-def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
-    """Return the initial models of a RAG training: the named question encoder, else the snapshot's, and a generator.
+def choose_rag_models(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> InitialModels:
+    """Return the initial models of RAG: the named or the snapshot's question encoder, a generator.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
@@ -91,77 +97,88 @@ def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: 
         raise UsageError(
             "there is no generator to train: name one with --generator, a folder, a hub name or model:NAME"
         )
-    question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else encoder_names(store, encoder).question
-    return Origins({"question": question, "generator": generator_name(store, generator)})
+    question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else resolve_encoders(store, encoder).question
+    return InitialModels({"question": question, "generator": resolve_generator(store, generator)})
 
 
-def reader_and_pair_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
-    """Return the initial models of a RAG training whose passage encoder learns: those of `pair_of`, and a generator.
-
-    Raises:
-        StoreError: as `pair_of`.
-        UsageError: as `pair_of`, or no generator is named.
-    """
-    return Origins({**pair_of(store, snapshot, encoder).names, **reader_of(store, snapshot, encoder, generator).names})
-
-
-def classifier_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
-    """Return what a cross-encoder begins as: the named model, else the passage encoder that the snapshot carries.
-
-    A transformer without a head for scores gets a new one; `model:NAME` is a cross-encoder of the store.
+def choose_end_to_end_models(
+    store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None
+) -> InitialModels:
+    """Return the initial models of end-to-end RAG: those of `choose_bi_encoder`, and a generator.
 
     Raises:
-        InputError: there is no such folder.
-        StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named model of the store is no cross-encoder.
+        StoreError: see `choose_bi_encoder`.
+        UsageError: see `choose_bi_encoder`, or no generator is named.
     """
-    named = snapshot.folder(QUESTION_ENCODER) if encoder is None else cross_encoder_folder(store, encoder)
-    return Origins({CROSS_ENCODER: str(named)})
+    return InitialModels(
+        {
+            **choose_bi_encoder(store, snapshot, encoder).names,
+            **choose_rag_models(store, snapshot, encoder, generator).names,
+        }
+    )
 
 
-def late_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
-    """Return what a ColBERT begins as: the named ColBERT or encoder, else the encoder that the snapshot carries.
+def choose_cross_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> InitialModels:
+    """Return the initial cross-encoder: the named model, else the snapshot's passage encoder.
 
-    An encoder without a projection gets a new one; `model:NAME` is a ColBERT of the store.
+    A transformer without a classification head gets a new one. `model:NAME` names a cross-encoder
+    of the store.
 
     Raises:
         InputError: there is no such folder.
         StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named model of the store is no ColBERT.
+        UsageError: the named model of the store is not a cross-encoder.
     """
-    named = snapshot.folder(QUESTION_ENCODER) if encoder is None else colbert_folder(store, encoder)
-    return Origins({COLBERT: str(named)})
+    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_cross_encoder(store, encoder)
+    return InitialModels({CROSS_ENCODER: str(folder)})
 
 
-def masked_of(store: Store, snapshot: Snapshot, encoder: str | None, reader: str | None) -> Origins:
-    """Return the initial models of REALM: encoders as `pair_of`, and a masked language model.
+def choose_colbert(store: Store, snapshot: Snapshot, encoder: str | None) -> InitialModels:
+    """Return the initial ColBERT: the named ColBERT or encoder, else the snapshot's encoder.
 
-    `reader`: its folder or hub name; None: the passage encoder, which then gets a new head over its vocabulary.
+    An encoder without a projection gets a new one. `model:NAME` names a ColBERT of the store.
+
+    Raises:
+        InputError: there is no such folder.
+        StoreError: the store has no such model, or the snapshot carries no encoder.
+        UsageError: the named model of the store is not a ColBERT.
+    """
+    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_colbert(store, encoder)
+    return InitialModels({COLBERT: str(folder)})
+
+
+def choose_realm_models(store: Store, snapshot: Snapshot, encoder: str | None, reader: str | None) -> InitialModels:
+    """Return the initial models of REALM: a bi-encoder and a masked language model.
+
+    `reader` is the folder or hub name of the masked language model. None takes the passage encoder
+    and gives it a new head over its vocabulary.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
         UsageError: the named encoder, or the snapshot's, encodes only questions.
     """
-    names = pair_of(store, snapshot, encoder).names
-    return Origins({**names, MASKED_LM: masked_folder(store, reader or names["passage"])})
+    names = choose_bi_encoder(store, snapshot, encoder).names
+    return InitialModels({**names, MASKED_LM: resolve_masked_lm(store, reader or names["passage"])})
 
 
-def taught(store: Store, origins: Origins, teacher: str | None) -> Origins:
-    """Return the initial models with a teacher, a cross-encoder.
+def add_teacher(store: Store, origins: InitialModels, teacher: str | None) -> InitialModels:
+    """Return the initial models with a teacher, which is a cross-encoder, added.
 
     Raises:
         InputError: there is no such folder.
         StoreError: the store has no such model.
-        UsageError: no teacher is named, or the named model of the store is no cross-encoder.
+        UsageError: no teacher is named, or the named model of the store is not a cross-encoder.
     """
     if teacher is None:
         raise UsageError("there is no teacher: name a cross-encoder with --teacher, a folder or model:NAME")
-    return Origins({**origins.names, TEACHER: str(cross_encoder_folder(store, teacher))})
+    return InitialModels({**origins.names, TEACHER: str(resolve_cross_encoder(store, teacher))})
 
 
 def digest_folder(folder: Path) -> str:
-    """Return the digest of a folder's files by name, without hidden ones and the card."""
+    """Return the digest of a folder's files by name; hidden files and the card are left out."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
-    inside = {path.relative_to(folder).as_posix(): path for path in files}
-    shown = {name: path for name, path in inside.items() if not any(part.startswith(".") for part in name.split("/"))}
-    return digest_json({name: digest_file(path) for name, path in shown.items()})
+    paths_by_name = {path.relative_to(folder).as_posix(): path for path in files}
+    visible_paths = {
+        name: path for name, path in paths_by_name.items() if not any(part.startswith(".") for part in name.split("/"))
+    }
+    return digest_json({name: digest_file(path) for name, path in visible_paths.items()})

@@ -3,8 +3,8 @@
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.allowed import MORE, refuse_unlisted
-from beam_jobs.options import checked
+from beam_jobs.allowed import ALLOWED_VARIABLE, refuse_unlisted
+from beam_jobs.options import check_flags
 from rag_model.errors import UsageError
 
 HARMFUL = [
@@ -43,12 +43,12 @@ HARMFUL = [
 
 @pytest.fixture(autouse=True)
 def nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(MORE, raising=False)
+    monkeypatch.delenv(ALLOWED_VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize("flag", [flag for flag in HARMFUL if flag != "PortableRunner"])
 def test_harmful_options_are_refused(flag: str) -> None:
-    with pytest.raises(UsageError, match=f"the operator of the worker allows it with {MORE}="):
+    with pytest.raises(UsageError, match=f"the operator of the worker allows it with {ALLOWED_VARIABLE}="):
         refuse_unlisted(["--runner=FlinkRunner", flag])
 
 
@@ -73,20 +73,22 @@ def test_a_value_of_its_own_does_not_hide_an_option() -> None:
 
 
 def test_the_operator_allows_more_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MORE, """flink_master=flink:8081 --temp_location 'environment_config={"a": 1, "b": 2}'""")
+    monkeypatch.setenv(
+        ALLOWED_VARIABLE, """flink_master=flink:8081 --temp_location 'environment_config={"a": 1, "b": 2}'"""
+    )
     refuse_unlisted(["--flink_master=flink:8081", "--temp_location", "gs://any"])
     refuse_unlisted(["--flink_master", "flink:8081", '--environment_config={"a": 1, "b": 2}'])
     for other in ("--flink_master=elsewhere:8081", "--environment_config={}", "--setup_file=x"):
         with pytest.raises(UsageError, match="may not set"):
             refuse_unlisted([other])
-    monkeypatch.setenv(MORE, "'open")
+    monkeypatch.setenv(ALLOWED_VARIABLE, "'open")
     with pytest.raises(UsageError, match="separate names by spaces"):
         refuse_unlisted(["--flink_master=flink:8081"])
 
 
 def test_the_command_line_is_free_but_takes_no_secret() -> None:
-    checked(["--environment_type=PROCESS", '--environment_config={"command": "/bin/true"}'])
+    check_flags(["--environment_type=PROCESS", '--environment_config={"command": "/bin/true"}'])
     for flag in ("--flink_master=http://me:s3cret@host:8081", "--s3_secret_access_key=s3cret"):
         with pytest.raises(UsageError, match="environment") as refused:
-            checked([flag])
+            check_flags([flag])
         assert "s3cret" not in str(refused.value)

@@ -12,7 +12,7 @@ SITE = Siteinfo("enwiki", "en", "")
 def seconds(size: int = 0) -> float:
     """Of a megabyte, cut by a chunker whose encoder has `size` bytes."""
     files = (("encoder", (("model.safetensors", BlobRef("sha256:" + "0" * 64, size)),)),) if size else ()
-    return _seconds(ChunkTask(Part("part-00000", "wiki", 1, 9, (MEGABYTE,)), SITE, ChunkRecipe(), files=files))
+    return _seconds(ChunkTask(Part("part-00000", "wiki", 1, 9, (MEGABYTE,)), SITE, ChunkRecipe(), setting_files=files))
 
 
 def test_a_chunker_with_a_model_takes_as_long_as_encoding_its_passages() -> None:

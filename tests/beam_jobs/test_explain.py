@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.explain import Explained, Outlook, explain
+from beam_jobs.explain import ReuseReport, StageReuse, explain
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.encoding import EncodeRecipe
@@ -19,12 +19,12 @@ from tests.fixtures.tiny import save_bert
 GRAPH = replace(RECIPE, index={"hnsw": IndexRecipe("HNSW8")})
 
 
-def stages(found: Explained) -> dict[str, Outlook]:
+def stages(found: ReuseReport) -> dict[str, StageReuse]:
     return {row.stage: row for row in found.stages}
 
 
 @pytest.fixture
-def look(store: Store, dumps: Dumps, tiny: Path) -> Callable[..., dict[str, Outlook]]:
+def look(store: Store, dumps: Dumps, tiny: Path) -> Callable[..., dict[str, StageReuse]]:
     def run(dump: str = dumps.old, encoder: Path = tiny, recipe: Recipe = GRAPH, ref: str = "latest") -> Any:
         return stages(explain(store, dump, str(encoder), recipe, ref))
 
@@ -34,11 +34,11 @@ def look(store: Store, dumps: Dumps, tiny: Path) -> Callable[..., dict[str, Outl
 def test_of_the_same_dump_all_is_there(look: Any, month: Built) -> None:
     found = look()
     rows = month.counts["passages"]
-    assert found["plan"] == Outlook("plan", "parts", 3, 3, 3, 3, {})
-    assert found["chunk"] == Outlook("chunk", "articles", 24, 24, 3, 3, {})
-    assert found["embed"] == Outlook("embed", "passages", rows, rows, 3, 3, {})
-    assert found["train/hnsw"] == Outlook("train/hnsw", "if it fits", 0, 1, 1, 0, {"no record": 1})
-    assert found["index/hnsw"] == Outlook("index/hnsw", "indexes", 0, 1, 1, 0, {"no record": 1})
+    assert found["plan"] == StageReuse("plan", "parts", 3, 3, 3, 3, {})
+    assert found["chunk"] == StageReuse("chunk", "articles", 24, 24, 3, 3, {})
+    assert found["embed"] == StageReuse("embed", "passages", rows, rows, 3, 3, {})
+    assert found["train/hnsw"] == StageReuse("train/hnsw", "if it fits", 0, 1, 1, 0, {"no record": 1})
+    assert found["index/hnsw"] == StageReuse("index/hnsw", "indexes", 0, 1, 1, 0, {"no record": 1})
 
 
 def test_of_a_new_dump_it_foretells_what_the_build_then_counts(

@@ -20,8 +20,8 @@ import psutil
 import pytest
 import s3fs
 
-from beam_jobs.workers import START
-from flows.rebuilds import rebuilds
+from beam_jobs.workers import START_VARIABLE
+from flows.rebuilds import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.training.loop.journal import read_metrics
@@ -89,7 +89,7 @@ def reindex(
     dump = f"{bucket}/{small_dump.name}"
     s3fs.S3FileSystem().put_file(str(small_dump), dump)
     given = ["--dump", dump, "--encoder", str(tiny), "--recipe", str(folder / "recipe.toml"), "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache"), START: "0"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache"), START_VARIABLE: "0"}
     environment.pop("PREFECT_API_URL", None)
 
     def start(store: object, options: list[str], *flags: str) -> "subprocess.Popen[str]":
@@ -118,7 +118,7 @@ def reached(hold: Hold, running: "subprocess.Popen[str]") -> None:
 
 
 def records(store: Store, stage: str) -> set[str]:
-    return set(store.files.names(f"memo/{stage}"))
+    return set(store.files.list_names(f"memo/{stage}"))
 
 
 def finished(running: "subprocess.Popen[str]") -> Any:
@@ -165,7 +165,7 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
 def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_makes(
     cluster: Flink, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(START, "0")
+    monkeypatch.setenv(START_VARIABLE, "0")
     before, found = set(cluster.jobs()), []
     for name, options in (("here", []), ("there", cluster.flags)):
         given, url = tmp_path / name, f"{bucket}/moving-{name}"
@@ -173,9 +173,9 @@ def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_make
         prepare(given, url=url, words=True, graph=False, recipe=WORDS)  # an index of vectors takes four more jobs
         store = Store.open(url)
         tag(store, "latest", "first")
-        with rebuilds(store, "refresh", options) as made:
+        with open_rebuild_launcher(store, "refresh", options) as made:
             task, done = trained(given, given / "run", retriever="exact", rebuild=lambda _, made=made: made, url=url)
-        assert [one.step for one in done.asked] == [0, EVERY + 1]
+        assert [one.step for one in done.searched_snapshots] == [0, EVERY + 1]
         losses = [row["loss"] for row in read_metrics(given / "run") if row["kind"] == "train"]
         found.append((task.asked, losses, store.snapshots.get(task.asked).content.files))
     assert found[0] == found[1], "the same vectors and losses"

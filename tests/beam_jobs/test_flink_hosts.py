@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.workers import START
+from beam_jobs.workers import START_VARIABLE
 from tests.benchmarks.flink_cluster import DEADLINE, AbsentError, until
 from tests.benchmarks.flink_hosts import LAUNCHER, STORE, FlinkHosts, flink_hosts
 from tests.benchmarks.hosts import Host, NoHostsError
@@ -36,8 +36,8 @@ import json, sys
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
 store, snapshot, stages = Store.open(sys.argv[1]), sys.argv[2], sys.argv[3:]
-records = {stage: sorted(store.files.names(f"memo/{stage}")) for stage in stages}
-reports = [found.path for found in store.files.tree("runs") if found.path.endswith(".json")]
+records = {stage: sorted(store.files.list_names(f"memo/{stage}")) for stage in stages}
+reports = [found.path for found in store.files.iter_tree("runs") if found.path.endswith(".json")]
 wrong = [str(one) for one in verify(store, snapshot)]
 print(json.dumps({"records": records, "reports": reports, "wrong": wrong}))
 """
@@ -71,7 +71,7 @@ def reindex(launcher: Host, dump: str, store: str, *flags: str) -> "subprocess.P
     given = {"dump": f"s3://{held_store.BUCKET}/{dump}", "store": store, "encoder": "tiny", "recipe": "recipe.toml"}
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     command = [Path(sys.executable).with_name("bookwheel"), "reindex", *options, "--json", "--", *flags]
-    return launcher.start(command, {**REACHES_STORE, START: "0"}, subprocess.PIPE, subprocess.PIPE)
+    return launcher.start(command, {**REACHES_STORE, START_VARIABLE: "0"}, subprocess.PIPE, subprocess.PIPE)
 
 
 def finished(running: "subprocess.Popen[str]") -> Any:

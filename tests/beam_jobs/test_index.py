@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from beam_jobs import index, index_work
-from beam_jobs.index_tasks import IndexBuild, ShardTask, blobs_in
+from beam_jobs.index_tasks import IndexInProgress, ShardTask, read_blob_list
 from beam_jobs.launch import Launch
-from beam_jobs.workers import START
+from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import InputError, StoreError
-from rag_model.index import stages
-from rag_model.index.files.slices import PLACES, Table
+from rag_model.index import build as stages
+from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, SliceTable
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import open_index
 from rag_model.store.objects.blobs import BlobRef
@@ -54,12 +54,12 @@ def launch(store: Store) -> Launch:
     return Launch.new(store.url, ["--runner=FnApiRunner"])
 
 
-def started(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexBuild]:
+def started(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexInProgress]:
     vectors = [store.blobs.put_file(path) for path in files]
-    return [index.start(store, name, plan, vectors) for name, plan in plans.items()]
+    return [index.start_index(store, name, plan, vectors) for name, plan in plans.items()]
 
 
-def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexBuild]:
+def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexInProgress]:
     """Run all jobs but the last."""
     builds = started(store, plans, files)
     for job in (index.train, index.scatter, index.build_shards):
@@ -69,7 +69,7 @@ def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) ->
 
 def pieces(store: Store, listed: BlobRef | None) -> list[BlobRef]:
     assert listed is not None
-    return blobs_in(store, listed)
+    return read_blob_list(store, listed)
 
 
 def test_the_bytes_are_those_of_one_process(
@@ -78,10 +78,10 @@ def test_the_bytes_are_those_of_one_process(
     builds = shards(store, plans, files)
     for built in index.merge(builds, launch(store)):
         (work := tmp_path / built.name).mkdir()
-        stages.build(built.plan, files, work / "whole", work)
+        stages.run_stages(built.plan, files, work / "whole", work)
         assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
     by_name = {build.name: build for build in builds}
-    assert len(pieces(store, by_name["hnsw"].scattered)) == PARTS
+    assert len(pieces(store, by_name["hnsw"].pieces)) == PARTS
     assert len(pieces(store, by_name["hnsw"].shards)) == 4
     assert pieces(store, by_name["ivf"].shards) == []
 
@@ -114,7 +114,7 @@ def test_a_piece_that_was_lost(
 def test_a_slice_that_is_damaged(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     """Of a piece whose length, stamp and headers are right."""
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
-    path = store.files.local_path(pieces(store, build.scattered)[1].path)
+    path = store.files.local_path(pieces(store, build.pieces)[1].path)
     whole, table = path.read_bytes(), places_of(store, build)
     path.chmod(0o644)
     place = int(table["start"][2, 1]) + 30  # shard 2, part 1
@@ -126,9 +126,11 @@ def test_a_slice_that_is_damaged(store: Store, plans: dict[str, VectorPlan], fil
     assert store.blobs.exists(built.blob)
 
 
-def places_of(store: Store, build: IndexBuild) -> Table:
-    assert build.places is not None
-    return np.frombuffer(store.blobs.read(build.places), PLACES).reshape(build.plan.shards, PARTS)
+def places_of(store: Store, build: IndexInProgress) -> SliceTable:
+    assert build.slice_locations is not None
+    return np.frombuffer(store.blobs.read(build.slice_locations), SLICE_LOCATION_DTYPE).reshape(
+        build.plan.shards, PARTS
+    )
 
 
 @pytest.mark.parametrize("field", ["start", "size", "rows", "digest"])
@@ -137,8 +139,8 @@ def test_places_that_are_damaged(
 ) -> None:
     """No shard is recorded that lacks rows, and who deletes the blob that is named gets the same index."""
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
-    assert build.places is not None
-    places, path = places_of(store, build).copy(), store.files.local_path(build.places.path)
+    assert build.slice_locations is not None
+    places, path = places_of(store, build).copy(), store.files.local_path(build.slice_locations.path)
     places[field][2, 1] = places[field][2, 0] if field == "digest" else 0
     path.chmod(0o644)
     path.write_bytes(places.tobytes())
@@ -146,7 +148,7 @@ def test_places_that_are_damaged(
         index.build_shards([build], launch(store))
     path.unlink()
     (built,) = index.merge(shards(store, {"hnsw": plans["hnsw"]}, files), launch(store))
-    stages.build(built.plan, files, tmp_path / "whole", tmp_path)
+    stages.run_stages(built.plan, files, tmp_path / "whole", tmp_path)
     assert store.blobs.read(built.blob) == (tmp_path / "whole").read_bytes()
 
 
@@ -156,7 +158,7 @@ def test_who_deletes_a_piece_that_is_damaged_gets_it_made_again(
 ) -> None:
     graph = {"hnsw": plans["hnsw"]}
     (build,) = shards(store, graph, files)
-    path = store.files.local_path(pieces(store, build.scattered)[1].path)
+    path = store.files.local_path(pieces(store, build.pieces)[1].path)
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.chmod(0o644)
@@ -178,7 +180,7 @@ def test_parts_of_any_size_and_width(store: Store, plans: dict[str, VectorPlan],
         np.save(path, own[number].astype((np.float16, np.float32)[number % 2]))
     (built,) = index.merge(shards(store, {"hnsw": plans["hnsw"]}, paths), launch(store))
     (work := tmp_path / "work").mkdir()
-    stages.build(built.plan, paths, work / "whole", work)
+    stages.run_stages(built.plan, paths, work / "whole", work)
     assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
     found = open_index(work / "whole").search(vectors[:9].astype(np.float32), 1, efSearch=N)[1]
     assert found[:, 0].tolist() == list(range(9))
@@ -189,7 +191,7 @@ def test_a_shard_reads_its_own_bytes_and_no_others(
 ) -> None:
     """One request a piece, however many cells there are: the work would grow with the square of the corpus."""
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
-    scattered, table = {ref.path for ref in pieces(store, build.scattered)}, places_of(store, build)
+    scattered, table = {ref.path for ref in pieces(store, build.pieces)}, places_of(store, build)
     asked = list[tuple[str, int, int]]()
 
     class Counting(Files):
@@ -204,7 +206,7 @@ def test_a_shard_reads_its_own_bytes_and_no_others(
     counted = Store(Counting(store.url))
     for number, column in enumerate(table):
         asked.clear()
-        index_work.build_shard(ShardTask(build, number, **index._cells(store, build)[number]), counted)
+        index_work.build_shard(ShardTask(build, number, **index._read_cells(store, build)[number]), counted)
         read = [end - start for path, start, end in asked if path in scattered]
         assert read == column["size"].tolist()
 
@@ -214,15 +216,15 @@ def test_a_shard_to_be_built_alone_gets_all_cores(
 ) -> None:
     """Recorded ones want none."""
     graph, given = {"hnsw": plans["hnsw"]}, list[int]()
-    threads = index_work.engine.threads
+    threads = index_work.engine.use_threads
 
     def noted(count: int) -> AbstractContextManager[None]:
         given.append(count)
         return threads(count)
 
-    monkeypatch.setattr(index_work.engine, "threads", noted)
+    monkeypatch.setattr(index_work.engine, "use_threads", noted)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    monkeypatch.setenv(START, "1000")  # seconds, so that the launcher does all
+    monkeypatch.setenv(START_VARIABLE, "1000")  # seconds, so that the launcher does all
     builds = started(store, graph, files)
     for job in (index.train, index.scatter, index.build_shards):
         builds = job(builds, launch(store))
@@ -256,7 +258,7 @@ def test_one_cell_with_nearly_all(store: Store, tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", vectors)
     plan = resolve(IndexRecipe("HNSW8", cells=4), N, D)
     (built,) = index.merge(shards(store, {"hnsw": plan}, [tmp_path / "vectors.npy"]), launch(store))
-    found = open_index(store.blobs.local(built.blob)).search(vectors[:8], 1, efSearch=N)[1]
+    found = open_index(store.blobs.get_local_path(built.blob)).search(vectors[:8], 1, efSearch=N)[1]
     assert found[:, 0].tolist() == list(range(8))
 
 
@@ -267,5 +269,5 @@ def test_pieces_are_read_from_an_object_store(
     store = Store.open(s3_store_url, create=True)
     for built in index.merge(shards(store, plans, files), launch(store)):
         (work := tmp_path / built.name).mkdir()
-        stages.build(built.plan, files, work / "whole", work)
+        stages.run_stages(built.plan, files, work / "whole", work)
         assert store.blobs.read(built.blob) == (work / "whole").read_bytes()

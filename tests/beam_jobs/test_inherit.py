@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from beam_jobs import index
-from beam_jobs.index_tasks import IndexBuild, ScatterTask, blobs_in
+from beam_jobs.index_tasks import IndexInProgress, ScatterTask, read_blob_list
 from beam_jobs.launch import Launch
-from rag_model.index.exact.scan import ExactIndex
+from rag_model.index.exact_search import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.snapshots.heritage import EarlierRows, Heirloom
+from rag_model.snapshots.reused_training import ParentRows, ReusedTraining
 from rag_model.store.objects.memo import Record
 from rag_model.store.store import Store
 
@@ -65,17 +65,19 @@ def build(store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = ()
     vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
     changed = tuple((ref, tuple(known)) for ref in vectors if ref not in known)
     earlier = [
-        [EarlierRows(ref, number).to_json() for ref in known[number : number + 1]] for number in range(len(files))
+        [ParentRows(ref, number).to_json() for ref in known[number : number + 1]] for number in range(len(files))
     ]
     listed = store.blobs.put_bytes(json.dumps(earlier).encode()) if known else None
     heirlooms = {
-        built.name: Heirloom("0" * 64, *built.trained, changed, tuple(ref for ref in vectors if ref in known), listed)
+        built.name: ReusedTraining(
+            "0" * 64, *built.training, changed, tuple(ref for ref in vectors if ref in known), listed
+        )
         for built in before
-        if built.trained
+        if built.training
     }
     n, launch = sum(len(np.load(path)) for path in files), Launch.new(store.url, ["--runner=FnApiRunner"])
     builds = [
-        index.start(store, name, resolve(recipe, n, D), vectors, heirlooms.get(name))
+        index.start_index(store, name, resolve(recipe, n, D), vectors, heirlooms.get(name))
         for name, recipe in RECIPES.items()
     ]
     for job in (index.train, index.scatter, index.build_shards):
@@ -89,13 +91,13 @@ def records(store: Store, stage: str) -> int:
 
 def scattered(store: Store) -> list[Record]:
     """Return the records of all pieces whose outputs are there."""
-    keys = [name.removesuffix(".json") for name in store.files.names("memo/scatter")]
-    return [record for key in keys if (record := store.memo.get("scatter", key))]
+    keys = [name.removesuffix(".json") for name in store.files.list_names("memo/scatter")]
+    return [record for key in keys if (record := store.memo.find("scatter", key))]
 
 
-def listed(store: Store, builds: Sequence[IndexBuild], name: str, which: str) -> list[Any]:
+def listed(store: Store, builds: Sequence[IndexInProgress], name: str, which: str) -> list[Any]:
     (build,) = [build for build in builds if build.name == name]
-    return blobs_in(store, getattr(build, which))
+    return read_blob_list(store, getattr(build, which))
 
 
 def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> None:
@@ -126,15 +128,15 @@ def test_of_a_part_that_changed_only_new_vectors_are_coded(
     monkeypatch.setitem(RECIPES, "ivf", CODED)
     first, old = build(store, months[0])
     index_of = [built.blob for built in build(store, months[1], first, months[0])[0]]
-    found = {record.facts["encoded"] for record in scattered(store) if "encoded" in record.facts}
+    found = {record.stats["encoded"] for record in scattered(store) if "encoded" in record.stats}
     assert found == {*SIZES, 2}
     for lost in listed(store, old, "ivf", "scattered")[:1]:  # the piece of which it was made
         store.files.local_path(lost.path).unlink()
     for record in scattered(store):
-        if record.facts.get("encoded") == 2:
+        if record.stats.get("encoded") == 2:
             store.files.local_path(f"memo/scatter/{record.key}.json").unlink()
     again = [built.blob for built in build(store, months[1], first, months[0])[0]]
-    assert sorted(record.facts["encoded"] for record in scattered(store) if "encoded" in record.facts) == [
+    assert sorted(record.stats["encoded"] for record in scattered(store) if "encoded" in record.stats) == [
         300,
         401,
         500,
@@ -152,7 +154,7 @@ def test_a_damaged_piece_of_the_parent_is_not_carried(
     data[-1] ^= 1  # a code: the piece is as long as it was
     lost.write_bytes(data)
     found = [built.blob for built in build(store, months[1], first, months[0])[0]]
-    coded = sorted(record.facts["encoded"] for record in scattered(store) if "encoded" in record.facts)
+    coded = sorted(record.stats["encoded"] for record in scattered(store) if "encoded" in record.stats)
     assert coded == [300, 400, 401, 500], "all vectors of the part that changed"
     other = Store.open(str(store.files.local_path("").parent / "other"), create=True)
     other_first, _ = build(other, months[0])
@@ -180,7 +182,7 @@ def test_an_index_of_inherited_pieces_is_as_good_as_one_of_new_ones(
     for ours, theirs in zip(inherited, anew, strict=True):
         found = [
             open_index(path, defaults=ours.plan.search).search(questions, 10)[1]
-            for path in (store.blobs.local(ours.blob), tmp_path / "other" / theirs.blob.path)
+            for path in (store.blobs.get_local_path(ours.blob), tmp_path / "other" / theirs.blob.path)
         ]
         recalls = [np.mean([len({*a} & {*b}) / 10 for a, b in zip(own, rows, strict=True)]) for own in found]
         assert recalls[0] > recalls[1] - 0.02, ours.name
@@ -211,7 +213,7 @@ def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months,
         assert "with 200 new vectors" in note
     rows = sum(SIZES)
     for built in second:
-        found = open_index(store.blobs.local(built.blob)).search(strange[:50], 1)[1]
+        found = open_index(store.blobs.get_local_path(built.blob)).search(strange[:50], 1)[1]
         assert np.mean(found[:, 0] == np.arange(rows, rows + 50)) > 0.95
 
 
@@ -229,19 +231,19 @@ def test_lists_that_miss_one_new_article_move_to_it(
     (before,) = [built.trained for built in first if built.name == "ivf" and built.trained]
     assert moved.trained
     (note,) = moved.plan.notes
-    assert note.startswith("trained as in snapshot 000000000000, lists moved: they found 0.")
+    assert note.startswith("trained as in snapshot 000000000000, lists moved: recall is 0.")
     assert note.endswith(" of old ones'")
     assert moved.trained[0] != before[0]
     made = records(store, "follow")
     (_, again), _ = build(store, files, first, old)
     assert (records(store, "follow"), again.blob) == (made, moved.blob)
-    monkeypatch.setattr("rag_model.index.quality.fit._LESS_FOUND", 1.0)  # whatever they miss
+    monkeypatch.setattr("rag_model.index.quality.results._MAX_RECALL_LOSS", 1.0)  # whatever they miss
     (_, stayed), _ = build(store, files, first, old)
     assert stayed.trained == before
     (_, exact) = ExactIndex(files).search(article, 10)
     recalls = []
     for built in (moved, stayed):
-        found = open_index(store.blobs.local(built.blob), defaults={"nprobe": 2}).search(article, 10)[1]
+        found = open_index(store.blobs.get_local_path(built.blob), defaults={"nprobe": 2}).search(article, 10)[1]
         recalls.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]))
     assert recalls[0] > 0.8 > recalls[1], recalls
 

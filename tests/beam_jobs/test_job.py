@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.failure import told
+from beam_jobs.failure import explain_failure
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
 from beam_jobs.options import is_local, pipeline_options, worker_threads
@@ -71,7 +71,7 @@ def test_what_an_engine_lets_a_worker_do_again_is_still_its_own_work(launch: Lau
         worker = Worker("note", works.note, launch, None, 0)
         worker.setup()
         worker.process((number, task))
-    assert [report["made"] for report in store.runs.read_all(launch.run, "note")] == [True, False]
+    assert [report["made"] for report in store.runs.read_reports(launch.run, "note")] == [True, False]
 
 
 def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pyt
 def test_a_store_that_only_the_launcher_sees(launch: Launch, tmp_path: Path) -> None:
     worker = Worker("square", works.square, replace(launch, store_url=str(tmp_path / "elsewhere")), None, 0)
     worker.setup()
-    with pytest.raises(StoreError, match=r"a worker does not reach the store \(.*elsewhere.*\): name one that all"):
+    with pytest.raises(StoreError, match=r"a worker cannot reach the store \(.*elsewhere.*\): use a store that all"):
         worker.process((0, 3))
 
 
@@ -99,7 +99,7 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
     ("said", "kind", "sentence"),
     [
         (LOST, ResourceError, "lost workers more often"),
-        (NO_SLOTS, ResourceError, "waited in vain for as many slots as --parallelism says"),
+        (NO_SLOTS, ResourceError, "timed out waiting for as many slots as --parallelism requests"),
         (CANCELLED, BookwheelError, "was cancelled on its engine"),
         (RAISED, InputError, "^so$"),
     ],
@@ -107,7 +107,7 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
 def test_what_an_engine_says_is_told(
     launch: Launch, said: str, kind: type[BookwheelError], sentence: str, tmp_path: Path
 ) -> None:
-    error = told(Store.open(launch.store_url), launch.run, "cut", RuntimeError(said), tmp_path)
+    error = explain_failure(Store.open(launch.store_url), launch.run, "cut", RuntimeError(said), tmp_path)
     assert type(error) is kind
     assert re.search(sentence, str(error))
 
@@ -126,7 +126,7 @@ def test_workers_leave_when_their_launcher_is_killed(tmp_path: Path) -> None:
         f"run_job('linger', works.linger, [1, 2], Launch({store.url!r}, 'run-1'))\n"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    workers = _until(lambda: [report["pid"] for report in store.runs.read_all("run-1", "started")], 2)
+    workers = _until(lambda: [report["pid"] for report in store.runs.read_reports("run-1", "started")], 2)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     _until(lambda: [pid for pid in workers if not _runs(pid)], len(workers))

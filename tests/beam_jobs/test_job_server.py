@@ -18,7 +18,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.transforms.environments import python_sdk_dependencies
 
-from beam_jobs.flink import cancel, reach
+from beam_jobs.flink import cancel_job, set_job_server
 from rag_model.errors import ResourceError
 
 LISTENS = (
@@ -60,7 +60,7 @@ def until(true: Callable[[], object]) -> None:
 
 def reached(flags: list[str]) -> str | None:
     options = PipelineOptions(flags)
-    reach(options, flags)
+    set_job_server(options, flags)
     endpoint: str | None = options.view_as(PortableOptions).job_endpoint
     return endpoint
 
@@ -73,17 +73,17 @@ def test_all_jobs_of_the_same_flags_have_one_server_and_a_new_one_where_it_has_e
     until(lambda: reached(flags) != first)
     (other,) = servers(flags)
     options = PipelineOptions(flags)
-    reach(options, flags)
-    cancel(options, "any")
+    set_job_server(options, flags)
+    cancel_job(options, "any")
     until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_job_stages_no_file_of_the_launcher(flags: list[str]) -> None:
     options = PipelineOptions(flags)
     assert python_sdk_dependencies(options), "Beam no longer stages a list of packages: stop forbidding it"
-    reach(options, flags)
+    set_job_server(options, flags)
     assert python_sdk_dependencies(options) == []
-    cancel(options, "any")
+    cancel_job(options, "any")
 
 
 def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:
@@ -156,14 +156,14 @@ def test_the_job_of_that_name_is_cancelled_on_its_cluster_and_no_other(job_manag
         "--job_endpoint=elsewhere:1",
     ]
     options = PipelineOptions(flags)
-    reach(options, flags)
-    cancel(options, "bookwheel-embed-run")
-    cancel(options, "bookwheel-chunk-run")
+    set_job_server(options, flags)
+    cancel_job(options, "bookwheel-embed-run")
+    cancel_job(options, "bookwheel-chunk-run")
     assert job_manager.patched == ["/jobs/2?mode=cancel"]
 
 
 def test_a_cluster_that_has_gone_needs_no_cancelling() -> None:
     flags = ["--runner=FlinkRunner", "--flink_master=127.0.0.1:9", "--job_endpoint=elsewhere:1"]
     options = PipelineOptions(flags)
-    reach(options, flags)
-    cancel(options, "bookwheel-embed-run")
+    set_job_server(options, flags)
+    cancel_job(options, "bookwheel-embed-run")

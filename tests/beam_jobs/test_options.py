@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.launch import Launch
-from beam_jobs.options import checked
-from beam_jobs.workers import gpus, here, side_by_side
-from rag_model.cores import cores
+from beam_jobs.options import check_flags
+from beam_jobs.workers import count_gpus, is_local, limit_workers
 from rag_model.errors import UsageError
+from rag_model.process import count_cores
 
 
 @pytest.mark.parametrize("flags", [[], ["--direct_num_workers=2"], ["--runner=FnApiRunner", "--of_another_engine=1"]])
 def test_flags_pass_through(flags: list[str]) -> None:
-    assert checked(flags) == tuple(flags)
+    assert check_flags(flags) == tuple(flags)
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,17 @@ def test_flags_pass_through(flags: list[str]) -> None:
 )
 def test_flags_that_beam_refuses_are_one_sentence(flag: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match=says) as refused:
-        checked([flag])
+        check_flags([flag])
     assert "\n" not in str(refused.value)
     assert capfd.readouterr().err == ""
 
 
 def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
-    assert side_by_side([], 10, 10 * cores()) == ()
-    assert side_by_side([], 10, 15) == (("--direct_num_workers=1",) if cores() > 1 else ())
-    assert side_by_side([], 1 << 60) == (("--direct_num_workers=1",) if cores() > 1 else ())
+    assert limit_workers([], 10, 10 * count_cores()) == ()
+    assert limit_workers([], 10, 15) == (("--direct_num_workers=1",) if count_cores() > 1 else ())
+    assert limit_workers([], 1 << 60) == (("--direct_num_workers=1",) if count_cores() > 1 else ())
     for flags in (["--direct_num_workers=9"], ["--runner=FlinkRunner"]):
-        assert side_by_side(flags, 1 << 60, 1) == tuple(flags)
+        assert limit_workers(flags, 1 << 60, 1) == tuple(flags)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_gpus_are_counted_as_the_driver_shows_them_and_cuda_would_use_them(
 ) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    monkeypatch.setattr("beam_jobs.workers.versions", lambda name: {name: torch})
+    monkeypatch.setattr("beam_jobs.workers.get_versions", lambda name: {name: torch})
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus(tmp_path) == count
+    assert count_gpus(tmp_path) == count
 
 
 @pytest.mark.parametrize("flags", [["--runner=FlinkRunner"], ["--runner", "FlinkRunner"], ["--x=1", "--runner=x"]])
 def test_an_engine_that_is_named_has_the_workers(flags: list[str]) -> None:
-    assert not here(flags)
-    assert here([flag for flag in flags if not flag.startswith("--runner")])
+    assert not is_local(flags)
+    assert is_local([flag for flag in flags if not flag.startswith("--runner")])
 
 
 def test_a_worker_starts_without_pandas_and_clouds_and_may_import_them_afterwards() -> None:

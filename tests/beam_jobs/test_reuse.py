@@ -17,7 +17,7 @@ from rag_model.errors import StoreError
 from rag_model.snapshots.encoding import EncodeRecipe
 from rag_model.snapshots.parent import Parent
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import articles_path, embeddings_path, passages_path
+from rag_model.store.versions.manifest import articles_path, embeddings_path, passages_path
 from tests.fixtures import months
 from tests.fixtures.months import OLD, RECIPE, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
@@ -85,7 +85,7 @@ def test_the_same_dump_again_finds_its_own_boundaries(store: Store, dumps: Dumps
     first, again = build(store, dumps.new, tiny), build(store, dumps.new, tiny)
     assert first.content == again.content
     assert (again.inherited, again.parsed, again.counts["embedded"]) == (0, 0, 0)
-    assert store.refs.numbers("latest") == [1, 2]
+    assert store.refs.list_numbers("latest") == [1, 2]
 
 
 def test_what_a_run_that_died_had_encoded_is_not_encoded_again(

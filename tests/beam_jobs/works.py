@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.threads import limit_threads
+from beam_jobs.tasks import limit_threads
 from rag_model.errors import InputError
-from rag_model.store.objects.memo import Produced
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
 
@@ -39,7 +39,7 @@ def hunger(task: int, store: Store) -> dict[str, Any]:
 
 def linger(task: int, store: Store) -> dict[str, Any]:
     """Say which process this is, and stay."""
-    store.runs.write("run-1", "started", task, {"pid": os.getpid()})
+    store.runs.write_report("run-1", "started", task, {"pid": os.getpid()})
     signal.pause()
     return {}
 
@@ -47,13 +47,13 @@ def linger(task: int, store: Store) -> dict[str, Any]:
 def note(task: int, store: Store) -> dict[str, Any]:
     """Write a number down, once, on one thread."""
 
-    def produce(workdir: Path) -> Produced:
+    def produce(workdir: Path) -> StageResult:
         limit_threads(1)
         (workdir / "out").write_text(str(task))
-        return Produced({"out": workdir / "out"}, {"number": task, "pid": os.getpid()})
+        return StageResult({"out": workdir / "out"}, {"number": task, "pid": os.getpid()})
 
-    record, made = store.memo.once("note", {"number": task}, produce)
-    return {**record.facts, "out": record.outputs["out"].to_json(), "made": made}
+    record, made = store.memo.get_or_create("note", {"number": task}, produce)
+    return {**record.stats, "out": record.outputs["out"].to_json(), "made": made}
 
 
 def absent(task: int, store: Store) -> dict[str, Any]:

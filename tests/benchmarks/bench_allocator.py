@@ -1,4 +1,4 @@
-"""What glibc's allocator costs when it keeps freed memory (`reuse_freed`), beside the same work at its defaults.
+"""What glibc's allocator costs when it keeps freed memory (`keep_freed_memory`), beside the same work at its defaults.
 
 Work: passages, as a Beam worker embeds them (`--processes`: by several at once); questions in batches of one to eight,
 in a thread as a service's; steps of DPR's loss with AdamW. Each side is a process of its own on one thread, and the
@@ -26,9 +26,9 @@ import torch
 from bench_embedding import _package, read_texts
 from torch.nn.functional import cross_entropy
 
-from rag_model.allocator import reuse_freed
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.process import keep_freed_memory
 
 STEPS, BATCH, WARM_UP = 2, 8, 32  # steps; pairs of a step; texts before the measurement
 Texts = tuple[list[str], list[str]]
@@ -98,7 +98,7 @@ WORKS: dict[str, Make] = {"passages": passages, "questions": questions, "trainin
 
 def side(pipe: Connection, name: str, kept: bool, model: str, dtype: str | None, texts: Texts) -> None:
     """Do one work in this process, in a thread where the service and a Beam worker do it in one."""
-    if kept and not reuse_freed():
+    if kept and not keep_freed_memory():
         raise SystemExit("the C library is not glibc, or the environment chooses an allocator: nothing to measure")
 
     def measured() -> None:

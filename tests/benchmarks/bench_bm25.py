@@ -37,14 +37,14 @@ from words import open_words, words_plan, write_parts
 
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
-from rag_model.index.files.pieces import opener
+from rag_model.index.files.pieces import path_opener
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.kind import KIND
 from rag_model.index.postings.search import Bm25Index
-from rag_model.snapshots.earlier_index import EarlierIndex, KeptPart
-from rag_model.store.pulling.deltas import Step, made
+from rag_model.snapshots.parent_index import ParentIndex, PartWithParents
+from rag_model.store.pulling.deltas import DeltaStep, build_delta
 from rag_model.store.store import Store
-from rag_model.training.data.examples import passage_of
+from rag_model.training.data.examples import build_passage
 
 Terms = list[list[str]]
 K1, B = 0.9, 0.4
@@ -62,7 +62,7 @@ def synthetic(count: int) -> Iterator[Passage]:
     for first in range(0, count, _DRAWN):
         words = np.searchsorted(totals, rng.random((min(_DRAWN, count - first), _LENGTH)))
         for row in words.tolist():
-            yield passage_of("", " ".join(f"w{word}" for word in row))
+            yield build_passage("", " ".join(f"w{word}" for word in row))
 
 
 def synthetic_questions(asked: int) -> list[str]:
@@ -75,7 +75,7 @@ def real(options: argparse.Namespace) -> tuple[list[Passage], list[str]]:
     """Return the passages and questions of files, or the demo's."""
     count = options.count or (10**9 if options.passages else len(demo_passages()))
     rows, questions = drawn(options.passages, options.questions, count, options.asked)
-    return [passage_of(row["title"], row["text"]) for row in rows], questions
+    return [build_passage(row["title"], row["text"]) for row in rows], questions
 
 
 def terms_of(texts: Sequence[str]) -> Terms:
@@ -87,7 +87,7 @@ def terms_of(texts: Sequence[str]) -> Terms:
 def texts_in(folder: Path) -> list[str]:
     """Return the texts of the part files of a folder."""
     files = [PassageFile(path) for path in sorted(folder.glob("part-*.parquet"))]
-    return [f"{one.title} {one.text}" for file in files for one in file.passages()]
+    return [f"{one.title} {one.text}" for file in files for one in file.iter_passages()]
 
 
 def write_edited(folder: Path) -> None:
@@ -95,7 +95,7 @@ def write_edited(folder: Path) -> None:
     place, count = folder / "edited", 0
     place.mkdir()
     for path in sorted(folder.glob("part-*.parquet")):
-        kept = list(_edited(PassageFile(path).passages()))
+        kept = list(_edited(PassageFile(path).iter_passages()))
         write_parts(kept, max(1, len(kept)), place)[0].rename(place / f"new-{path.name}")
         count += len(kept)
     for path in place.glob("new-*"):
@@ -107,9 +107,9 @@ def _edited(passages: Iterator[Passage]) -> Iterator[Passage]:
     for row, one in enumerate(passages):
         if row % 400 == 1:  # deleted
             continue
-        yield passage_of(one.title, f"{one.text} Changed.") if row % 200 == 2 else one
+        yield build_passage(one.title, f"{one.text} Changed.") if row % 200 == 2 else one
         if row % 400 == 3:
-            yield passage_of("Inserted", f"A passage that was not there, number {row}.")
+            yield build_passage("Inserted", f"A passage that was not there, number {row}.")
 
 
 def scatter(folder: Path, number: int) -> float:
@@ -122,7 +122,7 @@ def scatter(folder: Path, number: int) -> float:
 def merge(folder: Path, parts: int) -> float:
     """Merge all parts; return CPU seconds."""
     began = time.process_time()
-    pieces = [opener(_piece(folder, number)) for number in range(parts)]
+    pieces = [path_opener(_piece(folder, number)) for number in range(parts)]
     KIND.merge(_plan(folder), folder / "trained", [], pieces, [], folder / "bm25.postings")
     return time.process_time() - began
 
@@ -156,7 +156,7 @@ def rebuild_ours(folder: Path, parts: int, deltas: bool, rounds: int) -> dict[st
     return {"rebuild": rebuilt, "whole": whole, "share": rebuilt / whole} | ({"deltas": spent} if deltas else {})
 
 
-def _earlier(folder: Path, parts: int) -> tuple[Store, EarlierIndex]:
+def _earlier(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
     """Return a store with the passages of both builds, and the index before in it."""
     store = Store.open(str(folder / "store"), create=True)
     found, first = [], 0
@@ -164,17 +164,17 @@ def _earlier(folder: Path, parts: int) -> tuple[Store, EarlierIndex]:
         paths = [_part(place, number) for place in (folder, folder / "edited")]
         before, after = (store.blobs.put_file(path) for path in paths)
         rows = [PassageFile(path).n_rows for path in paths]
-        found.append(KeptPart(after, rows[1], ((before, first, rows[0]),)))
+        found.append(PartWithParents(after, rows[1], ((before, first, rows[0]),)))
         first += rows[0]
     index = store.blobs.put_file(folder / "bm25.postings")
-    return store, EarlierIndex(index, _plan(folder).entry(), tuple(found))
+    return store, ParentIndex(index, _plan(folder).entry(), tuple(found))
 
 
-def _made_of(store: Store, earlier: EarlierIndex) -> float:
+def _made_of(store: Store, earlier: ParentIndex) -> float:
     """Make the deltas that a build makes for pullers; return CPU seconds."""
     began = time.process_time()
     for part in earlier.parts:
-        made(store, Step(part.passages, part.before[0][0], passages=True))
+        build_delta(store, DeltaStep(part.passages, part.parent_passages[0][0], is_passages=True))
     return time.process_time() - began
 
 

@@ -27,16 +27,16 @@ from chunked import Asked, Chunk, Chunks, Library, Text, by_chunker, chroma, lan
 from tokenizers import Tokenizer
 
 from flows.demo import QUESTIONS, demo_dump, demo_encoder
-from rag_model.corpus.articles import article_or_drop
+from rag_model.corpus.articles import classify_page
 from rag_model.corpus.chunk import ChunkRecipe
-from rag_model.corpus.dump import read_pages
+from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Section
-from rag_model.corpus.wikitext import clean
+from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.bootstrap import difference_interval
-from rag_model.evaluation.questions.match import Answers
-from rag_model.evaluation.retrieval.spans import span_measures
+from rag_model.evaluation.bootstrap import estimate_difference
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.evaluation.measures.retrieval import measure_spans
 
 BUDGETS = (250, 500, 1000, 2000)  # tokens
 CORPORA = ("wikitexts", "pubmed", "state_of_the_union", "chatlogs")
@@ -63,7 +63,9 @@ def contenders(encoder: str, tokenizer: Tokenizer) -> dict[str, Chunks]:
         "tokens 128": ChunkRecipe("tokens", settings={"tokenizer": encoder, "tokens": 128, "overlap": 19}),
         "semantic 200": ChunkRecipe("semantic", settings={"encoder": encoder}),
     }
-    cuts = {name: by_chunker(one.built().open, overlaps=one.chunker == "tokens") for name, one in recipes.items()}
+    cuts = {
+        name: by_chunker(one.create_chunker().open, overlaps=one.chunker == "tokens") for name, one in recipes.items()
+    }
     return {**cuts, PEER: langchain(tokenizer, 200), "langchain 130 tokens": langchain(tokenizer, 130)}
 
 
@@ -84,7 +86,7 @@ def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
 
     def measure(one: Asked) -> Measure:
         def measured(read: Sequence[Chunk]) -> dict[str, float]:
-            found = span_measures([chunk.span for chunk in read], one.wanted)
+            found = measure_spans([chunk.span for chunk in read], one.wanted)
             return {"recall": found.recall, "precision": found.precision, "iou": found.iou}
 
         return measured
@@ -100,8 +102,8 @@ def demo_task(articles: int) -> Task:
     texts = [text for text in demo_texts() if articles >= len(kept) + 1 or text.title in kept]
 
     def measure(row: dict[str, Any]) -> Measure:
-        answers = Answers(row["answers"])
-        return lambda read: {"success": float(any(answers.are_in(chunk.text) for chunk in read))}
+        answers = AnswerMatcher(row["answers"])
+        return lambda read: {"success": float(any(answers.match(chunk.text) for chunk in read))}
 
     return Task("demo", texts, [row["question"] for row in asked], [measure(row) for row in asked])
 
@@ -111,9 +113,9 @@ def demo_texts() -> list[Text]:
     texts: list[Text] = []
     with tempfile.TemporaryDirectory() as workdir:
         plan = plan_dump(demo_dump(), workdir=Path(workdir), stage=str)
-        for page in (page for part in plan.parts for page in read_pages(part)):
-            if isinstance(article_or_drop(page, plan.siteinfo), Page):
-                found = clean(page.text, plan.siteinfo, page.title)
+        for page in (page for part in plan.parts for page in MEDIAWIKI.read(part)):
+            if isinstance(classify_page(page, plan.siteinfo), Page):
+                found = clean_wikitext(page.text, plan.siteinfo, page.title)
                 sections = tuple(Section(one.heading, f"{one.text}\n\n") for one in found)
                 at = texts[-1].at + len(texts[-1].text) if texts else 0
                 texts.append(Text(str(page.page_id), page.title, at, "".join(one.text for one in sections), sections))
@@ -144,7 +146,7 @@ def run(task: Task, chosen: dict[str, Chunks], encoder: Encoder, tokenizer: Toke
         row["mean"] = _mean(means[name])
         for key, other in {"over_peer": PEER, "over_before": BEFORE}.items():
             if other in means and other != name:
-                row[key] = str(difference_interval(means[name], means[other]))
+                row[key] = str(estimate_difference(means[name], means[other]))
     return {
         "bench": f"chunkers, {task.name}",
         "questions": len(task.questions),

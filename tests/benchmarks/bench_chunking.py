@@ -26,12 +26,12 @@ from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 
-from rag_model.corpus.articles import article_or_drop
+from rag_model.corpus.articles import classify_page
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
-from rag_model.corpus.dump import read_pages
+from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Part, Plan, Siteinfo
-from rag_model.corpus.wikitext import clean
+from rag_model.corpus.wikitext import clean_wikitext
 
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 CASES = Path(__file__).parents[1] / "rag_model" / "corpus" / "template_cases.tsv"
@@ -75,7 +75,7 @@ def words(text: str) -> set[str]:
 
 def ours(site: Siteinfo) -> Clean:
     """Return the cleaner of this repository."""
-    return lambda title, text: "\n".join(section.text for section in clean(text, site, title))
+    return lambda title, text: "\n".join(section.text for section in clean_wikitext(text, site, title))
 
 
 def wikiextractor() -> Clean:
@@ -101,8 +101,8 @@ def wikitextparser() -> Clean:
 
 def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
     """Return speed, residue and holes of each contender, and the ratio to WikiExtractor."""
-    read = (page for part in plan.parts for page in read_pages(part))
-    pages = [page for page in read if isinstance(article_or_drop(page, plan.siteinfo), Page)]
+    read = (page for part in plan.parts for page in MEDIAWIKI.read(part))
+    pages = [page for page in read if isinstance(classify_page(page, plan.siteinfo), Page)]
     cases = [
         (markup.replace("\\n", "\n"), expected.replace("\\n", "\n"))
         for line in CASES.read_text(encoding="utf-8").splitlines()

@@ -33,29 +33,28 @@ from paper_answers import TEMPERATURE, publish
 
 from flows.demo import demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.answers.ablation import CLOSED, OPEN, Ablations, Row
-from rag_model.evaluation.answers.abstaining import abstention_words, choose, measure
-from rag_model.evaluation.answers.answering import Answering
-from rag_model.evaluation.answers.examination import Examination
-from rag_model.evaluation.answers.scores import Scored
-from rag_model.evaluation.answers.settings import Evaluation
-from rag_model.evaluation.bootstrap import Estimate, mean_interval
-from rag_model.evaluation.questions.files import Question, QuestionSet
-from rag_model.evaluation.records.subject import digest_folder
-from rag_model.evaluation.retrieval.retrieved import matcher
-from rag_model.generate.decoding import Decoding
+from rag_model.evaluation.answers.ablation import CLOSED_BOOK, OPEN_BOOK, AblationResult, AblationSettings
+from rag_model.evaluation.answers.abstaining import choose_threshold, describe_abstention, measure_threshold
+from rag_model.evaluation.answers.examination import AnswerCache, AnswerEvaluation
+from rag_model.evaluation.answers.scores import ScoredAnswer
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.bootstrap import Estimate, estimate_mean
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import answer_matcher
+from rag_model.evaluation.subject import digest_folder
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.marginal import MarginalReader
-from rag_model.reading.model import ReadingModel, load_model
-from rag_model.reading.prompts import Concat, read_prompt
+from rag_model.reading.model import ReadingModel, load_reading_model
+from rag_model.reading.prompts import PromptSettings, read_prompt
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.writer import ENDPOINT
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
 MARGINAL = "marginal"
@@ -68,17 +67,17 @@ MEASURES = (
 
 def loaded(options: argparse.Namespace) -> ReadingModel:
     """Load the generator in its folder, or name the endpoint's model."""
-    if options.model.startswith(ENDPOINT):
-        return load_model(None, options.model, "concat")
+    if options.model.startswith(ENDPOINT_PREFIX):
+        return load_reading_model(None, options.model, "concat")
     return ReadingModel(options.model, generator=load_generator(options.model, device="cpu", dtype=options.dtype))
 
 
 def readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> dict[str, Reader]:
     """Return the readers, by the name of their condition; the first reads one prompt."""
     cited = {"cite": True}
-    concat = Concat(**(read_prompt(options.prompt, **cited) if options.prompt else cited))
-    settings = ReaderSettings("concat", Decoding(max_new_tokens=options.longest), concat)
-    found = {"": model.reader(None, settings)}
+    concat = PromptSettings(**(read_prompt(options.prompt, **cited) if options.prompt else cited))
+    settings = ReaderSettings("concat", DecodingSettings(max_new_tokens=options.max_tokens), concat)
+    found = {"": model.open_reader(None, settings)}
     if model.generator is not None and not options.no_marginal:
         rag = Rag(question, model.generator, RagSettings("sequence", options.k, TEMPERATURE))
         found[MARGINAL] = MarginalReader(None, rag, settings.decoding, batch=4)
@@ -89,13 +88,13 @@ def examined(
     options: argparse.Namespace,
     questions: list[Question],
     retriever: SnapshotRetriever,
-    answering: Mapping[str, Answering],
-    settings: Evaluation,
-) -> Examination:
+    answering: Mapping[str, AnswerCache],
+    settings: EvaluationSettings,
+) -> AnswerEvaluation:
     """Answer the questions under each condition of the settings, and measure the answers."""
     first, *others = answering.items()
     asked = QuestionSet(tuple(questions))
-    examination = Examination(
+    examination = AnswerEvaluation(
         retriever,
         first[1],
         asked,
@@ -106,8 +105,8 @@ def examined(
     )
     examination.retrieve()
     known = {one.name: one for one in examination.conditions()}
-    for condition in (known[name] for name in (OPEN, CLOSED, f"{MARGINAL}, {OPEN}") if name in known):
-        examination.answer(condition)
+    for condition in (known[name] for name in (OPEN_BOOK, CLOSED_BOOK, f"{MARGINAL}, {OPEN_BOOK}") if name in known):
+        examination.answer_condition(condition)
     return examination
 
 
@@ -120,45 +119,45 @@ def measured(options: argparse.Namespace, asked: Asked, folder: Path) -> dict[st
         dtype = {} if model.generator is None else {"dtype": options.dtype}
         inputs = {"snapshot": snapshot.id, "model": named(options.model), "k": options.k, **dtype}
         answering = {
-            name: Answering(Store.open(store), lambda one=one: one, {**inputs, "reader": name, **one.decides})
+            name: AnswerCache(Store.open(store), lambda one=one: one, {**inputs, "reader": name, **one.decides})
             for name, one in readers(options, model, question).items()
         }
-        settings = Evaluation(k=options.k, depth=options.k)
+        settings = EvaluationSettings(k=options.k, depth=options.k)
         dev = examined(options, asked.dev, retriever, answering, settings)
-        tested = replace(settings, ablations=Ablations(sweep=(), gold_depth=1))
+        tested = replace(settings, ablations=AblationSettings(sweep=(), gold_depth=1))
         found = examined(options, asked.test, retriever, answering, tested)
-    chosen = choose(with_holds(dev.rows[0]), HOLDS, options.risk)
-    scored = with_holds(found.rows[0])
-    given = None if chosen.threshold is None else measure(scored, HOLDS, chosen.threshold)
+    chosen = choose_threshold(with_holds(dev.results[0]), HOLDS, options.risk)
+    scored = with_holds(found.results[0])
+    given = None if chosen.threshold is None else measure_threshold(scored, HOLDS, chosen.threshold)
     return {
         "passages": len(asked.library),
-        "dev": {"n": len(asked.dev), **chosen.to_json(), "said": abstention_words(chosen)},
-        "test": {} if given is None else {**given.to_json(), "said": abstention_words(given)},
+        "dev": {"n": len(asked.dev), **chosen.to_json(), "said": describe_abstention(chosen)},
+        "test": {} if given is None else {**given.to_json(), "said": describe_abstention(given)},
         "answer_all_risk": 1 - fmean(one.measures[HOLDS] for one in scored),
         "Success@k": found.retrieval,
-        "worth": found.worth,
-        "rows": [row.to_json() for row in found.rows],
-        "table": table(found.rows),
+        "worth": found.retrieval_worth,
+        "rows": [row.to_json() for row in found.results],
+        "table": table(found.results),
     }
 
 
-def with_holds(row: Row) -> list[Scored]:
+def with_holds(row: AblationResult) -> list[ScoredAnswer]:
     """Return a condition's answers, each with whether it holds a gold answer by DPR's token match."""
     return [
-        replace(one, measures={**one.measures, HOLDS: float(matcher(one.question)(one.reading.answer))})
+        replace(one, measures={**one.measures, HOLDS: float(answer_matcher(one.question)(one.reading.answer))})
         for one in row.scored
     ]
 
 
 def named(model: str) -> Any:
     """Return what tells a model from others: of a folder the digest of every file."""
-    return model if model.startswith(ENDPOINT) else digest_folder(Path(model))
+    return model if model.startswith(ENDPOINT_PREFIX) else digest_folder(Path(model))
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[AblationResult]) -> str:
     """Return the figures of each condition as a table, in percent."""
     head = ["", *(row.name for row in rows)]
-    every = [{**row.figures, HOLDS: mean_interval([one.measures[HOLDS] for one in with_holds(row)])} for row in rows]
+    every = [{**row.metrics, HOLDS: estimate_mean([one.measures[HOLDS] for one in with_holds(row)])} for row in rows]
     body = [[name, *(_percent(figures.get(name)) for figures in every)] for name in MEASURES]
     body += [[name, *(f"{row.costs[name]:.2f}" if name in row.costs else "-" for row in rows)] for name in COSTS]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
@@ -203,7 +202,7 @@ def main() -> None:
         print(f"{part}: {found[part].get('said', 'not measured')}", flush=True)
     told = {
         "benchmark": "cited",
-        "model": options.model if options.model.startswith(ENDPOINT) else Path(options.model).name,
+        "model": options.model if options.model.startswith(ENDPOINT_PREFIX) else Path(options.model).name,
         "k": options.k,
         **found,
         "seconds": round(time.perf_counter() - began),

@@ -19,7 +19,7 @@ from typing import Any
 from served import given, offer, publish
 
 from rag_model.store import Snapshot, Store
-from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.manifest import QUESTION_ENCODER
 
 QUESTION = "Who wrote Animal Farm?"
 K = 5

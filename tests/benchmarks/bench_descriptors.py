@@ -28,21 +28,21 @@ from typing import Any
 
 from far_store import Far, latency
 
-from beam_jobs.here import recorded
+from beam_jobs.tasks import look_up_reports
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Part, Passage
 from rag_model.digest import digest_bytes
 from rag_model.snapshots.parent import Parent
-from rag_model.store.comparing.diff import diff
+from rag_model.store.diff import diff_snapshots
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import json_bytes
-from rag_model.store.objects.memo import Memo, Produced
-from rag_model.store.pulling.deltas import AFTER, steps
+from rag_model.store.objects.memo import Memo, StageResult
 from rag_model.store.pulling.deltas import STAGE as DELTAS
+from rag_model.store.pulling.deltas import TARGET_KEY, iter_delta_steps
 from rag_model.store.store import Store
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import absent
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import find_missing_files
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -107,8 +107,8 @@ class Made:
         index = {"hnsw": {"factory": "HNSW32", "d": 384, "kind": "hnsw", "over": "embeddings", "row_bytes": _WIDTH}}
         space = {"embeddings": {"kind": "vectors", "space": {"digest": "sha256:" + "0" * 64, "dim": 384}}}
         content = Content({"kind": "wiki", "dbname": "enwiki"}, tuple(parts), files, {"month": month}, space, index)
-        for step in steps(before, content) if before else ():
-            self._record(DELTAS, step.inputs(), {"delta": step.after.size // 20}, {AFTER: step.after.id})
+        for step in iter_delta_steps(before, content) if before else ():
+            self._record(DELTAS, step.inputs(), {"delta": step.target.size // 20}, {TARGET_KEY: step.target.id})
         manifest = Manifest(content)
         identity = manifest.id
         self._put(f"snapshots/{identity}.json", json_bytes(manifest.to_json()))
@@ -130,7 +130,7 @@ class Made:
         self, stage: str, inputs: dict[str, Any], sizes: dict[str, int], facts: dict[str, Any], first: bytes = b""
     ) -> list[BlobRef]:
         """Write a record and its outputs, of these sizes by name; the first one has the bytes `first`."""
-        key, bodies = Memo.key(inputs), iter([first])
+        key, bodies = Memo.compute_key(inputs), iter([first])
         outputs = {name: self._blob(f"{key} {name}", size, next(bodies, b"")) for name, size in sizes.items()}
         value = {"format": 1, "stage": stage, "key": key, "facts": facts, "inputs": inputs, "by": None}
         told = {name: ref.to_json() for name, ref in outputs.items()}
@@ -176,19 +176,21 @@ def verbs(made: Made) -> dict[str, Callable[[], Any]]:
     return {
         "plan": partial(planned, made),
         "look-ups": partial(looked_up, made),
-        "publish": lambda: len(absent(store, store.snapshots.get(store.snapshots.resolve("latest")).content)),
-        "refs": lambda: len(store.refs.names()),
-        "log": lambda: len(store.refs.history("latest")),
+        "publish": lambda: len(
+            find_missing_files(store, store.snapshots.get(store.snapshots.resolve("latest")).content)
+        ),
+        "refs": lambda: len(store.refs.list_names()),
+        "log": lambda: len(store.refs.read_history("latest")),
         "diff": lambda: compared(store),
-        "expire": lambda: len(expire(store, Policy(keep=12, older_than=366 * 86400.0)).moves),
-        "gc": lambda: {kind: tally.files for kind, tally in gc(store).items()},
+        "expire": lambda: len(expire_store(store, ExpirePolicy(keep=12, older_than=366 * 86400.0)).moves),
+        "gc": lambda: {kind: tally.files for kind, tally in collect_garbage(store).items()},
     }
 
 
 def compared(store: Store) -> dict[str, Any]:
     """Compare the last two months."""
-    before = store.refs.numbers("latest")[-2]
-    found = diff(Snapshot.from_store(store, f"latest@{before}"), Snapshot.from_store(store, "latest"))
+    before = store.refs.list_numbers("latest")[-2]
+    found = diff_snapshots(Snapshot.from_store(store, f"latest@{before}"), Snapshot.from_store(store, "latest"))
     fetched = {kind: pull.fetched_bytes for kind, pull in found.pull.items()}
     return {"articles": dict(found.articles), "passages": dict(found.passages), "fetched_bytes": fetched}
 
@@ -197,7 +199,7 @@ def planned(made: Made) -> int:
     """Find what every part of the next build inherits."""
     parent = Parent.of(made.store, "latest")
     parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(made.size.parts))
-    return sum(len(parent.cut(part)) for part in parts)
+    return sum(len(parent.find_chunked(part)) for part in parts)
 
 
 def looked_up(made: Made) -> int:
@@ -205,14 +207,14 @@ def looked_up(made: Made) -> int:
     last = made.size.months - 1
     asked = [made.inputs(stage, part, last) for stage in _STAGES for part in range(made.size.parts)]
     asked += [made.inputs("shard", cell, last) for cell in range(made.size.cells)]
-    return sum(found is not None for found in recorded(_look, asked, made.store))
+    return sum(found is not None for found in look_up_reports(_look, asked, made.store))
 
 
 def _look(inputs: dict[str, Any], store: Store) -> dict[str, Any]:
-    return dict(store.memo.once(inputs["stage"], inputs, _never)[0].facts)
+    return dict(store.memo.get_or_create(inputs["stage"], inputs, _never)[0].stats)
 
 
-def _never(_: object) -> Produced:
+def _never(_: object) -> StageResult:
     raise AssertionError("it is recorded")
 
 

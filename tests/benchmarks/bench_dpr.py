@@ -40,17 +40,17 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
+from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estimate_mean
 from rag_model.training.data.batches import DprBatch
-from rag_model.training.data.examples import Example, passage_of, read_examples
-from rag_model.training.data.json_values import values
-from rag_model.training.data.mine import Mining, Search, mine
+from rag_model.training.data.examples import Example, build_passage, read_examples
+from rag_model.training.data.json_values import iter_json_values
+from rag_model.training.data.negatives import MiningSettings, SearchFunction, mine_negatives
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from rag_model.training.objectives.ranking import CUTOFFS, Ranking, first_answer
+from rag_model.training.objectives.ranking import CUTOFFS, RankingEvaluator, rank_of_first_answer
 
 WARM_UP = 1  # steps that are not timed
 
@@ -63,7 +63,7 @@ class Data:
     dev: list[Example]
     test: list[Example]
     corpus: list[Passage]
-    words: Search  # BM25 over the corpus
+    words: SearchFunction  # BM25 over the corpus
 
 
 def read_data(options: argparse.Namespace) -> Data:
@@ -77,15 +77,15 @@ def read_data(options: argparse.Namespace) -> Data:
     test, dev = take(ordered, options.test), take(ordered, options.dev)
     learned = take(ordered, options.train, {one.positives[0].hash for one in (*test, *dev)})
     others = [
-        passage_of(row["title"], row["text"])
-        for _, row in values(fsspec.open(str(options.passages), "rt", compression="infer").open(), "passages")
+        build_passage(row["title"], row["text"])
+        for _, row in iter_json_values(fsspec.open(str(options.passages), "rt", compression="infer").open(), "passages")
     ]
     sample = random.Random(1).sample(others, min(options.passages_count, len(others)))
     contexts_of = [one.positives[0] for one in (*test, *dev, *learned)]
     corpus = list({one.hash: one for one in (*contexts_of, *sample)}.values())
     with tempfile.TemporaryDirectory() as folder:
         search = searching_words(corpus, Path(folder))  # its map outlives the folder
-    return Data(mine(learned, search, Mining(depth=20, negatives=5)), dev, test, corpus, search)
+    return Data(mine_negatives(learned, search, MiningSettings(depth=20, negatives=5)), dev, test, corpus, search)
 
 
 def take(examples: Iterator[Example], count: int, without: Collection[str] = ()) -> list[Example]:
@@ -101,7 +101,7 @@ def encoder(options: argparse.Namespace) -> TrainableEncoder:
 def found(question: Path | str, passage: Path | str, data: Data, length: int) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each depth which test questions an encoder answers."""
     limits = {"max_length": length}
-    ranking = Ranking(data.test, data.corpus)
+    ranking = RankingEvaluator(data.test, data.corpus)
     reading = Encoder.load(passage, overrides=limits, threads=torch.get_num_threads())
     read = reading.encode_passages([one.title for one in ranking.pool], [one.text for one in ranking.pool])
     asked = Encoder.load(question, "question", limits).encode_questions([one.question for one in data.test])
@@ -111,7 +111,7 @@ def found(question: Path | str, passage: Path | str, data: Data, length: int) ->
 def found_by_bm25(data: Data) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each depth which test questions BM25 answers."""
     ranked = data.words([one.question for one in data.test], CUTOFFS[-1])
-    firsts = [first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
+    firsts = [rank_of_first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
     return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
 
 
@@ -199,20 +199,20 @@ def fine_tune(options: argparse.Namespace, data: Data, folder: Path) -> dict[str
     task = DprTask(both, data.train, data.dev, recipe(options), dev_corpus)
     before = found(demo_encoder(), demo_encoder(), data, options.max_length)
     done = train(task, settings(options, options.steps), folder, say)
-    after = found(done.best / "question", done.best / "passage", data, options.max_length)
+    after = found(done.best_folder / "question", done.best_folder / "passage", data, options.max_length)
     bm25 = found_by_bm25(data)
     named = {"before": before, "after": after, "bm25": bm25}
     return {
         **{
-            name: {f"Success@{k}": rounded(mean_interval(which[k].astype(float))) for k in CUTOFFS}
+            name: {f"Success@{k}": rounded(estimate_mean(which[k].astype(float))) for k in CUTOFFS}
             for name, which in named.items()
         },
         "rise": {
-            f"Success@{k}": rounded(difference_interval(after[k].astype(float), before[k].astype(float)))
+            f"Success@{k}": rounded(estimate_difference(after[k].astype(float), before[k].astype(float)))
             for k in CUTOFFS
         },
         "best_step": done.best_step,
-        "dev": {"before": dict(done.before), "after": dict(done.after)},
+        "dev": {"before": dict(done.initial_measures), "after": dict(done.best_measures)},
         "cpu_s": round(time.process_time() - started),
     }
 

@@ -104,7 +104,7 @@ def _dump() -> list[tuple[str, str]]:
         rows = []
         for part in plan.parts:
             facts = chunk_part(part, plan.siteinfo, ChunkRecipe(), out)
-            rows += [(p.title, p.text) for p in PassageFile(out).rows(list(range(facts.rows)))]
+            rows += [(p.title, p.text) for p in PassageFile(out).read_rows(list(range(facts.rows)))]
         return rows
 
 

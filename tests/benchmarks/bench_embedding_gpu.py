@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from rag_model.encoders.batches import by_length, padded
-from rag_model.encoders.model import Model, device_of, fastest_dtype, model_of
+from rag_model.encoders.batches import batch_by_length, pad_length
+from rag_model.encoders.model import Model, device_for_worker, fastest_dtype, wrap_transformers_model
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
 
@@ -77,7 +77,7 @@ def timed(model: Model, tokens: list[TokenIds]) -> float:
 
 
 def main() -> None:
-    device = torch.device(device_of(0))
+    device = torch.device(device_for_worker(0))
     on_gpu = device.type == "cuda"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", type=int, default=32_768 if on_gpu else 128, help="in a window")
@@ -87,7 +87,7 @@ def main() -> None:
     torch.manual_seed(0)
     config = BertConfig() if on_gpu else BertConfig(**TINY)
     body = BertModel(config, add_pooling_layer=False).to(fastest_dtype(device))
-    model = model_of(body, EncoderSpec(pooling="cls", normalize=False), device, options.batch_tokens)
+    model = wrap_transformers_model(body, EncoderSpec(pooling="cls", normalize=False), device, options.batch_tokens)
     timed(model, passages(options.passages, config.vocab_size, seed=0))  # warm-up
     windows = [passages(options.passages, config.vocab_size, seed) for seed in range(1, options.windows + 1)]
     lengths = [len(ids) for ids in windows[0]]
@@ -97,7 +97,9 @@ def main() -> None:
     seconds = [timed(model, window) for window in windows]
     rate = options.passages / statistics.median(seconds)
     work = flops([len(ids) for window in windows for ids in window], config) / len(windows) / options.passages
-    with_padding = sum(len(rows) * padded(lengths[rows[0]]) for rows in by_length(lengths, model.batch_tokens))
+    with_padding = sum(
+        len(rows) * pad_length(lengths[rows[0]]) for rows in batch_by_length(lengths, model.batch_tokens)
+    )
     report = {
         "benchmark": "embedding_gpu",
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu (tiny model)",

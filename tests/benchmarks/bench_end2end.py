@@ -40,32 +40,30 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel
 from turns import Elsewhere, Turn, compared, in_turns
 
 from flows.demo import demo_encoder
-from flows.rebuild import Task, rebuilt
-from flows.rebuilds import rebuilds
+from flows.rebuild import RebuildTask, rebuild_index
+from flows.rebuilds import open_rebuild_launcher
 from flows.reindex import reindex
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.answers.measures import exact_match
-from rag_model.evaluation.bootstrap import mean_interval
-from rag_model.evaluation.questions.match import Answers
-from rag_model.generate.decoding import Decoding
+from rag_model.evaluation.bootstrap import estimate_mean
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.evaluation.measures.answers import exact_match
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
 from rag_model.index.recipe import IndexRecipe
 from rag_model.reading.marginal import MarginalReader
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.data.statements import leads
+from rag_model.training.data.statements import sample_leads
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
-from rag_model.training.moving.moving_index import MovingIndex
-from rag_model.training.moving.moving_settings import MovingSettings
-from rag_model.training.moving.rebuild import Order, Rebuilt
-from rag_model.training.objectives.end2end.settings import LOOP, End2EndRecipe, End2EndTraining
-from rag_model.training.objectives.end2end.task import End2EndTask
-from rag_model.training.objectives.rag_task import RagRecipe
+from rag_model.training.moving_index import MovingIndex
+from rag_model.training.objectives.end2end import LOOP, End2EndRecipe, End2EndTask, End2EndTraining
+from rag_model.training.objectives.rag import RagRecipe
+from rag_model.training.rebuilds import MovingSettings, RebuildOrder, RebuildResult
 
 TEMPERATURE = 0.05
 ARMS = ("frozen", "question", "end2end", "end2end + reconstruction")
@@ -95,12 +93,12 @@ class Given:
 class Done:
     """A rebuild that was made in this process."""
 
-    made: Rebuilt
+    made: RebuildResult
 
     def done(self) -> bool:
         return True
 
-    def result(self) -> Rebuilt:
+    def result(self) -> RebuildResult:
         return self.made
 
 
@@ -110,9 +108,11 @@ class Here:
 
     url: str
 
-    def start(self, order: Order) -> Done:
+    def start(self, order: RebuildOrder) -> Done:
         with redirect_stderr(StringIO()):
-            return Done(rebuilt(Task(self.url, order.snapshot, str(order.encoders), order.step, "moving", (), "")))
+            return Done(
+                rebuild_index(RebuildTask(self.url, order.snapshot, str(order.encoders), order.step, "moving", (), ""))
+            )
 
 
 def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Given:
@@ -157,8 +157,10 @@ def task_of(given: Given, work: Path, settings: End2EndTraining, arm: str, rebui
     passage.requires_grad_(arm.startswith("end2end"))
     if not arm.startswith("end2end"):
         settings = replace(settings, moving=MovingSettings(0))
-    rag = Rag(question, load_generator(given.reader, FORM, device="cpu"), settings.rag.settings("sequence"), passage)
-    said = leads(snapshot, 10**6, 0) if arm.endswith("reconstruction") else []
+    rag = Rag(
+        question, load_generator(given.reader, FORM, device="cpu"), settings.rag.model_settings("sequence"), passage
+    )
+    said = sample_leads(snapshot, 10**6, 0) if arm.endswith("reconstruction") else []
     index = partial(MovingIndex, store, snapshot, settings.moving, rebuild or Here(store.url), work)
     return End2EndTask(rag, passage, snapshot, {"train": given.train, "dev": given.dev}, said, settings, index)
 
@@ -176,9 +178,10 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
         for own, best in zip(scores, order, strict=True)
     ]
     held = [
-        [Answers(one.answers).are_in(hit.passage.text) for hit in some] for one, some in zip(test, hits, strict=True)
+        [AnswerMatcher(one.answers).match(hit.passage.text) for hit in some]
+        for one, some in zip(test, hits, strict=True)
     ]
-    said = MarginalReader(None, task.module.eval(), Decoding(max_new_tokens=12), batch=16).answer_from(
+    said = MarginalReader(None, task.module.eval(), DecodingSettings(max_new_tokens=12), batch=16).answer_from(
         questions, [some[:k] for some in hits]
     )
     columns = {
@@ -186,7 +189,7 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
         "Success@5": [float(any(some)) for some in held],
         "EM": [float(exact_match(text.text, one.answers)) for text, one in zip(said, test, strict=True)],
     }
-    found = {name: mean_interval(values) for name, values in columns.items()}
+    found = {name: estimate_mean(values) for name, values in columns.items()}
     return {name: [round(x, 3) for x in (one.value, one.low, one.high)] for name, one in found.items()}
 
 
@@ -312,7 +315,7 @@ def beside(given: Given, every: int) -> dict[str, Any]:
 
 
 def in_turn(given: Given, every: int, turn: Turn) -> dict[str, Any]:
-    with rebuilds(given.store, "moving", ("--direct_num_workers=1",)) as made:
+    with open_rebuild_launcher(given.store, "moving", ("--direct_num_workers=1",)) as made:
         return trained(given, given.options.aged, every, Elsewhere(made, turn), "asynchronous", turn.report)
 
 
@@ -379,7 +382,7 @@ def of_all_seeds(rows: Sequence[dict[str, Any]], asked: int) -> list[dict[str, A
         for name in ("Success@1", "Success@5", "EM"):
             means = [row[name][0] for row in own]
             rights = [round(mean * asked) for mean in means]
-            whole = mean_interval([float(at < right) for right in rights for at in range(asked)])
+            whole = estimate_mean([float(at < right) for right in rights for at in range(asked)])
             line[name] = [round(x, 3) for x in (whole.value, whole.low, whole.high)], means
         found.append(line)
     return found

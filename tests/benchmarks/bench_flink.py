@@ -26,7 +26,7 @@ from processes import Cost, run
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
-from beam_jobs.workers import START
+from beam_jobs.workers import START_VARIABLE
 from rag_model.store.objects.memo import Memo
 from rag_model.store.store import Store
 
@@ -61,7 +61,7 @@ def warm(cluster: Flink, folder: Path) -> None:
 
 def nothing(task: int, store: Store) -> dict[str, Any]:
     """Do nothing, on a worker."""
-    return {"key": Memo.key(task)}
+    return {"key": Memo.compute_key(task)}
 
 
 def measure(folder: Path, copies: int, encoder: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-flink-") as name:
         folder = Path(name)
         encoder = options.encoder or small_encoder(folder / "encoder")
-        print(json.dumps(measure(folder, options.copies, encoder, {START: "0"} if options.every_job else {})))
+        print(json.dumps(measure(folder, options.copies, encoder, {START_VARIABLE: "0"} if options.every_job else {})))
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ from extrapolate import WIKIPEDIA
 from hnsw_builds import Build, by_cells, trial_of
 from synthetic import Synthetic
 
-from rag_model.index import gpu
-from rag_model.index.graphs.cells import sample_size
-from rag_model.index.quality.health import Trial
-from rag_model.index.recipe import IndexRecipe, VectorPlan, lists_in, resolve
+from rag_model.index.files import engine
+from rag_model.index.graphs.cells import cell_sample_size
+from rag_model.index.quality.sweep import VectorQuerySet
+from rag_model.index.recipe import IndexRecipe, VectorPlan, count_lists, resolve
 from rag_model.index.search import open_index
 
 SIDES = ("cpu", "gpu")
@@ -121,7 +121,7 @@ def _cuda() -> Any:
     return import_module("torch").cuda
 
 
-def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: Trial, folder: Path) -> dict[str, Any]:
+def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: VectorQuerySet, folder: Path) -> dict[str, Any]:
     """Build an index on one side; return what it took, what it finds, and what Wikipedia would take."""
     runner = Side(side)
     build = by_cells(plan, parts, folder, runner.run)
@@ -131,7 +131,7 @@ def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: Trial, fo
     return {
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "cpu_seconds": {stage: round(value, 2) for stage, value in cpu.items()},
-        "recall": round(float(trial.recalls(found).mean()), 4),
+        "recall": round(float(trial.compute_recalls(found).mean()), 4),
         "gpu_mb": runner.gpu_mb or None,
         "hours_for_wikipedia": {stage: round(larger(plan)[stage] * took / 3600, 2) for stage, took in spent.items()},
     }
@@ -154,16 +154,16 @@ def larger(plan: VectorPlan) -> dict[str, float]:
 
 
 def _centroids(plan: VectorPlan) -> int:
-    return plan.cells if plan.kind == "hnsw" else lists_in(plan)
+    return plan.cells if plan.kind == "hnsw" else count_lists(plan)
 
 
 def _sample(plan: VectorPlan) -> int:
-    return sample_size(plan) if plan.kind == "hnsw" else plan.train_sample
+    return cell_sample_size(plan) if plan.kind == "hnsw" else plan.train_sample
 
 
 def device() -> str:
     """Return the name of the GPU that faiss sees, or `cpu`."""
-    if not gpu.present():
+    if not engine.has_gpu():
         return "cpu"
     cuda = _cuda()
     return str(cuda.get_device_name(0)) if cuda.is_available() else "a GPU that torch does not see"
@@ -171,7 +171,7 @@ def device() -> str:
 
 def main() -> None:
     """Build each index on each side."""
-    there = gpu.present()
+    there = engine.has_gpu()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=int, default=125_000 if there else 4_000)
     parser.add_argument("--dim", type=int, default=768 if there else 32)
@@ -197,7 +197,7 @@ def main() -> None:
     report = {
         "benchmark": "gpu_index",
         "device": device(),
-        "graphs_on_the_gpu": gpu.builds_graphs(options.vectors),
+        "graphs_on_the_gpu": engine.can_build_graph(options.vectors),
         **{name: getattr(options, name) for name in ("vectors", "dim", "parts", "questions", "k")},
         "indexes": indexes,
     }

@@ -39,13 +39,13 @@ from flows.demo import demo_dump, demo_encoder
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import ROW_GROUP, PassageFile
 from rag_model.corpus.plan import plan_dump
-from rag_model.evaluation.bootstrap import difference_interval
+from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.index.quality.recall import recall_at
-from rag_model.retrieve.indexes import open_index_of
-from rag_model.snapshots.measure import trial_of
+from rag_model.index.quality.results import compute_recall
+from rag_model.retrieve.indexes import open_index
+from rag_model.snapshots.measure import sample_vector_queries
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT, passages_path
+from rag_model.store.versions.manifest import EMBEDDINGS, TEXT, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash", "revised")
@@ -150,24 +150,28 @@ def equal(ours: Path, theirs: Path) -> dict[str, Any]:
 
 def recalls_of(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
     """Return the recall@20 of each index of vectors on questions that the corpus asks itself, one figure a question."""
-    trial = trial_of(snapshot, GateRecipe(queries=QUERIES))
+    trial = sample_vector_queries(snapshot, GateRecipe(queries=QUERIES))
     found = {}
     content = snapshot.manifest.content
-    for name in (one for one in content.indexes if content.over(one) == EMBEDDINGS):
-        rows = open_index_of(snapshot, name).search(trial.vectors, trial.k)[1]
-        found[name] = recall_at(rows, trial.rows, trial.scores, trial.k)
+    for name in (one for one in content.indexes if content.representation_of(one) == EMBEDDINGS):
+        rows = open_index(snapshot, name).search(trial.vectors, trial.k)[1]
+        found[name] = compute_recall(rows, trial.rows, trial.scores, trial.k)
     return found
 
 
 def files_of_words(snapshot: Snapshot) -> dict[str, BlobRef]:
     """Return the files of the indexes of words, by name."""
     content = snapshot.manifest.content
-    return {name: content.files[content.index_file(name)] for name in content.indexes if content.over(name) == TEXT}
+    return {
+        name: content.files[content.index_file(name)]
+        for name in content.indexes
+        if content.representation_of(name) == TEXT
+    }
 
 
 def compared(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> dict[str, Any]:
     """Return both means, and the mean difference with its paired interval."""
-    apart = difference_interval(ours.tolist(), theirs.tolist())
+    apart = estimate_difference(ours.tolist(), theirs.tolist())
     means = [round(float(some.mean()), 4) for some in (ours, theirs)]
     return {"mean": means, "difference": [round(number, 4) for number in (apart.value, apart.low, apart.high)]}
 

@@ -20,11 +20,11 @@ from hnsw_builds import trial_of
 from passages import embedded
 from synthetic import Synthetic, written
 
-from rag_model.index.quality.health import Trial, effort
+from rag_model.index.build import run_stages
+from rag_model.index.estimate import estimate_resources
+from rag_model.index.quality.sweep import VectorQuerySet, measure_point
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.index.search import IndexFile, open_index
-from rag_model.index.sizing.estimate import estimate
-from rag_model.index.stages import build
+from rag_model.index.search import FaissFileIndex, open_index
 
 PARTS = 4
 HALF = 2  # bytes of a stored dimension: embeddings are float16
@@ -41,13 +41,13 @@ def factories(dim: int) -> list[str]:
 def projected(factory: str) -> Row:
     """Return gigabytes for Wikipedia."""
     plan = resolve(IndexRecipe(factory), WIKIPEDIA, BERT)
-    needed = estimate(plan)
+    needed = estimate_resources(plan)
     beside = HALF * WIKIPEDIA * BERT if plan.refine else 0
     return {
         "projected": plan.factory + (f",Refine({plan.refine})" if plan.refine else ""),
         "index_gb": round(needed.disk_bytes / 1e9, 1),
         "search_gb": round(needed.search_bytes / 1e9, 1),
-        "build_gb": round(needed.needed_bytes() / 1e9, 1),
+        "build_gb": round(needed.peak_bytes() / 1e9, 1),
         "vectors_on_disk_gb": round(beside / 1e9, 1),
     }
 
@@ -56,15 +56,15 @@ def built(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: int) -
     """Build an index in a process of its own; return its file and what it took."""
     folder.mkdir()
     out = folder / "index.faiss"
-    spent = alone(build, plan, parts, out, folder, threads=threads)
+    spent = alone(run_stages, plan, parts, out, folder, threads=threads)
     took = {"build_cpu_s": round(spent.cpu_seconds, 1), "build_anonymous_mb": round(spent.anonymous_mb)}
     return out, took | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
 
 
-def measured(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: Trial) -> Row:
+def measured(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: VectorQuerySet) -> Row:
     """Ask an index at its default setting, and at its hardest."""
     index = open_index(path, defaults=plan.search, vectors=parts if plan.refine else ())
-    asked, most = effort(index, trial, plan.search), effort(index, trial, _most(index, plan))
+    asked, most = measure_point(index, trial, plan.search), measure_point(index, trial, _most(index, plan))
     return {
         "measured": plan.factory,
         "search": dict(plan.search),
@@ -75,7 +75,7 @@ def measured(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: Trial) 
     }
 
 
-def _most(index: IndexFile, plan: VectorPlan) -> dict[str, int]:
+def _most(index: FaissFileIndex, plan: VectorPlan) -> dict[str, int]:
     hardest = {"efSearch": 512, "nprobe": index.lists}
     return {name: hardest.get(name, value) for name, value in plan.search.items()}
 

@@ -20,7 +20,7 @@ from hnsw_builds import both, trial_of
 from synthetic import Synthetic
 
 from rag_model.index.files.engine import Vectors, faiss
-from rag_model.index.quality.tune import tune
+from rag_model.index.quality.tune import tune_search
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 
@@ -82,7 +82,7 @@ def main() -> None:
         parts = made.parts(Path(folder), options.n, 8)
         builds = both({"ours": (plan, parts)}, Path(folder), options.jobs)
         trial = trial_of(parts, "ip", made.questions(options.questions), options.k)
-        tuned = {name: tune(open_index(build.path), trial, options.target) for name, build in builds.items()}
+        tuned = {name: tune_search(open_index(build.path), trial, options.target) for name, build in builds.items()}
         effort = {name: found.search["efSearch"] for name, found in tuned.items()}
         contenders = {
             "one_shot": bare(builds["one_shot"].path, effort["one_shot"], options.k),

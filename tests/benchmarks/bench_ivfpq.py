@@ -19,8 +19,8 @@ from alone import Spent, alone
 from synthetic import Synthetic
 
 from rag_model.index.files.engine import Vectors, faiss
-from rag_model.index.files.pieces import opener
-from rag_model.index.lists import ivf
+from rag_model.index.files.pieces import path_opener
+from rag_model.index.lists import kind
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 
 FACTORIES = (
@@ -45,10 +45,10 @@ def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Pat
     """Build a plan both ways; return what it took and whether the answers are equal."""
     trained, one, merged = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]
-    training = alone(ivf.train, plan, parts, trained)
+    training = alone(kind.train, plan, parts, trained)
     whole = alone(one_shot, trained, parts, one)
-    coded = [alone(ivf.scatter, plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
-    merge = alone(ivf.merge, plan, trained, parts, [opener(piece) for piece in pieces], [], merged)
+    coded = [alone(kind.scatter, plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
+    merge = alone(kind.merge, plan, trained, parts, [path_opener(piece) for piece in pieces], [], merged)
     return {
         "factory": plan.factory,
         **same_answers(one, merged, questions),

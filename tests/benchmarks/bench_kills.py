@@ -21,26 +21,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rag_model.errors import StoreError
-from rag_model.evaluation.gate import Verdict
+from rag_model.evaluation.gate import GateVerdict
 from rag_model.snapshots.publish import publish
-from rag_model.store import Content, Manifest, Produced, Snapshot, Store
+from rag_model.store import Content, Manifest, Snapshot, StageResult, Store
 from rag_model.store.objects import blobs, intents
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep import gc, sweep
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.verify import verify_version
 
 SHARED, PIECES, BYTES = 200, 6, 200_000  # files to draw from, files of a snapshot, bytes of one
-KEPT = Policy(keep=5, older_than=0.5)
+KEPT = ExpirePolicy(keep=5, older_than=0.5)
 processes = multiprocessing.get_context("fork")
 
 
 def scale_time() -> None:
     """Let an intent count for two seconds instead of an hour, and so on."""
-    intents.INTENT_COUNTS = gc.INTENT_COUNTS = 2.0  # type: ignore[attr-defined]
-    intents.SWEEP_COUNTS = sweep.SWEEP_COUNTS = 1.0  # type: ignore[attr-defined]
-    intents._AGAIN, intents._PAUSE = 0.3, 0.01
-    gc.MARGIN, blobs._TRUSTED = 0.4, 0.2
+    intents.INTENT_VALID_SECONDS = gc.INTENT_VALID_SECONDS = 2.0  # type: ignore[attr-defined]
+    intents.SWEEP_VALID_SECONDS = sweep.SWEEP_VALID_SECONDS = 1.0  # type: ignore[attr-defined]
+    intents._RENEW_SECONDS, intents._PAUSE = 0.3, 0.01
+    gc.SAFETY_MARGIN, blobs._TRUST_SECONDS = 0.4, 0.2
 
 
 @dataclass
@@ -65,19 +65,19 @@ def build_for_ever(place: Place) -> None:
     """Publish snapshots of files that others have as well, by the memo."""
     store, rng = place.store, random.Random(f"{place.seed} {place.rounds}")
 
-    def made(number: int) -> Callable[[Path], Produced]:
-        def produce(workdir: Path) -> Produced:
+    def made(number: int) -> Callable[[Path], StageResult]:
+        def produce(workdir: Path) -> StageResult:
             (workdir / "out").write_bytes(random.Random(number).randbytes(BYTES))
-            return Produced({"out": workdir / "out"})
+            return StageResult({"out": workdir / "out"})
 
         return produce
 
     for count in range(1_000_000):
-        with store.intents.held(f"build-{place.rounds}-{count}"):
+        with store.intents.hold(f"build-{place.rounds}-{count}"):
             pieces = rng.sample(range(SHARED), PIECES)
-            files = {f"index/{i}": store.memo.once("make", i, made(i))[0].outputs["out"] for i in pieces}
+            files = {f"index/{i}": store.memo.get_or_create("make", i, made(i))[0].outputs["out"] for i in pieces}
             manifest = Manifest(Content({"build": count, "round": place.rounds}, (), files))
-            move = publish(store, manifest, "latest", lambda parent: Verdict(True, ())).move
+            move = publish(store, manifest, "latest", lambda parent: GateVerdict(True, ())).move
         with place.told.open("a") as told:
             told.write(f"{move.number if move else 0} {manifest.id}\n")
 
@@ -85,8 +85,8 @@ def build_for_ever(place: Place) -> None:
 def sweep_for_ever(place: Place) -> None:
     """Forget all but the last moves, and delete what nothing needs."""
     while True:
-        expire(place.store, KEPT)
-        gone = sum(tally.files for tally in gc.gc(place.store, 0.5).values())
+        expire_store(place.store, KEPT)
+        gone = sum(tally.files for tally in gc.collect_garbage(place.store, 0.5).values())
         with (place.folder / "deleted").open("a") as deleted:
             deleted.write(f"{gone}\n")
 
@@ -115,11 +115,11 @@ def kill_one_round(place: Place, rng: random.Random) -> int:
 def losses(place: Place) -> list[str]:
     """Return all that is not as it must be."""
     store = place.store
-    found = [f"{problem}" for snapshot in store.snapshots.list() for problem in verify(store, snapshot)]
+    found = [f"{problem}" for snapshot in store.snapshots.list_ids() for problem in verify_version(store, snapshot)]
     for line in place.told.read_text().splitlines() if place.told.exists() else ():
         number, snapshot = line.split()
         place.acknowledged[int(number)] = snapshot
-    history = {move.number: move.snapshot for move in store.refs.history("latest")}
+    history = {move.number: move.snapshot for move in store.refs.read_history("latest")}
     oldest = min(history, default=1)
     found += [
         f"move {number} is lost"
@@ -150,7 +150,7 @@ def main() -> None:
             alive = kill_one_round(place, rng)
             killed, died = killed + alive, died + 3 - alive
             lost = losses(place)
-        numbers = place.store.refs.numbers("latest")
+        numbers = place.store.refs.list_numbers("latest")
         report = {
             "kills": killed,
             "rounds": place.rounds,
@@ -158,8 +158,8 @@ def main() -> None:
             "deleted": sum(map(int, (place.folder / "deleted").read_text().split())),
             "moves": numbers[-1] if numbers else 0,
             "moves_kept": len(numbers),
-            "snapshots": len(place.store.snapshots.list()),
-            "blobs": sum(1 for _ in place.store.files.tree("blobs")),
+            "snapshots": len(place.store.snapshots.list_ids()),
+            "blobs": sum(1 for _ in place.store.files.iter_tree("blobs")),
             "lost": lost,
             "seconds": round(time.monotonic() - began, 1),
         }

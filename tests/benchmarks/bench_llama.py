@@ -33,20 +33,19 @@ from paper_answers import publish
 from served import cpu_seconds, memory_mb
 
 from flows.demo import demo_encoder
-from rag_model.evaluation.answers.measures import exact_match, token_f1
-from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.retrieved import matcher
-from rag_model.generate.decoding import Decoding
+from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estimate_mean
+from rag_model.evaluation.measures.answers import exact_match, token_f1
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import answer_matcher
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.reading.answer import Answer
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.writers.chat.place import Place
-from rag_model.reading.writers.chat.settings import ChatSettings
+from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.local import LocalWriter
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
 
 _LAUNCHER = Path(__file__).parents[1] / "fixtures" / "llama_launcher.py"
@@ -97,10 +96,10 @@ def answers(options: argparse.Namespace, folder: Path) -> tuple[list[Question], 
     identity = publish(drawn.library, folder, "llama", options.encoder)
     with Snapshot.open(str(folder / "store"), identity) as snapshot, server(options.model) as (url, process):
         hits = open_retriever(snapshot, "hnsw").search([one.text for one in drawn.test], options.k)
-        settings = ChatSettings(max_new_tokens=options.longest, context=_CONTEXT, concurrency=1)
-        there = EndpointWriter("model", settings, Place(url))
+        settings = ChatSettings(max_new_tokens=options.max_tokens, context=_CONTEXT, concurrency=1)
+        there = EndpointWriter("model", settings, Endpoint(url))
         generator = load_generator(options.model, device="cpu", dtype=options.dtype)
-        here = LocalWriter(generator, "model", Decoding(max_new_tokens=options.longest), 1)
+        here = LocalWriter(generator, "model", DecodingSettings(max_new_tokens=options.max_tokens), 1)
         sides = {"llama.cpp": (ConcatReader(None, there), process), "torch": (ConcatReader(None, here), None)}
         for reader, other in sides.values():  # warm; by a prompt of its own, since the server keeps what it has read
             asked(reader, drawn.dev[0], hits[0], other)
@@ -119,7 +118,7 @@ def measures(questions: Sequence[Question], side: Sequence[Asked]) -> dict[str, 
     return {
         "EM": [exact_match(text, question.answers) for text, question in pairs],
         "F1": [token_f1(text, question.answers) for text, question in pairs],
-        "holds a gold answer": [float(matcher(question)(text)) for text, question in pairs],
+        "holds a gold answer": [float(answer_matcher(question)(text)) for text, question in pairs],
         "CPU seconds": [one.cpu for one in side],
         "seconds": [one.wall for one in side],
         "tokens read": [float(one.answer.usage.prompt_tokens) for one in side if one.answer.usage],
@@ -134,8 +133,8 @@ def compared(questions: Sequence[Question], found: dict[str, list[Asked]]) -> di
     return {
         "rows": {
             name: {
-                **{side: _ends(mean_interval(some[name])) for side, some in zip(_SIDES, (first, second), strict=True)},
-                "difference": _ends(difference_interval(first[name], second[name])),
+                **{side: _ends(estimate_mean(some[name])) for side, some in zip(_SIDES, (first, second), strict=True)},
+                "difference": _ends(estimate_difference(first[name], second[name])),
             }
             for name in first
         },

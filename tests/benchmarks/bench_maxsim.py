@@ -28,20 +28,17 @@ from typing import Any
 import numpy as np
 from token_data import Data, K, add_options, exhaustive, interval, ndcg, read
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.corpus.token_file import TokenVectors
-from rag_model.encoders.token_pooling import pooled
-from rag_model.index.files.engine import Vectors, faiss
+from rag_model.corpus.ragged_file import TokenVectors, compute_offsets
+from rag_model.encoders.token_encoder import pool_tokens
+from rag_model.index.build import run_stages
+from rag_model.index.files.engine import Rows, Vectors, faiss
 from rag_model.index.graphs.graph_file import GraphFile
+from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
-from rag_model.index.stages import build
 from rag_model.index.tokens.search import TokenIndexFile
-from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.leg import Leg
-from rag_model.retrieve.maxsim import Graph, MaxSimRetriever, Tokens
-from rag_model.retrieve.questions import Questions
+from rag_model.retrieve.maxsim import MaxSimRetriever
+from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -55,36 +52,55 @@ class Dense(SnapshotRetriever):
         super().__init__(snapshot, "hnsw")
         self._index, self._vectors = open_index(path, defaults={"efSearch": 256}), vectors
 
-    def find(self, asked: Questions, k: int) -> Found:
+    def find(self, asked: Queries, k: int) -> RankedRows:
         """Search by the vectors of the questions, whose texts are their numbers."""
         scores, rows = self._index.search(self._vectors[[int(text) for text in asked.texts]], k)
-        return Found(self.name, rows, scores)
+        return RankedRows(self.name, rows, scores)
 
 
 class Known:
-    """An encoder whose vectors are known: the texts of questions are their numbers."""
+    """A `TokenScorer` whose query vectors are known: the texts of queries are their numbers."""
 
-    def __init__(self, vectors: Vectors) -> None:
-        self._vectors = vectors
+    name = "tokens"
 
-    def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return the token vectors of questions by number."""
-        return self._vectors[[int(text) for text in questions]]
+    def __init__(self, vectors: Vectors, index: TokenIndexFile) -> None:
+        self._vectors, self._index = vectors, index
+
+    def encode(self, queries: Queries) -> Vectors:
+        """Return the token vectors of queries by number."""
+        return self._vectors[[int(text) for text in queries.texts]]
+
+    def score(self, query: Vectors, rows: Rows) -> Vectors:
+        """Return the scores of the rows by the index."""
+        return self._index.score(query, rows)
+
+
+class Links:
+    """The links of a graph file."""
+
+    name = "hnsw"
+
+    def __init__(self, graph: GraphFile) -> None:
+        self._graph = graph
+
+    def bottom(self, nodes: Rows) -> np.ndarray:
+        """Return the neighbours of the nodes in the bottom layer."""
+        return self._graph.bottom(nodes)
 
 
 def codecs(data: Data, every: TokenVectors, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure codecs: bytes and error of a token, nDCG@10 of all passages by the codes."""
     found: dict[str, Any] = {}
     for name in options.codecs:
-        kind, n = kind_for(name), len(every)
+        kind, n = get_kind_for_factory(name), len(every)
         recipe = IndexRecipe(name, train_sample=options.sample)
         work = folder / name
         work.mkdir()
         began = time.process_time()
-        facts = build(kind.plan(recipe, n, every.vectors.shape[1]), data.tokens, work / "index", work)
+        facts = run_stages(kind.plan(recipe, n, every.vectors.shape[1]), data.tokens, work / "index", work)
         seconds = time.process_time() - began
         index = TokenIndexFile.open(work / "index")
-        coded = index.decoded(np.arange(n))
+        coded = index.decode(np.arange(n))
         found[name] = {
             "code_bytes": index.codec.width,
             "bytes_a_passage": round((work / "index").stat().st_size / n),
@@ -104,9 +120,9 @@ def pooling(data: Data, every: TokenVectors, factor: int, whole: Vectors) -> dic
     """Measure what nDCG@10 of all passages, `whole` by question, loses when their tokens are pooled by `factor`."""
     began = time.process_time()
     ends = every.offsets.tolist()
-    few = [pooled(every.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
+    few = [pool_tokens(every.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
     seconds = time.process_time() - began
-    tokens = TokenVectors(np.concatenate(few), offsets_of(np.array([len(one) for one in few])))
+    tokens = TokenVectors(np.concatenate(few), compute_offsets(np.array([len(one) for one in few])))
     own = ndcg(exhaustive(data, tokens), data.relevant)
     return {
         "vectors": round(len(tokens.vectors) / len(every.vectors), 3),
@@ -122,26 +138,26 @@ def candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> d
     work = folder / "hnsw"
     work.mkdir()
     np.save(work / "dense.npy", data.dense)
-    plan = kind_for("HNSW32").plan(IndexRecipe("HNSW32"), *data.dense.shape)
-    build(plan, [work / "dense.npy"], work / "index", work)
+    plan = get_kind_for_factory("HNSW32").plan(IndexRecipe("HNSW32"), *data.dense.shape)
+    run_stages(plan, [work / "dense.npy"], work / "index", work)
     index, n = TokenIndexFile.open(folder / codec / "index"), len(data.dense)
     snapshot = Snapshot(Manifest(Content({}, (PartEntry("part", 1, n, n),), {})), Path, Path, "the benchmark")
-    leg, graph = Dense(snapshot, work / "index", data.asked), Graph("hnsw", GraphFile.open(work / "index"))
+    leg, graph = Dense(snapshot, work / "index", data.asked), Links(GraphFile.open(work / "index"))
     numbers = [str(number) for number in range(len(data.texts))]
     began = time.perf_counter()
     best = index.search(data.asked_tokens, K)[1]
     whole = ndcg(best, data.relevant)
     found: dict[str, Any] = {
         "all": {"ndcg": round(float(whole.mean()), 4), "ms": _ms(began, len(numbers)), "scored": n},
-        "dense alone": {"ndcg": round(float(ndcg(leg.find(Questions(numbers), K).rows, data.relevant).mean()), 4)},
+        "dense alone": {"ndcg": round(float(ndcg(leg.find(Queries(numbers), K).rows, data.relevant).mean()), 4)},
     }
     for depth in [depth for depth in depths if depth <= n]:
         for rounds in (0, 1, 2):
             first = min(depth if rounds == 0 else depth // 2, 100 if rounds else depth)
-            given = Leg(leg, first), "tokens", Tokens(Known(data.asked_tokens), index)  # type: ignore[arg-type]
+            given = Leg(leg, first), Known(data.asked_tokens, index)
             retriever = MaxSimRetriever(*given, graph, depth, rounds)
             began = time.perf_counter()
-            rows = np.vstack([retriever.find(Questions([number]), K).rows for number in numbers])
+            rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])
             ms = _ms(began, len(numbers))
             own = ndcg(rows, data.relevant)
             found[f"depth {depth}, rounds {rounds}"] = {

@@ -19,11 +19,11 @@ import numpy as np
 from token_data import Data, add_options, exhaustive, read
 
 from rag_model.encoders.muvera import Muvera
+from rag_model.index.build import run_stages
 from rag_model.index.files.engine import Rows, Vectors, faiss
+from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe, default_search
-from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
-from rag_model.index.stages import build
 
 SHARE = 0.95
 _DEEP = 1_000  # candidates that are looked at
@@ -46,9 +46,9 @@ def searched(factory: str, vectors: Path, asked: Vectors, best: Rows, folder: Pa
     work = folder / factory
     work.mkdir()
     n, d = np.load(vectors, mmap_mode="r").shape
-    kind, began = kind_for(factory), time.process_time()
+    kind, began = get_kind_for_factory(factory), time.process_time()
     plan = kind.plan(IndexRecipe(factory), n, d)
-    build(plan, [vectors], work / "index", work)
+    run_stages(plan, [vectors], work / "index", work)
     seconds = time.process_time() - began
     index, deep = open_index(work / "index", defaults=_widest(plan.factory)), min(_DEEP, n)
     rows = index.search(asked, deep)[1]
@@ -73,10 +73,10 @@ def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, 
     best = exhaustive(data, every)[:, 0]
     muvera = Muvera(every.vectors.shape[1], options.repetitions, options.bits, options.projected)
     began = time.process_time()
-    fixed = muvera.passages(every)
+    fixed = muvera.encode_passages(every)
     seconds = time.process_time() - began
     np.save(folder / "fixed.npy", fixed)
-    asked = muvera.questions(data.asked_tokens)
+    asked = muvera.encode_questions(data.asked_tokens)
     deep = np.argsort(-(data.asked @ data.dense.T), axis=1)[:, :_DEEP]
     indexes = {name: searched(name, folder / "fixed.npy", asked, best, folder) for name in options.indexes}
     return {
@@ -84,7 +84,7 @@ def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, 
         "token_vectors": data.encoder,
         "passages": len(every),
         "questions": len(data.texts),
-        "components": muvera.width,
+        "components": muvera.encoded_dim,
         "encode_cpu_ms": round(1e3 * seconds / len(every), 2),
         "indexes": indexes,
         "rank by one vector": needed(deep, best),

@@ -26,14 +26,14 @@ from dumps import Export, read_export, write_plain
 
 from flows.demo import demo_dump, demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.questions.match import Answers
-from rag_model.generate.decoding import Decoding
-from rag_model.generate.inputs import PromptForm
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import InstructionTemplate
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
 FIRST = ("Alma", "Boris", "Clara", "Dmitri", "Elena", "Fergus", "Greta", "Hugo", "Ingrid", "Jonas", "Karin", "Nils")
@@ -92,7 +92,9 @@ def build(folder: Path, export: Export, seats: Sequence[Office], encoder: str) -
 
 def answered(snapshot: Snapshot, rag: Rag, seats: Sequence[Office], k: int, beams: int) -> list[str]:
     """Return the model's answers from one snapshot."""
-    reader = MarginalReader(DenseRetriever(snapshot, rag.question), rag, Decoding(beams=beams, max_new_tokens=24))
+    reader = MarginalReader(
+        DenseRetriever(snapshot, rag.question), rag, DecodingSettings(beams=beams, max_new_tokens=24)
+    )
     return [answer.text for answer in reader.answer([office.question for office in seats], k)]
 
 
@@ -108,7 +110,7 @@ def shares(answers: Sequence[str], seats: Sequence[Office]) -> list[float]:
 
 
 def _holds(text: str, name: str) -> bool:
-    return Answers((name,)).are_in(text)
+    return AnswerMatcher((name,)).match(text)
 
 
 def main() -> None:
@@ -133,12 +135,14 @@ def table(store: Path, ids: Sequence[str], seats: Sequence[Office], options: Any
     with Snapshot.open(str(store), ids[0]) as before, Snapshot.open(str(store), ids[1]) as after:
         question = TrainableEncoder.load(before.folder(QUESTION_ENCODER), "question")
         settings = RagSettings(options.kind, options.k, temperature=0.05)  # of cosines
-        rag = Rag(question, load_generator(options.generator, PromptForm()), settings)  # a small chat model chats
+        rag = Rag(
+            question, load_generator(options.generator, InstructionTemplate()), settings
+        )  # a small chat model chats
         answers = [answered(snapshot, rag, seats, options.k, options.beams) for snapshot in (before, after)]
         passages = [before.n, after.n]
     closed = [
         answer.text
-        for answer in MarginalReader(None, rag, Decoding(max_new_tokens=24)).answer_from(
+        for answer in MarginalReader(None, rag, DecodingSettings(max_new_tokens=24)).answer_from(
             [o.question for o in seats], [[]] * len(seats)
         )
     ]

@@ -34,17 +34,16 @@ from passages import lines
 from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
-from rag_model.evaluation.bootstrap import difference_interval, mean_interval
-from rag_model.evaluation.questions.match import Answers
+from rag_model.evaluation.bootstrap import estimate_difference, estimate_mean
+from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.generate.load import load_generator
-from rag_model.index.postings.impacts import ImpactIndex
-from rag_model.training.data.examples import Example, passage_of
-from rag_model.training.data.judging import Judge, JudgeSettings, verdicts
-from rag_model.training.data.pools import Pools, pools_of
-from rag_model.training.data.teaching import KeptScores
-from rag_model.training.objectives.openrag.task import Online, OpenRagRecipe, OpenRagTask
-from rag_model.training.objectives.ranking import first_answer
-from rag_model.training.objectives.sidr.pair import SidrPair
+from rag_model.index.postings.search import ImpactIndex
+from rag_model.training.data.examples import Example, build_passage
+from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, build_pools, judge_passages
+from rag_model.training.data.pair_scores import CachedPairScorer
+from rag_model.training.objectives.openrag import OnlineJudging, OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.ranking import rank_of_first_answer
+from rag_model.training.objectives.sidr import SidrPair
 
 Columns = dict[str, list[float]]  # measure -> one value a question
 
@@ -84,13 +83,13 @@ def by_weights(pair: SidrPair, corpus: list[Passage], work: Path) -> tuple[Impac
 
 def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
     """Index the bags of all passages."""
-    from rag_model.encoders.bag import BagEncoder, read_bag_spec, terms_of  # noqa: PLC0415
+    from rag_model.encoders.bag import BagEncoder, compute_term_mask, read_bag_spec  # noqa: PLC0415
     from rag_model.encoders.tokens import load_tokenizer  # noqa: PLC0415
 
     folder, size = pair.passage.folder, pair.passage.encoder().dim
     spec = read_bag_spec(folder, {"max_length": pair.passage.spec.max_length})
     tokenizer = load_tokenizer(folder, spec.max_length)
-    bags = BagEncoder(folder, spec, tokenizer, terms_of(tokenizer, size))
+    bags = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size))
     rows = bags.encode_passages([one.title for one in corpus], [one.text for one in corpus])
     return indexed(rows, "Impact1", size, 1, work)
 
@@ -98,16 +97,16 @@ def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
 def ranked(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[list[Passage]]:
     """Return the passages of each dev question: the index proposes, the pair orders."""
     task: Any = OpenRagTask.__new__(OpenRagTask)  # only its order is wanted
-    task.module, task._recipe, task._online = pair, recipe, Online(memory, None, JudgeSettings())  # type: ignore[arg-type]
+    task.module, task._recipe, task._online = pair, recipe, OnlineJudging(memory, None, JudgeSettings())  # type: ignore[arg-type]
     return list(task.ranked([one.question for one in dev]))
 
 
 def columns(readers: dict[str, Any], dev: Sequence[Example], found: Sequence[list[Passage]]) -> Columns:
     """Return where an answer is, and what each generator makes of the first passage, a value a question."""
-    firsts = [first_answer(*both) for both in zip(dev, found, strict=True)]
+    firsts = [rank_of_first_answer(*both) for both in zip(dev, found, strict=True)]
     told = {f"Success@{k}": [float(at is not None and at <= k) for at in firsts] for k in (1, 5)}
     for name, judge in readers.items():
-        read = [verdicts(judge, one.question, [own[0]])[0] for one, own in zip(dev, found, strict=True)]
+        read = [judge_passages(judge, one.question, [own[0]])[0] for one, own in zip(dev, found, strict=True)]
         told |= {f"{name} right": [float(one.right) for one in read], f"{name} nll": [-one.log_p for one in read]}
     return told
 
@@ -116,17 +115,17 @@ def told(found: dict[str, Columns]) -> dict[str, Any]:
     """Return the means of each arm, and differences to the start and to the arm that indexes again."""
 
     def minus(one: str, other: str) -> dict[str, str]:
-        return {name: str(difference_interval(some, found[other][name])) for name, some in found[one].items()}
+        return {name: str(estimate_difference(some, found[other][name])) for name, some in found[one].items()}
 
     pairs = [(one, other) for one in found for other in ("before", "reindex") if other in found and one != other]
     return {
-        "arms": {arm: {name: str(mean_interval(some)) for name, some in one.items()} for arm, one in found.items()},
+        "arms": {arm: {name: str(estimate_mean(some)) for name, some in one.items()} for arm, one in found.items()},
         "differences": {f"{one} - {other}": minus(one, other) for one, other in pairs if one != "before"},
     }
 
 
 def arm(
-    name: str, start: Path, pools: Pools, dev: Any, kit: Any, options: argparse.Namespace
+    name: str, start: Path, pools: ExamplePools, dev: Any, kit: Any, options: argparse.Namespace
 ) -> tuple[list[list[Passage]], dict[str, Any]]:
     """Train one arm from the same weights; return what it finds, and the seconds of its steps and refreshes."""
     recipe, memory, judge, corpus, work = kit
@@ -136,7 +135,9 @@ def arm(
     if name == "reindex":
         index, refresh = by_weights(pair, corpus, work)
         mine, refreshes = Proposals(corpus, index), 1
-    task = OpenRagTask(pair, pools, dev, recipe, Online(mine, judge, JudgeSettings(max_new_tokens=options.tokens)))
+    task = OpenRagTask(
+        pair, pools, dev, recipe, OnlineJudging(mine, judge, JudgeSettings(max_new_tokens=options.tokens))
+    )
     optimizer = torch.optim.AdamW([one for one in pair.parameters() if one.requires_grad], lr=options.rate)
     started, done, epoch = time.process_time(), 0, 0
     while done < options.steps:
@@ -162,13 +163,13 @@ def arm(
 
 def data_of(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
     """Return passages, and questions whose answers some passage holds."""
-    every = [passage_of(row["title"] or "", row["text"]) for row in lines(options.passages)]
+    every = [build_passage(row["title"] or "", row["text"]) for row in lines(options.passages)]
     rows = lines(options.questions)
     order = np.random.default_rng(0).permutation(len(rows))
     wanted, held = list[Example](), dict[str, Passage]()
     for row in (rows[place] for place in order):
-        answers = Answers(row["answers"])
-        found = next((one for one in every if one.hash == row.get("hash") or answers.are_in(one.text)), None)
+        answers = AnswerMatcher(row["answers"])
+        found = next((one for one in every if one.hash == row.get("hash") or answers.match(one.text)), None)
         if found is not None and len(row["answers"][0]) > 3:
             held[found.hash] = found
             wanted.append(Example(str(len(wanted)), row["question"], tuple(row["answers"]), (found,)))
@@ -185,12 +186,12 @@ def made(options: argparse.Namespace, work: Path, seed: int) -> Data:
     """
     world, half = facts(options.made, seed), options.made // 2 * 8
     encoder = write_short_encoder(options.encoder, options.layers, world, work / "encoder")
-    corpus = [passage_of("", one.told(form)) for one in world for form in (0, 1)]
+    corpus = [build_passage("", one.told(form)) for one in world for form in (0, 1)]
     dice = random.Random(seed)
     asked = dice.sample(examples(world)[:half], min(options.train, half))
     asked += dice.sample(examples(world)[half:], min(options.dev, half))
     starts = [
-        Example(str(at), one.told(at % 2), (one.value,), (passage_of("", one.told(1 - at % 2)),))
+        Example(str(at), one.told(at % 2), (one.value,), (build_passage("", one.told(1 - at % 2)),))
         for at, one in enumerate(dice.sample(world, min(options.examples, len(world))))
     ]
     return Data(encoder, corpus, asked[: options.train], asked[options.train :], starts)
@@ -222,14 +223,14 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
     settings = JudgeSettings(max_new_tokens=options.tokens)
     folders = {"generator": options.generator, **({"transfer": options.transfer} if options.transfer else {})}
     readers: dict[str, Any] = {
-        name: KeptScores(Judge(load_generator(folder, device="cpu"), bare, settings), name, work / name, block=1)
+        name: CachedPairScorer(Judge(load_generator(folder, device="cpu"), bare, settings), name, work / name, block=1)
         for name, folder in folders.items()
     }
     judge = readers["generator"]
     started = time.process_time()
     proposed = memory.propose(pair.question.encoder().encode_questions([one.question for one in train]), recipe.depth)
-    judged = ((one, own, verdicts(judge, one.question, own)) for one, own in zip(bare, proposed, strict=False))
-    pools = pools_of(judged, recipe.pooled)
+    judged = ((one, own, judge_passages(judge, one.question, own)) for one, own in zip(bare, proposed, strict=False))
+    pools = build_pools(judged, recipe.pooled)
     offline = time.process_time() - started
     found, spent = {"before": columns(readers, dev, ranked(pair, memory, dev, recipe))}, dict[str, Any]()
     for name in options.arms:

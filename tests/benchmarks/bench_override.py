@@ -29,18 +29,18 @@ from bench_stream import random_llama
 from passages import lines
 
 from rag_model.corpus.records import Passage
-from rag_model.evaluation.answers.grounds import grounds
-from rag_model.evaluation.answers.measures import exact_match
-from rag_model.evaluation.answers.readings import Reading, Shown
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.questions.match import Answers
-from rag_model.generate.decoding import Decoding
+from rag_model.evaluation.answers.grounding import measure_grounding
+from rag_model.evaluation.answers.readings import AnswerPassage, Reading
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.evaluation.measures.answers import exact_match
+from rag_model.evaluation.questions import Question
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.reading.answer import Answer
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.writers.local import LocalWriter
-from rag_model.retrieve.retriever import Hit
-from rag_model.serving.watching.grounding import is_remembered, is_unsupported
+from rag_model.retrieve.hits import Hit
+from rag_model.serving.monitoring.overrides import is_remembered, is_unsupported
 
 EVERY = 20  # as `serve` checks
 CAPITALS = (
@@ -98,7 +98,7 @@ def measure(reader: ConcatReader, rows: Sequence[Asked], k: int) -> dict[str, An
         spent["check"] += checking
         said.append((asked, answer, is_unsupported(answer) and remembered))
     unsupported = [one for one in said if is_unsupported(one[1])]
-    memory = [one for one in unsupported if one[0].known and Answers([one[0].known]).are_in(one[1].plain)]
+    memory = [one for one in unsupported if one[0].known and AnswerMatcher([one[0].known]).match(one[1].plain)]
     others = [one for one in unsupported if one not in memory]
     gold = [_overrides(asked, answer) for asked, answer, _ in said]
     rates = {"unsupported": len(unsupported), "override": sum(one[2] for one in said), "evaluation": sum(gold)}
@@ -125,9 +125,9 @@ def _hit(rank: int, text: str) -> Hit:
 
 def _overrides(asked: Asked, answer: Answer) -> bool:
     """Return whether the evaluation calls it an override."""
-    shown = tuple(Shown("", "", "", one.hit.passage.text, 0.0, None, None) for one in answer.support)
+    shown = tuple(AnswerPassage("", "", "", one.hit.passage.text, 0.0, None, None) for one in answer.support)
     reading, right = Reading("", answer.plain, None, shown), exact_match(answer.plain, asked.held)
-    return bool(grounds(Question("", asked.question, asked.held), reading, right).get("override", 0.0))
+    return bool(measure_grounding(Question("", asked.question, asked.held), reading, right).get("override", 0.0))
 
 
 def main() -> None:
@@ -147,7 +147,7 @@ def main() -> None:
         else:
             rows = natural(options.data, options.questions or 8, options.seed)
         folder = options.generator or random_llama(Path(name))
-        writer = LocalWriter(load_generator(folder, device="cpu"), str(folder), Decoding(1, options.tokens))
+        writer = LocalWriter(load_generator(folder, device="cpu"), str(folder), DecodingSettings(1, options.tokens))
         report = {"benchmark": "override", "questions": len(rows), "k": options.k}
         report |= measure(ConcatReader(None, writer), rows, options.k)
         print(json.dumps({**report, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))

@@ -30,14 +30,14 @@ from paper_real import TASKS, load, real
 from paper_verdicts import NOT, REPRODUCED, UNDECIDABLE, judge, table
 
 from flows.demo import demo_encoder
-from rag_model.evaluation.answers.scores import Scored
+from rag_model.evaluation.answers.scores import ScoredAnswer
 
 _SUBJECTS = 10
 
 
-def collect(options: argparse.Namespace) -> dict[str, list[Scored]]:
+def collect(options: argparse.Namespace) -> dict[str, list[ScoredAnswer]]:
     """Run both parts for each seed; return the answers by task and arm, of all seeds together."""
-    arms: dict[str, list[Scored]] = {}
+    arms: dict[str, list[ScoredAnswer]] = {}
     generator = load(options.generator, options.dtype) if options.generator else None
     with tempfile.TemporaryDirectory(prefix="bench-paper-") as name:
         for seed in range(options.seeds):

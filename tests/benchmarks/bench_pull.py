@@ -45,7 +45,7 @@ def write_snapshot(store: Store, folder: Path, megabytes: int) -> str:
         files[f"embeddings/{name}.npy"] = put(store, bits.bytes(int(megabytes * 1e6 * SHARES["embeddings"] / PARTS)))
         parts.append(PartEntry(name, number, number, rows))
     files["index/hnsw.faiss"] = put(store, bits.bytes(int(megabytes * 1e6 * SHARES["index"])))
-    return store.snapshots.put(Manifest(Content({"kind": "wiki"}, tuple(parts), files)))
+    return store.snapshots.publish(Manifest(Content({"kind": "wiki"}, tuple(parts), files)))
 
 
 def write_passages(store: Store, path: Path, rows: int, seed: int) -> BlobRef:

@@ -55,7 +55,7 @@ class Maker:
             files |= {path.format(name): self._random(size) for path, size in BYTES.items()}
             entries.append(PartEntry(name, number, number, ROWS))
         files |= {path: self._random(size * parts) for path, size in INDEXES.items()}
-        return self._store.snapshots.put(Manifest(Content({"kind": "wiki"}, tuple(entries), files)))
+        return self._store.snapshots.publish(Manifest(Content({"kind": "wiki"}, tuple(entries), files)))
 
     def _passages(self, part: int) -> BlobRef:
         with PassageWriter(self._file) as writer:

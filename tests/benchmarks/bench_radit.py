@@ -35,25 +35,25 @@ from made_world import examples, facts, write_reader, write_short_encoder
 
 from flows.demo import demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.bootstrap import difference_interval, mean_interval
-from rag_model.generate.folder import load_rag
+from rag_model.evaluation.bootstrap import estimate_difference, estimate_mean
 from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
-from rag_model.retrieve.retriever import Hit
+from rag_model.generate.rag_folder import load_rag
+from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.answer_scores import Reading, score_one
-from rag_model.training.data.examples import Example, passage_of
-from rag_model.training.data.memory import Memory
+from rag_model.training.data.answer_scores import ScoringExample, score_example
+from rag_model.training.data.examples import Example, build_passage
+from rag_model.training.data.memory import PassageMemory
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.ra_dit.objective import RA_DIT
-from rag_model.training.objectives.ra_dit.recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
-from rag_model.training.objectives.ranking import first_answer
-from rag_model.training.origins import Origins
+from rag_model.training.objectives.ra_dit import RA_DIT
+from rag_model.training.objectives.ra_dit_tasks import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.objectives.ranking import rank_of_first_answer
+from rag_model.training.origins import InitialModels
 
 TEMPERATURE = 0.05  # MiniLM's vectors have unit length
 DEPTHS = (1, 5, 20)
@@ -102,8 +102,8 @@ def train(options: argparse.Namespace, data: Data, store: Store, folder: Path) -
             ),
         )
         work = folder / preference
-        run = Finetuning(RA_DIT, Job(store, snapshot, Origins(names), settings, examples))
-        found[preference] = run.run(work).best
+        run = Finetuning(RA_DIT, Job(store, snapshot, InitialModels(names), settings, examples))
+        found[preference] = run.run(work).best_folder
         if stages == "both":
             found["lm"] = sorted((work / "lm").glob("best-*"))[-1]
     return found
@@ -133,8 +133,14 @@ class Examiner:
     def asked(self, question: TrainableEncoder) -> tuple[list[list[tuple[int, float]]], dict[str, list[float]]]:
         """Return rows and scores of the best k passages of each question, and whether the first ones answer."""
         questions = [one.question for one in self._test]
-        hits = Memory(self._snapshot, question).recall(questions, question.encode_questions(questions), DEPTHS[-1]).hits
-        firsts = [first_answer(one, [hit.passage for hit in some]) for one, some in zip(self._test, hits, strict=True)]
+        hits = (
+            PassageMemory(self._snapshot, question)
+            .retrieve(questions, question.encode_questions(questions), DEPTHS[-1])
+            .hits
+        )
+        firsts = [
+            rank_of_first_answer(one, [hit.passage for hit in some]) for one, some in zip(self._test, hits, strict=True)
+        ]
         success = {f"Success@{k}": [float(at is not None and at <= k) for at in firsts] for k in DEPTHS}
         return [[(hit.row, hit.score) for hit in some[: self._options.k]] for some in hits], success
 
@@ -152,7 +158,7 @@ class Examiner:
         new = [row for row in rows if (name, one.id, row) not in self._read]
         if new:
             texts = tuple((passage.title, passage.text) for passage in self._snapshot.passages(new))
-            found = score_one(generator, Reading(one.id, one.question, one.answers[0], texts)).log_p
+            found = score_example(generator, ScoringExample(one.id, one.question, one.answers[0], texts)).log_p
             self._read |= {(name, one.id, row): value for row, value in zip(new, found, strict=True)}
 
 
@@ -177,7 +183,7 @@ def made(options: argparse.Namespace, folder: Path, seed: int) -> World:
     """Return questions about one half of the subjects of a made world to learn from, and about the other to test."""
     world = facts(options.made, seed)
     asked, half = examples(world), options.made // 2 * 8
-    corpus = [passage_of("", one.told(form)) for one in world for form in (0, 1)]
+    corpus = [build_passage("", one.told(form)) for one in world for form in (0, 1)]
     encoder = write_short_encoder(Path(demo_encoder()), options.layers, world, folder / "encoder")
     data = Data(asked[:half], asked[half : half + options.dev], asked[half:][: options.test], corpus, _no_words)
     return World(data, Store.open(str(library(corpus, folder, str(encoder)))))
@@ -224,14 +230,14 @@ def told(found: Arms) -> dict[str, Any]:
     """Return each arm's means and its differences to the models before, and of both to either, with intervals."""
 
     def minus(arm: str, other: str) -> dict[str, Any]:
-        return {name: rounded(difference_interval(some, found[other][name])) for name, some in found[arm].items()}
+        return {name: rounded(estimate_difference(some, found[other][name])) for name, some in found[arm].items()}
 
     against = {arm: minus(arm, "before") for arm in found if arm != "before"}
     for name in PREFERENCES:
         both = f"both {name}"
         against |= {f"{both} - LM-ft": minus(both, "LM-ft"), f"{both} - R-ft": minus(both, f"R-ft {name}")}
     return {
-        "arms": {arm: {name: rounded(mean_interval(some)) for name, some in one.items()} for arm, one in found.items()},
+        "arms": {arm: {name: rounded(estimate_mean(some)) for name, some in one.items()} for arm, one in found.items()},
         "differences": against,
     }
 

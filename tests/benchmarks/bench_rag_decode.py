@@ -32,12 +32,11 @@ from transformers import (
     set_seed,
 )
 
-from rag_model.generate.decoding import Decoding
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.generator import Contexts
-from rag_model.generate.inputs import PaperForm
+from rag_model.generate.prompts import PaperTemplate
+from rag_model.generate.rag_decoding import decode_sequence, decode_token
 from rag_model.generate.seq2seq import Seq2SeqGenerator
-from rag_model.generate.sequence_beam import decode_sequence
-from rag_model.generate.token_beam import decode_token
 
 START, PAD, END = 2, 1, 2
 Answers = list[list[int]]
@@ -85,13 +84,13 @@ def bart(work: Work) -> BartForConditionalGeneration:
 
 
 def ours(work: Work) -> Decode:
-    generator = Seq2SeqGenerator(bart(work), None, PaperForm(), START, None, END, PAD, 1024)
+    generator = Seq2SeqGenerator(bart(work), None, PaperTemplate(), START, None, END, PAD, 1024)
     tokens, scores = work.asked()
     contexts = Contexts(tokens, torch.ones_like(tokens, dtype=torch.bool), work.k)
     ways = {"token": decode_token, "sequence": decode_sequence}
 
     def run(kind: str, beams: int) -> Answers:
-        settings = Decoding(beams=beams, max_new_tokens=work.answer)
+        settings = DecodingSettings(beams=beams, max_new_tokens=work.answer)
         found = ways[kind](generator, contexts, scores.log_softmax(-1), settings, [0] * work.questions)
         return [list(one.tokens) for one in found]
 

@@ -29,29 +29,29 @@ from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.answers.measures import exact_match, token_f1
-from rag_model.evaluation.bootstrap import difference_interval, mean_interval
+from rag_model.evaluation.bootstrap import estimate_difference, estimate_mean
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.generate.decoding import Decoding
-from rag_model.generate.folder import load_rag
-from rag_model.generate.inputs import PromptForm
+from rag_model.evaluation.measures.answers import exact_match, token_f1
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import InstructionTemplate
 from rag_model.generate.rag import Rag
+from rag_model.generate.rag_folder import load_rag
 from rag_model.index.recipe import IndexRecipe
 from rag_model.reading.answer import CLOSED_BOOK
 from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 from rag_model.snapshots.recipe import Recipe
-from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.rag_task import RagRecipe, RagTask
+from rag_model.training.objectives.rag import RagRecipe, RagTask
 
 Figures = dict[str, list[float]]  # by measure, one value a question
-_DECODING = Decoding(max_new_tokens=16)
+_DECODING = DecodingSettings(max_new_tokens=16)
 
 
 def library(corpus: Sequence[Passage], folder: Path, encoder: str = "") -> Path:
@@ -91,9 +91,9 @@ def _examined(rag: Rag, examples: Sequence[Example], hits: Sequence[Sequence[Hit
 @torch.no_grad()
 def _nll(rag: Rag, example: Example, hits: Sequence[Hit]) -> float:
     rag.eval()
-    contexts = rag.generator.contexts([example.question], [[hit.passage for hit in hits]])
+    contexts = rag.generator.encode_contexts([example.question], [[hit.passage for hit in hits]])
     scores = torch.tensor([[hit.score for hit in hits]])
-    return -float(rag.log_likelihood(scores, contexts, rag.generator.targets([example.answers[0]])).log_p)
+    return -float(rag.log_likelihood(scores, contexts, rag.generator.encode_targets([example.answers[0]])).log_p)
 
 
 def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, Any]:
@@ -109,7 +109,9 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
             targets="first",
             answered=0,
         )
-        rag = Rag(question, load_generator(options.generator, PromptForm()), recipe.settings(options.kind))
+        rag = Rag(
+            question, load_generator(options.generator, InstructionTemplate()), recipe.model_settings(options.kind)
+        )
         before = examine(rag, snapshot, data.test, options.k)
         task = RagTask(rag, snapshot, data.train, data.dev, recipe)
         loop = LoopSettings(
@@ -125,13 +127,13 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
         started, spent = time.perf_counter(), time.process_time()
         done = train(task, loop, folder / "training", say)
         seconds, cpu = time.perf_counter() - started, time.process_time() - spent
-        after = examine(load_rag(done.best), snapshot, data.test, options.k)
+        after = examine(load_rag(done.best_folder), snapshot, data.test, options.k)
     return {
         "before": _table(before),
         "after": _table(after),
         "change": _changes(before, after),
         "best_step": done.best_step,
-        "dev": {"before": dict(done.before), "after": dict(done.after)},
+        "dev": {"before": dict(done.initial_measures), "after": dict(done.best_measures)},
         "training_s": round(seconds),
         "training_cpu_s": round(cpu),
     }
@@ -139,14 +141,14 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
 
 def _table(found: dict[str, Figures]) -> dict[str, Any]:
     return {
-        book: {name: rounded(mean_interval(values)) for name, values in figures.items()}
+        book: {name: rounded(estimate_mean(values)) for name, values in figures.items()}
         for book, figures in found.items()
     }
 
 
 def _changes(before: dict[str, Figures], after: dict[str, Figures]) -> dict[str, Any]:
     return {
-        book: {name: rounded(difference_interval(values, before[book][name])) for name, values in figures.items()}
+        book: {name: rounded(estimate_difference(values, before[book][name])) for name, values in figures.items()}
         for book, figures in after.items()
     }
 

@@ -43,17 +43,15 @@ from flows.demo import demo_dump, demo_encoder
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.span_file import SpanFile, SpanWriter
+from rag_model.corpus.salient_spans import SpanFile, SpanWriter
 from rag_model.encoders.embed import embed_part
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.encoder import Encoder, collect_question_encoder_files
 from rag_model.encoders.masked_lm import TrainableMaskedLM
-from rag_model.encoders.resolve import question_files
+from rag_model.index.build import run_stages
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.stages import build
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry, in_space
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry, embeddings_in_space, spans_path
 from rag_model.store.versions.moves import tag
-from rag_model.store.versions.paths import spans_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import TextBatch
 from rag_model.training.loop.journal import read_metrics
@@ -61,11 +59,8 @@ from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.objective import UNIT_TEMPERATURE
-from rag_model.training.objectives.realm.candidates import NULL, Asking
-from rag_model.training.objectives.realm.masking import Masked
-from rag_model.training.objectives.realm.model import Realm
-from rag_model.training.objectives.realm.recipe import RealmRecipe
-from rag_model.training.objectives.realm.task import RealmTask
+from rag_model.training.objectives.realm import RealmRecipe, RealmTask
+from rag_model.training.objectives.realm_model import NULL, CandidateRetriever, MaskedText, Realm
 
 RECIPE = RealmRecipe(temperature=UNIT_TEMPERATURE)
 ARMS = {"salient": {}, "random": {"masks": "random"}, "frozen": {"freeze_encoders": True}}
@@ -87,9 +82,9 @@ def library(folder: Path, count: int) -> Path:
     whole, spans, rows = (folder / name for name in ("whole.parquet", "whole.npy", "rows.parquet"))
     chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(spans=True), whole, spans=spans)
     with PassageFile(whole) as file, PassageWriter(rows) as writer:
-        for passage in file.rows(range(count)):
+        for passage in file.read_rows(range(count)):
             writer.write(passage)
-    SpanFile(spans).keep(range(count), folder / "spans.npy")
+    SpanFile(spans).write_rows(range(count), folder / "spans.npy")
     return publish(folder, count, demo_encoder())
 
 
@@ -114,7 +109,7 @@ def publish(folder: Path, count: int, name: str) -> Path:
     encoder = Encoder.load(name, device="cpu", dtype="float32")
     embed_part(rows, array, encoder)
     index = resolve(IndexRecipe("HNSW32"), count, encoder.dim)
-    build(index, [array], folder / "hnsw.faiss", folder)
+    run_stages(index, [array], folder / "hnsw.faiss", folder)
     store, space = Store.open(str(folder / "store"), create=True), encoder.space()
     named = {
         f"passages/{PART}.parquet": rows,
@@ -123,13 +118,13 @@ def publish(folder: Path, count: int, name: str) -> Path:
         "index/hnsw.faiss": folder / "hnsw.faiss",
         **{
             f"encoder/question/{file}": path
-            for file, path in question_files(Path(name), encoder.spec, space, folder).items()
+            for file, path in collect_question_encoder_files(Path(name), encoder.spec, space, folder).items()
         },
     }
     files = {name: store.blobs.put_file(path) for name, path in named.items()}
     parts = (PartEntry(PART, 0, 1 << 40, count),)
-    content = Content({"kind": "wiki"}, parts, files, {}, in_space(space.to_json()), {"hnsw": index.entry()})
-    tag(store, store.snapshots.put(Manifest(content)), "latest")
+    content = Content({"kind": "wiki"}, parts, files, {}, embeddings_in_space(space.to_json()), {"hnsw": index.entry()})
+    tag(store, store.snapshots.publish(Manifest(content)), "latest")
     return folder / "store"
 
 
@@ -158,22 +153,22 @@ def ours(store: Path, shape: Shape) -> list[Step]:
     return taken.ours(task.module, lambda number: task.loss(some[number])[0], shape.steps, 3e-5)
 
 
-def given(store: Path, shape: Shape) -> tuple[list[list[Masked]], list[list[list[tuple[str, str]]]]]:
+def given(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[list[tuple[str, str]]]]]:
     """Return the texts of the steps, and title and text of their candidates, by the weights before training."""
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
     snapshot = Snapshot.open(str(store))
     task = RealmTask(model(1, dropout=False), snapshot, recipe)
-    asking = Asking(snapshot, None, shape.candidates)
+    asking = CandidateRetriever(snapshot, None, shape.candidates)
     texts, found = [], []
     for batch in batches(task, shape.steps):
-        texts.append(task.masked(batch))
+        texts.append(task.mask_batch(batch))
         vectors = task.module.encoders.encode_questions([text.question for text in texts[-1]])
-        some = asking.candidates(batch.rows, texts[-1], vectors)
+        some = asking.retrieve(batch.rows, texts[-1], vectors)
         found.append([[(one.title, one.text) if one is not NULL else ("", "") for one in own] for own in some.passages])
     return texts, found
 
 
-def theirs(texts: list[list[Masked]], found: list[list[list[tuple[str, str]]]], shape: Shape) -> list[Step]:
+def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]]], shape: Shape) -> list[Step]:
     """Train with a plain loop over the same texts and candidates."""
     torch.manual_seed(1)
     question = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
@@ -206,7 +201,7 @@ def theirs(texts: list[list[Masked]], found: list[list[list[tuple[str, str]]]], 
                 x, z = [101, *text.ids, 102], [*cut[: RECIPE.passage_tokens], 102]
                 ids.append(torch.tensor(x + z))
                 types.append(torch.tensor([0] * len(x) + [1] * len(z)))
-                places.append(torch.tensor([1 + place for place in text.places]))
+                places.append(torch.tensor([1 + place for place in text.positions]))
                 targets.append(torch.tensor(text.targets))
         pad = torch.nn.utils.rnn.pad_sequence
         mask = pad([torch.ones_like(one) for one in ids], batch_first=True)

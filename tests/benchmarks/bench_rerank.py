@@ -32,10 +32,10 @@ from onnx_models import as_graph, as_safetensors, with_new_head
 from passages import drawn
 
 from flows.demo import demo_encoder
-from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
-from rag_model.evaluation.questions.match import Answers
+from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estimate_mean
+from rag_model.evaluation.matching import AnswerMatcher
 
 WARM_UP = 32  # pairs, before the first round
 SHOWN = 5  # passages, after reranking
@@ -158,15 +158,15 @@ def quality(model: Path, paragraphs: Path, questions: Path, asked: int, depth: i
             for ranked in (found, reranked)
         )
         report[name] = {
-            "input": _shown(mean_interval(before)),
-            "reranked": _shown(mean_interval(after)),
-            "difference": _shown(difference_interval(after, before)),
+            "input": _shown(estimate_mean(before)),
+            "reranked": _shown(estimate_mean(after)),
+            "difference": _shown(estimate_difference(after, before)),
         }
     return report
 
 
 def _answers(question: dict[str, Any], passage: dict[str, Any]) -> bool:
-    return Answers(tuple(question["answers"])).are_in(passage["text"])
+    return AnswerMatcher(tuple(question["answers"])).match(passage["text"])
 
 
 def _gold(question: dict[str, Any], passage: dict[str, Any]) -> bool:

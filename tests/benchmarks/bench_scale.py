@@ -52,7 +52,7 @@ from served import get, load
 from stages import OUTSIDE, Spent, Told, bookwheel, service
 
 from flows.demo import demo_encoder
-from rag_model.store.objects.files import Files, Found
+from rag_model.store.objects.files import Files, StoredFile
 
 _MONTHS: dict[str, Month] = {"reindex": "old", "rebuild": "new"}
 _LARGEST = 3  # sizes that an exponent is fitted to
@@ -118,14 +118,14 @@ def answered(words: Sequence[str], store: str, question: str, environment: dict[
 
 def measured_sizes(files: Files) -> dict[str, float]:
     """Return the kilobytes of the largest file of each kind that could grow with the corpus and is read whole."""
-    kinds = {kind: files.tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _lists(files)}
+    kinds = {kind: files.iter_tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _lists(files)}
     return {kind: round(max((found.size for found in every), default=0) / 1e3, 1) for kind, every in kinds.items()}
 
 
-def _lists(files: Files) -> Iterator[Found]:
+def _lists(files: Files) -> Iterator[StoredFile]:
     """Yield the blobs that are lists of other blobs."""
-    blobs = [*files.tree("blobs")]
-    first = files.ask(lambda found: files.read_range(found.path, 0, min(1, found.size)), blobs)
+    blobs = [*files.iter_tree("blobs")]
+    first = files.map_concurrently(lambda found: files.read_range(found.path, 0, min(1, found.size)), blobs)
     return (found for found, byte in zip(blobs, first, strict=True) if byte == b"[")
 
 

@@ -42,7 +42,7 @@ class Rate:
 def bare(folder: str, questions: list[str], together: int, seconds: float) -> Rate:
     """Encode and search, `together` at once."""
     with Snapshot.from_folder(Path(folder)) as snapshot:
-        retriever = DenseRetriever.of(snapshot)
+        retriever = DenseRetriever.from_snapshot(snapshot)
         retriever.search(questions[:together], K)
         began, spent, done = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() < began + seconds:

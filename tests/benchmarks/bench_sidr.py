@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +36,21 @@ from taken import Step
 from torch import Tensor, nn
 
 from flows.demo import QUESTIONS, demo_encoder
+from rag_model.corpus.ragged_file import SparseVectors, SparseWriter
 from rag_model.corpus.records import Passage
-from rag_model.corpus.sparse_file import SparseVectors, SparseWriter
-from rag_model.encoders.bag import BagEncoder, read_bag_spec, terms_of
-from rag_model.encoders.sparse_encoder import rectangle
-from rag_model.encoders.sparse_spec import vocabulary_of
+from rag_model.encoders.bag import BagEncoder, compute_term_mask, read_bag_spec
+from rag_model.encoders.sparse_encoder import pad_rows
+from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.encoders.tokens import load_tokenizer, tokenize
-from rag_model.evaluation.questions.match import Answers
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.index.build import run_stages
 from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.impact import KIND
-from rag_model.index.postings.impacts import ImpactIndex
 from rag_model.index.postings.kind import KIND as BM25
+from rag_model.index.postings.search import ImpactIndex
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.stages import build
-from rag_model.training.data.examples import Example, passage_of, read_examples
-from rag_model.training.objectives.sidr.objective import SidrRecipe, SidrTask
-from rag_model.training.objectives.sidr.pair import SidrPair, TermSettings
+from rag_model.training.data.examples import Example, build_passage, read_examples
+from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask
 
 QUESTIONS_A_BATCH, K = 6, 20
 TERMS = (4, 8, 16, 32, 64, 128, 256, 768)
@@ -67,7 +67,7 @@ def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int
     pair = SidrPair.load(folder, folder, device="cpu").eval()  # without dropout: equal losses
     gold = [Example(str(n), q, (), (passages[n],), (passages[len(questions) + n],)) for n, q in enumerate(questions)]
     task = SidrTask(pair, gold, gold, SidrRecipe(batch_size=len(gold)))
-    batch = task.batch(gold, random.Random(0))
+    batch = task.build_batch(gold, random.Random(0))
     return taken.ours(pair, lambda _: task.loss(batch)[0], steps, 1e-6)
 
 
@@ -76,10 +76,10 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
     bodies = nn.ModuleList([transformers.AutoModel.from_pretrained(str(folder)).eval() for _ in range(2)])
     norms = nn.ModuleList([nn.LayerNorm(body.config.hidden_size) for body in bodies])
     size, count = bodies[0].config.vocab_size, len(questions)
-    terms = torch.from_numpy(terms_of(load_tokenizer(folder, 256), size))
+    terms = torch.from_numpy(compute_term_mask(load_tokenizer(folder, 256), size))
     texts = [questions, [f"{one.title} {one.text}" if one.title else one.text for one in passages]]
     inputs = [
-        [torch.from_numpy(part) for part in rectangle(tokenize(load_tokenizer(folder, length), some), 0, 1)]
+        [torch.from_numpy(part) for part in pad_rows(tokenize(load_tokenizer(folder, length), some), 0, 1)]
         for some, length in zip(texts, (128, 256), strict=True)
     ]
 
@@ -131,9 +131,9 @@ def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.N
 
 def learned(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> tuple[SidrPair, float]:
     """Train for some steps; return the pair and the seconds of it."""
-    settings = TermSettings(question_length=32, passage_length=options.length)
-    pair = SidrPair.load(folder, folder, settings, shared=True, device="cpu").train()
-    recipe = SidrRecipe(batch_size=options.batch, question_length=32, passage_length=options.length, hard_negatives=0)
+    shape = SidrRecipe(question_length=32, passage_length=options.length, shared=True)
+    pair = SidrPair.load(folder, folder, shape, device="cpu").train()
+    recipe = replace(shape, batch_size=options.batch, hard_negatives=0)
     task = SidrTask(pair, examples, examples[:1], recipe)
     optimizer = torch.optim.AdamW(pair.parameters(), lr=options.rate)
     started, done, epoch = time.perf_counter(), 0, 0
@@ -157,7 +157,7 @@ def indexed(rows: SparseVectors, factory: str, dim: int, scale: int, work: Path)
     with SparseWriter(part, dim, scale) as writer:
         writer.write(rows)
     plan = KIND.plan(IndexRecipe(factory), len(rows), dim)
-    build(plan, [part], out, work)
+    run_stages(plan, [part], out, work)
     return KIND.open(IndexFiles(out, lambda: [part], len(rows)), plan.entry())
 
 
@@ -166,12 +166,12 @@ class Success:
 
     def __init__(self, texts: Sequence[str], golds: Sequence[Sequence[str]]) -> None:
         """Take the passages' texts and the questions' answers."""
-        self._texts, self._golds = texts, [Answers(own) for own in golds]
+        self._texts, self._golds = texts, [AnswerMatcher(own) for own in golds]
 
     def __call__(self, rows: Any, k: int = K) -> float:
         """Return Success@k of (q, ≥k) rows."""
         held = [
-            any(gold.are_in(self._texts[row]) for row in own[:k] if row >= 0)
+            any(gold.match(self._texts[row]) for row in own[:k] if row >= 0)
             for gold, own in zip(self._golds, rows, strict=True)
         ]
         return round(sum(held) / len(held), 4)
@@ -185,10 +185,12 @@ def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any
     success = Success(texts, [one["answers"] for one in asked])
     with tempfile.TemporaryDirectory() as base:
         work = Path(base)
-        spec, size = read_bag_spec(folder, {"max_length": options.length}), vocabulary_of(folder)
+        spec, size = read_bag_spec(folder, {"max_length": options.length}), read_vocabulary_size(folder)
         tokenizer = load_tokenizer(folder, spec.max_length)
         bags, bag_s = _timed(
-            lambda: BagEncoder(folder, spec, tokenizer, terms_of(tokenizer, size)).encode_passages(titles, texts)
+            lambda: BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size)).encode_passages(
+                titles, texts
+            )
         )
         bag, bag_build_s = _timed(lambda: indexed(bags, "Impact1", size, 1, work))
         rows, encode_s = _timed(lambda: pair.passage.encoder().encode_passages(titles, texts))
@@ -254,7 +256,7 @@ def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
         for one in corpus:
             writer.write(one)
     plan = BM25.plan(IndexRecipe("BM25", over="text"), len(corpus), 0)
-    build(plan, [rows], out, work)
+    run_stages(plan, [rows], out, work)
     return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, K)[1]
 
 
@@ -286,7 +288,7 @@ def main() -> None:
     folder = options.encoder or Path(demo_encoder())
     read = lines(options.passages) if options.passages else demo_passages()
     order = np.random.default_rng(0).permutation(len(read))[: options.count]
-    corpus = [passage_of(read[row]["title"] or "", read[row]["text"]) for row in np.sort(order)]
+    corpus = [build_passage(read[row]["title"] or "", read[row]["text"]) for row in np.sort(order)]
     questions = lines(options.questions) if options.questions else lines(Path(QUESTIONS))
     asked = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
     examples = examples_of(options, corpus)

@@ -28,14 +28,13 @@ from alone import alone
 from passages import demo_passages, drawn
 from scipy.sparse import csr_matrix
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseVectors, SparseWriter
+from rag_model.corpus.ragged_file import QUERY_UNITS, SparseVectors, SparseWriter, compute_offsets
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.index.files.engine import Vectors
-from rag_model.index.files.pieces import opener
+from rag_model.index.files.pieces import path_opener
 from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.impact import KIND
-from rag_model.index.postings.impacts import ImpactIndex, as_units
+from rag_model.index.postings.search import ImpactIndex, quantize_queries
 from rag_model.index.recipe import IndexRecipe
 
 _VOCABULARY = 30_522
@@ -52,7 +51,7 @@ def synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]
     rows = [_first(row, options.terms) for row in drawn_terms]
     terms = np.concatenate(rows).astype(np.int32)
     weights = np.clip(np.rint(rng.gamma(1.5, 0.5, len(terms)) * _SCALE), 1, 255).astype(np.uint8)
-    passages = SparseVectors(terms, weights, offsets_of(np.array([len(row) for row in rows])))
+    passages = SparseVectors(terms, weights, compute_offsets(np.array([len(row) for row in rows])))
     questions = np.zeros((options.asked, options.question_terms, 2), np.float32)
     for row in questions:
         own = rng.permutation(rows[rng.integers(len(rows))])[:_OWN]
@@ -100,7 +99,7 @@ def build(folder: Path, factory: str) -> float:
     pieces = [folder / f"piece-{number:05d}" for number in range(parts)]
     for number in range(parts):
         KIND.scatter(plan, trained, rows[number], number, pieces[number])
-    KIND.merge(plan, trained, rows, [opener(piece) for piece in pieces], [], folder / f"{factory}.postings")
+    KIND.merge(plan, trained, rows, [path_opener(piece) for piece in pieces], [], folder / f"{factory}.postings")
     return time.process_time() - began
 
 
@@ -125,7 +124,7 @@ class Peer:
         return np.concatenate(scores), np.concatenate(rows)
 
     def _batch(self, questions: Vectors, k: int) -> tuple[np.ndarray, np.ndarray]:
-        terms, units = as_units(questions)
+        terms, units = quantize_queries(questions)
         ends = np.arange(len(questions) + 1) * terms.shape[1]
         shape = len(questions), self.terms.shape[0]
         asked = csr_matrix((units.reshape(-1).astype(np.float64), terms.reshape(-1), ends), shape=shape)
@@ -178,7 +177,7 @@ def main() -> None:
             "ours_reading_all": lambda: index.search(questions, k, skip=False),
         }
         found = speeds(sides, len(questions), options.rounds)
-        theirs = (peer.search(questions, k)[0] / (QUESTION_UNITS * _SCALE)).astype(np.float32)
+        theirs = (peer.search(questions, k)[0] / (QUERY_UNITS * _SCALE)).astype(np.float32)
         scores, best = index.search(questions, k)
         some = index.search(questions, k, terms=10)[1]
         kept = np.mean([len({*a} & {*b}) / k for a, b in zip(best.tolist(), some.tolist(), strict=True)])

@@ -35,16 +35,16 @@ from passages import demo_passages, lines
 
 from flows.demo import QUESTIONS, demo_encoder
 from rag_model.corpus.passages import PassageWriter
-from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
-from rag_model.evaluation.questions.match import Answers
+from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estimate_mean
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.index.build import run_stages
 from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.kind import KIND as BM25
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.stages import build
 from rag_model.retrieve.fusion import fuse
-from rag_model.training.data.examples import passage_of
+from rag_model.training.data.examples import build_passage
 
 DEPTH = 100  # passages of each list that are fused
 K = 60  # of the fusion
@@ -127,9 +127,9 @@ def bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows
         rows, out = Path(base, "rows.parquet"), Path(base, "bm25.postings")
         with PassageWriter(rows) as writer:
             for one in corpus:
-                writer.write(passage_of(one["title"] or "", one["text"]))
+                writer.write(build_passage(one["title"] or "", one["text"]))
         plan = BM25.plan(IndexRecipe("BM25", over="text"), len(corpus), 0)
-        build(plan, [rows], out, Path(base))
+        run_stages(plan, [rows], out, Path(base))
         return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, k)[1]
 
 
@@ -165,14 +165,14 @@ class Judge:
 
     def __init__(self, corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]]) -> None:
         self._texts = [one["text"] for one in corpus]
-        self._answers = [Answers(own["answers"]) for own in asked]
+        self._answers = [AnswerMatcher(own["answers"]) for own in asked]
         place = {one["id"]: row for row, one in enumerate(corpus) if "id" in one}
         self._gold = [place.get(own.get("paragraph")) for own in asked]
 
     def measures(self, found: Rows) -> dict[str, list[float]]:
         told = {
             "Success@20": [
-                float(any(gold.are_in(self._texts[row]) for row in own[:20] if row >= 0))
+                float(any(gold.match(self._texts[row]) for row in own[:20] if row >= 0))
                 for gold, own in zip(self._answers, found, strict=False)
             ]
         }
@@ -201,11 +201,11 @@ def quality(
     judge = Judge(corpus, asked)
     told = {name: {way: judge.measures(found) for way, found in ways.items()} for name, ways in lists.items()}
     shown = {
-        name: {way: {m: shown_of(mean_interval(own)) for m, own in values.items()} for way, values in ways.items()}
+        name: {way: {m: shown_of(estimate_mean(own)) for m, own in values.items()} for way, values in ways.items()}
         for name, ways in told.items()
     }
     lost = {
-        way: {m: shown_of(difference_interval(own, told["minilm"][way][m])) for m, own in values.items()}
+        way: {m: shown_of(estimate_difference(own, told["minilm"][way][m])) for m, own in values.items()}
         for way, values in told["static"].items()
     }
     return {

@@ -28,9 +28,9 @@ from served import K, cpu_seconds, given, memory_mb, offer, publish, service
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from flows.demo import demo_encoder
-from rag_model.encoders.resolve import resolve_folder
+from rag_model.encoders.files import resolve_folder
 from rag_model.errors import StoppedError
-from rag_model.reading.opening import open_reader
+from rag_model.reading.model import open_reader
 from rag_model.reading.settings import ReaderSettings
 from rag_model.reading.writers.writer import Prompt
 from rag_model.store import Snapshot, Store
@@ -115,7 +115,7 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
         service(str(folder / "store"), folder / "dest", *options) as (address, process),
     ):
         reader: Any = open_reader(snapshot, str(folder / "store"), str(model), None, settings)[1]
-        prompts = [reader.prompt(one, reader.context(one, hits)) for one, hits in _found(reader, questions)]
+        prompts = [reader.build_prompt(one, reader.build_context(one, hits)) for one, hits in _found(reader, questions)]
         bare(reader.writer, prompts[0])
         streamed(address, questions[0])  # warm
         for question, prompt in zip(questions, prompts, strict=True):
@@ -123,7 +123,7 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
             until_idle(process)
             found.append(First(passages, word, bare(reader.writer, prompt)))
         peak = memory_mb(process, "VmHWM")
-        tokens = statistics.median(reader.writer.count([one.user for one in prompts]))
+        tokens = statistics.median(reader.writer.count_tokens([one.user for one in prompts]))
     return {
         "benchmark": "stream",
         "questions": len(questions),

@@ -28,10 +28,10 @@ from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, Report
 from flows.demo import demo_dump, demo_encoder
-from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import EncodeRecipe, store_encoder
 from rag_model.snapshots.planning import plan_parts
 from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.store import Store
 
 STREAM_PAGES = 20  # a Wikipedia dump has 100 a stream; the demo dump would be two
@@ -65,7 +65,7 @@ def chunk_job(dump: Path, store: Path, workers: int) -> list[Report]:
 def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Report]:
     """Encode the parts that a chunk job left its facts of."""
     encoding = store_encoder(Store.open(str(store)), str(encoder), EncodeRecipe())
-    cuts = map(CutPart.from_json, json.loads(facts.read_text()))
+    cuts = map(ChunkResult.from_json, json.loads(facts.read_text()))
     tasks = [EmbedTask.of(cut, encoding, "float16") for cut in cuts]
     return embed.run(tasks, launch(store, workers))
 

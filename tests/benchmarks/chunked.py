@@ -13,10 +13,10 @@ import numpy.typing as npt
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from tokenizers import Tokenizer
 
-from rag_model.corpus.chunkers.chunker import Cut
+from rag_model.corpus.chunkers.chunker import ChunkFunction
 from rag_model.corpus.records import Article, Section
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.retrieval.spans import Span
+from rag_model.evaluation.measures.retrieval import Span
 
 Vectors = npt.NDArray[np.float32]
 HEADING = re.compile(r"^ ?=+ .* =+ ?$", re.MULTILINE)
@@ -94,9 +94,9 @@ def sections(text: str) -> tuple[Section, ...]:
     return tuple(map(Section, headings, parts))
 
 
-def by_chunker(opened: Callable[[], Cut], *, overlaps: bool = False) -> Chunks:
+def by_chunker(opened: Callable[[], ChunkFunction], *, overlaps: bool = False) -> Chunks:
     """Return the chunks of a chunker of ours, found again in the text, whose lines end differently."""
-    kept: list[Cut] = []  # opened when it is used: it may load a model
+    kept: list[ChunkFunction] = []  # opened when it is used: it may load a model
 
     def chunks(text: Text) -> list[Chunk]:
         if not kept:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from passages import lines
 
-from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.questions import Question
 
 _ABSENT = 4  # of so many questions the context of one is left out
 _WORDS = 5  # of an answer, at most

@@ -45,7 +45,7 @@ def ict_task(store: Path, size: int) -> IctTask:
 def ict_pairs(store: Path, size: int, steps: int) -> list[Pairs]:
     """Return the batches of the first steps."""
     task = ict_task(store, size)
-    told = [task.pairs(batch) for batch in [task.batches(0)[at] for at in range(steps)]]
+    told = [task.draw_pairs(batch) for batch in [task.batches(0)[at] for at in range(steps)]]
     return [Pairs(asked, read, list(range(len(read)))) for asked, read in told]
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from alone import Spent, alone
 from hnsw_builds import Build
 
+from rag_model.index.kind import get_kind
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.index.registry import kind_named
 
 WIKIPEDIA, BERT = 21_015_324, 768  # DPR's passages, and their dimensions
 ASSUMPTION = (
@@ -30,7 +30,7 @@ def extrapolated(
     """Return hours of CPU by stage and of the critical path, from a build of `plan` and its parts."""
     cells, more, wider = round(WIKIPEDIA * plan.cells / plan.n), WIKIPEDIA / plan.n, BERT / plan.d
     many = resolve(replace(recipe, cells=cells), plan.n, plan.d)
-    structure, trained = kind_named(many.kind), folder / "many-trained"
+    structure, trained = get_kind(many.kind), folder / "many-trained"
     train = alone(structure.train, many, parts, trained)
     scatter = alone(structure.scatter, many, trained, parts[0], 0, folder / "many-scattered")
     lacking = cells / many.cells  # 1, where n allows as many cells as that

@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 from alone import Spent, alone
 
-from rag_model.index.exact.scan import ExactIndex
+from rag_model.index.build import iter_slices
+from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Metric, Vectors, faiss
-from rag_model.index.files.pieces import opener
-from rag_model.index.plan import Facts
-from rag_model.index.quality.curve import compare, recall_at_distances
-from rag_model.index.quality.health import Effort, Trial
-from rag_model.index.quality.recall import Recalls, recall_at
+from rag_model.index.files.pieces import path_opener
+from rag_model.index.kind import get_kind
+from rag_model.index.plan import IndexStats
+from rag_model.index.quality.results import OperatingPoint, Recalls, compute_recall
+from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, interpolate_recall
 from rag_model.index.recipe import VectorPlan
-from rag_model.index.registry import kind_named
-from rag_model.index.search import IndexFile, open_index
-from rag_model.index.stages import slices_of
+from rag_model.index.search import FaissFileIndex, open_index
 
 STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
 MERGE_ROOM_MB = 128  # what a merge may hold beside the graph
@@ -80,7 +79,7 @@ def one_shot(plan: VectorPlan, parts: Sequence[Path], out: Path) -> Build:
 
 def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequence[Path], out: Path) -> None:
     vectors = np.concatenate([np.load(part) for part in parts])
-    index = faiss.index_factory(vectors.shape[1], factory, engine.metric_code(metric))
+    index = faiss.index_factory(vectors.shape[1], factory, engine.faiss_metric(metric))
     index.hnsw.efConstruction = ef_construction
     if not index.is_trained:
         index.train(vectors[np.random.default_rng(0).permutation(len(vectors))[:65_536]])
@@ -91,22 +90,22 @@ def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequenc
 def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path, run: Run = alone) -> Build:
     """Build a plan stage by stage, as the jobs do; `run` runs a task in a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    structure, trained, out = kind_named(plan.kind), folder / "trained", folder / "index.faiss"
+    structure, trained, out = get_kind(plan.kind), folder / "trained", folder / "index.faiss"
     scattered = [folder / f"scattered-{number:05d}" for number in range(len(parts))]
     shards = [folder / f"shard-{number:05d}" for number in range(plan.shards)]
-    pieces = [opener(path) for path in scattered]
+    pieces = [path_opener(path) for path in scattered]
     stages = {"train": [run(structure.train, plan, parts, trained)]}
     stages["scatter"] = [
         run(structure.scatter, plan, trained, part, number, scattered[number]) for number, part in enumerate(parts)
     ]
     stages["shard"] = [run(shard, plan, trained, scattered, number, path) for number, path in enumerate(shards)]
-    merge = run(structure.merge, plan, trained, parts, pieces, [opener(path) for path in shards], out)
+    merge = run(structure.merge, plan, trained, parts, pieces, [path_opener(path) for path in shards], out)
     return Build(out, stages | {"merge": [merge]})
 
 
-def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Path], number: int, out: Path) -> Facts:
+def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Path], number: int, out: Path) -> IndexStats:
     """Build a shard from its slices of all pieces."""
-    return kind_named(plan.kind).shard(plan, trained, slices_of(scattered, plan.shards, number), number, out)
+    return get_kind(plan.kind).shard(plan, trained, iter_slices(scattered, plan.shards, number), number, out)
 
 
 def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:
@@ -117,17 +116,19 @@ def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:
         return {"one_shot": single.result()} | {name: build.result() for name, build in ours.items()}
 
 
-def trial_of(parts: Sequence[Path], metric: Metric, questions: Vectors, k: int) -> Trial:
+def trial_of(parts: Sequence[Path], metric: Metric, questions: Vectors, k: int) -> VectorQuerySet:
     """Return questions with their true neighbours, as another process can be given them."""
-    return replace(Trial.of(ExactIndex(parts, metric), questions, k), score=None)
+    return replace(VectorQuerySet.from_exact_search(ExactIndex(parts, metric), questions, k), score=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
     """How well an index answers, and what its graph is like."""
 
-    curve: list[Effort]
-    worst: list[Effort]  # the same, with the mean of the worst twentieth of the questions for the 5th percentile
+    curve: list[OperatingPoint]
+    worst: list[
+        OperatingPoint
+    ]  # the same, with the mean of the worst twentieth of the questions for the 5th percentile
     unreachable: int  # nodes that no walk on the bottom level finds from the entry point
     degree: float  # mean, on the bottom level
 
@@ -140,7 +141,7 @@ class Quality:
         return {"unreachable": self.unreachable, "degree": round(self.degree, 2), "curve": points}
 
 
-def quality(path: Path, trial: Trial) -> Quality:
+def quality(path: Path, trial: VectorQuerySet) -> Quality:
     """Measure an index file; one of more dimensions than the questions have is asked with zeros behind them."""
     index = open_index(path)
     wider = np.pad(trial.vectors, ((0, 0), (0, index.dim - trial.vectors.shape[1])))
@@ -149,15 +150,15 @@ def quality(path: Path, trial: Trial) -> Quality:
     return Quality([effort for effort, _ in found], [replace(e, recall_p5=worst) for e, worst in found], *_walk(path))
 
 
-def _effort(index: IndexFile, trial: Trial, ef_search: int) -> tuple[Effort, float]:
+def _effort(index: FaissFileIndex, trial: VectorQuerySet, ef_search: int) -> tuple[OperatingPoint, float]:
     """Return one point, and the mean recall of the worst twentieth of the questions."""
     faiss.cvar.hnsw_stats.reset()
     start = perf_counter()
     found = index.search(trial.vectors, trial.k, efSearch=ef_search)[1]
     spent, distances = perf_counter() - start, faiss.cvar.hnsw_stats.ndis
-    recalls = np.sort(recall_at(found, trial.rows, trial.scores, trial.k))
+    recalls = np.sort(compute_recall(found, trial.rows, trial.scores, trial.k))
     asked = len(recalls)
-    effort = Effort(
+    effort = OperatingPoint(
         setting=f"efSearch={ef_search}",
         recall_mean=float(recalls.mean()),
         recall_p5=_percentile5(recalls, trial.k),
@@ -196,7 +197,7 @@ def _walk(path: Path) -> tuple[int, float]:
     return int((~seen).sum()), float((links >= 0).sum(axis=1).mean())
 
 
-def qualities(builds: dict[str, Build], trial: Trial, threads: int) -> dict[str, Quality]:
+def qualities(builds: dict[str, Build], trial: VectorQuerySet, threads: int) -> dict[str, Quality]:
     """Measure every build in a process of its own."""
     return {name: alone(quality, build.path, trial, threads=threads).value for name, build in builds.items()}
 
@@ -210,9 +211,9 @@ def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan
     return {
         "cpu_ratio": round(ours.cpu_seconds / single.cpu_seconds, 3),
         "critical_ratio": round(ours.critical_seconds / single.cpu_seconds, 3),
-        "shortfall_mean": round(compare(mine.curve, its.curve), 4),
-        "shortfall_p5": round(compare(mine.curve, its.curve, "recall_p5"), 4),
-        "shortfall_worst": round(compare(mine.worst, its.worst, "recall_p5"), 4),
+        "shortfall_mean": round(compare_curves(mine.curve, its.curve), 4),
+        "shortfall_p5": round(compare_curves(mine.curve, its.curve, "recall_p5"), 4),
+        "shortfall_worst": round(compare_curves(mine.worst, its.worst, "recall_p5"), 4),
         "unreachable": mine.unreachable,
         "merge_anonymous_mb": round(merge.anonymous_mb),
         "graph_mb": round(graph),
@@ -227,13 +228,13 @@ def at_equal_distances(found: dict[str, Quality], places: Sequence[int] = (1_000
     return {name: {str(x): _recall(one.curve, x) for x in places} for name, one in found.items()}
 
 
-def _recall(curve: Sequence[Effort], distances: int) -> float | None:
+def _recall(curve: Sequence[OperatingPoint], distances: int) -> float | None:
     within = min(e.distances for e in curve) <= distances <= max(e.distances for e in curve)
-    return round(recall_at_distances(curve, distances), 4) if within else None
+    return round(interpolate_recall(curve, distances), 4) if within else None
 
 
 def _code_bytes(plan: VectorPlan) -> int:
-    index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
+    index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
     return int(index.storage.sa_code_size())
 
 

@@ -13,29 +13,29 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, set_seed
 
 from rag_model.corpus.records import Passage
-from rag_model.corpus.salient import LINK, Salient
-from rag_model.encoders.masked_lm import Hidden, TrainableMaskedLM
-from rag_model.training.data.examples import passage_of
-from rag_model.training.objectives.realm.masking import Limits, mask
+from rag_model.corpus.salient_spans import LINK, SalientSpan
+from rag_model.encoders.masked_lm import MaskedInput, TrainableMaskedLM
+from rag_model.training.data.examples import build_passage
+from rag_model.training.objectives.realm_model import MaskingLimits, mask_text
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-_LIMITS = Limits(48, 10, 0.15)
+_LIMITS = MaskingLimits(48, 10, 0.15)
 _NAMES = 0.8  # of the lessons: a name is hidden; else words at random
 
 
 def passages(world: Sequence[Fact]) -> list[Passage]:
     """Return both tellings of each fact, each a page of its own, in an order that tells nothing."""
-    every = [passage_of("", one.told(form)) for one in world for form in (0, 1)]
+    every = [build_passage("", one.told(form)) for one in world for form in (0, 1)]
     random.Random(0).shuffle(every)
     return [replace(one, id=f"{at}-0", page_id=str(at)) for at, one in enumerate(every)]
 
 
-def names_in(text: str, names: set[str]) -> list[Salient]:
+def names_in(text: str, names: set[str]) -> list[SalientSpan]:
     """Return where names of the world stand in a text."""
-    found, at = list[Salient](), 0
+    found, at = list[SalientSpan](), 0
     for word in text.split(" "):
         if word in names:
-            found.append(Salient(at, at + len(word), LINK))
+            found.append(SalientSpan(at, at + len(word), LINK))
         at += len(word) + 1
     return found
 
@@ -85,17 +85,17 @@ def _begin(folder: Path, seed: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[Hidden]:
+def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[MaskedInput]:
     """Return texts with masks; the first quarter stand alone, the others beside the other telling."""
     some = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
     forms = [dice.randrange(2) for _ in some]
     texts = [one.told(form) for one, form in zip(some, forms, strict=True)]
-    tokens, found = reader.tokens, list[Hidden]()
-    others = tokens.pieces([one.told(1 - form) for one, form in zip(some, forms, strict=True)])
-    for at, (one, text, cut) in enumerate(zip(some, texts, tokens.pieces(texts), strict=True)):
+    tokens, found = reader.tokenizer, list[MaskedInput]()
+    others = tokens.tokenize([one.told(1 - form) for one, form in zip(some, forms, strict=True)])
+    for at, (one, text, cut) in enumerate(zip(some, texts, tokens.tokenize(texts), strict=True)):
         spans = [span[:2] for span in names_in(text, {one.subject, one.value})] if dice.random() < _NAMES else None
-        masked = mask(text, cut, spans, dice, tokens, _LIMITS)
-        ids, types = tokens.join(masked.ids, others[at].ids if at >= batch // 4 else ())
-        before = len(tokens.frame.before)
-        found.append(Hidden(ids, types, [before + place for place in masked.places], masked.targets))
+        masked = mask_text(text, cut, spans, dice, tokens, _LIMITS)
+        ids, types = tokens.join_pair(masked.ids, others[at].ids if at >= batch // 4 else ())
+        before = len(tokens.template.prefix)
+        found.append(MaskedInput(ids, types, [before + place for place in masked.positions], masked.targets))
     return found

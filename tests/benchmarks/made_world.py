@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BartConfig, BartForConditionalGeneration, set_seed
 
 from rag_model.encoders.spec import RECORD_FILE
-from rag_model.generate.inputs import PaperForm, form_to_json
 from rag_model.generate.load import load_generator
-from rag_model.training.data.examples import Example, passage_of
+from rag_model.generate.prompts import PaperTemplate, template_to_json
+from rag_model.training.data.examples import Example, build_passage
 
 SYLLABLES = [a + b + c for a in "bdgklmnprstvz" for b in "aeiou" for c in "lmnr"][::4]
 RELATIONS = {"capital": "brelk", "river": "tossin", "ruler": "vemmar", "festival": "quorin"} | {
@@ -44,7 +44,7 @@ WORDS = [
     *RELATIONS,
     *RELATIONS.values(),
 ]
-FORM = PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)
+FORM = PaperTemplate(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)
 _BEGIN, _PAD, _END = 0, 1, 2
 _WORDS = "embeddings.word_embeddings.weight"
 _LAYER = re.compile(r"encoder\.layer\.(\d+)\.")
@@ -90,7 +90,7 @@ def write_corpus(world: Sequence[Fact], path: Path) -> None:
 def examples(world: Sequence[Fact]) -> list[Example]:
     """Return a question a fact."""
     return [
-        Example(f"{one.subject} {one.relation}", one.question, (one.value,), (passage_of("", one.told(0)),))
+        Example(f"{one.subject} {one.relation}", one.question, (one.value,), (build_passage("", one.told(0)),))
         for one in world
     ]
 
@@ -146,7 +146,10 @@ def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> fl
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     value = float("nan")
     for texts, answers, passages in _lessons(steps, batch, seed):
-        contexts, targets = reader.contexts(texts, [[passage_of("", one)] for one in passages]), reader.targets(answers)
+        contexts, targets = (
+            reader.encode_contexts(texts, [[build_passage("", one)] for one in passages]),
+            reader.encode_targets(answers),
+        )
         logits = reader.logits(contexts, targets).flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits[targets.mask], targets.tokens[targets.mask])
         loss.backward()
@@ -155,7 +158,7 @@ def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> fl
         schedule.step()
         value = float(loss.detach())
     reader.module.save_pretrained(folder)
-    (folder / RECORD_FILE).write_text(json.dumps({"form": form_to_json(FORM)}))
+    (folder / RECORD_FILE).write_text(json.dumps({"form": template_to_json(FORM)}))
     return value
 
 

@@ -24,20 +24,19 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, BartCo
 
 from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
-from rag_model.encoders.bag import terms_of
+from rag_model.encoders.bag import compute_term_mask
 from rag_model.encoders.tokens import load_tokenizer, tokenize
-from rag_model.evaluation.bootstrap import mean_interval
-from rag_model.generate.inputs import PaperForm
+from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import PaperTemplate
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example
-from rag_model.training.data.judging import Judge, JudgeSettings, verdicts
-from rag_model.training.data.pools import Pooled, Pools
-from rag_model.training.objectives.openrag.task import Online, OpenRagRecipe, OpenRagTask
-from rag_model.training.objectives.sidr.pair import SidrPair
+from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, PooledExample, judge_passages
+from rag_model.training.objectives.openrag import OnlineJudging, OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.sidr import SidrPair
 
 LENGTHS, KEPT, AT_ONCE, POOL = (128, 256), 768, 64, 4
-FORM = PaperForm()
+FORM = PaperTemplate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Given:
 
     reader: Path
     corpus: list[Passage]
-    pools: list[Pooled]
+    pools: list[PooledExample]
     batches: list[DprBatch]  # with the passages that are drawn from the pools
     proposed: int  # passages a question online
 
@@ -57,13 +56,13 @@ def prepare(folder: Path, corpus: list[Passage], asked: Sequence[tuple[str, str]
     examples = [Example(str(at), *one, (), ()) for at, one in enumerate((q, (a,)) for q, a in asked)]
     judge = Judge(load_generator(folder / "reader", FORM, device="cpu"), examples, JudgeSettings(max_new_tokens=1))
     dice = np.random.default_rng(0)
-    pools = list[Pooled]()
+    pools = list[PooledExample]()
     for one in examples:
         some = [corpus[row] for row in dice.permutation(len(corpus))[: 2 * POOL]]
-        scores = sorted(told.log_p for told in verdicts(judge, one.question, some))
+        scores = sorted(told.log_p for told in judge_passages(judge, one.question, some))
         middle = (scores[POOL - 1] + scores[POOL]) / 2
         own = one.id, one.question, one.answers, tuple(some[:POOL]), tuple(some[POOL:])
-        pools.append(Pooled(*own, surest_negative=middle, least_positive=middle))
+        pools.append(PooledExample(*own, best_negative_log_p=middle, worst_positive_log_p=middle))
     given = Given(folder / "reader", corpus, pools, [], 0)
     task = task_of(given, SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu"), None, questions, online=False)
     return Given(folder / "reader", corpus, pools, list(task.batches(0)[:steps]), 0)
@@ -83,9 +82,9 @@ def write_reader(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
 
 
-def task_of(given: Given, pair: SidrPair, asking: Online | None, size: int, **settings: Any) -> OpenRagTask:
+def task_of(given: Given, pair: SidrPair, asking: OnlineJudging | None, size: int, **settings: Any) -> OpenRagTask:
     """Return the task of these pools."""
-    pools = Pools(tuple(given.pools), 0, 0, mean_interval([1.0]))
+    pools = ExamplePools(tuple(given.pools), 0, 0, estimate_mean([1.0]))
     return OpenRagTask(pair, pools, given.pools[:1], OpenRagRecipe(batch_size=size, **settings), asking)  # type: ignore[arg-type]
 
 
@@ -97,8 +96,8 @@ def ours(given: Given) -> tuple[nn.Module, Loss]:
         with tempfile.TemporaryDirectory() as work:
             memory = Proposals(given.corpus, by_bags(pair, given.corpus, Path(work)), terms=KEPT)
         settings = JudgeSettings()
-        judge = Judge(load_generator(given.reader, FORM, device="cpu"), given.pools, settings, writes=False)
-        asking = Online(memory, judge, settings, judge)  # type: ignore[arg-type]
+        judge = Judge(load_generator(given.reader, FORM, device="cpu"), given.pools, settings, generates_answers=False)
+        asking = OnlineJudging(memory, judge, settings, judge)  # type: ignore[arg-type]
     more = {"online": bool(given.proposed), "proposed": max(1, given.proposed)}
     task = task_of(given, pair, asking, size, **more)
     return pair, lambda number: task.loss(given.batches[number])[0]
@@ -111,7 +110,7 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
     norms = nn.ModuleList([nn.LayerNorm(body.config.hidden_size) for body in bodies])
     model, size = without_dropout(nn.ModuleList([bodies, norms]).train()), bodies[0].config.vocab_size
     tokenizers = [load_tokenizer(folder, length) for length in LENGTHS]
-    terms = torch.from_numpy(terms_of(tokenizers[0], size))
+    terms = torch.from_numpy(compute_term_mask(tokenizers[0], size))
     find = plain_search(given, tokenizers[1], terms) if given.proposed else None
     judge = plain_judge(given.reader) if given.proposed else None
 
@@ -123,7 +122,7 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
         return weights, torch.zeros(len(ids), size).scatter(1, ids, 1) * terms
 
     @torch.no_grad()
-    def scanned(questions: Sequence[Pooled]) -> list[tuple[Passage | None, Passage | None]]:
+    def scanned(questions: Sequence[PooledExample]) -> list[tuple[Passage | None, Passage | None]]:
         asked = kept(*weigh(0, [one.question for one in questions]))
         found = find(asked)  # type: ignore[misc]
         every = sorted({row for rows in found for row in rows})
@@ -160,13 +159,13 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
     return model, loss
 
 
-def scan(one: Pooled, ranked: Sequence[Passage], judge: Any) -> tuple[Passage | None, Passage | None]:
+def scan(one: PooledExample, ranked: Sequence[Passage], judge: Any) -> tuple[Passage | None, Passage | None]:
     """Return the first passage that helps, and the first that does not, where reading ends."""
     positive = None
     for passage in ranked:
         known = passage in one.positives or (False if passage in one.negatives else None)
         score = judge(one.question, one.answers[0], passage) if known is None else 0.0
-        above, below = score > one.surest_negative, score < one.least_positive
+        above, below = score > one.best_negative_log_p, score < one.worst_positive_log_p
         helps = known if known is not None else (None if above == below else above)
         if helps is False:
             return positive, passage

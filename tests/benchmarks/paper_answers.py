@@ -10,15 +10,16 @@ from pathlib import Path
 from paper_findings import HELD
 
 from flows.reindex import reindex
-from rag_model.evaluation.answers.readings import Reading, Reads, read
-from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.retrieved import match_hits
-from rag_model.generate.decoding import Decoding
+from rag_model.evaluation.answers.readings import PassageReader, Reading, read_answers
+from rag_model.evaluation.answers.scores import ScoredAnswer, score_answer
+from rag_model.evaluation.measures.measure import AnswerKind
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import match_hits
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.rag import Rag, Variant
 from rag_model.index.recipe import IndexRecipe
 from rag_model.reading.marginal import MarginalReader
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 from rag_model.snapshots.recipe import Recipe
 
 TEMPERATURE = 0.05  # of p(z|x): MiniLM's vectors have unit length
@@ -46,25 +47,25 @@ def answered(
     questions: Sequence[Question],
     hits: Sequence[Sequence[Hit]],
     kind: AnswerKind,
-    decoding: Decoding,
+    decoding: DecodingSettings,
     batch: int = 4,
-) -> list[Scored]:
+) -> list[ScoredAnswer]:
     """Answer the questions from their hits, closed book without any, and measure the answers."""
     return measured(MarginalReader(None, rag, decoding, batch), questions, hits, kind)
 
 
 def measured(
-    reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], kind: AnswerKind
-) -> list[Scored]:
+    reader: PassageReader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], kind: AnswerKind
+) -> list[ScoredAnswer]:
     """Answer the questions by any reader, and measure the answers."""
-    return scored(questions, read(reader, questions, hits), hits, kind)
+    return scored(questions, read_answers(reader, questions, hits), hits, kind)
 
 
 def scored(
     questions: Sequence[Question], readings: Sequence[Reading], hits: Sequence[Sequence[Hit]], kind: AnswerKind
-) -> list[Scored]:
+) -> list[ScoredAnswer]:
     """Measure answers, and whether a passage of each holds an answer; closed book none is asked for."""
-    found = [score(question, one, kind) for question, one in zip(questions, readings, strict=True)]
+    found = [score_answer(question, one, kind) for question, one in zip(questions, readings, strict=True)]
     held = [float(any(match_hits(*pair).has_answer)) for pair in zip(questions, hits, strict=True)]
     return [
         replace(one, measures={**one.measures, HELD: held[at]}) if hits[at] else one for at, one in enumerate(found)

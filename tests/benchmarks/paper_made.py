@@ -28,25 +28,25 @@ from paper_findings import (
 )
 
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.answers.scores import Scored
-from rag_model.evaluation.questions.files import Question
-from rag_model.generate.decoding import Decoding
-from rag_model.generate.inputs import PaperForm
+from rag_model.evaluation.answers.scores import ScoredAnswer
+from rag_model.evaluation.questions import Question
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import PaperTemplate
 from rag_model.generate.rag import Rag
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import Example, passage_of
+from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.rag_task import RagRecipe, RagTask
+from rag_model.training.objectives.rag import RagRecipe, RagTask
 
-_FORM = PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)
-_DECODING = Decoding(max_new_tokens=12)
+_FORM = PaperTemplate(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)
+_DECODING = DecodingSettings(max_new_tokens=12)
 
 
-def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list[Scored]]:
+def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list[ScoredAnswer]]:
     """Build two worlds' indexes, train the retrievers' models, and ask of subjects that no training named."""
     world = facts(options.subjects, seed)
     half = len(world) // 16 * 8
@@ -106,8 +106,8 @@ def trained(
         refuse_collapse=False,
     )
     question = TrainableEncoder.load(options.encoder, "question", device="cpu")
-    rag = Rag(question, load_generator(reader, _FORM, device="cpu"), recipe.settings("sequence"))
-    examples = [Example(one.question, one.question, (one.value,), (passage_of("", one.told(0)),)) for one in told]
+    rag = Rag(question, load_generator(reader, _FORM, device="cpu"), recipe.model_settings("sequence"))
+    examples = [Example(one.question, one.question, (one.value,), (build_passage("", one.told(0)),)) for one in told]
     loop = LoopSettings(
         max_steps=options.steps,
         learning_rate=options.rate,
@@ -137,6 +137,6 @@ def _retriever(name: str, snapshot: Snapshot, rag: Rag) -> SnapshotRetriever:
     return open_retriever(snapshot, "hnsw", encoder=rag.question, products=True)
 
 
-def _asked(rag: Rag, retriever: SnapshotRetriever, questions: Sequence[Question], k: int) -> list[Scored]:
+def _asked(rag: Rag, retriever: SnapshotRetriever, questions: Sequence[Question], k: int) -> list[ScoredAnswer]:
     hits = retriever.search([one.text for one in questions], k)
     return answered(rag, questions, hits, "spans", _DECODING, 16)

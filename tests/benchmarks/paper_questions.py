@@ -24,7 +24,7 @@ from paper_findings import CLUE, FACT, QA, TEXT
 from passages import lines
 from span_model import held_out
 
-from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.questions import Question
 
 SUPPORTS, REFUTES = "SUPPORTS", "REFUTES"
 _NUMBER = re.compile(r"(?<![\w.,])\d[\d,.]*\d(?![\w.,])")

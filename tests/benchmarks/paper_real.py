@@ -34,23 +34,23 @@ from paper_questions import REFUTES, SUPPORTS, Asked, draw
 from paper_swap import changed
 
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.answers.readings import Reading, read
-from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
-from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.answers.readings import Reading, read_answers
+from rag_model.evaluation.answers.scores import ScoredAnswer, score_answer
+from rag_model.evaluation.measures.measure import AnswerKind
+from rag_model.evaluation.questions import Question
 from rag_model.generate.causal import CausalGenerator
-from rag_model.generate.decoding import Decoding
-from rag_model.generate.inputs import PromptForm
-from rag_model.generate.labels import label_log_p, label_tokens
-from rag_model.generate.likelihood import sequence_likelihood, token_likelihood
-from rag_model.generate.load import chat_form, load_generator
+from rag_model.generate.decoding import DecodingSettings
+from rag_model.generate.likelihood import label_log_p, label_tokens, sequence_likelihood, token_likelihood
+from rag_model.generate.load import apply_chat_template, load_generator
+from rag_model.generate.prompts import InstructionTemplate
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.answer import CLOSED_BOOK
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
 from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.retriever import Hit
-from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.retrieve.hits import Hit
+from rag_model.retrieve.retriever import SnapshotRetriever
+from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
 _PASSAGE = "Title: {title}\nPassage: {text}\n\n"
@@ -67,10 +67,12 @@ _KINDS: dict[str, AnswerKind] = {QA: "spans", TEXT: "texts", CLUE: "clues"}
 _LABELS = {"true": SUPPORTS, "false": REFUTES}  # one token each
 
 
-def real(options: argparse.Namespace, generator: CausalGenerator, folder: Path, seed: int) -> dict[str, list[Scored]]:
+def real(
+    options: argparse.Namespace, generator: CausalGenerator, folder: Path, seed: int
+) -> dict[str, list[ScoredAnswer]]:
     """Draw questions and a library, index it, and answer each of the tasks asked for by each arm."""
     asked = draw(options.data, options.questions, options.library, seed)
-    found: dict[str, list[Scored]] = {}
+    found: dict[str, list[ScoredAnswer]] = {}
     with Snapshot.open(str(folder / "store"), publish(asked.library, folder, "real", options.encoder)) as snapshot:
         sides = _Sides.of(snapshot)
         if FOUND in options.tasks:
@@ -98,7 +100,7 @@ class _Sides:
         dense = open_retriever(snapshot, "hnsw", encoder=question, products=True)
         return cls(question, dense, open_retriever(snapshot, "bm25"))
 
-    def found(self, questions: Sequence[Question], k: int) -> dict[str, list[Scored]]:
+    def found(self, questions: Sequence[Question], k: int) -> dict[str, list[ScoredAnswer]]:
         """Return which questions have an answer among the first k passages; no model reads them."""
         texts = [one.text for one in questions]
         silent = [Reading(one.id, "", None, ()) for one in questions]
@@ -107,14 +109,14 @@ class _Sides:
 
     def answers(
         self, rag: Rag, task: str, questions: Sequence[Question], options: argparse.Namespace
-    ) -> dict[str, list[Scored]]:
+    ) -> dict[str, list[ScoredAnswer]]:
         """Answer the questions of a task by each of its arms."""
         texts = [one.text for one in questions]
-        hits, found = self.dense.search(texts, options.k), dict[str, list[Scored]]()
+        hits, found = self.dense.search(texts, options.k), dict[str, list[ScoredAnswer]]()
         by_words = self.words.search(texts, options.k) if task in (FACT, QA) else []
         if task == FACT:
             return _claims(rag, questions, hits, by_words)
-        settings = _KINDS[task], Decoding(options.beams, _LONGEST[task])
+        settings = _KINDS[task], DecodingSettings(options.beams, _LONGEST[task])
         found[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
         found[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
         found[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
@@ -128,13 +130,16 @@ class _Sides:
 
 def _changed(
     rag: Rag, sides: _Sides, asked: Asked, folder: Path, options: argparse.Namespace
-) -> dict[str, list[Scored]]:
+) -> dict[str, list[ScoredAnswer]]:
     """Ask the library as it is, and one whose facts differ; measure either answer by either library's facts."""
     before, after, library = changed(asked.tasks[QA], asked.library)
-    reader, texts = MarginalReader(None, rag, Decoding(options.beams, _LONGEST[QA]), 4), [one.text for one in before]
+    reader, texts = (
+        MarginalReader(None, rag, DecodingSettings(options.beams, _LONGEST[QA]), 4),
+        [one.text for one in before],
+    )
     with Snapshot.open(str(folder / "store"), publish(library, folder, "changed", options.encoder)) as second:
         found = [one.dense.search(texts, options.k) for one in (sides, _Sides.of(second))]
-    said = [(read(reader, before, hits), hits) for hits in found]
+    said = [(read_answers(reader, before, hits), hits) for hits in found]
     pairs = {FIRST: (before, 0), CROSSED: (before, 1), SECOND: (after, 1), CROSSED_BACK: (after, 0)}
     return {f"{FACTS}: {name}": scored(golds, *said[at], "spans") for name, (golds, at) in pairs.items()}
 
@@ -149,16 +154,16 @@ def load(path: Path, dtype: str) -> CausalGenerator:
 
 def _told(generator: CausalGenerator, task: str) -> CausalGenerator:
     """Return the generator with a task's prompt, in its chat template if it has one; weights are shared."""
-    form = PromptForm(PROMPTS[task], max_length=256, max_answer=48)
+    form = InstructionTemplate(PROMPTS[task], max_length=256, max_answer=48)
     if not generator.tokenizer.chat_template:
-        return replace(generator, form=replace(form, after=f"\n\n{_CUES[task]}"))
-    chat = chat_form(generator.tokenizer, form)
-    return replace(generator, form=replace(chat, after=f"{chat.after}{_CUES[task]}", answer_prefix=" "))
+        return replace(generator, prompt_template=replace(form, after=f"\n\n{_CUES[task]}"))
+    chat = apply_chat_template(generator.tokenizer, form)
+    return replace(generator, prompt_template=replace(chat, after=f"{chat.after}{_CUES[task]}", answer_prefix=" "))
 
 
 def _claims(
     rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]], by_words: Sequence[Sequence[Hit]]
-) -> dict[str, list[Scored]]:
+) -> dict[str, list[ScoredAnswer]]:
     """Label the claims from the passages of either retriever, and from none; BM25's scores weigh its passages."""
     arms = {SEQUENCE: (rag, hits), WORDS: (_by_scores(rag), by_words), CLOSED: (rag, [[CLOSED_BOOK]] * len(claims))}
     return {f"{FACT}: {name}": labelled(model, claims, some) for name, (model, some) in arms.items()}
@@ -169,7 +174,7 @@ def _by_scores(rag: Rag) -> Rag:
 
 
 @torch.inference_mode()
-def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Scored]:
+def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[ScoredAnswer]:
     """Label claims by one of two tokens, true or false; RAG-Sequence and RAG-Token are found to agree.
 
     Half of the claims are true by construction. A model that was not trained prefers one of the words whatever it
@@ -178,7 +183,7 @@ def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]
     tokens = label_tokens(rag.generator, list(_LABELS))
     odds = []
     for claim, some in zip(claims, hits, strict=True):
-        contexts = rag.generator.contexts([claim.text], [[hit.passage for hit in some]])
+        contexts = rag.generator.encode_contexts([claim.text], [[hit.passage for hit in some]])
         log_p = label_log_p(rag.generator, contexts, tokens).permute(2, 1, 0)  # (1, k, 2) -> (2, k, 1)
         prior = rag.prior(torch.tensor([[hit.score for hit in some]])).expand(2, -1)
         given = prior, log_p, torch.ones(2, 1, dtype=torch.bool)
@@ -187,4 +192,7 @@ def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]
         odds.append(float(whole[0] - whole[1]))
     bound = torch.tensor(odds).quantile(0.5).item()
     said = [SUPPORTS if one > bound else REFUTES for one in odds]
-    return [score(claim, Reading(claim.id, text, None, ()), "labels") for claim, text in zip(claims, said, strict=True)]
+    return [
+        score_answer(claim, Reading(claim.id, text, None, ()), "labels")
+        for claim, text in zip(claims, said, strict=True)
+    ]

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.retrieved import matcher
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import answer_matcher
 
 Library = list[tuple[str, str]]  # title and text
 
@@ -30,9 +30,9 @@ def changed(questions: Sequence[Question], library: Library) -> tuple[list[Quest
     asked, after = list[Question](), list[Question]()
     for question, other in zip(questions, others, strict=True):
         second = replace(question, answers=(other,))
-        held = [at for at, text in enumerate(texts) if matcher(question)(text)]
+        held = [at for at, text in enumerate(texts) if answer_matcher(question)(text)]
         if other not in question.answers and all(
-            matcher(second)(told[at]) and not matcher(question)(told[at]) for at in held
+            answer_matcher(second)(told[at]) and not answer_matcher(question)(told[at]) for at in held
         ):
             asked.append(question)
             after.append(second)

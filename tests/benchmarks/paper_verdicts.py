@@ -17,15 +17,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rag_model.evaluation.answers.diversity import distinct_ngrams
-from rag_model.evaluation.answers.measures import bleu, bleu_counts
-from rag_model.evaluation.answers.scores import Scored
-from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, difference_interval, interval_of_sums
+from rag_model.evaluation.answers.scores import ScoredAnswer
+from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Estimate, estimate_difference, estimate_from_sums
+from rag_model.evaluation.measures.answers import bleu, bleu_counts
+from rag_model.evaluation.measures.ngrams import distinct_ngram_ratio
 
 REPRODUCED, NOT, UNDECIDABLE = "reproduced", "not reproduced", "undecidable at this size"
 LEAST = 6  # questions that differ: 2 / 2^6 = .031
 NOTHING, GOLD = "nothing", "gold"  # sides that no model answers: a figure of 0, and what people wrote
-Arms = Mapping[str, Sequence[Scored]]  # answers by task and arm, `qa: closed book`; arms of a task share questions
+Arms = Mapping[
+    str, Sequence[ScoredAnswer]
+]  # answers by task and arm, `qa: closed book`; arms of a task share questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def _side(finding: Finding, name: str, arms: Arms) -> dict[str, _Said]:
 def _means(name: str, pairs: Sequence[Pair]) -> Compared:
     """Compare the means of a measure of each answer."""
     ours = [a.measures[name] for a, _ in pairs], [b.measures[name] for _, b in pairs]
-    return (fmean(ours[0]), fmean(ours[1])), difference_interval(*ours)
+    return (fmean(ours[0]), fmean(ours[1])), estimate_difference(*ours)
 
 
 def _bleu_1(pairs: Sequence[Pair]) -> Compared:
@@ -137,7 +139,7 @@ def _bleu_1(pairs: Sequence[Pair]) -> Compared:
     rows = [[bleu_counts(one.text, one.golds, order=1) for one in pair] for pair in pairs]
     counts = np.array(rows).reshape(len(rows), -1)  # (n, 2, 4) -> (n, 8)
     total = counts.sum(axis=0)
-    gap = interval_of_sums(counts, lambda sums: bleu(sums[:4]) - bleu(sums[4:]))
+    gap = estimate_from_sums(counts, lambda sums: bleu(sums[:4]) - bleu(sums[4:]))
     return (bleu(total[:4]), bleu(total[4:])), gap
 
 
@@ -147,12 +149,12 @@ def _distinct_3(pairs: Sequence[Pair]) -> Compared:
 
     def ratios(without: int | None) -> tuple[float, float]:
         kept = [[text for at, text in enumerate(side) if at != without] for side in sides]
-        first, second = (distinct_ngrams(side) for side in kept)
+        first, second = (distinct_ngram_ratio(side) for side in kept)
         return first.value if first else 0.0, second.value if second else 0.0
 
     n, ours = len(pairs), ratios(None)
     gaps = np.array([a - b for a, b in map(ratios, range(n))])
-    width = NormalDist().inv_cdf((1 + RESAMPLING.level) / 2)
+    width = NormalDist().inv_cdf((1 + DEFAULT_RESAMPLING.level) / 2)
     width *= math.sqrt((n - 1) / n * float(np.square(gaps - gaps.mean()).sum()))
     value = ours[0] - ours[1]
     return ours, Estimate(value, value - width, value + width, n)

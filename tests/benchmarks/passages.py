@@ -62,7 +62,7 @@ def demo_passages() -> list[dict[str, str]]:
         rows = []
         for part in plan.parts:
             facts = chunk_part(part, plan.siteinfo, ChunkRecipe(), out)
-            rows += [{"title": p.title, "text": p.text} for p in PassageFile(out).rows(list(range(facts.rows)))]
+            rows += [{"title": p.title, "text": p.text} for p in PassageFile(out).read_rows(list(range(facts.rows)))]
         return rows
 
 

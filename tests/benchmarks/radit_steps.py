@@ -25,9 +25,9 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.ra_dit.objective import RA_DIT
-from rag_model.training.objectives.ra_dit.recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
-from rag_model.training.origins import Origins
+from rag_model.training.objectives.ra_dit import RA_DIT
+from rag_model.training.objectives.ra_dit_tasks import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.origins import InitialModels
 
 WORDS, PASSAGES, K, B_LM, B_RETRIEVER, ANSWER = 49_152, 64, 10, 2, 32, 6
 TEMPERATURE, TAU, RATE = 0.05, 0.1, 1e-4
@@ -83,13 +83,16 @@ def write_batch(folder: Path, stage: str) -> None:
     task = _task(folder, stage)
     batch = task.batches(0)[0]
     if stage == "lm":
-        form, passages = task._generator.form, task._passages(batch, task._recipe.k)
+        form, passages = task._generator.prompt_template, task._passages(batch, task._recipe.k)
         told = [
-            [[form.write(one.asked.text, passage).text for passage in some], " " + one.asked.answer]
+            [[form.render(one.example.text, passage).text for passage in some], " " + one.example.answer]
             for one, some in zip(batch, passages, strict=True)
         ]
     else:
-        told = [[one.listed.asked.text, list(one.listed.rows), one.scores.log_p, one.scores.tokens] for one in batch]
+        told = [
+            [one.passage_list.example.text, list(one.passage_list.rows), one.scores.log_p, one.scores.tokens]
+            for one in batch
+        ]
     (folder / f"{stage}.json").write_text(json.dumps(told))
 
 
@@ -146,7 +149,7 @@ def _task(folder: Path, stage: str) -> Any:
     answers = [" ".join(_word(7 * number + place) for place in range(ANSWER)) for number in range(B_RETRIEVER)]
     examples = [Example(str(at), *pair) for at, pair in enumerate(zip(texts, [(one,) for one in answers], strict=True))]
     store = Store.open(str(folder / "store"))
-    origins = Origins({"question": str(folder / "encoder"), "generator": str(folder / "generator")})
+    origins = InitialModels({"question": str(folder / "encoder"), "generator": str(folder / "generator")})
     job = Job(
         store,
         Snapshot.from_store(store, "latest"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.machine.ports import free_ports
+from flows.machine.ports import find_free_ports
 
 KEY, SECRET = "bookwheel", "bookwheel-secret"
 
@@ -40,7 +40,7 @@ def seaweed(folder: Path) -> Iterator[str]:
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     services = ("master.port", "volume.port", "filer.port", "s3.port")
-    ports = dict(zip([f"{name}{kind}" for name in services for kind in ("", ".grpc")], free_ports(8), strict=True))
+    ports = dict(zip([f"{name}{kind}" for name in services for kind in ("", ".grpc")], find_free_ports(8), strict=True))
     options = {
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",

@@ -26,13 +26,14 @@ from passages import drawn, embedded
 from flows.demo import demo_encoder
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.encoders.resolve import question_files, resolve_folder
-from rag_model.encoders.space import space_of
-from rag_model.encoders.spec import read_spec
+from rag_model.encoders.encoder import collect_question_encoder_files
+from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.space import compute_space
+from rag_model.encoders.spec import read_encoder_spec
+from rag_model.index.build import run_stages
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.stages import build
 from rag_model.store import Content, Manifest, PartEntry, Store
-from rag_model.store.versions.manifest import in_space
+from rag_model.store.versions.manifest import embeddings_in_space
 from rag_model.store.versions.moves import tag
 
 Vectors = npt.NDArray[np.float32]
@@ -80,20 +81,20 @@ def publish(store: Store, rows: Sequence[dict[str, Any]], vectors: Vectors, work
             writer.write(Passage(f"{number}-0", str(number), 1, title, "", text, 0, len(text.split()), digest))
     np.save(array, vectors, allow_pickle=False)
     plan = resolve(IndexRecipe("HNSW32"), len(rows), vectors.shape[1])
-    build(plan, [array], index, work)
+    run_stages(plan, [array], index, work)
     folder = resolve_folder(demo_encoder())
-    spec = read_spec(folder, {})
-    space = space_of(folder, spec, "MiniLM")
+    spec = read_encoder_spec(folder, {})
+    space = compute_space(folder, spec, "MiniLM")
     named = {
         "passages/part-00000.parquet": parquet,
         "embeddings/part-00000.npy": array,
         "index/hnsw.faiss": index,
-        **{f"encoder/question/{n}": p for n, p in question_files(folder, spec, space, work).items()},
+        **{f"encoder/question/{n}": p for n, p in collect_question_encoder_files(folder, spec, space, work).items()},
     }
     files = {name: store.blobs.put_file(path) for name, path in named.items()}
     parts = (PartEntry("part-00000", 1, len(rows), len(rows)),)
-    content = Content({"kind": "wiki"}, parts, files, {}, in_space(space.to_json()), {"hnsw": plan.entry()})
-    identity = store.snapshots.put(Manifest(content))
+    content = Content({"kind": "wiki"}, parts, files, {}, embeddings_in_space(space.to_json()), {"hnsw": plan.entry()})
+    identity = store.snapshots.publish(Manifest(content))
     tag(store, identity, "latest")
     return identity
 

@@ -31,9 +31,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForQuestionAnswering, set_seed
 
 from flows.demo import demo_encoder
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.evaluation.answers.measures import exact_match, token_f1
-from rag_model.evaluation.bootstrap import mean_interval
+from rag_model.encoders.files import resolve_folder
+from rag_model.evaluation.bootstrap import estimate_mean
+from rag_model.evaluation.measures.answers import exact_match, token_f1
 from rag_model.reading.extractive import SpanModel
 
 _PARTS = 8  # one of so many contexts is held out
@@ -150,7 +150,7 @@ def checked(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         _, start, end, _ = model.score(row["question"], [row["context"]]).best(model.longest)
         said.append((row["context"][start:end], row["answers"]))
-    found = {name: mean_interval([of(*one) for one in said]) for name, of in (("EM", exact_match), ("F1", token_f1))}
+    found = {name: estimate_mean([of(*one) for one in said]) for name, of in (("EM", exact_match), ("F1", token_f1))}
     return {name: [round(value, 3) for value in (one.value, one.low, one.high)] for name, one in found.items()}
 
 

@@ -9,9 +9,9 @@ import torch
 from alone import Spent
 from torch import Tensor, nn
 
-from rag_model.allocator import release_freed
+from rag_model.process import release_freed_memory
+from rag_model.training.loop.loop import build_adamw
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.optimizer import adamw
 
 Loss = Callable[[int], Tensor]  # of a step, by its number from 0 on
 
@@ -26,8 +26,8 @@ class Step(NamedTuple):
 
 def ours(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
     """Take steps as `train` does: freed memory goes back at once, and the optimizer is its own."""
-    release_freed()
-    return _taken(adamw(module, LoopSettings(learning_rate=rate), torch.device("cpu")), loss, steps)
+    release_freed_memory()
+    return _taken(build_adamw(module, LoopSettings(learning_rate=rate), torch.device("cpu")), loss, steps)
 
 
 def plain(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:

@@ -10,16 +10,16 @@ import numpy as np
 from passages import demo_passages, lines
 
 from flows.demo import QUESTIONS, demo_encoder
-from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter
+from rag_model.corpus.ragged_file import TokenFile, TokenVectors, TokenWriter
 from rag_model.digest import digest_json
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.encoders.token_model import TokenModel
 from rag_model.encoders.token_spec import TokenSpec
-from rag_model.evaluation.questions.match import Answers
+from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.tokens.maxsim import maxsim
-from rag_model.store.versions.paths import EMBEDDINGS, TOKENS, question_encoder
+from rag_model.index.tokens.search import maxsim
+from rag_model.store.versions.manifest import EMBEDDINGS, TOKENS, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
 UNTRAINED = "MiniLM's hidden states through a random orthonormal projection to 128, not trained"
@@ -54,7 +54,7 @@ class Data:
 
     def every(self) -> TokenVectors:
         """Return all token vectors of the passages."""
-        return TokenVectors.joined([block for path in self.tokens for block in TokenFile(path).blocks()])
+        return TokenVectors.concatenate([block for path in self.tokens for block in TokenFile(path).iter_batches()])
 
 
 def read(options: argparse.Namespace, cache: Path) -> Data:
@@ -75,8 +75,8 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
         asked = [one for one in asked if str(one["paragraph"]) in known]
         relevant = [{known[str(one["paragraph"])]} for one in asked]
     else:
-        answers = [Answers(one["answers"]) for one in asked]
-        relevant = [{n for n, row in enumerate(rows) if one.are_in(row["text"])} for one in answers]
+        answers = [AnswerMatcher(one["answers"]) for one in asked]
+        relevant = [{n for n, row in enumerate(rows) if one.match(row["text"])} for one in answers]
     kept = [number for number, rel in enumerate(relevant) if rel]
     asked, relevant = [asked[number] for number in kept], [relevant[number] for number in kept]
     texts = [one["question"] for one in asked]
@@ -102,8 +102,8 @@ def _stored(options: argparse.Namespace) -> Data:
         asked = [one for one in lines(options.questions) if all(name in rows for name in one["passages"])]
         asked = asked[:: max(1, len(asked) // options.asked)][: options.asked]
         texts = [one["question"] for one in asked]
-        many = TokenEncoder.load(snapshot.folder(question_encoder(TOKENS)), device="cpu")
-        one = Encoder.load(snapshot.folder(question_encoder(EMBEDDINGS)), device="cpu")
+        many = TokenEncoder.load(snapshot.folder(question_encoder_path(TOKENS)), device="cpu")
+        one = Encoder.load(snapshot.folder(question_encoder_path(EMBEDDINGS)), device="cpu")
         dense = np.concatenate([snapshot.embeddings(part.name) for part in parts]).astype(np.float32)
         relevant = [{rows[name] for name in question["passages"]} for question in asked]
         both = many.encode_questions(texts), one.encode_questions(texts)
@@ -116,7 +116,7 @@ def _encode(
     folder = Path(colbert) if colbert else cache / "untrained"
     if not colbert:
         plain = Path(demo_encoder())
-        TokenModel.begin(plain, 128, device="cpu").save(folder, plain, TokenSpec())
+        TokenModel.from_encoder(plain, 128, device="cpu").save(folder, plain, TokenSpec())
     many, one = TokenEncoder.load(folder, device="cpu"), Encoder.load(demo_encoder(), device="cpu")
     titles, bodies = [row["title"] for row in rows], [row["text"] for row in rows]
     with TokenWriter(files[0].with_suffix(".part"), many.dim, "float16") as writer:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from flows.rebuilds import Child, Rebuilds
-from rag_model.evaluation.bootstrap import mean_interval
-from rag_model.training.moving.rebuild import Order
+from flows.rebuilds import RebuildLauncher, RebuildProcess
+from rag_model.evaluation.bootstrap import estimate_mean
+from rag_model.training.rebuilds import RebuildOrder
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = (4, 5)  # words of a core's line in /proc/stat: idle, and waiting for a disk
@@ -51,7 +51,7 @@ class Turn:
     pipe: Connection
     steps: int  # of a block
     cores: tuple[int, int] = field(default_factory=two_cores)
-    children: list[Child] = field(default_factory=list)
+    children: list[RebuildProcess] = field(default_factory=list)
     beside: int = 0
     began: tuple[float, ...] = ()
 
@@ -88,10 +88,10 @@ class Turn:
 class Elsewhere:
     """Rebuilds on the core that trainers leave to them."""
 
-    rebuilds: Rebuilds
+    rebuilds: RebuildLauncher
     turn: Turn
 
-    def start(self, order: Order) -> Child:
+    def start(self, order: RebuildOrder) -> RebuildProcess:
         trainers, others = self.turn.cores
         os.sched_setaffinity(0, {others})  # of this thread: a child has what its parent's thread has
         try:
@@ -126,7 +126,7 @@ def in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tup
 def compared(mine: Sequence[Block], other: Sequence[Block], steps: int) -> dict[str, Any]:
     """Return how much longer `mine` took than `other` by the clock, with a 95 % interval over the pairs of blocks."""
     mean = np.mean([one.seconds for one in other])
-    slower = mean_interval([float((a.seconds - b.seconds) / mean) for a, b in zip(mine, other, strict=True)])
+    slower = estimate_mean([float((a.seconds - b.seconds) / mean) for a, b in zip(mine, other, strict=True)])
     cpu = [sum(one.cpu_seconds for one in some) for some in (mine, other)]
     others = [one.busy[0] - one.cpu_seconds / one.seconds for one in (*mine, *other)]
     return {

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
+from rag_model.index.build import run_stages
 from rag_model.index.kind import IndexFiles
 from rag_model.index.plan import IndexPlan
 from rag_model.index.postings.kind import KIND
 from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.stages import build
-from rag_model.training.data.mine import Search
+from rag_model.training.data.negatives import SearchFunction
 
 
 def write_parts(passages: Iterable[Passage], size: int, folder: Path) -> list[Path]:
@@ -36,10 +36,12 @@ def open_words(path: Path, n: int) -> Bm25Index:
     return KIND.open(IndexFiles(path, list, n), words_plan(n).entry())
 
 
-def searching_words(passages: Sequence[Passage], folder: Path) -> Search:
+def searching_words(passages: Sequence[Passage], folder: Path) -> SearchFunction:
     """Return a search of passages by their words."""
     folder.mkdir(parents=True, exist_ok=True)
-    build(words_plan(len(passages)), write_parts(passages, len(passages), folder), folder / "bm25.postings", folder)
+    run_stages(
+        words_plan(len(passages)), write_parts(passages, len(passages), folder), folder / "bm25.postings", folder
+    )
     index = open_words(folder / "bm25.postings", len(passages))
 
     def search(questions: Sequence[str], k: int) -> list[list[Passage]]:

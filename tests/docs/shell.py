@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flows import cli
-from flows.machine.ports import free_ports
+from flows.machine.ports import find_free_ports
 from rag_model.store.store import Store
 from tests.docs.blocks import Block, words
 
@@ -37,7 +37,7 @@ class Shell:
         self.folder = folder
         self.names: dict[str, Any] = {}  # of the page's Python
         self._service: subprocess.Popen[bytes] | None = None
-        (self.port,) = free_ports(1)
+        (self.port,) = find_free_ports(1)
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +95,7 @@ class Shell:
     def _until_served(self) -> None:
         """Where a service follows `latest`, wait until it has what `latest` names by now."""
         if self._service is not None:
-            move = Store.open("library").refs.current("latest")
+            move = Store.open("library").refs.find_current("latest")
             self._until(
                 lambda: move is not None and json.loads(self._get("/snapshot") or "{}")["number"] == move.number
             )

@@ -59,10 +59,13 @@ def test_it_answers_from_what_the_ref_names_by_now(url: str, service: ModuleType
         assert (found["snapshot"], len(found["hits"])) == (newest, 2)
         assert {"text", "title", "licence", "snapshot"} <= set(found["hits"][0])
         refused = client.get("/ask", params={"question": " "})
-        assert (refused.status_code, refused.json()) == (400, {"detail": "question 1 is empty: ask something"})
+        assert (refused.status_code, refused.json()) == (
+            400,
+            {"detail": "question 1 is empty: write at least one visible character"},
+        )
         older = store.snapshots.resolve("latest@1")
         assert older != newest
         tag(store, older, "latest")
-        service.library.open().follower.look()  # sooner than after ten seconds
+        service.library.open().follower.poll()  # sooner than after ten seconds
         assert client.get("/ask", params={"question": "anarchism"}).json()["snapshot"] == older
     assert Path("pulled").is_dir()

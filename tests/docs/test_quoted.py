@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from flows.cli import app
-from rag_model.corpus.chunkers.registry import CHUNKERS, build_chunker
-from rag_model.index.registry import KINDS, kind_for, kind_named
-from rag_model.retrieve.composer import CALLS
-from rag_model.training.objectives.registry import OBJECTIVES
+from rag_model.corpus.chunkers.chunker import CHUNKERS, build_chunker
+from rag_model.corpus.dump_formats.dump_format import FORMATS, detect_format
+from rag_model.index.kind import KINDS, IndexBuilder, IndexPlanner, IndexSearcher, get_kind, get_kind_for_factory
+from rag_model.retrieve.factory import CALLS
+from rag_model.training.objectives.objective import OBJECTIVES
 from tests.docs.blocks import DOCS, blocks
 
 
@@ -22,15 +23,16 @@ def _unknown_objective() -> None:
     ("page", "place", "call"),
     [
         ("chunker", 0, lambda: build_chunker("overlapping", {})),
-        ("index-kind", 0, lambda: kind_named("words")),
-        ("index-kind", 1, lambda: kind_for("WORDS")),
+        ("index-kind", 0, lambda: get_kind("words")),
+        ("index-kind", 1, lambda: get_kind_for_factory("WORDS")),
         ("objective", 0, _unknown_objective),
+        ("dump-format", 0, lambda: detect_format("file:///archive.mbox")),
     ],
 )
 def test_a_page_quotes_the_sentence_as_it_is(
     page: str, place: int, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for registry in (CHUNKERS, KINDS, OBJECTIVES):
+    for registry in (CHUNKERS, FORMATS, KINDS, OBJECTIVES):
         monkeypatch.setattr(registry, "_loaded", {})  # other tests install the packages of these pages
     with pytest.raises(Exception) as told:  # noqa: PT011 - a command line's error is Cyclopts's own
         call()
@@ -41,7 +43,15 @@ def test_a_page_quotes_the_sentence_as_it_is(
 
 def test_the_page_of_retrievers_names_every_call() -> None:
     (shown,) = [block.text for block in blocks(DOCS / "extend" / "retriever.md") if block.language == "text"]
-    assert f"choose one of {', '.join(CALLS.names())}, or name an index: " in _words(shown)
+    assert f"choose one of {', '.join(CALLS.list_names())}, or name an index: " in _words(shown)
+
+
+@pytest.mark.parametrize("protocol", [IndexBuilder, IndexSearcher, IndexPlanner])
+def test_the_page_of_index_kinds_lists_every_member(protocol: type) -> None:
+    page = (DOCS / "extend" / "index-kind.md").read_text()
+    members = {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
+    assert members
+    assert [name for name in members if not re.search(rf"^\| [^|]*`{name}[`(]", page, re.MULTILINE)] == []
 
 
 def _words(text: str) -> str:

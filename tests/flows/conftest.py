@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from flows import cli
-from rag_model.store.versions.signatures import SIGNING_KEY
+from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 
 for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Prefect and transformers are imported
     os.environ.setdefault(_name, _value)
@@ -155,7 +155,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "trusted").write_text(f"library {base64.b64encode(public).decode()}\n")
-    monkeypatch.setenv(SIGNING_KEY, pem)
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, pem)
     return tmp_path / "trusted"
 
 

@@ -9,7 +9,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flow_engine import run_flow as run_engine
 from prefect.utilities.callables import parameter_schema
 
-from beam_jobs.allowed import MORE
+from beam_jobs.allowed import ALLOWED_VARIABLE
 from flows import stage
 from flows.add_index import add_index
 from flows.admission import Url
@@ -20,7 +20,7 @@ from flows.finetune import finetune
 from flows.launch import launch
 from flows.maintain import upkeep, watch
 from flows.reindex import reindex
-from flows.stage import deployed
+from flows.stage import deployment_flow
 from flows.takedown import takedown
 from rag_model.errors import UsageError
 from tests.rag_model.test_secrets import NO_QUERY, NO_USER, TAKEN, S
@@ -30,7 +30,7 @@ FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, add_index,
 ran: list[str] = []
 
 
-@deployed("admitted")
+@deployment_flow("admitted")
 def admitted(store: Url, beam_options: list[str] | None = None) -> None:
     """Run if the parameters are admitted."""
     ran.append(store)
@@ -68,7 +68,7 @@ def deployment(client: object) -> object:
 
 def test_a_run_of_a_deployment_is_admitted(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     ran.clear()
-    monkeypatch.delenv(MORE, raising=False)
+    monkeypatch.delenv(ALLOWED_VARIABLE, raising=False)
     given = {"store": "memory://x", "beam_options": ["--setup_file=/tmp/x"]}
     with get_client(sync_client=True) as client:
         form = deployment(client)
@@ -80,7 +80,7 @@ def test_a_run_of_a_deployment_is_admitted(prefect_server: None, monkeypatch: py
             with pytest.raises(UsageError, match="setup_file"):
                 run_engine(admitted, flow_run=run, parameters=given)
         assert ran == []
-        monkeypatch.setenv(MORE, "setup_file")
+        monkeypatch.setenv(ALLOWED_VARIABLE, "setup_file")
         run = client.create_flow_run_from_deployment(form, parameters=given)
         run_engine(admitted, flow_run=run, parameters=given)
     assert ran == ["memory://x"]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.generate.folder import save_rag
-from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import PaperTemplate
 from rag_model.generate.rag import Rag, RagSettings
+from rag_model.generate.rag_folder import save_rag
 from rag_model.store.store import Store
-from rag_model.store.versions.models import Made, put_model
+from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.scripted import event, replies, scripted, streams
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
@@ -22,7 +22,7 @@ ASKED = ["who wrote about anarchism?", "Où est 東京 🗼?"]
 
 
 def save_model(folder: Path, encoder: Path, kind: str) -> Path:
-    generator = load_generator(save_bart(folder / "bart"), PaperForm(max_answer=16), device="cpu")
+    generator = load_generator(save_bart(folder / "bart"), PaperTemplate(max_answer=16), device="cpu")
     question = TrainableEncoder.load(encoder, "question", device="cpu")
     rag = Rag(question, generator, RagSettings(kind=kind, k=3))  # type: ignore[arg-type]
     save_rag(rag, folder / "rag", question.space())
@@ -74,12 +74,12 @@ def test_a_model_of_the_store_is_named_as_snapshots_are(
 ) -> None:
     url = shutil.copytree(library, tmp_path / "store")
     store = Store.open(str(url))
-    put = put_model(store, models("token"), Made("rag-token", None, {}), "reader")
+    put = put_model(store, models("token"), ModelMetadata("rag-token", None, {}), "reader")
     for name in ("reader", "reader@1", put.model, put.model[:16]):
         ran = bookwheel("answer", ASKED[0], "--store", url, "--model", name, "-k", 1, "--json")
         assert ran.code == 0, ran.err
         assert ran.json["model"] == put.model
-    put_model(store, tiny, Made("dpr", None, {}), "asker")
+    put_model(store, tiny, ModelMetadata("dpr", None, {}), "asker")
     ran = bookwheel("answer", ASKED[0], "--store", url, "--model", "asker")
     assert (ran.code, "is a dpr, which generates no answers" in ran.complaint) == (2, True)
 
@@ -123,11 +123,11 @@ def test_all_passages_are_read_in_one_prompt(
     [
         (["--order", "rank"], 2, "--order says how passages become one prompt: give --reader concat too"),
         (["--reader", "concat", "--budget", "0"], 2, "the budget is 0 tokens"),
-        (["--reader", "concat", "--budget", "5"], 2, "a budget of 5 tokens has no room for one passage"),
+        (["--reader", "concat", "--budget", "5"], 2, "a budget of 5 tokens has no room for a passage"),
         (["--reader", "concat", "--prompt", "missing.txt"], 1, "missing.txt cannot be read"),
         (["--reader", "concat", "--asks", "x"], 2, "has no question encoder"),
         (["--reader", "marginal", "--model", "openai:any"], 2, "its answers cannot be marginalised"),
-        (["--model", "openai:any", "--beams", "2"], 2, "has no beams"),
+        (["--model", "openai:any", "--beams", "2"], 2, "has no beam search"),
     ],
 )
 def test_what_does_not_go_into_one_prompt_is_one_sentence(
@@ -191,4 +191,4 @@ def test_a_model_behind_an_endpoint_is_named_by_its_address(
     assert failed.err.strip().endswith("(no such model): check both")
     assert "sk-not" not in failed.err
     marginal = bookwheel(*command, "--reader", "marginal")
-    assert (marginal.code, "does not tell the likelihood" in marginal.err) == (2, True)
+    assert (marginal.code, "does not give the likelihood" in marginal.err) == (2, True)

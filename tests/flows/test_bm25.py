@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rag_model.index.postings.search import Bm25Index
-from rag_model.retrieve.indexes import open_index_of
+from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -33,7 +33,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def index_of(store: Path) -> Bm25Index:
     with Snapshot.open(str(store)) as snapshot:
-        opened: Bm25Index = open_index_of(snapshot, "bm25")
+        opened: Bm25Index = open_index(snapshot, "bm25")
     return opened
 
 
@@ -77,10 +77,10 @@ def test_a_puller_of_words_needs_no_vectors_and_a_taken_page_leaves_no_word(
     ran = bookwheel("pull", "latest", pulled, "--store", store, "--index", "bm25", "--no-embeddings", "--json")
     assert ran.code == 0, ran.err
     with Snapshot.from_folder(pulled) as snapshot:
-        assert open_index_of(snapshot, "bm25").search([QUESTION], 3)[1].min() >= 0
-    assert not index_of(store).missing("proudhon")
+        assert open_index(snapshot, "bm25").search([QUESTION], 3)[1].min() >= 0
+    assert not index_of(store).find_missing_terms("proudhon")
     ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert ran.code == 0, ran.err
-    assert index_of(store).missing("proudhon") == ["proudhon"]
+    assert index_of(store).find_missing_terms("proudhon") == ["proudhon"]
     assert bookwheel("verify", "--store", store, "--json").json["ok"]
-    assert Store.open(str(store)).snapshots.list()
+    assert Store.open(str(store)).snapshots.list_ids()

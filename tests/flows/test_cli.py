@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import app, interruptible
+from flows.cli import app, handle_interrupts
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -235,7 +235,7 @@ def test_nothing_else_does(word: str, tmp_path: Path, bookwheel: Any, mini_dump:
 def test_no_url_becomes_a_folder_of_this_machine(words: tuple[str, ...], bookwheel: Any) -> None:
     ran = bookwheel(*words)
     assert ran.code == 2
-    assert "a URL is given where a path of this machine is needed" in ran.complaint
+    assert "a URL was given instead of a local path" in ran.complaint
     assert "sekret" not in ran.err
 
 
@@ -268,5 +268,5 @@ def test_an_interrupt_is_not_lost_in_a_task_that_ends_all_the_same() -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
 
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), handle_interrupts():
         asyncio.run(stubborn())

@@ -119,4 +119,4 @@ def test_passages_of_another_corpus_are_one_sentence(library: Path, tmp_path: Pa
     path.write_text('{"question": "Who?", "passages": ["nq-1"]}\n')
     ran = bookwheel("evaluate", "--store", library, "--questions", path)
     assert ran.code == 1
-    assert "holds none of the 1 passages that the questions name, such as 'nq-1'" in ran.complaint
+    assert "has none of the 1 passages that the questions name, such as 'nq-1'" in ran.complaint

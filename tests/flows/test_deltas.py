@@ -15,13 +15,13 @@ from rag_model.digest import digest_file
 from rag_model.evaluation.gate import Floor, GateRecipe
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.recipe import Recipe
-from rag_model.store.comparing.diff import diff
+from rag_model.store.diff import diff_snapshots
 from rag_model.store.pulling.deltas import STAGE
-from rag_model.store.pulling.kinds import FOR_BUILDS, kind_of
+from rag_model.store.pulling.folder import MANIFEST
 from rag_model.store.pulling.pull import pull
-from rag_model.store.pulling.pulled import MANIFEST
 from rag_model.store.store import Store
-from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, file_kind
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.held_text import told
 
@@ -70,8 +70,8 @@ def store(first: Path, tmp_path: Path) -> Path:
 
 def deltas(store: Store) -> dict[str, str]:
     """The blobs of all deltas, by the stage's key."""
-    keys = [name.partition(".")[0] for name in store.files.names(f"memo/{STAGE}")]
-    found = {key: store.memo.get(STAGE, key) for key in keys}
+    keys = [name.partition(".")[0] for name in store.files.list_names(f"memo/{STAGE}")]
+    found = {key: store.memo.find(STAGE, key) for key in keys}
     return {key: ref.path.rpartition("/")[2] for key, made in found.items() if made for ref in made.outputs.values()}
 
 
@@ -82,18 +82,18 @@ def test_a_takedown_ends_the_deltas_with_the_page(store: Path, dumps: tuple[str,
     pull(opened, old, dest)
     new = reindex.fn(dumps[1], str(store), str(tiny), RECIPE).to_json()["snapshot"]
     files = opened.snapshots.get(new).content.files
-    report = pull(opened, new, dest, select=lambda path: kind_of(path) not in FOR_BUILDS)
+    report = pull(opened, new, dest, select=lambda path: file_kind(path) not in BUILD_ONLY_KINDS)
     here = [path.relative_to(report.path).as_posix() for path in report.path.rglob("*.*") if path.name != MANIFEST]
     assert len(here) >= 4
     assert all(digest_file(report.path / path) == files[path].id for path in here)
     made = {*deltas(opened).values()}
     assert len(made) == 3, "passages, a graph, lists"
     with Snapshot.from_store(opened, old) as before, Snapshot.from_store(opened, new) as after:
-        assert report.fetched_bytes == sum(its.fetched_bytes for its in diff(before, after).pull.values())
+        assert report.fetched_bytes == sum(its.fetched_bytes for its in diff_snapshots(before, after).pull.values())
 
     assert {*told(store, SECRET)} & made, "or there is nothing to take down"
     takedown.fn(str(store), [str(EDITED)])
-    gc(opened, 0.0)
+    collect_garbage(opened, 0.0)
     assert told(store, SECRET) == []
     assert deltas(opened) == {}
     assert not made & {path.name for path in (store / "blobs").glob("??/*")}
@@ -104,14 +104,14 @@ def test_an_index_of_words_is_made_of_the_parents(store: Path, dumps: tuple[str,
     opened, fresh = Store.open(str(store)), store.with_name("fresh")
 
     def counted() -> int:
-        return sum(one["plan"]["kind"] == "bm25" for one in opened.memo.inputs("scatter"))
+        return sum(one["plan"]["kind"] == "bm25" for one in opened.memo.iter_inputs("scatter"))
 
     before = counted()
     made = [reindex.fn(dumps[1], str(url), str(tiny), RECIPE).to_json()["snapshot"] for url in (store, fresh)]
     files = [Store.open(str(url)).snapshots.get(one).content for url, one in zip((store, fresh), made, strict=True)]
     assert len({content.files[content.index_file("words")] for content in files}) == 1
     assert files[0].indexes["words"] == files[1].indexes["words"]
-    assert len([*opened.memo.inputs("derive")]) == 1
+    assert len([*opened.memo.iter_inputs("derive")]) == 1
     assert counted() == before > 0
 
 

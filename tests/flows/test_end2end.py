@@ -85,7 +85,7 @@ def test_a_model_is_trained_beside_its_index_and_answers_with_its_own(
     assert asked.code == 0, asked.err
     other = bookwheel("answer", "who was king?", "--store", store, "--model", "moved")
     assert (other.code, "weights differ" in other.complaint) == (3, True)
-    assert opened.refs.names() == ["latest", "moved"], "the rebuilds of the training are not named any more"
+    assert opened.refs.list_names() == ["latest", "moved"], "the rebuilds of the training are not named any more"
 
 
 def test_an_index_that_the_gate_refuses_leaves_the_model_and_the_same_command_builds_it_alone(
@@ -99,7 +99,7 @@ def test_an_index_that_the_gate_refuses_leaves_the_model_and_the_same_command_bu
     (tmp_path / "settings.toml").write_text(short)
     refused = bookwheel(*words)
     assert (refused.code, "moved did not move: passages lost since the parent" in refused.complaint) == (3, True)
-    before, published = opened.refs.current("moved"), opened.models.refs.current("moved")
+    before, published = opened.refs.find_current("moved"), opened.models.refs.find_current("moved")
     assert before is not None
     assert published is not None, "the model is there, without its index"
 
@@ -107,6 +107,6 @@ def test_an_index_that_the_gate_refuses_leaves_the_model_and_the_same_command_bu
     shutil.rmtree(tmp_path / "work")
     again = bookwheel(*words, "--json")
     assert again.code == 0, again.err
-    assert (again.json["model"], opened.models.refs.current("moved")) == (published.snapshot, published)
+    assert (again.json["model"], opened.models.refs.find_current("moved")) == (published.snapshot, published)
     assert Snapshot.open(str(store), "moved").id == again.json["index"] != before.snapshot
     assert not (tmp_path / "work").exists(), "nothing is trained again"

@@ -10,7 +10,7 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from rag_model.store.store import Store
-from rag_model.store.versions.models import Made, put_model
+from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.pages import assert_harmless, parsed
 from tests.fixtures.scripted import WHOLE, event, likely, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
@@ -35,8 +35,8 @@ def shelf(library: Path, tiny_rag: Path, tiny: Path, tmp_path_factory: pytest.Te
     """A store of its own with the small snapshot and two models, one of which only retrieves."""
     url = shutil.copytree(library, tmp_path_factory.mktemp("shelf") / "store")
     store = Store.open(str(url))
-    put_model(store, tiny_rag, Made("rag-sequence", None, {}), "reader")
-    put_model(store, tiny, Made("dpr", None, {}), "finder")
+    put_model(store, tiny_rag, ModelMetadata("rag-sequence", None, {}), "reader")
+    put_model(store, tiny, ModelMetadata("dpr", None, {}), "finder")
     return url
 
 
@@ -91,7 +91,7 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert [row["k"] for row in again["ablations"]] == [3, 0, 1, 3, 1, 2, 5, 10, 20, 3]
     assert kept(shelf) == before + 10  # nine more; the open book's are those of before
     assert "retrieval" in again["worth"]
-    assert again["notes"] == ["the whole corpus was not read: marginal reads no such prompt; --reader concat does"]
+    assert again["notes"] == ["the whole corpus was not read: marginal does not read one prompt; add --reader concat"]
     assert found["worth"] == ""  # closed book was not measured
     assert list(again["search"]) == ["question encoder", "exact", "reading of passages"]
     assert list(again["stages"]) == [*again["search"], "assembly", "generation"]
@@ -136,7 +136,7 @@ def test_readers_are_compared_on_the_same_passages(
     assert kept(shelf) == once + 1
     assert (found["notes"], alone["notes"]) == ([], [])  # nothing was ablated
     ablated = bookwheel(*given, "--ablations", "--json", "--report", page).json
-    assert ablated["notes"][0].endswith("of the first reader; of others (concat) there is the open book")
+    assert ablated["notes"][0].endswith("use the first reader; the others (concat) answer the open book")
     assert ablated["notes"][1].endswith("do not fit into a prompt of concat")
     assert ablated["notes"][1][1:] in parsed(page.read_text()).text
 
@@ -176,7 +176,7 @@ def test_an_endpoint_s_answers_choose_a_threshold_and_are_measured_by_it(
         assert len(server.bodies) == len(QUESTIONS)
         path.write_text('{"signal": "passages", "least": 0}')
         refused = bookwheel(*given, "--abstain-below", path)
-        assert (refused.code, "a threshold of `passages` says nothing of it" in refused.err) == (2, True)
+        assert (refused.code, "which a threshold for `passages` needs" in refused.err) == (2, True)
 
 
 def artifacts(prefix: str) -> dict[str, Any]:
@@ -222,13 +222,13 @@ def test_an_edited_model_folder_is_another_model(
     [
         (["--ablations"], 2, "--ablations needs a model"),
         (["--reader", "concat"], 2, "--reader needs a model"),
-        (["--model", "reader", "--reader", "concat", "--reader", "concat"], 2, "name each once"),
+        (["--model", "reader", "--reader", "concat", "--reader", "concat"], 2, "name each reader once"),
         (["--model", "reader", "--cite"], 2, "--cite says how passages become one prompt"),
         (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
         (["--abstain", "t.json"], 2, "--abstain needs a model"),
         (["--label", "SUPPORTS=true"], 2, "--label needs a model"),
         (["--model", "reader", "--label", "SUPPORTS"], 2, "give one such as SUPPORTS=true"),
-        (["--model", "reader", "--label", "A=the", "--label", "B=of"], 2, "give --answers labels too"),
+        (["--model", "reader", "--label", "A=the", "--label", "B=of"], 2, "add --answers labels"),
         (["--model", "reader", "--risk", "0.1"], 2, "give --abstain too"),
         (["--model", "reader", "--abstain-below", "nowhere.json"], 1, "nowhere.json holds no threshold"),
         (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rag_model.store.store import Store
-from rag_model.store.versions.models import Made, put_model
+from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 pytestmark = pytest.mark.xdist_group("flows")
@@ -46,7 +46,7 @@ def tiny_rag(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recorded(store: Path) -> list[str]:
-    return Store.open(str(store)).evaluations.list()
+    return Store.open(str(store)).evaluations.list_ids()
 
 
 def test_an_evaluation_of_retrieval_is_recorded_once_and_shown(
@@ -99,7 +99,7 @@ def test_an_evaluation_of_a_model_names_it_however_its_ref_moves(
     store: Path, questions: Path, tiny_rag: Path, tmp_path: Path, bookwheel: Bookwheel
 ) -> None:
     opened = Store.open(str(store))
-    model = put_model(opened, tiny_rag, Made("rag-sequence", None, {}), "reader").model
+    model = put_model(opened, tiny_rag, ModelMetadata("rag-sequence", None, {}), "reader").model
     words = ["evaluate", "--store", store, "--questions", questions, "--index", "exact", "--json", "--model"]
     first = bookwheel(*words, "reader").json
     assert bookwheel(*words, model).json["evaluation"] == first["evaluation"]
@@ -110,7 +110,7 @@ def test_an_evaluation_of_a_model_names_it_however_its_ref_moves(
     assert same == listed
     shown = bookwheel("show", f"evaluation:{first['evaluation']}", "--store", store, "--json").json["content"]
     assert set(shown["files"]) == {"kilt.jsonl", "outcome.json", "report.html", "rows.jsonl", "values.json"}
-    put_model(opened, tiny_rag, Made("rag-sequence", None, {"another": 1}), "reader")
+    put_model(opened, tiny_rag, ModelMetadata("rag-sequence", None, {"another": 1}), "reader")
     second = bookwheel(*words, "reader").json
     assert second["evaluation"] != first["evaluation"]
     folder = bookwheel(*words, tiny_rag).json

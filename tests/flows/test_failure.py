@@ -7,15 +7,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Failed
 
-from flows.failure import tell
-from flows.stage import deployed
+from flows.failure import notify_webhook
+from flows.stage import deployment_flow
 from rag_model.errors import BookwheelError, RefusedError, StoreError, UsageError
 from tests.fixtures.wikimedia import Site, serving
 
 tries: list[str] = []
 
 
-@deployed("stubborn")
+@deployment_flow("stubborn")
 def stubborn(store: str, error: str) -> None:
     """Fail every time."""
     tries.append(store)
@@ -61,5 +61,5 @@ def test_a_webhook_that_is_no_address_is_not_repeated(monkeypatch: pytest.Monkey
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", "/etc/s3cret")
     run = FlowRun(flow_id="8b1a9953-c461-4a6c-9ad5-9e0a8e9bbd39", parameters={})
     with pytest.raises(UsageError, match="BOOKWHEEL_WEBHOOK is not a web address") as refused:
-        tell(stubborn, run, Failed())
+        notify_webhook(stubborn, run, Failed())
     assert "s3cret" not in str(refused.value)

@@ -24,7 +24,7 @@ from rag_model.errors import BookwheelError
 from rag_model.evaluation.gate import Floor, GateRecipe
 from rag_model.index.recipe import IndexRecipe
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.months import NEW, OLD, RECIPE, Page
 
 LOOSE = Floor(0.0, 0.0)  # the neighbours of random vectors are hard to find
@@ -153,15 +153,15 @@ def copied(month: Path, tmp_path: Path) -> Iterator[Callable[[str], str]]:
 def state(url: str) -> tuple[list[str], dict[str, list[str]]]:
     """What there is of snapshots, sound ones all, and where the refs have been."""
     store = Store.open(url)
-    assert [problem for known in store.snapshots.list() for problem in verify(store, known)] == []
-    return sorted(store.snapshots.list()), {
-        ref: [move.snapshot for move in store.refs.history(ref)] for ref in store.refs.names()
+    assert [problem for known in store.snapshots.list_ids() for problem in verify_version(store, known)] == []
+    return sorted(store.snapshots.list_ids()), {
+        ref: [move.snapshot for move in store.refs.read_history(ref)] for ref in store.refs.list_names()
     }
 
 
 def records(url: str) -> dict[str, bytes | None]:
     files = Store.open(url).files
-    return {file.path: files.read(file.path) for file in files.tree("memo")}
+    return {file.path: files.read(file.path) for file in files.iter_tree("memo")}
 
 
 def check(url: str, build: Build, faults: Faults, fatal: int, expected: Any) -> bool:

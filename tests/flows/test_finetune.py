@@ -16,23 +16,22 @@ from typing import Any
 import pytest
 import torch
 
-from flows.finetune import Given, prepare
-from flows.training import training_of
+from flows.finetune import TrainingRequest, prepare_training
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import ResourceError, UsageError
-from rag_model.generate.folder import load_rag
-from rag_model.retrieve.scorers import Scorers
+from rag_model.generate.rag_folder import load_rag
+from rag_model.retrieve.models import PairScorerCache
 from rag_model.store.store import Store
-from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
-from rag_model.training.loop.loop import Trained, train
-from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.schedule import learning_rate
+from rag_model.training.loop.loop import TrainingResult, train
+from rag_model.training.loop.loop_settings import LoopSettings, compute_learning_rate
 from rag_model.training.objectives.rag import LOOP
-from rag_model.training.origins import Named
+from rag_model.training.origins import NamedModels
+from rag_model.training.settings import parse_settings
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.flows.conftest import IN_PROCESS, Bookwheel
@@ -179,9 +178,9 @@ def test_what_was_trained_before_is_looked_up(finetune: Bookwheel, store: Path, 
     assert (again["model"], again["metrics"], again["trained"]) == (first["model"], first["metrics"], False)
     assert (first["name"], again["name"], again["number"]) == ("dpr", "twin", 1)
     opened = Store.open(str(store))
-    gc(opened, 0.0)
+    collect_garbage(opened, 0.0)
     assert finetune("dpr").json["trained"] is False, "gc keeps what tells of a model that is there"
-    opened.files.delete("models")
+    opened.files.delete_folder("models")
     relearned = finetune("dpr").json
     assert (relearned["trained"], relearned["model"]) == (True, first["model"]), "the same inputs, the same bytes"
 
@@ -194,7 +193,7 @@ def test_a_run_that_died_goes_on(
     whole = finetune(kind, **options).json
     work, recipe = tmp_path / "work", tmp_path / f"{kind.partition('-')[0]}.toml"
     recipe.write_text(recipe.read_text().replace("evaluate_every = 2", "evaluate_every = 2\ncheckpoint_every = 1"))
-    Store.open(str(store)).files.delete("memo/finetune")
+    Store.open(str(store)).files.delete_folder("memo/finetune")
 
     class Died(BaseException):
         """As a signal would."""
@@ -219,18 +218,18 @@ def test_a_training_goes_on_on_another_machine(
     """One machine is lost in step 4, with its disk; the store shows what it has, and the same command goes on."""
     whole = finetune("dpr", max_steps=6).json
     opened = Store.open(str(store))
-    opened.files.delete("memo/finetune")
-    opened.files.delete("models")
+    opened.files.delete_folder("memo/finetune")
+    opened.files.delete_folder("models")
     (tmp_path / "dpr.toml").write_text(DPR.replace("evaluate_every = 2", "evaluate_every = 2\ncheckpoint_every = 1"))
 
     def lost(settings: LoopSettings, step: int, steps: int) -> float:
         if step == 4:
             raise ResourceError("the machine is lost")
-        return learning_rate(settings, step, steps)
+        return compute_learning_rate(settings, step, steps)
 
     with monkeypatch.context() as patch:
         patch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "lost" / "cache"))
-        patch.setattr("rag_model.training.loop.loop.learning_rate", lost)
+        patch.setattr("rag_model.training.loop.loop.compute_learning_rate", lost)
         assert finetune("dpr", max_steps=6).code == 1
     shutil.rmtree(tmp_path / "lost")
     (begun,) = bookwheel("show", "--store", store, "--json").json["trainings"]
@@ -240,12 +239,12 @@ def test_a_training_goes_on_on_another_machine(
     assert "goes on   with the same `bookwheel finetune`, on any machine\nsignature not signed\n" in shown.out
     assert bookwheel("show", "training:latest", "--store", store).code == 1
     assert bookwheel("expire", "--store", store, "--json").json["trainings"] == []
-    gc(opened, 0.0)
+    collect_garbage(opened, 0.0)
 
     again = finetune("dpr", max_steps=6)
     assert "goes on after step 3, whose checkpoint is in the store" in again.err
     assert (again.json["model"], again.json["metrics"]) == (whole["model"], whole["metrics"])
-    assert list(opened.files.tree("trainings")) == [], "its model is published"
+    assert list(opened.files.iter_tree("trainings")) == [], "its model is published"
     assert bookwheel("show", "--store", store, "--json").json["trainings"] == []
 
 
@@ -260,10 +259,10 @@ def test_an_abandoned_training_expires(
     assert f"training  {begun['training'][:12]}\n" in told.out
     assert "and 1 trainings; nothing was changed" in told.out
     assert bookwheel("expire", "--store", store, "--older-than", "0d", "--yes").code == 0
-    assert Store.open(str(store)).trainings.keys() == []
+    assert Store.open(str(store)).trainings.list_keys() == []
 
 
-def _refused_after(done: Callable[..., Trained], *given: Any) -> Trained:
+def _refused_after(done: Callable[..., TrainingResult], *given: Any) -> TrainingResult:
     done(*given)
     raise ResourceError("the machine is lost")
 
@@ -275,8 +274,8 @@ def test_a_killed_process_is_gone_on_with(
     frequent = DPR.replace("evaluate_every = 2", "evaluate_every = 20\ncheckpoint_every = 1")
     (tmp_path / "dpr.toml").write_text(frequent)
     whole = finetune("dpr", max_steps=60, work=tmp_path / "whole").json
-    Store.open(str(store)).files.delete("memo/finetune")
-    Store.open(str(store)).files.delete("models")
+    Store.open(str(store)).files.delete_folder("memo/finetune")
+    Store.open(str(store)).files.delete_folder("models")
     work = tmp_path / "work"
     words = [
         "finetune",
@@ -326,7 +325,7 @@ def test_a_cross_encoder_is_trained_and_reranks(
     found = bookwheel(*asked, "--retriever", "rerank(hnsw, model:judge, 5)")
     assert found.code == 0, found.err
     hits = found.json["results"][0]["hits"]
-    scorer = Scorers(opened).load("model:judge")
+    scorer = PairScorerCache(opened).load("model:judge")
     again = scorer.scores(["who was king"] * 3, [one["title"] for one in hits], [one["text"] for one in hits])
     assert [one["score"] for one in hits] == pytest.approx(again.tolist(), abs=1e-4)
     goes_on = finetune("cross-encoder", encoder="model:judge", name="again")
@@ -354,9 +353,11 @@ def test_a_pair_is_taught_by_a_cross_encoder(finetune: Bookwheel, store: Path, t
 def test_a_model_that_is_no_cross_encoder_is_refused(finetune: Bookwheel, store: Path, bookwheel: Bookwheel) -> None:
     assert finetune("dpr", name="finder").code == 0
     found = bookwheel("search", "who", "--store", store, "--retriever", "rerank(hnsw, model:finder)")
-    assert (found.code, "model:finder scores no pairs: name a model that" in found.complaint) == (2, True), found.err
+    assert (found.code, "model:finder is not a cross-encoder: name a model that" in found.complaint) == (2, True), (
+        found.err
+    )
     taught = finetune("margin-mse", teacher="model:finder")
-    assert (taught.code, "model:finder scores no pairs" in taught.complaint) == (2, True), taught.err
+    assert (taught.code, "model:finder is not a cross-encoder" in taught.complaint) == (2, True), taught.err
 
 
 def test_a_reader_is_trained_and_answers(
@@ -393,9 +394,9 @@ def test_a_generator_and_then_its_retriever_are_tuned(
     told, opened = ran.json, Store.open(str(store))
     assert (told["steps"], told["trained"]) == (4, True), "two steps a stage"
     assert {"nll", "Success@3", "kl", "target_entropy"} <= set(told["metrics"]["after"])
-    scores = opened.files.names("memo/score")
+    scores = opened.files.list_names("memo/score")
     assert scores
-    assert [file.path for file in opened.files.tree("runs") if "/score/" in file.path], "by workers"
+    assert [file.path for file in opened.files.iter_tree("runs") if "/score/" in file.path], "by workers"
     answered = bookwheel("answer", "who was king?", "--store", store, "--model", "model:ra-dit", "--json")
     assert answered.code == 0, answered.err
     assert len(answered.json["answers"][0]["passages"]) == 3
@@ -403,7 +404,7 @@ def test_a_generator_and_then_its_retriever_are_tuned(
     recipe.write_text(RA_DIT.replace("[ra_dit]", '[ra_dit]\nstages = "retriever"'))
     alone = finetune("ra-dit", generator=llama, name="finder")
     assert alone.code == 0, alone.err
-    assert opened.files.names("memo/score") == scores, "the initial generator scored the same lists"
+    assert opened.files.list_names("memo/score") == scores, "the initial generator scored the same lists"
     recipe.write_text(RA_DIT.replace("[ra_dit]", '[ra_dit]\nstages = "lm"'))
     reads = finetune("ra-dit", generator=llama, encoder="model:finder", name="reader")
     assert reads.code == 0, reads.err
@@ -421,7 +422,7 @@ def test_a_reader_that_does_not_read_gets_no_name(
     (tmp_path / "rag.toml").write_text(strict + limits)
     ran = finetune("rag-token", generator=generator, work=tmp_path / "work")
     assert (ran.code, "the model ignores its passages" in ran.complaint) == (3, True)
-    assert Store.open(str(store)).models.list() == []
+    assert Store.open(str(store)).models.list_ids() == []
     assert list((tmp_path / "work" / "checkpoints").iterdir()), "to be looked at"
 
 
@@ -441,7 +442,7 @@ def test_a_reader_of_another_space_is_refused(
     refused = finetune("rag-token", generator=generator, encoder=other_tiny)
     assert refused.code == 3
     assert "weights differ" in refused.complaint
-    assert Store.open(str(store)).models.list() == []
+    assert Store.open(str(store)).models.list_ids() == []
 
 
 @pytest.mark.parametrize(
@@ -482,30 +483,30 @@ def test_a_word_too_many_is_refused(finetune: Bookwheel) -> None:
         ({"seed": 5}, r"'seed' is in no table: put it below \[loop\] or \[rag\]"),
         ({"bread": 5}, r"'bread' is in no table: the tables are \[loop\], \[rag\] .*--print-settings"),
         ({"loop": {"batch_size": 5}}, r"'batch_size' is in \[loop\]: put it below \[rag\]"),
-        ({"rag": {"limits": {"least_spread": 2.0}}}, "limits of collapse"),
+        ({"rag": {"limits": {"least_spread": 2.0}}}, "collapse limits"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(tables: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        training_of("rag-token", tables, None, unit_vectors=False)
+        parse_settings("rag-token", tables, None, unit_vectors=False)
 
 
 def test_settings_that_are_left_out_are_those_of_the_paper() -> None:
-    plain = training_of("rag-token", {"loop": {"seed": 7}}, 9, unit_vectors=False)
+    plain = parse_settings("rag-token", {"loop": {"seed": 7}}, 9, unit_vectors=False)
     assert (plain.loop.learning_rate, plain.loop.seed, plain.loop.max_steps) == (LOOP.learning_rate, 7, 9)
-    staged: Any = training_of("ra-dit", {"lm_loop": {"seed": 7}}, 9, unit_vectors=True)
+    staged: Any = parse_settings("ra-dit", {"lm_loop": {"seed": 7}}, 9, unit_vectors=True)
     assert (staged.loop.max_steps, staged.lm_loop.max_steps, staged.lm_loop.seed) == (9, 9, 7), "no stage takes more"
     assert (staged.lm_loop.schedule, staged.ra_dit.temperature) == ("cosine", 0.05)
-    unit = training_of("dpr", {}, None, unit_vectors=True)
+    unit = parse_settings("dpr", {}, None, unit_vectors=True)
     assert (unit.dpr.temperature, unit.loop.learning_rate) == (0.05, 2e-5)  # type: ignore[union-attr]
-    own = training_of("dpr", {"dpr": {"temperature": 0.5}}, None, unit_vectors=True)
+    own = parse_settings("dpr", {"dpr": {"temperature": 0.5}}, None, unit_vectors=True)
     assert own.dpr.temperature == 0.5  # type: ignore[union-attr]
 
 
 def test_settings_are_printed_without_a_store_and_train_as_no_settings_do(bookwheel: Bookwheel, tmp_path: Path) -> None:
     ran = bookwheel("finetune", "rag-token", "--print-settings")
     assert ran.code == 0, ran.err
-    assert training_of("rag-token", tomllib.loads(ran.out), None, unit_vectors=True) == training_of(
+    assert parse_settings("rag-token", tomllib.loads(ran.out), None, unit_vectors=True) == parse_settings(
         "rag-token", {}, None, unit_vectors=True
     )
     lacking = bookwheel("finetune", "rag-token", "--store", tmp_path)
@@ -518,8 +519,8 @@ def test_dev_examples_are_drawn_and_are_part_of_the_inputs(
     store = Store.open(str(library))
 
     def prepared(**loop: int) -> Finetuning:
-        named = Given(Named(), {"loop": loop}, None)
-        return prepare(store, "dpr", str(given["train"]), str(given["dev"]), "latest", named)
+        named = TrainingRequest(NamedModels(), {"loop": loop}, None)
+        return prepare_training(store, "dpr", str(given["train"]), str(given["dev"]), "latest", named)
 
     drawn, other, every = prepared(dev_examples=2), prepared(dev_examples=2, seed=5), prepared()
     assert [len(one.job.examples["dev"]) for one in (drawn, other, every)] == [2, 2, 4]

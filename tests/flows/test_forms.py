@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.forms import form_of
+from flows.forms import build_form
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.registry import objective
+from rag_model.training.objectives.objective import get_objective
 from tests.fixtures.toy_objective import Toy
 
 
@@ -40,19 +40,19 @@ class FileToy(Toy):
 
 
 def test_each_setting_is_described_and_none_has_a_default_to_fill_in() -> None:
-    (form, null) = form_of([objective("dpr")])["anyOf"]
+    (form, null) = build_form([get_objective("dpr")])["anyOf"]
     assert null == {"type": "null"}
     assert list(form["properties"]) == ["loop", "dpr", "negatives"]
     mining = form["properties"]["negatives"]["properties"]["mining"]
     assert mining["additionalProperties"] is False
-    said = "passages searched per question; DPR, section 4.2: 100; by default 100"
+    said = "retrieved passages per question; DPR, section 4.2: 100; by default 100"
     assert mining["properties"]["depth"] == {"title": "Depth", "type": "integer", "description": said}
     assert "$ref" not in str(form)
     assert "'default'" not in str(form)
 
 
 def test_settings_without_a_form_are_one_json_object() -> None:
-    odd, files, _ = form_of([OddToy(), FileToy()])["anyOf"]
+    odd, files, _ = build_form([OddToy(), FileToy()])["anyOf"]
     assert odd == {"title": "toy", "type": "object"}
     statements = files["properties"]["files"]["properties"]["statements"]
     assert statements["description"] == 'by default "a.txt"'

@@ -21,7 +21,7 @@ def store(library: Path, tmp_path: Path) -> Path:
     shutil.copytree(library, copy)
     opened = Store.open(str(copy))
     built = opened.snapshots.resolve("latest")
-    old = opened.snapshots.put(Manifest(Content({}, (), {"index/old.faiss": opened.blobs.put_bytes(b"of old")})))
+    old = opened.snapshots.publish(Manifest(Content({}, (), {"index/old.faiss": opened.blobs.put_bytes(b"of old")})))
     tag(opened, old, "latest")
     tag(opened, built, "latest")
     return copy
@@ -61,12 +61,12 @@ def test_a_build_that_died_is_gone_on_with_after_a_gc_and_cleared_after_a_longer
     store: Path, bookwheel: Any
 ) -> None:
     opened = Store.open(str(store))
-    opened.runs.write("20261101T000000-dead", "chunk", 0, {})
-    opened.memo.record("chunk", "k", {"passages": opened.blobs.put_bytes(b"of a build that died")}, {})
+    opened.runs.write_report("20261101T000000-dead", "chunk", 0, {})
+    opened.memo.write_record("chunk", "k", {"passages": opened.blobs.put_bytes(b"of a build that died")}, {})
     assert bookwheel("gc", "--store", store, "--yes", "--json").json["files"] == 0
     kinds = bookwheel("gc", "--store", store, "--yes", "--grace", "0", "--json").json["kinds"]
     assert kinds["runs"]["files"] == 1
-    assert opened.memo.get("chunk", "k") is None
+    assert opened.memo.find("chunk", "k") is None
 
 
 @pytest.mark.parametrize(

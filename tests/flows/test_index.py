@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.machine.workplace import workplace
+from flows.machine.workplace import open_work_store
 from rag_model.errors import ResourceError
 from rag_model.index.build import build_index
 from rag_model.index.recipe import IndexRecipe
@@ -147,7 +147,10 @@ def test_too_little_disk_is_said_before_the_work(
 
 
 def test_more_disk_than_any_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=f"of disk in {tmp_path}"), workplace(tmp_path / "out", None, 10**18, 0):
+    with (
+        pytest.raises(ResourceError, match=f"of disk in {tmp_path}"),
+        open_work_store(tmp_path / "out", None, 10**18, 0),
+    ):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -236,7 +239,7 @@ def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> No
 def test_an_index_file_cannot_count_on_vectors_beside_it(given: Path, bookwheel: Any, tmp_path: Path) -> None:
     ran = bookwheel("index", given, tmp_path / "out", "--index", "IVF8,SQ8,Refine(vectors)")
     assert ran.code == 2
-    assert "ranks by vectors outside the index file: use Refine(SQfp16) instead" in ran.complaint
+    assert "reranks with vectors outside the index file: use Refine(SQfp16) instead" in ran.complaint
 
 
 def test_a_plan_that_cannot_fit_names_one_that_would(bookwheel: Any) -> None:

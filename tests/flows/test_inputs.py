@@ -82,10 +82,10 @@ def unharmed(tmp_path: Path, library: Path, bookwheel: Any) -> Any:
     store = tmp_path / "store"
     shutil.copytree(library, store)
     opened = Store.open(str(store))
-    before = opened.snapshots.list(), opened.refs.history("latest")
+    before = opened.snapshots.list_ids(), opened.refs.read_history("latest")
     yield store
-    assert (opened.snapshots.list(), opened.refs.history("latest")) == before
-    assert opened.refs.names() == ["latest"]
+    assert (opened.snapshots.list_ids(), opened.refs.read_history("latest")) == before
+    assert opened.refs.list_names() == ["latest"]
     assert bookwheel("verify", "--store", store).code == 0
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rag_model.index import registry
-from rag_model.index.registry import KINDS
+from rag_model.index import kind
+from rag_model.index.kind import KINDS
 from rag_model.plugins import Registry
-from rag_model.retrieve.indexes import open_index_of
+from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import word_kind
@@ -81,7 +81,7 @@ def test_a_kind_from_outside_is_built_gated_and_published(
         assert (entry["kind"], entry["over"], entry["file"]) == ("words", "text", "index/words.json")
         assert content.default_retriever == content.retriever == "words"
         assert "trained/words" not in content.files
-        index = open_index_of(snapshot, "words")
+        index = open_index(snapshot, "words")
         (row,) = index.search([QUESTION], 1)[1][0]
         assert snapshot.passages([int(row)])[0].title == "Anarchism"
         assert index.n == snapshot.n == words_in(tmp_path / "store")["n"]
@@ -121,7 +121,7 @@ def test_it_is_pulled_and_searched_from_a_folder(plugin: Path, reindex: Any, boo
     ran = bookwheel("pull", "latest", pulled, "--store", store, "--index", "words", "--no-embeddings", "--json")
     assert ran.code == 0, ran.err
     with Snapshot.from_folder(pulled) as snapshot:
-        index = open_index_of(snapshot, "words")
+        index = open_index(snapshot, "words")
         scores, rows = index.search([QUESTION, "zzzz"], 3)
         assert scores[0][0] >= 2
         assert rows[1].tolist() == [-1, -1, -1]
@@ -196,8 +196,8 @@ def test_without_the_package_the_kind_is_named(plugin: Path, reindex: Any, tmp_p
     without = Registry("index kind", "bookwheel.none", dict.fromkeys(KINDS._built_in, ""))
     without._built_in = KINDS._built_in
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "KINDS", without)
+        patch.setattr(kind, "KINDS", without)
         with Snapshot.open(str(store)) as snapshot, pytest.raises(Exception, match="no index kind 'words' here"):
-            open_index_of(snapshot, "words")
+            open_index(snapshot, "words")
     assert bookwheel("verify", "--store", store, "--json").json["ok"]
-    assert Store.open(str(store)).snapshots.list()
+    assert Store.open(str(store)).snapshots.list_ids()

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_model.corpus.token_file import TokenFile
+from rag_model.corpus.ragged_file import TokenFile
 from rag_model.encoders.muvera import Muvera
 from rag_model.encoders.token_encoder import TokenEncoder
-from rag_model.index.tokens.maxsim import maxsim
-from rag_model.index.tokens.rows import TokenRows
+from rag_model.index.tokens.build import TokenRows
+from rag_model.index.tokens.search import maxsim
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.indexes import open_index_of
+from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_colbert import DIM as TINY_DIM
@@ -101,18 +101,18 @@ def test_token_vectors_go_the_whole_way(
 
         muvera = Muvera(TINY_DIM, repetitions=2, bits=2, projected=8)
         fixed = np.concatenate([snapshot.embeddings(part.name, "fixed") for part in snapshot.parts])
-        assert fixed.shape == (before, muvera.width)
-        assert np.abs(fixed[[0, -1]] - muvera.passages(own)).max() < 2e-3
+        assert fixed.shape == (before, muvera.encoded_dim)
+        assert np.abs(fixed[[0, -1]] - muvera.encode_passages(own)).max() < 2e-3
         hits = open_retriever(snapshot, "fixed").search([QUESTION], 3)[0]
-        sums = muvera.questions(TokenEncoder.load(colbert).encode_questions([QUESTION]))[0]
+        sums = muvera.encode_questions(TokenEncoder.load(colbert).encode_questions([QUESTION]))[0]
         assert [hit.score for hit in hits] == pytest.approx([float(sums @ fixed[hit.row]) for hit in hits], rel=1e-2)
 
         coded = open_retriever(snapshot, "coded").search([QUESTION], before)[0]  # IVF-PQ over the same vectors
         assert {hit.row for hit in hits} <= {hit.row for hit in coded[: before // 2]}
 
-        every = open_index_of(snapshot, "tokens")
+        every = open_index(snapshot, "tokens")
         asked = TokenEncoder.load(colbert).encode_questions([QUESTION])
-        tokens = every.decoded(np.arange(before))
+        tokens = every.decode(np.arange(before))
         wanted = maxsim(asked, tokens.vectors, tokens.offsets)[0]
         best = np.lexsort((np.arange(before), -wanted))[:5]
         assert [hit.row for hit in open_retriever(snapshot, "tokens").search([QUESTION], 5)[0]] == best.tolist()
@@ -128,9 +128,9 @@ def test_token_vectors_go_the_whole_way(
     assert ran.code == 0, ran.err
     with Snapshot.open(str(store)) as after:
         assert 0 < after.n < before
-        assert TokenRows(after.row_files("tokens")).n == open_index_of(after, "tokens").n == after.n
+        assert TokenRows(after.row_files("tokens")).n == open_index(after, "tokens").n == after.n
         identity = after.id
-    assert verify(Store.open(str(store)), identity) == []
+    assert verify_version(Store.open(str(store)), identity) == []
 
     pulled = tmp_path / "pulled"
     assert bookwheel("pull", "latest", pulled, "--store", store, "--index", "hnsw", "--index", "tokens").code == 0
@@ -211,7 +211,7 @@ def test_a_colbert_is_trained_taught_stored_and_indexed_by_its_name(
     teacher = ["--teacher", save_cross_encoder(tmp_path / "teacher")]
     taught = bookwheel("finetune", "colbert", *named, *begins, *teacher, "--name", "taught", "--json")
     assert taught.code == 0, taught.err
-    assert [*Store.open(str(store)).files.names("memo/teach")], "for a run that resumes"
+    assert [*Store.open(str(store)).files.list_names("memo/teach")], "for a run that resumes"
     assert taught.json["model"] != plain.json["model"]
     assert "average_rank" in taught.json["metrics"]["after"]
 

@@ -24,25 +24,24 @@ from prefect.utilities.callables import parameter_schema
 from beam_jobs.workers import worker_memory
 from flows.evaluate import evaluate
 from flows.finetune import finetune
-from flows.launch import launch, weigh
-from flows.launch_model import launch_evaluate, launch_finetune, weigh_evaluation, weigh_training
-from flows.machine.pools import Launched, job_variables
+from flows.launch import estimate_rebuild, launch
+from flows.launch_model import estimate_evaluation_run, estimate_training_run, launch_evaluate, launch_finetune
+from flows.machine.pools import LaunchedRun, job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
-from flows.stage import deployed
-from rag_model.cores import cores
-from rag_model.encoders.architecture import architecture_of
+from flows.stage import deployment_flow
+from rag_model.encoders.architecture import read_architecture
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError
-from rag_model.evaluation.answers.ablation import Ablations
-from rag_model.evaluation.answers.settings import Evaluation
-from rag_model.generate.decoding import Decoding
-from rag_model.generate.folder import save_rag
-from rag_model.generate.inputs import PaperForm
+from rag_model.evaluation.answers.ablation import AblationSettings
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import PaperTemplate
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.needs.machine import PROCESS, Most, Needs, Work
-from rag_model.needs.reading import PASSAGE, QUESTION
+from rag_model.generate.rag_folder import save_rag
+from rag_model.process import count_cores
+from rag_model.resources import PASSAGE_TOKENS, PROCESS_BYTES, QUESTION_TOKENS, RunLimits, RunResources, WorkEstimate
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
@@ -51,7 +50,7 @@ from tests.fixtures.wikimedia import serving
 ROOT = Path(__file__).parents[2]
 OWN = ["deployment", "most", "hours"]
 LAST = ["disk", "hours, about"]
-MOST = Most(memory="64GB", cores=16, gpus=2)
+MOST = RunLimits(memory="64GB", cores=16, gpus=2)
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def deployment(prefect_server: None) -> Callable[..., str]:
     return deploy
 
 
-def started(deployment: str, dump: Path, tiny: Path, **options: Any) -> tuple[Launched, Any]:
+def started(deployment: str, dump: Path, tiny: Path, **options: Any) -> tuple[LaunchedRun, Any]:
     """Launch; return what was told, and the run as the server has it."""
     told = launch(str(dump), str(dump.parent / "store"), str(tiny), deployment=deployment, **options)
     with get_client(sync_client=True) as client:
@@ -80,7 +79,7 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
     deployment: Callable[..., str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
     name = deployment("kubernetes")
-    most = Most(memory="200GB", cores=64)
+    most = RunLimits(memory="200GB", cores=64)
     small, run = started(name, mini_dump, tiny, most=most, hours=0.1)
     assert run.job_variables == small.job_variables
     assert run.parameters == {
@@ -92,7 +91,7 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
     asked = run.job_variables
     assert asked["memory_request"] == asked["memory_limit"] == f"{-(-small.needs.memory // 2**20)}Mi"
     assert asked["cpu_request"] == asked["cpu_limit"] == str(small.needs.cores)
-    assert asked["env"]["BOOKWHEEL_WORKER_MEMORY"] == str(small.needs.memory - PROCESS)
+    assert asked["env"]["BOOKWHEEL_WORKER_MEMORY"] == str(small.needs.memory - PROCESS_BYTES)
     dump = tmp_path / "enwiki.xml.bz2"
     with dump.open("wb") as file:
         file.truncate(2 << 30)  # its size is all that is looked at
@@ -113,7 +112,7 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
     ids=["reindex", "finetune", "evaluate"],
 )
 def test_the_form_of_a_launch_is_that_of_its_run_with_the_limits(
-    launched: Flow[..., Launched], target: Flow[..., Any], left_out: set[str]
+    launched: Flow[..., LaunchedRun], target: Flow[..., Any], left_out: set[str]
 ) -> None:
     asked, run = parameter_schema(launched), parameter_schema(target)
     assert list(asked.properties) == [*(name for name in run.properties if name not in left_out), *OWN]
@@ -135,7 +134,7 @@ def test_a_launch_that_is_tried_again_starts_no_second_run(
     given = (str(mini_dump), str(mini_dump.parent / "store"), str(tiny))
     name = deployment("process")
 
-    @deployed("tries")
+    @deployment_flow("tries")
     def tries() -> set[str]:
         return {launch.fn(*given, deployment=name).run for _ in range(2)}
 
@@ -145,9 +144,9 @@ def test_a_launch_that_is_tried_again_starts_no_second_run(
 
 def test_workers_elsewhere_are_not_this_runs_to_count(mini_dump: Path, tiny: Path) -> None:
     given: dict[str, Any] = {"dump": str(mini_dump), "store": "", "encoder": str(tiny), "limit": None, "recipe": None}
-    here, there = (weigh(8 << 30, **given, beam_options=flags) for flags in ([], ["--runner=FlinkRunner"]))
+    here, there = (estimate_rebuild(8 << 30, **given, beam_options=flags) for flags in ([], ["--runner=FlinkRunner"]))
     assert set(here.stages) > {"chunk", "embed", "train", "scatter", "merge"}
-    assert there.held(8) == {"launcher": PROCESS}
+    assert there.compute_stage_memory(8) == {"launcher": PROCESS_BYTES}
     assert (there.operations, there.seconds, there.disk) == (0, 0, here.disk)
 
 
@@ -161,13 +160,13 @@ def test_our_kubernetes_pools_know_what_they_are_told(pool: str) -> None:
     assert template["job_configuration"]["env"] == "{{ env }}"
 
 
-def needs_with(gpus: int) -> Needs:
-    work = Work({"passages, about": "1,000"}, stages={"embed": 1 << 30}, disk=200 << 30)
-    return Needs(work, memory=4 << 30, cores=3, gpus=gpus, hours=1.5)
+def needs_with(gpus: int) -> RunResources:
+    work = WorkEstimate({"passages, about": "1,000"}, stages={"embed": 1 << 30}, disk=200 << 30)
+    return RunResources(work, memory=4 << 30, cores=3, gpus=gpus, hours=1.5)
 
 
 def test_docker_and_processes_are_told_in_their_own_words() -> None:
-    told = {"BOOKWHEEL_CORES": "3", "BOOKWHEEL_WORKER_MEMORY": str((4 << 30) - PROCESS), "OMP_NUM_THREADS": "3"}
+    told = {"BOOKWHEEL_CORES": "3", "BOOKWHEEL_WORKER_MEMORY": str((4 << 30) - PROCESS_BYTES), "OMP_NUM_THREADS": "3"}
     assert job_variables("docker", needs_with(gpus=0)) == {
         "env": told,
         "mem_limit": f"{4 << 30}b",
@@ -183,10 +182,10 @@ def test_docker_and_processes_are_told_in_their_own_words() -> None:
 def test_what_a_run_was_given_is_what_its_workers_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_CORES", "1")
     monkeypatch.setenv("BOOKWHEEL_WORKER_MEMORY", "12345")
-    assert (cores(), worker_memory(())) == (1, 12345)
+    assert (count_cores(), worker_memory(())) == (1, 12345)
     monkeypatch.setenv("BOOKWHEEL_CORES", "4096")
     monkeypatch.setenv("BOOKWHEEL_WORKER_MEMORY", str(1 << 60))
-    assert cores() < 4096
+    assert count_cores() < 4096
     assert (worker_memory(()) or 0) < 1 << 60
 
 
@@ -195,7 +194,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_started(
 ) -> None:
     name = deployment("docker")
     with pytest.raises(ResourceError, match="raise the limit"):
-        started(name, mini_dump, tiny, most=Most("1500MB", 1))
+        started(name, mini_dump, tiny, most=RunLimits("1500MB", 1))
     with get_client(sync_client=True) as client:
         assert (
             client.read_flow_runs(deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=["docker"]))) == []
@@ -206,13 +205,13 @@ def test_what_cannot_fit_is_refused_and_nothing_is_started(
     ("most", "says"),
     [
         (None, "say how large in `most`"),
-        (Most("much", 4), "not an amount of memory"),
-        (Most("8GB", 0), "a run needs a core"),
-        (Most("8GB", 10**9), "cannot have 1000000000 cores"),
+        (RunLimits("much", 4), "not an amount of memory"),
+        (RunLimits("8GB", 0), "a run needs a core"),
+        (RunLimits("8GB", 10**9), "cannot have 1000000000 cores"),
     ],
 )
 def test_limits_that_are_none_are_refused(
-    deployment: Callable[..., str], mini_dump: Path, tiny: Path, most: Most | None, says: str
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path, most: RunLimits | None, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
         started(deployment("docker"), mini_dump, tiny, most=most)
@@ -258,7 +257,7 @@ def test_a_fine_tuning_gets_what_its_models_and_batches_need(
 ) -> None:
     name, bart = deployment("kubernetes", "finetune"), str(save_bart(tmp_path / "bart"))
 
-    def launched(batch: int) -> tuple[Launched, Any]:
+    def launched(batch: int) -> tuple[LaunchedRun, Any]:
         given: dict[str, Any] = {"recipe": {"rag": {"batch_size": batch}}, "generator": bart, "max_steps": 5}
         told = launch_finetune("rag-token", str(library), **examples, **given, deployment=name, most=MOST)
         with get_client(sync_client=True) as client:
@@ -289,13 +288,13 @@ def test_a_training_that_rebuilds_its_index_is_told_what_a_rebuild_needs(
 ) -> None:
     common: dict[str, Any] = {"store": str(library), "ref": "latest", "recipe": None, "max_steps": 2, **examples}
     common |= {"encoder": None, "generator": str(save_bart(tmp_path / "bart")), "teacher": None}
-    work = weigh_training(16 << 30, kind="rag-end2end", **common)
+    work = estimate_training_run(16 << 30, kind="rag-end2end", **common)
     content = Snapshot.open(str(library)).manifest.content
-    over = [name for name in content.indexes if content.over(name) == "embeddings"]
-    assert work.stages["rebuild"] > work.stages["train"] + PROCESS
+    over = [name for name in content.indexes if content.representation_of(name) == "embeddings"]
+    assert work.stages["rebuild"] > work.stages["train"] + PROCESS_BYTES
     assert work.disk > sum(content.files[content.index_file(name)].size for name in over)
     assert re.fullmatch(r"[\d.]+ GB of memory, \d+ MB of disk", work.sizes["a rebuild takes"])
-    plain = weigh_training(16 << 30, kind="rag-token", **common)
+    plain = estimate_training_run(16 << 30, kind="rag-token", **common)
     assert ("rebuild" in plain.stages, "a rebuild takes" in plain.sizes) == (False, False)
 
 
@@ -322,9 +321,9 @@ def test_a_teacher_s_scores_are_work(library: Path, examples: dict[str, str], tm
 
     def work(scored: int) -> float:
         recipe = {"margin_mse": {"scored": scored}}
-        return weigh_training(16 << 30, kind="margin-mse", recipe=recipe, **common).operations
+        return estimate_training_run(16 << 30, kind="margin-mse", recipe=recipe, **common).operations
 
-    pair = architecture_of(cross).operations * (QUESTION + PASSAGE)
+    pair = read_architecture(cross).operations_per_token * (QUESTION_TOKENS + PASSAGE_TOKENS)
     many = sum(len(Path(path).read_text().splitlines()) for path in examples.values())
     assert work(24) - work(8) == pytest.approx(16 * many * pair)
 
@@ -332,12 +331,12 @@ def test_a_teacher_s_scores_are_work(library: Path, examples: dict[str, str], tm
 def test_an_evaluation_gets_what_its_model_and_questions_need(
     deployment: Callable[..., str], library: Path, examples: dict[str, str], tiny: Path, tmp_path: Path
 ) -> None:
-    generator = load_generator(save_bart(tmp_path / "bart"), PaperForm(max_answer=16), device="cpu")
+    generator = load_generator(save_bart(tmp_path / "bart"), PaperTemplate(max_answer=16), device="cpu")
     question = TrainableEncoder.load(tiny, "question", device="cpu")
     save_rag(Rag(question, generator, RagSettings(k=3)), tmp_path / "rag", question.space())
     name = deployment("docker", "evaluate")
 
-    def launched(settings: Evaluation | None) -> tuple[Launched, Any]:
+    def launched(settings: EvaluationSettings | None) -> tuple[LaunchedRun, Any]:
         what = (str(library), str(tmp_path / "rag"), examples["dev"])
         told = launch_evaluate(*what, settings=settings, deployment=name, most=MOST)
         with get_client(sync_client=True) as client:
@@ -346,12 +345,14 @@ def test_an_evaluation_gets_what_its_model_and_questions_need(
     plain, run = launched(None)
     assert "settings" not in run.parameters
     assert run.job_variables["mem_limit"] == f"{plain.needs.memory}b"
-    swept, run = launched(Evaluation(ablations=Ablations(sweep=(1, 50)), decoding=Decoding(beams=4)))
+    swept, run = launched(
+        EvaluationSettings(ablations=AblationSettings(sweep=(1, 50)), decoding=DecodingSettings(beams=4))
+    )
     assert run.parameters["settings"]["ablations"]["sweep"] == [1, 50]
     assert swept.needs.memory > plain.needs.memory
     assert swept.needs.hours > plain.needs.hours
     with pytest.raises(UsageError, match="has no index 'none': choose one of hnsw"):
-        launched(Evaluation(index="none"))
+        launched(EvaluationSettings(index="none"))
     with pytest.raises(UsageError, match="there is no deployment evaluate/nowhere"):
         launch_evaluate(str(library), str(tmp_path / "rag"), examples["dev"], deployment="evaluate/nowhere", most=MOST)
 
@@ -359,9 +360,9 @@ def test_an_evaluation_gets_what_its_model_and_questions_need(
 def test_a_generator_alone_is_weighed_and_an_endpoint_weighs_nothing(
     library: Path, examples: dict[str, str], tmp_path: Path
 ) -> None:
-    def weighed(model: str, *readers: Any) -> Work:
-        settings = Evaluation(readers=readers)
-        return weigh_evaluation(
+    def weighed(model: str, *readers: Any) -> WorkEstimate:
+        settings = EvaluationSettings(readers=readers)
+        return estimate_evaluation_run(
             0, store=str(library), model=model, questions=examples["dev"], ref="latest", settings=settings
         )
 

@@ -5,7 +5,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from flows.command.live import Live, live
+from flows.command.live import LiveAnswer, show_live_answer
 from flows.command.reply import Common
 
 
@@ -14,9 +14,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(*pieces: tuple[int, str]) -> tuple[Live, str]:
+def shown(*pieces: tuple[int, str]) -> tuple[LiveAnswer, str]:
     """Show pieces on a terminal; return what showed them, and what is on the terminal."""
-    with redirect_stdout(Terminal()) as terminal, live("who?\n  ", None) as words:
+    with redirect_stdout(Terminal()) as terminal, show_live_answer("who?\n  ", None) as words:
         assert words is not None
         for piece in pieces:
             words(*piece)
@@ -41,7 +41,7 @@ def test_without_a_word_the_reply_is_all() -> None:
 
 def test_a_failure_stands_in_a_line_of_its_own() -> None:
     def fail() -> None:
-        with live("who?\n  ", None) as words:
+        with show_live_answer("who?\n  ", None) as words:
             assert words is not None
             words(0, "half")
             raise KeyboardInterrupt
@@ -54,5 +54,5 @@ def test_a_failure_stands_in_a_line_of_its_own() -> None:
 @pytest.mark.parametrize("piped", [True, False])
 def test_programs_get_the_reply_alone(piped: bool) -> None:
     stdout = io.StringIO() if piped else Terminal()
-    with redirect_stdout(stdout), live("who?\n  ", Common(json=not piped)) as words:
+    with redirect_stdout(stdout), show_live_answer("who?\n  ", Common(json=not piped)) as words:
         assert words is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.maintain import built_from, upkeep, watch
+from flows.maintain import get_dump_date, upkeep, watch
 from rag_model.errors import GateRefusedError, InputError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.snapshots.recipe import Recipe, read_recipe
@@ -56,7 +56,7 @@ def test_a_new_dump_is_built_once(site: Site, look: Any, mini_dump: Path, tmp_pa
     first = look()
     assert (first.known, first.dump, first.built.number) == ("", "20261001", 1)
     assert (tmp_path / "dumps" / "20261001" / NAME.format("20261001")).read_bytes() == mini_dump.read_bytes()
-    assert built_from(Store.open(str(tmp_path / "store")), "latest") == "20261001"
+    assert get_dump_date(Store.open(str(tmp_path / "store")), "latest") == "20261001"
 
     site.asked.clear()
     again = look()
@@ -96,7 +96,7 @@ def test_a_dump_that_cannot_be_had_is_posted_and_nothing_is_built(
     with pytest.raises(InputError, match="was deleted"):
         look()
     assert "was deleted" in site.told[0]["error"]
-    assert Store.open(str(tmp_path / "store")).refs.names() == []
+    assert Store.open(str(tmp_path / "store")).refs.list_names() == []
 
 
 def test_upkeep_forgets_by_policy_and_only_says_so_unless_told(
@@ -110,8 +110,8 @@ def test_upkeep_forgets_by_policy_and_only_says_so_unless_told(
     rehearsed = upkeep(store.url, keep=1, older_than="0", grace="0")
     assert rehearsed.dry_run
     assert rehearsed.expired.moves == ("latest@1",)
-    assert len(store.refs.history("latest")) == 2
+    assert len(store.refs.read_history("latest")) == 2
     done = upkeep(store.url, keep=1, older_than="0", grace="0", dry_run=False)
     assert done.expired == rehearsed.expired
-    assert [move.number for move in store.refs.history("latest")] == [2]
+    assert [move.number for move in store.refs.read_history("latest")] == [2]
     assert sum(tally["files"] for tally in done.deleted.values()) > 0

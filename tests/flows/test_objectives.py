@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.journal import read_metrics
-from rag_model.training.objectives.registry import names
+from rag_model.training.objectives.objective import list_objective_names
 from tests.flows.conftest import Bookwheel, Ran
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
@@ -86,7 +86,7 @@ def test_help_offers_it(command: Callable[..., Ran], bookwheel: Bookwheel, regis
     assert "toy: a bag of words" in told
     assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
     refused = command("finetune", "toi", **registered)
-    known = ", ".join(f'"{name}"' for name in [*names(), "toy"])
+    known = ", ".join(f'"{name}"' for name in [*list_objective_names(), "toy"])
     assert (refused.code, known in refused.complaint) == (2, True), refused.err
 
 
@@ -109,7 +109,7 @@ def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
     for said in ("# toy, trained by bookwheel", "A bag of words (an example, 2026).", "text-ranking", told["snapshot"]):
         assert said in card
 
-    store.files.delete("memo/finetune")
+    store.files.delete_folder("memo/finetune")
     whole = toy("--work", tmp_path / "whole", "--name", "twin").json
     assert (whole["model"], whole["metrics"]) == (told["model"], told["metrics"])
     assert read_metrics(tmp_path / "work") == read_metrics(tmp_path / "whole")
@@ -150,10 +150,10 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
     with get_client(sync_client=True) as client:
         deployed = client.read_deployment_by_name(deployment)
         schema: Any = deployed.parameter_openapi_schema
-        assert schema["properties"]["kind"]["enum"] == [*names(), "toy"]
+        assert schema["properties"]["kind"]["enum"] == [*list_objective_names(), "toy"]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
         shared = {"rag-sequence", "rag-token"}
-        assert set(forms) == {*names(), "rag-sequence, rag-token", "toy", None} - shared
+        assert set(forms) == {*list_objective_names(), "rag-sequence, rag-token", "toy", None} - shared
         preference = forms["ra-dit"]["properties"]["retriever"]["properties"]["preference"]
         assert preference["enum"] == ["probability", "mean_log_probability"]
         steps = forms["ra-dit"]["properties"]["lm_loop"]["properties"]["max_steps"]
@@ -178,8 +178,8 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
 LAUNCH = """
 import json, sys
 from flows.launch_model import launch_finetune
-from rag_model.needs.machine import Most
-told = launch_finetune("toy", **json.loads(sys.argv[1]), most=Most("8GB", 2))
+from rag_model.resources import RunLimits
+told = launch_finetune("toy", **json.loads(sys.argv[1]), most=RunLimits("8GB", 2))
 print(json.dumps([told.run, dict(told.needs.work.sizes)]))
 """
 

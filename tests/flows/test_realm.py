@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from flows.training import training_of
 from rag_model.encoders.masked_lm import TrainableMaskedLM
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.salient_spans import SalientSpans
+from rag_model.training.data.texts import SalientSpans
 from rag_model.training.loop.journal import read_metrics
+from rag_model.training.settings import parse_settings
 from tests.flows.conftest import IN_PROCESS, RECIPE, Bookwheel
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
@@ -55,7 +55,7 @@ def test_it_masks_links_beside_an_index_of_its_own(
 ) -> None:
     refused = finetune("realm", SETTINGS)
     assert refused.code == 2
-    assert "keeps no spans of links and dates: build it with spans = true" in refused.complaint
+    assert "has no spans of links and dates: build it with spans = true" in refused.complaint
 
     (tmp_path / "spans.toml").write_text(f"[chunk]\nspans = true\n{RECIPE}".replace("part_bytes = 50_000", ""))
     before = Snapshot.open(str(store))
@@ -67,7 +67,7 @@ def test_it_masks_links_beside_an_index_of_its_own(
     spans, rows = SalientSpans(linked), range(linked.n)
     found = [
         one.text[span.start : span.end]
-        for one, own in zip(linked.passages(rows), spans.of(rows), strict=True)
+        for one, own in zip(linked.passages(rows), spans.read_spans(rows), strict=True)
         for span in own
     ]
     assert {"anarchists", "1840"} & {*found}
@@ -86,7 +86,7 @@ def test_it_masks_links_beside_an_index_of_its_own(
     assert not TrainableMaskedLM.load(model_folder(opened, "filled") / "masked-lm").new_head
     own = Snapshot.open(str(store), "filled")
     assert (own.id, (own.space or {})["digest"]) == (ran.json["index"], (manifest.content.space or {})["digest"])
-    assert SalientSpans(own).of([3]) == spans.of([3])
+    assert SalientSpans(own).read_spans([3]) == spans.read_spans([3])
     assert bookwheel("search", "who was king", "--store", store, "--ref", "filled").code == 0
 
     refused = finetune("realm", RANDOM, "--encoder", "model:filled", "--generator", "model:filled")
@@ -104,5 +104,5 @@ def test_examples_are_refused_and_missed(finetune: Bookwheel, tmp_path: Path) ->
 
 
 def test_vectors_of_unit_length_get_a_temperature() -> None:
-    assert training_of("realm", {}, None, unit_vectors=True).realm.temperature == 0.05  # type: ignore[attr-defined]
-    assert training_of("realm", {}, None, unit_vectors=False).realm.temperature == 1  # type: ignore[attr-defined]
+    assert parse_settings("realm", {}, None, unit_vectors=True).realm.temperature == 0.05  # type: ignore[attr-defined]
+    assert parse_settings("realm", {}, None, unit_vectors=False).realm.temperature == 1  # type: ignore[attr-defined]

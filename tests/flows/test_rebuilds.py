@@ -15,24 +15,23 @@ import numpy as np
 import pytest
 import torch
 
-from flows.rebuild import Task, rebuilt
-from flows.rebuilds import Child, Rebuilds, forget, rebuilds
+from flows.rebuild import RebuildTask, rebuild_index
+from flows.rebuilds import RebuildLauncher, RebuildProcess, delete_rebuild_refs, open_rebuild_launcher
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Vectors
 from rag_model.errors import InputError, UsageError
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.memory import Memory, Recalled
-from rag_model.training.loop.checkpoint import checkpoints, read_checkpoint
+from rag_model.training.data.memory import PassageMemory, RetrievedBatch
+from rag_model.training.loop.checkpoint import list_checkpoints, read_checkpoint
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.task import Measures
-from rag_model.training.moving.moving_settings import MovingSettings
-from rag_model.training.moving.rebuild import Order
-from rag_model.training.objectives.end2end.task import End2EndTask
+from rag_model.training.objectives.end2end import End2EndTask
+from rag_model.training.rebuilds import MovingSettings, RebuildOrder
 from tests.fixtures import rebuilding
 from tests.fixtures.moving import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 
@@ -58,32 +57,32 @@ class Here(ByHand):
         super().__init__()
         self._store = str(given / "store")
 
-    def start(self, order: Order) -> Running:
-        task = Task(self._store, order.snapshot, str(order.encoders), order.step, REF, (), "")
-        self.ended[order.step] = rebuilt(task)
+    def start(self, order: RebuildOrder) -> Running:
+        task = RebuildTask(self._store, order.snapshot, str(order.encoders), order.step, REF, (), "")
+        self.ended[order.step] = rebuild_index(task)
         return super().start(order)
 
 
-class Brute(Memory):
+class Brute(PassageMemory):
     """All vectors in one array, compared with every question."""
 
     def __init__(self, passages: Sequence[Passage], vectors: Vectors) -> None:
         self._every, self._vectors = passages, vectors
 
-    def recall(self, questions: Sequence[str], asked: Vectors, k: int) -> Recalled:
-        rows = np.argsort(-(asked @ self._vectors.T), axis=1, kind="stable")[:, :k]
+    def retrieve(self, questions: Sequence[str], query_vectors: Vectors, k: int) -> RetrievedBatch:
+        rows = np.argsort(-(query_vectors @ self._vectors.T), axis=1, kind="stable")[:, :k]
         hits = [
             [Hit(rank, 0.0, row, self._every[row], "", "") for rank, row in enumerate(own, start=1)]
             for own in rows.tolist()
         ]
-        return Recalled(hits, self._vectors[rows])
+        return RetrievedBatch(hits, self._vectors[rows])
 
 
 class Naive(End2EndTask):
     """Encodes all passages again when that is due, before the next step."""
 
     def move(self, step: int) -> Measures:
-        if self._settings.moving.due(step - 1):
+        if self._settings.moving.is_due(step - 1):
             passages = self._snapshot.passages(range(self._snapshot.n))
             with tempfile.TemporaryDirectory() as folder:
                 self.save_encoders(Path(folder))
@@ -100,7 +99,7 @@ def test_losses_are_those_of_encoding_all_passages_again_by_hand(given: Path, tm
         task = task_of(given, tmp_path / kind.__name__, EXACT, Here, kind=kind)
         done = train(task, EXACT.loop, tmp_path / kind.__name__)
         curves.append([row["loss"] for row in read_metrics(tmp_path / kind.__name__) if row["kind"] == "train"])
-        asked.append([one.step for one in done.asked])
+        asked.append([one.step for one in done.searched_snapshots])
     assert curves[0] == pytest.approx(curves[1], rel=1e-6)
     assert asked == [[0, 3, 5], [0]]
     store = Store.open(str(given / "store"))
@@ -109,18 +108,18 @@ def test_losses_are_those_of_encoding_all_passages_again_by_hand(given: Path, tm
     passages = [[entry.content.files["passages/part-00000.parquet"]] for entry in (old, new)]
     assert passages[0] == passages[1], "chunks stay"
     assert store.models.get(store.models.resolve(REF)).content.lineage["step"] == 4
-    forget(store, REF)
-    assert (store.refs.current(REF), store.models.refs.current(REF)) == (None, None)
+    delete_rebuild_refs(store, REF)
+    assert (store.refs.find_current(REF), store.models.refs.find_current(REF)) == (None, None)
 
 
 @dataclass
 class FullAt:
     """Rebuilds in child processes; that of a step may write no file of more than 10,000 bytes, as on a full disk."""
 
-    rebuilds: Rebuilds
+    rebuilds: RebuildLauncher
     step: int
 
-    def start(self, order: Order) -> Child:
+    def start(self, order: RebuildOrder) -> RebuildProcess:
         child = self.rebuilds.start(order)
         if order.step == self.step:
             resource.prlimit(child._process.pid, resource.RLIMIT_FSIZE, (10_000, 10_000))
@@ -135,32 +134,32 @@ def test_a_refresh_that_the_gate_refuses_or_that_finds_the_store_full_leaves_the
     given = prepare(tmp_path, many, more={"lists": LISTS}, recipe=one_list)
     store, settings = Store.open(str(given / "store")), replace(SETTINGS, moving=MovingSettings(2))
     tag(store, "latest", "first")
-    with rebuilds(store, REF, ()) as made, caplog.at_level(logging.WARNING):
+    with open_rebuild_launcher(store, REF, ()) as made, caplog.at_level(logging.WARNING):
         task = task_of(given, tmp_path / "run", settings, lambda _: FullAt(made, 4))
         done = train(task, replace(settings.loop, max_steps=5), tmp_path / "run")
     rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
     first = store.snapshots.resolve("first")
     assert [(row["snapshot"], row["refreshes_failed"]) for row in rows] == [(first, n) for n in (0, 0, 1, 1, 2)]
-    assert (done.steps, task.asked, store.refs.current(REF)) == (5, first, None)
-    refused, full = (record.message for record in caplog.records if "is asked on" in record.message)
-    (other,) = {*store.snapshots.list()} - {first}
-    assert f"rebuild of step 2 was refused by the gate, and snapshot {first[:12]} is asked on: " in refused
+    assert (done.steps, task.asked, store.refs.find_current(REF)) == (5, first, None)
+    refused, full = (record.message for record in caplog.records if "the training stays at" in record.message)
+    (other,) = {*store.snapshots.list_ids()} - {first}
+    assert f"rebuild of step 2 was refused by the gate; the training stays at snapshot {first[:12]}: " in refused
     assert f"snapshot {other[:12]} is published but refresh did not move: lists recall@20, mean is" in refused
     assert "rebuild of step 4 failed" in full
     assert "File too large" in full
-    assert [problem for known in store.snapshots.list() for problem in verify(store, known)] == []
+    assert [problem for known in store.snapshots.list_ids() for problem in verify_version(store, known)] == []
 
 
 def test_vectors_that_are_not_finite_are_never_published(given: Path, tmp_path: Path) -> None:
     store, task = Store.open(str(given / "store")), task_of(given, tmp_path)
-    before = store.snapshots.list()
+    before = store.snapshots.list_ids()
     with torch.no_grad():
         next(task._passage.parameters()).fill_(float("nan"))
     task.save_encoders(tmp_path / "encoders")
     first = store.snapshots.resolve("first")
     with pytest.raises(InputError, match="not finite"):
-        rebuilt(Task(store.url, first, str(tmp_path / "encoders"), 2, "broken", (), ""))
-    assert (store.snapshots.list(), store.refs.current("broken")) == (before, None)
+        rebuild_index(RebuildTask(store.url, first, str(tmp_path / "encoders"), 2, "broken", (), ""))
+    assert (store.snapshots.list_ids(), store.refs.find_current("broken")) == (before, None)
 
 
 def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again(given: Path, tmp_path: Path) -> None:
@@ -170,8 +169,10 @@ def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again
         words = [sys.executable, rebuilding.__file__, str(given), str(folder), "found", str(kill_at)]
         killed = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-        assert [one.snapshot for one in read_checkpoint(checkpoints(folder / "checkpoints")[0]).asked] == [first]
-        known.append((store.snapshots.resolve("found"), sorted(store.snapshots.list())))
+        assert [
+            one.snapshot for one in read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).searched_snapshots
+        ] == [first]
+        known.append((store.snapshots.resolve("found"), sorted(store.snapshots.list_ids())))
     assert known[0] == known[1], "it is made once"
 
     none = ByHand()
@@ -180,19 +181,19 @@ def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again
     second = known[0][0]
     assert [row["snapshot"] for row in rows] == [first] * (EVERY + 1) + [second] * 2
     assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 1, 2]
-    assert ([one.snapshot for one in done.asked], none.orders) == ([first, second], [])
+    assert ([one.snapshot for one in done.searched_snapshots], none.orders) == ([first, second], [])
 
 
 def test_a_rebuild_that_is_killed_begins_again_and_one_that_fails_says_why(given: Path, tmp_path: Path) -> None:
     store = Store.open(str(given / "store"))
     task = task_of(given, tmp_path)
     first = store.snapshots.resolve("first")
-    good, bad = (Order(step, first, tmp_path / f"step-{step}") for step in (2, 4))
+    good, bad = (RebuildOrder(step, first, tmp_path / f"step-{step}") for step in (2, 4))
     good.encoders.mkdir(parents=True)
     task.save_encoders(good.encoders)
     (bad.encoders / "question").mkdir(parents=True)
     (bad.encoders / "question" / "config.json").write_text("{}")
-    with rebuilds(store, REF, ()) as made:
+    with open_rebuild_launcher(store, REF, ()) as made:
         child = made.start(good)
         os.kill(child._process.pid, signal.SIGKILL)
         found = child.result()

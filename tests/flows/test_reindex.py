@@ -203,7 +203,9 @@ def edited_dump(mini_dump: Path, tmp_path: Path) -> Path:
 def test_the_next_month_keeps_what_was_trained_and_the_pieces_of_what_did_not_change(
     tmp_path: Path, reindex: Any, recipe: Path, edited_dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rag_model.index.lists.kind._MANY", 4)  # or codes of a byte a number are not worth carrying
+    monkeypatch.setattr(
+        "rag_model.index.lists.kind._MIN_LISTS_TO_REUSE", 4
+    )  # or codes of a byte a number are not worth carrying
     two = tmp_path / "two.toml"
     two.write_text(recipe.read_text() + '\n[index.lists]\nfactory = "IVF4,SQ8"\n')
     store, opened = tmp_path / "store", lambda: Snapshot.open(str(tmp_path / "store"))
@@ -247,7 +249,7 @@ def refused(ran: Any, store: Path, stands: str | None) -> str:
     opened = Store.open(str(store))
     assert opened.snapshots.get(made["snapshot"])
     assert made["number"] is None
-    now = opened.refs.current("latest")
+    now = opened.refs.find_current("latest")
     assert (now.snapshot if now else None) == stands
     (failed, *_) = [check for check in made["gate"]["checks"] if not check["passed"]]
     (said,) = [line for line in ran.err.splitlines() if line.startswith("bookwheel: ")]
@@ -270,7 +272,7 @@ def test_the_gate_refuses_what_the_parent_would_not_be_replaced_by(
     assert refused(reindex(store, limit=1), store, parent) == "passages lost since the parent"
     assert refused(reindex(store, encoder=other_tiny), store, parent) == "encoder space"
     assert reindex(store, encoder=other_tiny, ref="candidate").code == 0  # a ref of its own is free
-    assert Store.open(str(store)).refs.names() == ["candidate", "latest"]
+    assert Store.open(str(store)).refs.list_names() == ["candidate", "latest"]
 
 
 def test_the_gate_refuses_an_older_dump(

@@ -16,12 +16,12 @@ from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 
 from flows.launch import launch
-from flows.release import Training, moved_away, standing
+from flows.release import ReleaseTraining, find_initial_move, find_withdrawal
 from flows.release import release as flow
-from rag_model.evaluation.answers.settings import Evaluation
-from rag_model.evaluation.records.acceptance import Acceptance
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.gate import Acceptance
 from rag_model.store.store import Store
-from rag_model.store.versions.models import Made, put_model
+from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -89,7 +89,7 @@ def release(
 def named(store: Path) -> dict[str, tuple[int, str]]:
     """The refs of a store: the number of their moves, and what they name."""
     opened = Store.open(str(store))
-    found = {name: opened.refs.current(name) for name in opened.refs.names()}
+    found = {name: opened.refs.find_current(name) for name in opened.refs.list_names()}
     return {name: (move.number, move.snapshot) for name, move in found.items() if move}
 
 
@@ -179,9 +179,7 @@ def test_what_people_rolled_back_is_not_released_again(
     assert named(store)["latest"] == (3, old)
     again = release("--tolerance", 1, dump=grown_dump)
     assert again.code == 3
-    assert (
-        "the candidate is a snapshot that latest@2 named and that the ref was moved away from, wanted one" in again.err
-    )
+    assert "the candidate is a snapshot that the ref left after latest@2, wanted a" in again.err
     assert named(store)["latest"] == (3, old)
     assert bookwheel("tag", new, "latest", "--store", store).code == 0
     assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
@@ -191,11 +189,11 @@ def test_a_release_of_the_same_that_was_first_is_no_rollback(tmp_path: Path) -> 
     store = Store.open(str(tmp_path / "store"), create=True)
     first = store.refs.move("latest", "a" * 64, 0)
     store.refs.move("latest", "b" * 64, first.number)  # meanwhile, by another release
-    now = standing(store, "latest", "b" * 64, first)
+    now = find_initial_move(store, "latest", "b" * 64, first)
     assert now is not None
-    assert (now.number, moved_away(store, "latest", "b" * 64, now)) == (2, "")
-    assert standing(store, "latest", "c" * 64, first) == first
-    assert moved_away(store, "latest", "a" * 64, now) == "latest@1"
+    assert (now.number, find_withdrawal(store, "latest", "b" * 64, now)) == (2, "")
+    assert find_initial_move(store, "latest", "c" * 64, first) == first
+    assert find_withdrawal(store, "latest", "a" * 64, now) == "latest@1"
 
 
 def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
@@ -208,12 +206,12 @@ def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
     assert first.code in {0, 3}, first.err
     told = first.json
     opened = Store.open(str(store))
-    candidate = opened.models.refs.current("reader-candidate")
+    candidate = opened.models.refs.find_current("reader-candidate")
     assert candidate is not None
     assert candidate.snapshot == told["model"]
     assert told["done"]["finetune"]
     assert {"Success@20", "EM"} <= told["figures"].keys()
-    reader = opened.models.refs.current("reader")
+    reader = opened.models.refs.find_current("reader")
     assert (reader is None) == (first.code == 3)
     again = release(*words).json
     assert again["done"] == {**dict.fromkeys(told["done"], False)}
@@ -221,7 +219,9 @@ def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
 
 
 def test_a_model_of_the_store_answers(release: Callable[..., Any], store: Path, tiny: Path, tmp_path: Path) -> None:
-    put_model(Store.open(str(store)), save_tiny_rag(tmp_path / "rag", tiny), Made("rag-sequence", None, {}), "reader")
+    put_model(
+        Store.open(str(store)), save_tiny_rag(tmp_path / "rag", tiny), ModelMetadata("rag-sequence", None, {}), "reader"
+    )
     ran = release("--model", "reader")
     told = ran.json
     assert {"Success@20", "EM", "F1"} <= told["figures"].keys()
@@ -284,7 +284,7 @@ def test_a_release_that_was_killed_goes_on(
     ("flags", "code", "why"),
     [
         (["--floor", "Success@20"], 2, "is no measure and share"),
-        (["--floor", "Success@20=60"], 2, "give a share from 0 to 1"),
+        (["--floor", "Success@20=60"], 2, "give a number from 0 to 1"),
         (["--floor", "Sucess@20=0.6"], 2, "'Sucess@20' was not measured: choose from Success@1"),
         (["--ref", f"{'r' * 95}"], 2, "is not a ref name"),
         (["--judge", "pages"], 2, "names no pages"),
@@ -363,9 +363,9 @@ def test_a_form_gives_a_release_its_records() -> None:
         "training": {"kind": "rag-token", "recipe": {"loop": {"seed": 1}}},
     }
     found = flow.validate_parameters({**given, "acceptance": {"floors": {"EM": 0.5}}, "settings": {"depth": 5}})
-    assert found["training"] == Training("rag-token", recipe={"loop": {"seed": 1}})
+    assert found["training"] == ReleaseTraining("rag-token", recipe={"loop": {"seed": 1}})
     assert found["acceptance"] == Acceptance({"EM": 0.5})
-    assert found["settings"] == Evaluation(depth=5)
+    assert found["settings"] == EvaluationSettings(depth=5)
     with pytest.raises(ParameterTypeError, match=r"training\.kind"):
         flow.validate_parameters({**given, "training": {"kind": "magic"}})
 

@@ -103,7 +103,7 @@ def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
             served.get("/healthz")  # by now the first bytes are there
             served.process.send_signal(signal.SIGTERM)
             served.until(lambda: served.get("/readyz")[0] == 503)
-            assert "is ending" in served.get("/readyz")[1]
+            assert "is shutting down" in served.get("/readyz")[1]
             connection.sendall(body[10:])
             reply = b"".join(iter(lambda: connection.recv(65536), b""))
         assert reply.startswith(b"HTTP/1.1 200 ")
@@ -160,7 +160,7 @@ def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
     with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", "--host", "0.0.0.0") as served:
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(PATIENCE) == 0
-    assert "programs may ask under any host name" in served.log.read_text()
+    assert "programs may use any host name" in served.log.read_text()
     assert "Traceback" not in served.log.read_text()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_model.corpus.sparse_file import SparseFile
+from rag_model.corpus.ragged_file import SparseFile
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
@@ -104,7 +104,7 @@ def test_a_pair_is_trained_asks_both_indexes_and_its_bags_outlive_the_next_train
         assert space is not None
         assert (space["weights"], space["pooling"]) == ("", "bag")
         first = snapshot.passages([0])[0]
-        held = next(iter(SparseFile(snapshot.row_files("bag")[0]).blocks())).take(np.array([0]))
+        held = next(iter(SparseFile(snapshot.row_files("bag")[0]).iter_batches())).take(np.array([0]))
         assert set(held.terms.tolist()) <= {*tokenizer.encode(f"{first.title} {first.text}").ids}
     for retriever in ("sidr", "bag", "bag(terms=5)", "rrf(sidr, bag, hnsw)"):
         found = bookwheel("search", QUESTION, "--store", store, "--retriever", retriever, "--json")

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_model.retrieve.indexes import open_index_of
+from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
-from rag_model.store.versions.paths import question_encoder
+from rag_model.store.upkeep.verify import verify_version
+from rag_model.store.versions.manifest import question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
@@ -55,11 +55,11 @@ def test_two_spaces_are_built_inherited_and_taken_down(reindex: Any, bookwheel: 
         assert spaces[0]
         assert spaces[1]
         assert spaces[0]["digest"] != spaces[1]["digest"]
-        assert content.over("hnsw") == "embeddings" != content.over("small") == "small"
+        assert content.representation_of("hnsw") == "embeddings" != content.representation_of("small") == "small"
         own, other = vectors_of(snapshot, "embeddings"), vectors_of(snapshot, "small")
         assert (own.dtype, other.dtype) == (np.float16, np.float32)
-        assert snapshot.folder(question_encoder("small")).is_dir()
-        found = open_index_of(snapshot, "small").search(other[:5], 1)[0]
+        assert snapshot.folder(question_encoder_path("small")).is_dir()
+        found = open_index(snapshot, "small").search(other[:5], 1)[0]
         assert found[:, 0] == pytest.approx((other[:5] ** 2).sum(axis=1), rel=1e-4)
 
     again = reindex(store)
@@ -71,10 +71,10 @@ def test_two_spaces_are_built_inherited_and_taken_down(reindex: Any, bookwheel: 
         left = [len(vectors_of(after, name)) for name in ("embeddings", "small")]
         assert left == [after.n, after.n]
         assert 0 < after.n < len(own)
-        assert open_index_of(after, "small").n == open_index_of(after, "hnsw").n == after.n
+        assert open_index(after, "small").n == open_index(after, "hnsw").n == after.n
         assert all(any((row == kept).all() for kept in other) for row in vectors_of(after, "small")[:5])
         identity = after.id
-    assert verify(Store.open(str(store)), identity) == []
+    assert verify_version(Store.open(str(store)), identity) == []
 
 
 def test_a_question_encoder_asks_the_space_that_is_its_own(
@@ -101,7 +101,7 @@ def test_an_index_is_added_over_a_further_space(reindex: Any, bookwheel: Any, tm
     with Snapshot.open(str(store)) as snapshot:
         content = snapshot.manifest.content
         assert {*content.indexes} == {"hnsw", "small", "lists"}
-        assert (content.over("lists"), content.default_retriever) == ("small", "rrf(hnsw, lists)")
+        assert (content.representation_of("lists"), content.default_retriever) == ("small", "rrf(hnsw, lists)")
     more.write_text('[represent.third]\nencoder = "x"\n[index.lists]\nfactory = "IVF4,Flat"\nover = "third"\n')
     assert "has no representation 'third'" in bookwheel(*given).complaint
     more.write_text('[index.lists]\nfactory = "IVF4,Flat"\nover = "smal"\n')
@@ -133,7 +133,7 @@ def test_equal_vectors_are_tuned_for_the_questions_of_each(
         recipe.write_text("\n".join([head, *order]))
         store = tmp_path / f"store-{len(searches)}"
         assert reindex(store).code in (0, 3)
-        with Snapshot.open(str(store), Store.open(str(store)).snapshots.list()[0]) as snapshot:
+        with Snapshot.open(str(store), Store.open(str(store)).snapshots.list_ids()[0]) as snapshot:
             searches.append({name: entry["search"] for name, entry in snapshot.manifest.content.indexes.items()})
     assert searches[0] == searches[1]
 

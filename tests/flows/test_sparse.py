@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from flows import cli
-from rag_model.corpus.sparse_file import SparseFile, SparseVectors
+from rag_model.corpus.ragged_file import SparseFile, SparseVectors
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.indexes import open_index_of
+from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.impacts import build_impacts
 from tests.fixtures.serving import serving, with_limits
@@ -71,7 +71,9 @@ def made(
 
 
 def rows_of(snapshot: Snapshot) -> SparseVectors:
-    return SparseVectors.joined([block for path in snapshot.row_files("sparse") for block in SparseFile(path).blocks()])
+    return SparseVectors.concatenate(
+        [block for path in snapshot.row_files("sparse") for block in SparseFile(path).iter_batches()]
+    )
 
 
 def test_parts_are_encoded_gated_and_searched_exactly(made: tuple[Path, Any], mlm: Path, tmp_path: Path) -> None:
@@ -169,8 +171,8 @@ def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
     assert ran.code == 0, ran.err
     with Snapshot.open(str(store)) as after:
         assert 0 < after.n < before
-        assert len(rows_of(after)) == open_index_of(after, "splade").n == open_index_of(after, "bag").n == after.n
-        assert verify(Store.open(str(store)), after.id) == []
+        assert len(rows_of(after)) == open_index(after, "splade").n == open_index(after, "bag").n == after.n
+        assert verify_version(Store.open(str(store)), after.id) == []
 
     pulled = tmp_path / "pulled"
     chosen = ("--index", "splade", "--index", "bm25", "--no-embeddings")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rag_model.encoders.encoder import Encoder
-from rag_model.needs.build import work_of
+from rag_model.resources.estimates import estimate_build
 from rag_model.retrieve.factory import open_retriever
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.versions.snapshot import Snapshot
@@ -106,6 +106,6 @@ def test_a_damaged_one_publishes_nothing(static: Path, reindex: Any, tmp_path: P
 
 
 def test_its_work_is_estimated_by_its_own_rate(static: Path, tiny: Path) -> None:
-    quick, slow = (work_of(1_000_000, folder, Recipe().index, None) for folder in (static, tiny))
+    quick, slow = (estimate_build(1_000_000, folder, Recipe().index, None) for folder in (static, tiny))
     assert quick.operations == 0 < slow.operations
     assert quick.seconds > 1_000_000 * 5e-5

@@ -111,8 +111,8 @@ def _keys(store: Path) -> set[Path]:
 def _facts(store: Path, stage: str) -> list[dict[str, Any]]:
     memo = Store.open(str(store)).memo if (store / "store.json").exists() else None
     names = [path.stem for path in (store / "memo" / stage).glob("*.json")]
-    records = [memo.get(stage, name) for name in names] if memo else []
-    return [dict(record.facts) for record in records if record]
+    records = [memo.find(stage, name) for name in names] if memo else []
+    return [dict(record.stats) for record in records if record]
 
 
 @pytest.mark.parametrize(("moment", "kill", "beam"), MOMENTS.values(), ids=MOMENTS.keys())
@@ -178,7 +178,7 @@ def test_no_room_for_a_file_and_then_there_is(
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith("bookwheel: cannot write")
     assert ran.stderr.count("bookwheel: ") == 1
-    assert not Store.open(str(store)).refs.names()
+    assert not Store.open(str(store)).refs.list_names()
     check_finishes(store, reindex, bookwheel, library)
 
 
@@ -214,7 +214,7 @@ def test_two_that_publish_one_ref_at_once(
     for one in made:
         assert bookwheel("verify", one["snapshot"], "--store", store).code == 0
     moved = {one["number"]: one["snapshot"] for one in made if one["number"]}
-    history = Store.open(str(store)).refs.history("latest")
+    history = Store.open(str(store)).refs.read_history("latest")
     assert {move.number: move.snapshot for move in history} == moved
     if second == "of the same day":
         assert [code for _, _, code in ran] == [0, 0]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.held_text import told
 
@@ -67,13 +67,13 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     assert ran.code == 0, ran.err
     done = ran.json
     opened = Store.open(str(store))
-    (record,) = opened.takedowns.records()
+    (record,) = opened.takedowns.list_records()
     assert (record.wiki, record.pages, record.reason, done["record"]) == ("enwiki", (PAGE,), "a request", 1)
     assert (list(done["replaced"]), done["moves"], done["waiting"]) == ([old], 1, [])
-    assert (done["evaluations"], opened.evaluations.list()) == (rehearsed["evaluations"], [])
+    assert (done["evaluations"], opened.evaluations.list_ids()) == (rehearsed["evaluations"], [])
     new = done["replaced"][old]
-    assert opened.snapshots.list() == [new]
-    assert verify(opened, new) == []
+    assert opened.snapshots.list_ids() == [new]
+    assert verify_version(opened, new) == []
     with Snapshot.open(str(store)) as after:
         assert after.id == new
         assert pages_of(after) == titles - {PAGE}
@@ -127,18 +127,18 @@ def test_a_takedown_that_was_killed_is_gone_on_with(moment: str, store: Path, bo
             assert running.poll() is None, "the moment was not seen before the process ended"
             time.sleep(0.001)
         running.kill()
-    assert verify(opened, opened.snapshots.resolve("latest")) == []
+    assert verify_version(opened, opened.snapshots.resolve("latest")) == []
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
-    (record,) = opened.takedowns.records()
+    (record,) = opened.takedowns.list_records()
     assert record.pages == (PAGE,)
     new = opened.snapshots.resolve("latest")
-    assert opened.snapshots.list() == [new]
+    assert opened.snapshots.list_ids() == [new]
     assert new != old
-    assert verify(opened, new) == []
+    assert verify_version(opened, new) == []
     with Snapshot.open(str(store)) as after:
         assert PAGE not in pages_of(after)
-    for file in opened.files.tree():  # an hour later, when nobody waits for the dead one any more
-        os.utime(store / file.path, (file.written - 3601,) * 2)
+    for file in opened.files.iter_tree():  # an hour later, when nobody waits for the dead one any more
+        os.utime(store / file.path, (file.modified - 3601,) * 2)
     assert bookwheel("gc", "--grace", 0, "--store", store, "--yes").code == 0
     assert told(store, SENTENCE.encode()) == []
 

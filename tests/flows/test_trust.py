@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.store import Content, Manifest, Store
-from rag_model.store.versions.signatures import SIGNING_KEY, TRUST
+from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE
 from tests.flows.conftest import Bookwheel
 
 
@@ -14,8 +14,8 @@ def test_unsigned_is_said_and_refused_and_signed_by_a_tag(
 ) -> None:
     store, there = Store.open(str(tmp_path / "store"), create=True), ["--store", str(tmp_path / "store")]
     with monkeypatch.context() as without:
-        without.delenv(SIGNING_KEY)
-        store.refs.move("latest", store.snapshots.put(Manifest(Content({"kind": "wiki"}, (), {}, {}))), 0)
+        without.delenv(SIGNING_KEY_VARIABLE)
+        store.refs.move("latest", store.snapshots.publish(Manifest(Content({"kind": "wiki"}, (), {}, {}))), 0)
     assert "not signed" in bookwheel("show", "latest", *there).out
     assert "is whole, not signed" in bookwheel("verify", "latest", *there).out
     for verb in (["pull", "latest", str(tmp_path / "pulled")], ["verify"], ["search", "who?"]):
@@ -26,7 +26,7 @@ def test_unsigned_is_said_and_refused_and_signed_by_a_tag(
     assert bookwheel("tag", "latest", "latest", *there, "--trust", str(trusted)).code == 3
     assert bookwheel("tag", "latest", "latest", *there).code == 0
     assert "is whole, signed by library" in bookwheel("verify", *there, "--trust", str(trusted)).out
-    monkeypatch.setenv(TRUST, str(trusted))
+    monkeypatch.setenv(TRUST_VARIABLE, str(trusted))
     assert bookwheel("pull", "latest", str(tmp_path / "pulled"), *there).code == 0
     assert bookwheel("show", *there, "--json").json["signed"] == "signed by library"
 
@@ -35,9 +35,9 @@ def test_show_log_and_verify_tell_that_a_move_is_not_signed(
     bookwheel: Bookwheel, trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, there = Store.open(str(tmp_path / "store"), create=True), ["--store", str(tmp_path / "store")]
-    snapshot = store.snapshots.put(Manifest(Content({"kind": "wiki"}, (), {}, {})))
+    snapshot = store.snapshots.publish(Manifest(Content({"kind": "wiki"}, (), {}, {})))
     store.refs.move("latest", snapshot, 0)
-    monkeypatch.delenv(SIGNING_KEY)
+    monkeypatch.delenv(SIGNING_KEY_VARIABLE)
     store.refs.move("latest", snapshot, 1)
     trusting = [*there, "--trust", str(trusted)]
     said = "signed by library; move latest@2 not signed"
@@ -65,5 +65,5 @@ def test_a_wrong_trust_file_is_refused_before_anything_begins(
     for verb in (["log"], ["serve", "--port", "0"]):
         refused = bookwheel(*verb, "--store", str(tmp_path / "store"), "--trust", given)
         assert (refused.code, complaint in refused.complaint) == (2, True), refused
-    monkeypatch.setenv(TRUST, given)
+    monkeypatch.setenv(TRUST_VARIABLE, given)
     assert complaint in bookwheel("log", "--store", str(tmp_path / "store")).complaint

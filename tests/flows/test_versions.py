@@ -93,12 +93,12 @@ def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, verb: lis
 
 def test_no_ref_goes_back_to_a_snapshot_that_is_broken(store: Path, bookwheel: Any) -> None:
     opened = Store.open(str(store))
-    files = opened.snapshots.get(opened.refs.at("latest", 1).snapshot).content.files
-    opened.blobs.local(files["index/hnsw.faiss"]).unlink()
+    files = opened.snapshots.get(opened.refs.get_move("latest", 1).snapshot).content.files
+    opened.blobs.get_local_path(files["index/hnsw.faiss"]).unlink()
     ran = bookwheel("rollback", "latest", "--store", store)
     assert ran.code == 3
     assert "index/hnsw.faiss: missing" in ran.complaint
-    assert opened.refs.numbers("latest") == [1, 2]
+    assert opened.refs.list_numbers("latest") == [1, 2]
 
 
 def test_a_pull_takes_what_is_chosen(library: Path, tmp_path: Path, bookwheel: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_pull_tells_what_was_taken_down_and_keeps_as_many_as_it_is_told(
     first = bookwheel("pull", "latest@1", tmp_path / "dest", "--store", store, "--json").json
     assert (first["pruned"], first["taken_down"]) == ([], [])
     opened = Store.open(str(store))
-    opened.takedowns.replace(first["snapshot"], opened.snapshots.resolve("latest"))
+    opened.takedowns.record_replacement(first["snapshot"], opened.snapshots.resolve("latest"))
     words = bookwheel("pull", "latest", tmp_path / "dest", "--store", store).out
     assert f"taken down since, and still in {tmp_path / 'dest'}: {first['snapshot'][:12]}; pull with --keep" in words
     words = bookwheel("pull", "latest", tmp_path / "dest", "--store", store, "--keep", 9).out

@@ -7,8 +7,8 @@ import numpy as np
 from rag_model.corpus.passage_delta import apply_delta, write_delta
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.store.pulling import packed
-from rag_model.store.pulling.splice import apply_splice, write_splice
+from rag_model.store.pulling import delta_files
+from rag_model.store.pulling.delta_files import apply_splice, write_splice
 
 _ROWS, _SIZE = 60, 9000
 _DATA = np.random.default_rng(5).integers(0, 256, _SIZE, np.uint8).tobytes()
@@ -50,12 +50,12 @@ def _read_splice(path: Path) -> None:
 
 
 def _packed(folder: Path) -> Path:
-    packed.pack(_bytes(folder / "file", _DATA), _SIZE, folder / "packed")
+    delta_files.write_packed(_bytes(folder / "file", _DATA), _SIZE, folder / "packed")
     return folder / "packed"
 
 
 def _read_packed(path: Path) -> None:
-    packed.unpack(path, _SIZE, path.parent / "made")
+    delta_files.unpack_file(path, _SIZE, path.parent / "made")
 
 
 DELTAS = (

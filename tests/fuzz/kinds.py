@@ -18,43 +18,42 @@ import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 from tokenizers import BertWordPieceTokenizer
 
-from flows.command.evaluations import briefly, evaluation, line_of
-from rag_model.corpus.decode import read_slice
-from rag_model.corpus.documents import where
-from rag_model.corpus.pages import parse_pages
+from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
+from rag_model.corpus.dump_formats.mediawiki import parse_pages
+from rag_model.corpus.dump_formats.record_format import describe_slice, find_record_format
 from rag_model.corpus.passages import PassageFile, PassageWriter
-from rag_model.corpus.ragged_file import offsets_of
+from rag_model.corpus.ragged_file import SparseFile, TokenFile, TokenVectors, TokenWriter, compute_offsets
 from rag_model.corpus.records import Passage, Slice
-from rag_model.corpus.rows import READERS
-from rag_model.corpus.salient import Salient
-from rag_model.corpus.span_file import SpanFile, SpanWriter
-from rag_model.corpus.sparse_file import SparseFile
-from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter
+from rag_model.corpus.salient_spans import SalientSpan, SpanFile, SpanWriter
+from rag_model.corpus.source import read_slice
 from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
-from rag_model.evaluation.questions.files import read_questions
-from rag_model.evaluation.records.differences import beside
-from rag_model.index.files.intake import cut, look
-from rag_model.index.files.pieces import opener
-from rag_model.index.files.slices import open_head, write_sliced
+from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.records import compare_evaluations
+from rag_model.index.build import iter_slices, run_stages
+from rag_model.index.files.intake import inspect_vectors, split_into_parts
+from rag_model.index.files.pieces import open_piece_head, path_opener, write_sliced_piece
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.index.graphs.scattered import vectors_of
-from rag_model.index.kind import IndexFiles
+from rag_model.index.graphs.cells import unpack_slices
+from rag_model.index.kind import IndexFiles, get_kind_for_factory
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.derive import derived
+from rag_model.index.postings.derive import derive_index
 from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
-from rag_model.index.stages import build, slices_of
 from rag_model.index.tokens.search import TokenIndexFile
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import parsed
+from rag_model.store.objects.memo import parse_record
 from rag_model.store.store import Store
-from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figure, Subject
+from rag_model.store.versions.evaluation_manifest import (
+    EvaluationContent,
+    EvaluationManifest,
+    EvaluationSubject,
+    MetricValue,
+)
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.mapped import MappedPassages, write_mapped
+from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
 from tests.fixtures.impacts import questions as impact_questions
 from tests.fixtures.impacts import write_rows, zipfian
@@ -101,16 +100,18 @@ def _model(folder: Path) -> Path:
 
 
 def _evaluation(folder: Path) -> Path:
-    subject = Subject(_ID, "", "sha256:" + "a" * 64, {"k": 20, "retrievers": ["hnsw"]})
+    subject = EvaluationSubject(_ID, "", "sha256:" + "a" * 64, {"k": 20, "retrievers": ["hnsw"]})
     files = {"values.json": BlobRef("sha256:" + "a" * 64, 5)}
-    content = EvaluationContent(subject, {"hnsw": {"Success@20": Figure(0.5, 0.4, 0.6), "EM": Figure(0.25)}}, files)
+    content = EvaluationContent(
+        subject, {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "EM": MetricValue(0.25)}}, files
+    )
     made = {"created_at": "2026", "questions": "dev.jsonl", "n": 3}
     return _written(folder, "evaluation.json", EvaluationManifest(content, made).to_json())
 
 
 def _read_evaluation(path: Path) -> object:
     manifest = EvaluationManifest.from_bytes(path.read_bytes())
-    return evaluation(manifest, "").text, briefly(manifest), line_of(manifest)
+    return build_evaluation_reply(manifest, "").text, summarize_evaluation(manifest), format_evaluation_line(manifest)
 
 
 def _values(folder: Path) -> Path:
@@ -120,10 +121,10 @@ def _values(folder: Path) -> Path:
 
 def _read_values(path: Path) -> object:
     store = Store.open(str(path.parent / "store"), create=True)
-    subject, files = Subject(_ID, "", "sha256:" + "a" * 64, {}), {"values.json": store.blobs.put_file(path)}
-    figures = {"hnsw": {"Success@20": Figure(0.5), "EM": Figure(0.25)}}
+    subject, files = EvaluationSubject(_ID, "", "sha256:" + "a" * 64, {}), {"values.json": store.blobs.put_file(path)}
+    figures = {"hnsw": {"Success@20": MetricValue(0.5), "EM": MetricValue(0.25)}}
     found = EvaluationManifest(EvaluationContent(subject, figures, files))
-    return beside(store, found, found)
+    return compare_evaluations(store, found, found)
 
 
 def _read_manifest(path: Path) -> object:
@@ -158,7 +159,7 @@ def _in_store(place: str, read: Callable[[Store], object], path: Path) -> object
     if not root.exists():
         Store.open(str(root), create=True)
     store = Store.open(str(root))
-    store.files.put(place, path.read_bytes())
+    store.files.write(place, path.read_bytes())
     return read(store)
 
 
@@ -181,20 +182,20 @@ def _passages(folder: Path) -> Path:
 
 def _read_passages(path: Path) -> object:
     with PassageFile(path) as file:
-        rows = file.rows([0, file.n_rows - 1]) if file.n_rows else []
-        write_mapped(path, path.with_suffix(".mapped"))
-        return rows, sum(1 for _ in file.passages())
+        rows = file.read_rows([0, file.n_rows - 1]) if file.n_rows else []
+        write_mapped_copy(path, path.with_suffix(".mapped"))
+        return rows, sum(1 for _ in file.iter_passages())
 
 
 def _mapped(folder: Path) -> Path:
-    write_mapped(_passages(folder), folder / "part.arrow")
+    write_mapped_copy(_passages(folder), folder / "part.arrow")
     return folder / "part.arrow"
 
 
 def _read_mapped(path: Path) -> object:
     file = MappedPassages(path)
     try:
-        return file.rows([0, file.n_rows - 1] if file.n_rows else [])
+        return file.read_rows([0, file.n_rows - 1] if file.n_rows else [])
     finally:
         file.close()
 
@@ -203,20 +204,20 @@ def _sliced(folder: Path) -> Path:
     slices = []
     for rows in np.array_split(_vectors(), _SHARDS):
         slices.append(np.array([len(rows) - 9, 9, 4]).tobytes() + rows.tobytes())
-    write_sliced(folder / "piece", "stamp", [np.arange(9), np.arange(N)], slices, [1] * _SHARDS)
+    write_sliced_piece(folder / "piece", "stamp", [np.arange(9), np.arange(N)], slices, [1] * _SHARDS)
     return folder / "piece"
 
 
 def _read_slices(path: Path) -> object:
-    read = [vectors_of(slices_of([path], _SHARDS, number), D) for number in range(_SHARDS)]
-    with open_head(opener(path), _SHARDS, "stamp", 2, str(path)) as piece:
+    read = [unpack_slices(iter_slices([path], _SHARDS, number), D) for number in range(_SHARDS)]
+    with open_piece_head(path_opener(path), _SHARDS, "stamp", 2, str(path)) as piece:
         return read, piece.read(0), piece.read(1)
 
 
 def _spans(folder: Path) -> Path:
     writer = SpanWriter()
     for row in range(N):
-        writer.write([Salient(0, 4, 0), Salient(row, row + 5, 1)])
+        writer.write([SalientSpan(0, 4, 0), SalientSpan(row, row + 5, 1)])
     writer.save(folder / "spans.npy")
     return folder / "spans.npy"
 
@@ -227,12 +228,12 @@ def _npy(folder: Path) -> Path:
 
 
 def _read_vectors(path: Path) -> object:
-    return VectorFiles([path]).all()
+    return VectorFiles([path]).read_all()
 
 
 def _read_input(path: Path) -> object:
     held: list[int] = []
-    return cut(look([path]), lambda part: held.append(len(part)), "drop")
+    return split_into_parts(inspect_vectors([path]), lambda part: held.append(len(part)), "drop")
 
 
 def _vector_parquet(folder: Path) -> Path:
@@ -245,13 +246,13 @@ def _tokens(folder: Path) -> Path:
     vectors = np.random.default_rng(1).standard_normal((int(lengths.sum()), D)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     with TokenWriter(folder / "part.arrow", D, "float16") as writer:
-        writer.write(TokenVectors(vectors, offsets_of(lengths)))
+        writer.write(TokenVectors(vectors, compute_offsets(lengths)))
     return folder / "part.arrow"
 
 
 def _read_tokens(path: Path) -> object:
     file = TokenFile(path)
-    return sum(len(block) for block in file.blocks())
+    return sum(len(block) for block in file.iter_batches())
 
 
 def _sparse(folder: Path) -> Path:
@@ -260,18 +261,18 @@ def _sparse(folder: Path) -> Path:
 
 
 def _read_sparse(path: Path) -> object:
-    return sum(len(block) for block in SparseFile(path).blocks())
+    return sum(len(block) for block in SparseFile(path).iter_batches())
 
 
 # indexes
 
 
 def _built(factory: str, folder: Path) -> Path:
-    kind = kind_for(factory)
+    kind = get_kind_for_factory(factory)
     rows = {"text": _passages, "tokens": _tokens, "vectors": _npy, "sparse": _sparse}[kind.represents](folder)
     n = {"text": 60, "tokens": 32, "vectors": N, "sparse": 60}[kind.represents]
     plan = kind.plan(IndexRecipe(factory), n, {"text": 0, "sparse": _TERMS}.get(kind.represents, D))
-    build(plan, [rows], folder / "index", folder)
+    run_stages(plan, [rows], folder / "index", folder)
     return folder / "index"
 
 
@@ -287,19 +288,19 @@ def _read_faiss(path: Path) -> object:
 def _read_postings(path: Path) -> object:
     index = Bm25Index(path, Analyzer("english"), {})
     asked, k = ["pigs", "wise pigs very 7", "nothing"], min(5, index.n)
-    return index.search(asked, k), index.search(asked, k, skip=False), index.missing("very wise")
+    return index.search(asked, k), index.search(asked, k, skip=False), index.find_missing_terms("very wise")
 
 
 def _derive_postings(path: Path) -> object:
     """Make the index after an insertion, two deletions and a change of the one before, and search it."""
     kept, out = np.array([*range(3), -1, *range(4, 30), -1, *range(31, 59)]), path.with_name("derived")
     new = pa.RecordBatch.from_pydict({"title": ["Pigs", ""], "text": ["very wise pigs 7 8", "two of them"]})
-    derived(path, kept, lambda _: iter([new]), Analyzer("english"), out, 10)
+    derive_index(path, kept, lambda _: iter([new]), Analyzer("english"), out, 10)
     return _read_postings(out)
 
 
 def _read_impacts(path: Path) -> object:
-    index = kind_for("Impact").open(IndexFiles(path, list, 60), {"factory": "Impact", "search": {}})
+    index = get_kind_for_factory("Impact").open(IndexFiles(path, list, 60), {"factory": "Impact", "search": {}})
     return index.search(impact_questions(3, _TERMS, 5), min(5, index.n))
 
 
@@ -359,7 +360,7 @@ def _packed_dump(folder: Path) -> Path:
 
 def _read_dump(path: Path) -> object:
     piece = Slice(str(path), 0, path.stat().st_size, "bz2" if path.suffix == ".bz2" else "none", 1, 100)
-    return sum(1 for _ in parse_pages(read_slice(piece), where(piece)))
+    return sum(1 for _ in parse_pages(read_slice(piece), describe_slice(piece)))
 
 
 def _jsonl(folder: Path) -> Path:
@@ -381,7 +382,9 @@ def _documents(folder: Path) -> Path:
 
 
 def _read_rows(path: Path) -> object:
-    return sum(1 for _ in READERS[path.suffix[1:]](str(path)))
+    record_format = find_record_format(str(path))
+    assert record_format is not None
+    return sum(1 for _ in record_format.read_records(str(path)))
 
 
 def _questions(folder: Path) -> Path:
@@ -410,18 +413,24 @@ KINDS = [
     Kind("model manifest", _model, _read_model),
     Kind("evaluation manifest", _evaluation, _read_evaluation),
     Kind("evaluation values", _values, _read_values),
-    Kind("ref", _move, partial(_in_store, "refs/latest/00000001.json", lambda store: store.refs.history("latest"))),
-    Kind("takedown", _takedown, partial(_in_store, "takedowns/00000001.json", lambda store: store.takedowns.records())),
+    Kind(
+        "ref", _move, partial(_in_store, "refs/latest/00000001.json", lambda store: store.refs.read_history("latest"))
+    ),
+    Kind(
+        "takedown",
+        _takedown,
+        partial(_in_store, "takedowns/00000001.json", lambda store: store.takedowns.list_records()),
+    ),
     Kind(
         "replacement",
         _place,
-        partial(_in_store, f"takedowns/{_ID}.json", lambda store: store.takedowns.in_place_of(_ID)),
+        partial(_in_store, f"takedowns/{_ID}.json", lambda store: store.takedowns.find_replacement(_ID)),
     ),
-    Kind("intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.live(0.0))),
-    Kind("memo", _memo, lambda path: parsed("s", _ID, path.read_bytes())),
+    Kind("intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.list_live(0.0))),
+    Kind("memo", _memo, lambda path: parse_record("s", _ID, path.read_bytes())),
     Kind("passages", _passages, _read_passages),
     *(Kind(*delta) for delta in DELTAS),
-    Kind("spans", _spans, lambda path: [SpanFile(path).between(0, N), SpanFile(path).rows]),
+    Kind("spans", _spans, lambda path: [SpanFile(path).get_range(0, N), SpanFile(path).rows]),
     Kind("vectors", _npy, _read_vectors),
     Kind("vector input npy", _npy, _read_input),
     Kind("vector input parquet", _vector_parquet, _read_input),

@@ -7,7 +7,7 @@ import pytest
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions
 from packaging.version import Version
 
-from beam_jobs.options import checked
+from beam_jobs.options import check_flags
 from tests.fixtures.declared import PROJECT, ROOT, bake, dockerfile
 
 FILES = sorted((ROOT / "infra/beam").glob("*.args"))
@@ -37,7 +37,7 @@ def test_beam_knows_every_option(file: Path) -> None:
     assert len(words) == len(file.read_text().splitlines()), (
         "one option a line, without spaces, so that a shell can read it"
     )
-    assert checked(words)
+    assert check_flags(words)
     known = vars(_strictly(words))
     for word in words:
         name, _, value = word.removeprefix("--").partition("=")

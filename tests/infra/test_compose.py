@@ -17,8 +17,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from flows.machine.ports import free_ports
-from rag_model.serving.service_settings import ServiceSettings
+from flows.machine.ports import find_free_ports
+from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.declared import PROJECT, ROOT, built, dockerfile, known_variables
 
 FILE = ROOT / "docker/compose.yaml"
@@ -152,7 +152,7 @@ def _s3(folder: Path) -> Iterator[dict[str, str]]:
     assert set(_environment(SERVICES["s3"])) == set(keys)
     own = {"-dir": folder, "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1", "-s3.port.lance": 0}
     doors = [f"-{name}.port{kind}" for name in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")]
-    moved = {**own, **dict(zip(doors, free_ports(len(doors)), strict=True))}
+    moved = {**own, **dict(zip(doors, find_free_ports(len(doors)), strict=True))}
     kept = [word for word in SERVICES["s3"]["command"] if word.partition("=")[0] not in moved]
     command = [
         str(Path(sys.executable).with_name("weed")),

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.declared import (
     KUBERNETES,
     PROJECT,

@@ -8,13 +8,13 @@ import yaml
 from prefect.utilities.templating import apply_values
 
 from flows.machine.pools import job_variables
-from rag_model.needs.machine import Needs, Work
+from rag_model.resources import RunResources, WorkEstimate
 from tests.fixtures.declared import REGISTRY, ROOT, built, containers, documents, kustomized, pods, pool
 
 VERSION = "1.33.0"
 POOLS = ("cpu", "gpu")
 PREFECT_OWN = {"name", "labels", "command", "namespace", "image", "env"}
-ASKED = Needs(Work({}, {}), memory=48 * 2**30, cores=12, gpus=2, hours=1.0)
+ASKED = RunResources(WorkEstimate({}, {}), memory=48 * 2**30, cores=12, gpus=2, hours=1.0)
 
 
 def _job(name: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from rag_model.evaluation.answers.collapse import LIMITS
+from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS
 from tests.fixtures.alarms import ROOT, RULES, promtool, rules
 
 FOLDER = ROOT / "infra/prometheus"
@@ -33,4 +33,4 @@ def test_each_alarm_is_tripped_and_says_whom_to_call_and_what_to_do() -> None:
 
 def test_collapse_is_what_training_refuses() -> None:
     (rule,) = (rule for rule in rules() if rule["alert"] == "BookwheelRetrievalCollapsed")
-    assert rule["expr"].split(" < ")[1] == str(LIMITS.least_spread)
+    assert rule["expr"].split(" < ")[1] == str(COLLAPSE_LIMITS.least_spread)

@@ -8,13 +8,12 @@ import pytest
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.encoders.embed import embed_part
-from rag_model.encoders.encoder import Encoder
-from rag_model.encoders.resolve import question_files
+from rag_model.encoders.encoder import Encoder, collect_question_encoder_files
+from rag_model.index.build import run_stages
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.stages import build
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry, in_space
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry, embeddings_in_space
 from rag_model.store.versions.snapshot import Snapshot
 
 ARTICLES = {
@@ -79,19 +78,19 @@ def content(
         entries.append(PartEntry(part, first + 1, last, last - first))
         arrays.append(array)
     space = encoder.space()
-    for name, path in question_files(encoder.folder, encoder.spec, space, work).items():
+    for name, path in collect_question_encoder_files(encoder.folder, encoder.spec, space, work).items():
         files[f"encoder/question/{name}"] = store.blobs.put_file(path)
     indexes = {}
     for name, factory in (("hnsw", "HNSW32"), ("ivfpq", "IVF,PQ")):
         plan = resolve(IndexRecipe(factory), len(passages), encoder.dim)
-        build(plan, arrays, work / f"{name}.faiss", work)
+        run_stages(plan, arrays, work / f"{name}.faiss", work)
         files[f"index/{name}.faiss"] = store.blobs.put_file(work / f"{name}.faiss")
         indexes[name] = plan.entry()
-    return store, Content(ENWIKI, tuple(entries), files, {}, in_space(space.to_json()), indexes)
+    return store, Content(ENWIKI, tuple(entries), files, {}, embeddings_in_space(space.to_json()), indexes)
 
 
 @pytest.fixture(scope="session")
 def snapshot(content: tuple[Store, Content]) -> Snapshot:
     """The published snapshot, opened from its store."""
     store, what = content
-    return Snapshot.from_store(store, store.snapshots.put(Manifest(what)))
+    return Snapshot.from_store(store, store.snapshots.publish(Manifest(what)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import MissingExtraError
-from rag_model.extras import faiss_packages, require, versions
+from rag_model.extras import get_versions, list_faiss_packages, require
 
 
 def test_a_missing_package_names_its_extra() -> None:
@@ -36,7 +36,7 @@ def distribution(folder: Path, name: str, version: str) -> Path:
 
 
 def test_two_faiss_over_each_other_are_one_sentence_with_what_to_run(tmp_path: Path) -> None:
-    (own,) = faiss_packages()
+    (own,) = list_faiss_packages()
     other = "faiss-gpu-cuvs" if own != "faiss-gpu-cuvs" else "faiss-gpu"
     places = os.pathsep.join([str(distribution(tmp_path, other, "1.15.1")), *filter(None, sys.path)])
     command = [sys.executable, "-c", "import rag_model.index.files.engine"]
@@ -51,5 +51,5 @@ def test_a_faiss_for_gpus_is_known_by_the_name_that_memo_keys_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(distribution(tmp_path, "faiss-gpu-cuvs", "9.8.7"))])
-    assert faiss_packages() == {"faiss-gpu-cuvs": "9.8.7"}
-    assert versions("faiss-cpu", "numpy") == {"faiss-cpu": "9.8.7", "numpy": "none"}
+    assert list_faiss_packages() == {"faiss-gpu-cuvs": "9.8.7"}
+    assert get_versions("faiss-cpu", "numpy") == {"faiss-cpu": "9.8.7", "numpy": "none"}

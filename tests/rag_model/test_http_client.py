@@ -5,7 +5,7 @@ import pytest
 
 from rag_model.client import Client
 from rag_model.errors import UsageError
-from rag_model.http_client import http_client
+from rag_model.http_client import create_http_client
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_what_cannot_be_used_is_one_sentence(monkeypatch: pytest.MonkeyPatch, va
     monkeypatch.setenv(variable, value)
     for kind in (httpx.Client, httpx.AsyncClient):
         with pytest.raises(UsageError, match=r"^the proxy or the certificates [^\n]+ or SSL_CERT_DIR$") as refused:
-            http_client(kind)
+            create_http_client(kind)
         assert "hush" not in str(refused.value)
 
 

@@ -23,9 +23,9 @@ def registry() -> Registry[object]:
 def test_what_is_built_in_comes_first_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bring(tmp_path, "other", monkeypatch, "b = collections:Counter\na = collections:deque\nown = collections:ChainMap")
     made = registry()
-    assert made.names() == ["own", "a", "b"]
-    assert [one.__name__ for one in made.built_in()] == ["OrderedDict"]  # type: ignore[attr-defined]
-    assert [one.__name__ for one in made.brought()] == ["deque", "Counter"]  # type: ignore[attr-defined]
+    assert made.list_names() == ["own", "a", "b"]
+    assert [one.__name__ for one in made.iter_built_in()] == ["OrderedDict"]  # type: ignore[attr-defined]
+    assert [one.__name__ for one in made.iter_plugins()] == ["deque", "Counter"]  # type: ignore[attr-defined]
     assert made.find("a") is made.find("a")
     assert made.find("absent") is None
 

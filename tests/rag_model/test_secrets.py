@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.corpus.source import expand
-from rag_model.corpus.wikimedia import newest
-from rag_model.encoders.resolve import resolve_folder
+from rag_model.corpus.dump_catalog import find_newest
+from rag_model.corpus.source import expand_pattern
+from rag_model.encoders.files import resolve_folder
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions.files import read_questions
-from rag_model.secrets import HARMLESS, refuse_secret, refuse_secrets, without_secrets
+from rag_model.evaluation.questions import read_questions
+from rag_model.secrets import HARMLESS_PARAMETERS, mask_secrets, refuse_secret, refuse_secrets
 from rag_model.store.store import Store
 from rag_model.training.data.examples import read_examples
 
@@ -134,7 +134,7 @@ def test_other_urls_and_paths_are_taken(url: str) -> None:
     refuse_secrets([url])
 
 
-@pytest.mark.parametrize("taken", [opened, expand, read_questions, read_examples, resolve_folder, newest])
+@pytest.mark.parametrize("taken", [opened, expand_pattern, read_questions, read_examples, resolve_folder, find_newest])
 @pytest.mark.parametrize("url", [NO_USER[1], NO_QUERY[4], f"zip://a::https://u:{S}@h"])
 def test_every_function_that_reads_a_url_refuses(taken: Callable[[str], object], url: str) -> None:
     with pytest.raises(UsageError, match="may be a secret") as no:
@@ -210,17 +210,17 @@ def test_the_variable_for_web_addresses_works(tmp_path: Path) -> None:
 def test_a_tokenizer_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_LLM_TOKENIZER", "models/tokenizer.json")
     monkeypatch.setenv("SOME_TOKENS", "hush-hush")
-    assert without_secrets("models/tokenizer.json and hush-hush") == "models/tokenizer.json and ***"
+    assert mask_secrets("models/tokenizer.json and hush-hush") == "models/tokenizer.json and ***"
 
 
 def test_what_is_harmless_is_said() -> None:
-    assert "versionId" in HARMLESS
-    assert not {"key", "token", "sig", "code"} & HARMLESS
+    assert "versionId" in HARMLESS_PARAMETERS
+    assert not {"key", "token", "sig", "code"} & HARMLESS_PARAMETERS
 
 
 def test_keys_of_azure_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = "AccountName=public;AccountKey=aGlkZGVu==;BlobEndpoint=https://host/public;"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", settings)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0==")
-    told = without_secrets(f"{settings} | public signs with aGlkZGVu== or c2VjcmV0==")
+    told = mask_secrets(f"{settings} | public signs with aGlkZGVu== or c2VjcmV0==")
     assert told == "*** | public signs with *** or ***"

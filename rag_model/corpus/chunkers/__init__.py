@@ -1,9 +1,9 @@
 """Chunkers: split an article into passages.
 
-chunker.Chunker              -> the protocol and its contract: what a passage is, its bounds, and determinism
-registry.build_chunker(name) -> the chunker of a recipe, built in or found through an entry point
-files.named_files(chunker)   -> the files that settings name, and their identity in a memo key
-words, running               -> the words of an article, and how strong the boundary before each is
-windows, sentences, recursive, tokens -> the built-in chunkers; `semantic` lies in `rag_model.encoders`
-
+| module | contents |
+| --- | --- |
+| `chunker` | the protocol and its contract, the registry, files of settings, `build_passage` |
+| `article_words` | words, ends of sentences, and the boundaries at which an article may be split |
+| `windows` | the chunkers `words`, `sections`, `sentences` and `recursive` |
+| `tokens` | the chunker `tokens`; `semantic` is in `rag_model.encoders` |
 """

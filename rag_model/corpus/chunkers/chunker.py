@@ -1,61 +1,205 @@
-"""The protocol of chunkers, with the contract for each of them, and the making of a passage."""
+"""Chunkers: the protocol with its contract, the registry, files of settings, and passages.
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+A setting of type `Path` names a file or a folder. In a folder and its direct subfolders, the files
+that match the field's metadata are used, `field(metadata={"files": ("tokenizer.json",
+"*.safetensors")})`, otherwise all files; workers get no other files. The first pattern must match
+in the folder itself, so that a wrong folder is not copied to the store by mistake. In keys and in
+the recipe of a snapshot, a digest of the bytes replaces the path.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from rag_model.corpus.records import Article, Passage
+from rag_model.digest import ALGORITHM, digest_file, digest_json
+from rag_model.errors import InputError, UsageError
+from rag_model.plugins import Registry
+from rag_model.toml import from_table
 
-Cut = Callable[[Article], Iterator[Passage]]
-MAX_HEADING = 256  # characters of a heading that a passage keeps: every passage of a section has a copy
+ChunkFunction = Callable[[Article], Iterator[Passage]]
+# Characters of a heading in a passage, because every passage of a section has a copy.
+MAX_HEADING = 256
 
 
 class Chunker(Protocol):
-    """A chunker with its settings: a frozen dataclass whose fields are the settings, each with a default.
+    """A chunker: a frozen dataclass whose fields are the settings, each with a default.
 
-    A setting is a JSON value, or a `Path` to a file or folder (a tokenizer, a model). All of them are part of the key
-    under which passages are recorded and inherited; for a file it is the digest, not the path (`files`).
-    `__post_init__` refuses bad values with a `UsageError` and reads no file: a path may be replaced by a digest.
+    A setting is a JSON value, or a `Path` to a file or folder (a tokenizer, a model). All settings
+    are part of the key under which passages are stored and reused; files are part of it by their
+    digest, not by their path. `__post_init__` rejects bad values with a `UsageError` and reads no
+    file, because a digest may replace a path.
 
-    The contract for the passages of an article, for every text and all accepted settings:
+    The contract, for the passages of every article and for all accepted settings:
 
-    * *Span.* A passage is a run of characters of the article's clean text on one line (its sections joined by spaces,
-      or one of them), unchanged. It starts and ends between words (`words.split_words`), unless one word is longer
-      than the bound. `start_word` is the word that it starts in, counted from the start of the article, or of the
-      section if no passage crosses a heading; `n_words` is its number of words, including parts of words.
-    * *Cover.* Passages are in the order of their first word, and every character except spaces between them is in one.
-    * *Bound.* No passage is longer than the settings say, in the unit that they say, for any text; nor in characters,
-      since no word has more than `words.LONGEST`. Two passages overlap by no more than the settings say. None is empty.
-    * *Time* is in proportion to the article's length, for every text.
+    * *Span.* A passage is an unchanged substring of the article's clean text on one line (its
+      sections joined by spaces, or one of them). It starts and ends between words
+      (`article_words.split_words`), unless one word is longer than the bound. `start_word` is the
+      number of the word in which it starts, counted from the start of the article, or of the
+      section if no passage crosses a heading; `n_words` is its number of words, including parts of
+      words.
+    * *Cover.* Passages are in the order of their first word, and every character except spaces
+      between them is in a passage.
+    * *Bound.* No passage is longer than the limit of the settings, in its unit, for any text; the
+      number of characters is limited too, since no word has more than `MAX_WORD_LENGTH`. Two
+      passages overlap by at most the overlap of the settings. No passage is empty.
+    * *Time* is linear in the article's length, for every text.
     * *Ids.* `<page_id>:<place>`, unique in the article and without spaces.
-    * *Repeat.* Equal articles, settings and files give equal passages on every machine: no clock, no network, no
-      random numbers, and no dependence on earlier articles.
+    * *Repeat.* Equal articles, settings and files give equal passages on every machine: no clock,
+      no network, no random numbers, and no dependence on earlier articles.
     """
 
     version: ClassVar[str]
-    """Part of every key: change it when an equal article would give other passages, and include the versions of
-    libraries that decide passages too. The code of built-in chunkers has the version `chunk.VERSION`."""
+    """Part of every key: change it when an equal article would give other passages.
 
-    def open(self) -> Cut:
+    Include the versions of libraries that affect passages. The code of built-in chunkers has the
+    version `chunk.VERSION`.
+    """
+
+    def open(self) -> ChunkFunction:
         """Return the function that yields an article's passages; reads the files, once per part.
 
         Raises:
-            InputError: a file is damaged.
+            InputError: A file is damaged.
         """
         ...
 
 
-def passage_of(article: Article, place: str, heading: str, start: int, words: Sequence[str]) -> Passage:
-    """Return the passage of some words of `split_words`, from word `start` on, in the section of this heading."""
+def build_passage(article: Article, position: str, heading: str, start_word: int, words: Sequence[str]) -> Passage:
+    """Build the passage of consecutive words of `split_words`, in the section of this heading.
+
+    `position` is the second half of its id; `start_word` is the number of its first word.
+    """
     text = "".join(words).strip()
     return Passage(
-        id=f"{article.page_id}:{place}",
+        id=f"{article.page_id}:{position}",
         page_id=article.page_id,
         rev_id=article.rev_id,
         title=article.title,
         section=heading[:MAX_HEADING],
         text=text,
-        start_word=start,
+        start_word=start_word,
         n_words=len(words),
         hash=Passage.hash_of(article.title, text),
         revised=article.revised,
     )
+
+
+MAX_ANCHOR = 64  # characters of a heading in a passage id
+
+
+def create_anchor(heading: str, used_names: dict[str, int]) -> str:
+    """Return a name for a section that is unique in its article, and add it to `used_names`.
+
+    Follows MediaWiki's anchors: spaces become underscores, and a repeated heading gets `_2`, `_3`,
+    … `used_names` maps each name to the last number that was tried for it, so that the time for all
+    names of an article is linear.
+
+    >>> create_anchor("Early life", {"Early_life": 1})
+    'Early_life_2'
+    """
+    name = candidate = "_".join(heading.split())[:MAX_ANCHOR]
+    suffix = used_names.get(name, 0)
+    while candidate in used_names:
+        suffix += 1
+        candidate = f"{name}_{suffix}"
+    used_names[name] = max(suffix, 1)
+    used_names.setdefault(candidate, 1)
+    return candidate
+
+
+_DIGEST_PATTERN = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
+_SINGLE_FILE = ""  # key of the only file of a setting that names a file, not a folder
+
+
+def settings_to_json(chunker: Chunker) -> dict[str, Any]:
+    """Return a chunker's settings as JSON values, with digests of files instead of paths.
+
+    Raises:
+        InputError: A file does not exist.
+    """
+    values: dict[str, Any] = asdict(chunker)  # type: ignore[call-overload]
+    return values | {name: _digest_setting(chunker, name, path) for name, path in _list_paths(chunker).items()}
+
+
+def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
+    """Return the files of each setting of type `Path`, by their names in its folder.
+
+    Raises:
+        InputError: A file does not exist, or no file in a folder matches.
+    """
+    return {name: _list_files(chunker, name, path) for name, path in _list_paths(chunker).items()}
+
+
+def digest_files(files: Mapping[str, str]) -> str:
+    """Return the digest of a setting's files; `files` maps names to digests of the bytes."""
+    return files[_SINGLE_FILE] if [*files] == [_SINGLE_FILE] else digest_json(dict(files))
+
+
+def is_single_file(files: Mapping[str, Any]) -> bool:
+    """Return whether a setting names a single file, not a folder."""
+    return [*files] == [_SINGLE_FILE]
+
+
+def _list_paths(chunker: Chunker) -> dict[str, Path]:
+    values = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if isinstance(value, Path)}
+
+
+def _digest_setting(chunker: Chunker, setting: str, path: Path) -> str:
+    if _DIGEST_PATTERN.fullmatch(str(path)):
+        return str(path)
+    return digest_files({name: digest_file(file) for name, file in _list_files(chunker, setting, path).items()})
+
+
+def _list_files(chunker: Chunker, setting: str, path: Path) -> dict[str, Path]:
+    if _DIGEST_PATTERN.fullmatch(str(path)):
+        raise InputError(f"the recipe gives the digest {path} for {setting}: give the path of the file or folder")
+    if path.is_file():
+        return {_SINGLE_FILE: path}
+    (patterns,) = (field.metadata.get("files", ("*",)) for field in fields(chunker) if field.name == setting)  # type: ignore[arg-type]
+    if not any(path.glob(patterns[0])):
+        expected = "a file" if patterns[0] == "*" else patterns[0]
+        raise InputError(f"{setting} of the recipe's chunker must be a folder with {expected}, not {path}: correct it")
+    glob_patterns = (f"{folder}{pattern}" for pattern in patterns for folder in ("", "*/"))
+    file_by_name = {
+        file.relative_to(path).as_posix(): file for glob_pattern in glob_patterns for file in path.glob(glob_pattern)
+    }
+    return {name: file_by_name[name] for name in sorted(file_by_name) if file_by_name[name].is_file()}
+
+
+CHUNKERS: Registry[type[Chunker]] = Registry(
+    "chunker",
+    "bookwheel.chunkers",
+    {
+        "words": "rag_model.corpus.chunkers.windows:Words",
+        "sections": "rag_model.corpus.chunkers.windows:Sections",
+        "sentences": "rag_model.corpus.chunkers.windows:Sentences",
+        "recursive": "rag_model.corpus.chunkers.windows:Recursive",
+        "tokens": "rag_model.corpus.chunkers.tokens:Tokens",
+        "semantic": "rag_model.encoders.semantic:SemanticChunker",
+    },
+)
+
+
+def build_chunker(name: str, settings: Mapping[str, Any]) -> Chunker:
+    """Create the chunker of this name with these settings; omitted ones keep their defaults.
+
+    Names that are not built in are looked up in the entry points of installed packages.
+
+    Raises:
+        InputError: The package that provides the chunker cannot be imported.
+        UsageError: There is no such chunker, or it rejects a setting.
+    """
+    return from_table(_get_chunker_class(name), settings, f"the recipe's chunker {name!r}")
+
+
+def _get_chunker_class(name: str) -> type[Chunker]:
+    chunker_class: Any = CHUNKERS.find(name)
+    if chunker_class is None:
+        raise UsageError(f"no chunker {name!r} in the recipe: choose one of {', '.join(CHUNKERS.list_names())}")
+    if not (isinstance(chunker_class, type) and {"__dataclass_fields__", "open", "version"} <= {*dir(chunker_class)}):
+        raise UsageError(f"{chunker_class!r} is not a chunker: see rag_model.corpus.chunkers.chunker.Chunker")
+    return chunker_class

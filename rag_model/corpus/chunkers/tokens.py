@@ -1,4 +1,4 @@
-"""The chunker `tokens`: windows of so many tokens of a tokenizer, which overlap."""
+"""The chunker `tokens`: overlapping windows with a maximum number of tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,129 +7,149 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rag_model.corpus.chunkers.chunker import Cut
-from rag_model.corpus.chunkers.running import INSIDE, Running, Span, passages_at, run_together
+from rag_model.corpus.chunkers.article_words import INSIDE, ArticleWords, Span, build_passages, split_article
+from rag_model.corpus.chunkers.chunker import ChunkFunction
 from rag_model.corpus.records import Article, Passage
 from rag_model.errors import UsageError
-from rag_model.extras import installed
+from rag_model.extras import format_versions
 from rag_model.tokenizer import load_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_FILE = "tokenizer.json"
-_LEAST = 64  # tokens; a single character may have dozens, of which no part is a passage
-Count = Callable[[Span], int]  # tokens of the text of a span
+_TOKENIZER_FILE = "tokenizer.json"
+_MIN_TOKENS = 64  # tokens; a single character may have dozens of tokens and cannot be split
+CountTokens = Callable[[Span], int]  # span -> number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Windows over the whole article, cut between words; ids are `<page>:<heading>.<window>`.
+    """Windows over the whole article, split between words; ids are `<page>:<heading>.<window>`.
 
-    The tokens are those of the text: an encoder adds those of the title and its own special ones.
+    Only the tokens of the text count: an encoder adds the tokens of the title and special tokens.
     """
 
-    version: ClassVar[str] = installed("tokenizers")
-    tokenizer: Path | None = field(default=None, metadata={"files": (_FILE,)})  # a file, or the encoder's folder
-    tokens: int = 256  # most tokens of a passage
-    overlap: int = 38  # most tokens that neighbours share: 15 %
+    version: ClassVar[str] = format_versions("tokenizers")
+    # A file, or the encoder's folder.
+    tokenizer: Path | None = field(default=None, metadata={"files": (_TOKENIZER_FILE,)})
+    tokens: int = 256  # maximum tokens of a passage
+    overlap: int = 38  # maximum tokens that neighbours share; 15 %
 
     def __post_init__(self) -> None:
         if self.tokenizer is None:
             raise UsageError("chunker 'tokens' needs a tokenizer: name its file or the encoder's folder in settings")
-        if self.tokens < _LEAST:
+        if self.tokens < _MIN_TOKENS:
             raise UsageError(
-                f"tokens is {self.tokens} in the recipe, and a single word may have more: give at least {_LEAST}"
+                f"tokens is {self.tokens} in the recipe, and a single word may have more: give at least {_MIN_TOKENS}"
             )
         if not 0 <= self.overlap <= self.tokens // 2:
             raise UsageError(f"an overlap of {self.overlap} tokens in {self.tokens}: give at most half")
 
-    def open(self) -> Cut:
-        """Read the tokenizer; return the function that cuts.
+    def open(self) -> ChunkFunction:
+        """Read the tokenizer; return the chunk function.
 
         Raises:
-            InputError: it is damaged.
+            InputError: The tokenizer is damaged.
             MissingExtraError: `tokenizers` is not installed.
         """
-        return partial(_cut, self, _load(self.tokenizer or Path()))
+        return partial(_chunk_article, self, _load_tokenizer(self.tokenizer or Path()))
 
 
-def _load(path: Path) -> "Tokenizer":
-    tokenizer = load_tokenizer_file(path / _FILE if path.is_dir() else path)
+def _load_tokenizer(path: Path) -> "Tokenizer":
+    tokenizer = load_tokenizer_file(path / _TOKENIZER_FILE if path.is_dir() else path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _cut(settings: Tokens, tokenizer: "Tokenizer", article: Article) -> Iterator[Passage]:
-    text, sizes = _in_small_words(run_together(article), tokenizer, settings.tokens // 2)
+def _chunk_article(settings: Tokens, tokenizer: "Tokenizer", article: Article) -> Iterator[Passage]:
+    text, token_counts = _split_long_words(split_article(article), tokenizer, settings.tokens // 2)
 
     def count(span: Span) -> int:
-        return len(tokenizer.encode(text.text(span), add_special_tokens=False).ids)
+        return len(tokenizer.encode(text.join_text(span), add_special_tokens=False).ids)
 
-    yield from passages_at(article, text, _windows([0, *accumulate(sizes)], count, settings.tokens, settings.overlap))
+    yield from build_passages(
+        article, text, _iter_windows([0, *accumulate(token_counts)], count, settings.tokens, settings.overlap)
+    )
 
 
-def _windows(before: Sequence[int], count: Count, most: int, shared: int) -> Iterator[Span]:
-    """Yield windows; `before` has the sum of the words' tokens before each word, which is nearly those of the text."""
-    start, end, last = 0, 0, len(before) - 1
+def _iter_windows(
+    tokens_before: Sequence[int], count: CountTokens, max_tokens: int, max_overlap: int
+) -> Iterator[Span]:
+    """Yield windows; `tokens_before` has the number of tokens before each word.
+
+    It is a sum over single words, which is close to the number of tokens of the text.
+    """
+    start, end, last = 0, 0, len(tokens_before) - 1
     while end < last:
-        reached = _end(start, before, count, most)
-        if reached <= end:  # what it shares with the window before leaves no room for another word
+        window_end = _find_end(start, tokens_before, count, max_tokens)
+        # The overlap with the previous window leaves no space for another word.
+        if window_end <= end:
             start = end
             continue
-        end = reached
+        end = window_end
         yield start, end
-        start = _begin(start, end, before, count, shared)
+        start = _find_next_start(start, end, tokens_before, count, max_overlap)
 
 
-def _end(start: int, before: Sequence[int], count: Count, most: int) -> int:
-    end = max(start + 1, _furthest(before, start, most))
-    while end - start > 1 and (found := count((start, end))) > most:
-        end = start + max(1, (end - start) * most // found)
+def _find_end(start: int, tokens_before: Sequence[int], count: CountTokens, max_tokens: int) -> int:
+    end = max(start + 1, _estimate_end(tokens_before, start, max_tokens))
+    while end - start > 1 and (n_tokens := count((start, end))) > max_tokens:
+        end = start + max(1, (end - start) * max_tokens // n_tokens)
     return end
 
 
-def _begin(start: int, end: int, before: Sequence[int], count: Count, shared: int) -> int:
-    """Return the first word after `start` from which on the window shares few enough tokens with the next."""
-    begin = end
-    while begin - 1 > start and before[end] - before[begin - 1] <= shared:
-        begin -= 1
-    while begin < end and count((begin, end)) > shared:
-        begin += 1
-    return begin
+def _find_next_start(start: int, end: int, tokens_before: Sequence[int], count: CountTokens, max_overlap: int) -> int:
+    """Return the start of the next window, so that the overlap has at most `max_overlap` tokens."""
+    next_start = end
+    while next_start - 1 > start and tokens_before[end] - tokens_before[next_start - 1] <= max_overlap:
+        next_start -= 1
+    while next_start < end and count((next_start, end)) > max_overlap:
+        next_start += 1
+    return next_start
 
 
-def _furthest(before: Sequence[int], start: int, most: int) -> int:
+def _estimate_end(tokens_before: Sequence[int], start: int, max_tokens: int) -> int:
     end = start
-    while end + 1 < len(before) and before[end + 1] - before[start] <= most:
+    while end + 1 < len(tokens_before) and tokens_before[end + 1] - tokens_before[start] <= max_tokens:
         end += 1
     return end
 
 
-def _in_small_words(text: Running, tokenizer: "Tokenizer", most: int) -> tuple[Running, list[int]]:
-    """Return the text with words of more than `most` tokens halved, and the tokens of each word, at least 1.
+def _split_long_words(text: ArticleWords, tokenizer: "Tokenizer", max_tokens: int) -> tuple[ArticleWords, list[int]]:
+    """Halve words of more than `max_tokens` tokens; return words and their token counts (>= 1).
 
-    So a window has no more words than tokens, and so a bound in characters, whatever the tokenizer makes of them.
+    A window therefore has no more words than tokens, which bounds its characters for any tokenizer.
     """
-    sizes = _sizes(sorted(set(text.words)), tokenizer)
-    halves: list[tuple[str, int, int, int]] = []
-    for at, word in enumerate(text.words):
-        for again, part in enumerate(_parts(word, most, sizes, tokenizer)):
-            halves.append((part, INSIDE if again else text.breaks[at], text.sections[at], text.numbers[at]))
-    words, breaks, sections, numbers = zip(*halves, strict=True) if halves else ((), (), (), ())
-    return Running(words, breaks, sections, numbers), [sizes[word] for word in words]
+    token_counts = _count_tokens(sorted(set(text.words)), tokenizer)
+    word_parts: list[tuple[str, int, int, int]] = []
+    for word_number, word in enumerate(text.words):
+        for part_number, part in enumerate(_halve_word(word, max_tokens, token_counts, tokenizer)):
+            word_parts.append(
+                (
+                    part,
+                    INSIDE if part_number else text.breaks[word_number],
+                    text.sections[word_number],
+                    text.numbers[word_number],
+                )
+            )
+    words, breaks, sections, numbers = zip(*word_parts, strict=True) if word_parts else ((), (), (), ())
+    return ArticleWords(words, breaks, sections, numbers), [token_counts[word] for word in words]
 
 
-def _sizes(words: Sequence[str], tokenizer: "Tokenizer") -> dict[str, int]:
+def _count_tokens(words: Sequence[str], tokenizer: "Tokenizer") -> dict[str, int]:
     encoded = tokenizer.encode_batch_fast(list(words), add_special_tokens=False)
-    return {word: max(1, len(one.ids)) for word, one in zip(words, encoded, strict=True)}
+    return {word: max(1, len(encoding.ids)) for word, encoding in zip(words, encoded, strict=True)}
 
 
-def _parts(word: str, most: int, sizes: dict[str, int], tokenizer: "Tokenizer") -> list[str]:
-    if word not in sizes:
-        sizes |= _sizes([word], tokenizer)
-    if sizes[word] <= most or len(word.strip()) < 2:
+def _halve_word(word: str, max_tokens: int, token_counts: dict[str, int], tokenizer: "Tokenizer") -> list[str]:
+    if word not in token_counts:
+        token_counts |= _count_tokens([word], tokenizer)
+    if token_counts[word] <= max_tokens or len(word.strip()) < 2:
         return [word]
     middle = len(word) // 2
-    return [part for half in (word[:middle], word[middle:]) for part in _parts(half, most, sizes, tokenizer)]
+    return [
+        part
+        for half in (word[:middle], word[middle:])
+        for part in _halve_word(half, max_tokens, token_counts, tokenizer)
+    ]

@@ -1,39 +1,55 @@
-"""Chunkers of disjoint windows: an article becomes passages of at most `words` words.
+"""The built-in chunkers of at most `words` words per passage, without overlap.
 
-`words` is DPR's chunking: disjoint blocks of 100 whitespace words over the article's running text (Karpukhin et
-al. 2020, section 4.1), headings left out. The last block of an article is not filled: filling it
-from the article's beginning, as the released `psgs_w100.tsv` seems to, would make blocks overlap, and an
-edit of the first sentence would change the last passage. Titles are kept in a field of their own, not in the text.
+`words` is DPR's chunking: disjoint blocks of 100 whitespace words over the article's running text
+(Karpukhin et al. 2020, section 4.1), without headings. The last block of an article may be shorter:
+filling it from the start of the article, as the released `psgs_w100.tsv` seems to, would make
+blocks overlap, and an edit of the first sentence would change the last passage. Titles are in a
+separate field, not in the text.
 
-`sections` restarts the count at every heading, so that an edit moves the passages of its own section and no
-others. Its ids name the section by its heading, not its ordinal: a section inserted above leaves the ids
-below unchanged.
+`sections` restarts at every heading, so that an edit changes only the passages of its own section.
+Ids contain the heading instead of an ordinal: a section that is inserted above does not change the
+ids below.
+
+`sentences` builds windows of whole sentences that restart at headings.
+
+`recursive` follows LangChain's RecursiveCharacterTextSplitter, with boundaries instead of
+separators: a text that is too long is split at its strongest boundaries (headings, then paragraphs,
+lines, sentences, words); neighbours that fit into a passage together are joined; pieces that are
+still too long are split at their own strongest boundaries.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Self
 
-from rag_model.corpus.chunkers.anchors import anchor
-from rag_model.corpus.chunkers.chunker import passage_of
-from rag_model.corpus.chunkers.words import split_words
+from rag_model.corpus.chunkers.article_words import (
+    HEADING,
+    SENTENCE,
+    ArticleWords,
+    Span,
+    build_passages,
+    split_article,
+    split_words,
+)
+from rag_model.corpus.chunkers.chunker import build_passage, create_anchor
 from rag_model.corpus.records import Article, Passage
 from rag_model.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """What chunkers have in common whose only setting is how many words a passage has at most."""
+    """Base class of chunkers whose only setting is the maximum number of words of a passage."""
 
     version: ClassVar[str] = ""
-    words: int = 100  # most words of a passage; DPR's figure
+    words: int = 100  # maximum words of a passage; as in DPR
 
     def __post_init__(self) -> None:
         if self.words < 1:
             raise UsageError(f"words is {self.words} in the recipe: give at least 1")
 
     def open(self) -> Self:
-        """Return the chunker itself: there are no files to read."""
+        """Return the chunker itself, since there are no files to read."""
         return self
 
 
@@ -42,13 +58,13 @@ class Words(Windows):
     """Disjoint windows over the whole article; ids are `<page>:<window>`."""
 
     def __call__(self, article: Article) -> Iterator[Passage]:
-        """Yield windows of `words` words (the last may be shorter); each names the section it starts in."""
-        split = [split_words(section.text) for section in article.sections]
-        running = [word for words in split for word in words]
-        heading_at = [i for i, words in enumerate(split) for _ in words]
-        for window, start in enumerate(range(0, len(running), self.words)):
-            heading = article.sections[heading_at[start]].heading
-            yield passage_of(article, str(window), heading, start, running[start : start + self.words])
+        """Yield windows of `words` words, with the section of their start."""
+        section_words = [split_words(section.text) for section in article.sections]
+        article_words = [word for words in section_words for word in words]
+        section_of_word = [i for i, words in enumerate(section_words) for _ in words]
+        for window, start in enumerate(range(0, len(article_words), self.words)):
+            heading = article.sections[section_of_word[start]].heading
+            yield build_passage(article, str(window), heading, start, article_words[start : start + self.words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +72,80 @@ class Sections(Windows):
     """Disjoint windows that restart at every heading; ids are `<page>:<heading>.<window>`."""
 
     def __call__(self, article: Article) -> Iterator[Passage]:
-        """Yield each section's windows of `words` words; the last of a section may be shorter."""
-        taken: dict[str, int] = {}
+        """Yield windows of `words` words for each section; its last window may be shorter."""
+        used_names: dict[str, int] = {}
         for section in article.sections:
-            prefix = anchor(section.heading, taken)
-            running = split_words(section.text)
-            for window, start in enumerate(range(0, len(running), self.words)):
-                place = f"{prefix}.{window}" if prefix else str(window)
-                yield passage_of(article, place, section.heading, start, running[start : start + self.words])
+            prefix = create_anchor(section.heading, used_names)
+            words_of_section = split_words(section.text)
+            for window, start in enumerate(range(0, len(words_of_section), self.words)):
+                position = f"{prefix}.{window}" if prefix else str(window)
+                yield build_passage(
+                    article, position, section.heading, start, words_of_section[start : start + self.words]
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Recursive(Windows):
+    """Pieces of an article between its strongest boundaries; no overlap."""
+
+    # Maximum words of a passage; the mean is 80 words, 110 tokens. Longer passages had a lower
+    # recall (docs/benchmarks.md).
+    words: int = 120
+
+    def __call__(self, article: Article) -> Iterator[Passage]:
+        """Yield passages of at most `words` words."""
+        text = split_article(article)
+        yield from build_passages(article, text, split_span((0, len(text.words)), text, self.words))
+
+
+def split_span(span: Span, text: ArticleWords, max_words: int) -> Iterator[Span]:
+    """Split a span into spans of at most `max_words` words, in order."""
+    start, end = span
+    if end - start <= max_words:
+        if start < end:
+            yield span
+        return
+    max_strength = max(text.breaks[start + 1 : end])
+    small_pieces: list[Span] = []
+    for piece in text.split_at(span, max_strength):
+        if piece[1] - piece[0] <= max_words:
+            small_pieces.append(piece)
+            continue
+        yield from join_spans(small_pieces, max_words)
+        small_pieces.clear()
+        yield from split_span(piece, text, max_words)
+    yield from join_spans(small_pieces, max_words)
+
+
+def join_spans(pieces: Sequence[Span], max_words: int) -> Iterator[Span]:
+    """Join neighbouring spans greedily as long as they have at most `max_words` words together."""
+    if not pieces:
+        return
+    start, end = pieces[0]
+    for next_start, next_end in pieces[1:]:
+        if next_end - start > max_words:
+            yield start, end
+            start = next_start
+        end = next_end
+    yield start, end
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences(Windows):
+    """Windows of whole sentences that restart at headings."""
+
+    def __call__(self, article: Article) -> Iterator[Passage]:
+        """Yield passages of at most `words` words."""
+        words = split_article(article)
+        sections = words.split_at((0, len(words.words)), HEADING)
+        spans = (iter_sentence_windows(section, words, self.words) for section in sections)
+        yield from build_passages(article, words, chain.from_iterable(spans))
+
+
+def iter_sentence_windows(span: Span, words: ArticleWords, max_words: int) -> Iterator[Span]:
+    """Yield windows of whole sentences; a sentence of more than `max_words` words is split."""
+    pieces: list[Span] = []
+    for sentence in words.split_at(span, SENTENCE):
+        start, end = sentence
+        pieces += [(start_word, min(start_word + max_words, end)) for start_word in range(start, end, max_words)]
+    return join_spans(pieces, max_words)

@@ -1,15 +1,15 @@
-"""One use of a template: its name and its parameters."""
+"""Parse one use of a template: its name and its parameters."""
 
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _KEY = re.compile(r"[^\W_][\w \-]*")
-_DIGITS = 6  # of a position: more parameters than fit into a page
+_DIGITS = 6  # maximum digits of a position; more parameters than fit into a page
 
 
-class Call(NamedTuple):
-    """A template's parameters, stripped; positional ones are named "1", "2", … as MediaWiki names them."""
+class TemplateCall(NamedTuple):
+    """A template's name and stripped parameters; positional ones are named "1", "2" and so on."""
 
     name: str  # lower case, single spaces
     params: dict[str, str]
@@ -18,25 +18,25 @@ class Call(NamedTuple):
         """Return the first of these parameters that is not empty, or the empty string."""
         return next((value for key in keys if (value := self.params.get(key))), "")
 
-    def on(self, key: str) -> bool:
-        """Tell whether a switch like `df=yes` is set."""
+    def is_on(self, key: str) -> bool:
+        """Return whether a switch like `df=yes` is set."""
         return self.get(key).lower() not in {"", "no", "n", "off", "false", "0"}
 
     def positional(self, first: int = 1) -> list[str]:
-        """Return the positional parameters from `first` on, in order, empty ones too."""
-        return [value for key, value in self.params.items() if position_of(key) >= first]
+        """Return the positional parameters from `first` on, in order, including empty ones."""
+        return [value for key, value in self.params.items() if parse_position(key) >= first]
 
 
-Renderer = Callable[[Call], str]
+Renderer = Callable[[TemplateCall], str]
 
 
-def position_of(key: str) -> int:
-    """Return the position that a parameter's name says, from 1 on, or 0."""
+def parse_position(key: str) -> int:
+    """Return the position in a parameter's name, starting at 1; 0 if it is not a number."""
     return int(key) if len(key) <= _DIGITS and key.isascii() and key.isdecimal() else 0
 
 
-def parse_call(name: str, arguments: Sequence[str]) -> Call:
-    """Return the call of a template, given its normalised name and its arguments, the text between the bars."""
+def parse_call(name: str, arguments: Sequence[str]) -> TemplateCall:
+    """Parse a template call from its normalised name and the texts between the bars."""
     params: dict[str, str] = {}
     position = 0
     for argument in arguments:
@@ -46,9 +46,9 @@ def parse_call(name: str, arguments: Sequence[str]) -> Call:
         else:
             position += 1
             params[str(position)] = argument.strip()
-    return Call(name, params)
+    return TemplateCall(name, params)
 
 
-def by_name(*entries: tuple[str, Renderer]) -> dict[str, Renderer]:
-    """Return a dispatch table of entries like `("frac, fraction", render_fraction)`."""
+def build_renderers(*entries: tuple[str, Renderer]) -> dict[str, Renderer]:
+    """Return a dispatch table from entries like `("frac, fraction", render_fraction)`."""
     return {name: renderer for names, renderer in entries for name in names.split(", ")}

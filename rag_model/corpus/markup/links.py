@@ -1,30 +1,40 @@
-"""Links: the words that a reader sees of `[[target|words]]`; links to files and categories are dropped."""
+"""Render links: the visible words of `[[target|words]]`, and their positions in clean text.
+
+Links to files and categories are dropped. To locate the words of links, the scanner puts marks
+around them (`LINK_START`, `LINK_END`), and the section is cleaned with and without the marks.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from rag_model.corpus.markup.literal import LINK_END, LINK_START
+from rag_model.corpus.markup.prose import to_plain_text
+from rag_model.corpus.records import UnparsablePageError
 
 _FILE, _CATEGORY = 6, 14
-_ALWAYS = {"file": _FILE, "image": _FILE, "category": _CATEGORY}  # every wiki accepts the English names too
-_LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")  # `[[de:Haus]]` is a link in the margin, not in the text
+# Every wiki also accepts the English names.
+_ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
+# `[[de:Haus]]` is shown in the margin, not in the text.
+_LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 
 
 class Links:
-    """Render links with the namespaces of one wiki."""
+    """Renders links with the namespaces of one wiki."""
 
     def __init__(self, namespaces: Mapping[str, int]) -> None:
-        self._hidden = {prefix for prefix, key in {**_ALWAYS, **namespaces}.items() if key in (_FILE, _CATEGORY)}
+        self._hidden = {prefix for prefix, key in {**_ENGLISH_NAMES, **namespaces}.items() if key in (_FILE, _CATEGORY)}
 
     def render(self, arguments: list[str]) -> str:
-        """Return the text shown for a link, given the texts between its bars, the target first."""
+        """Return the visible text of a link from the texts between its bars, the target first."""
         target = arguments[0].strip()
         if target[:1] == ":":
-            return self._words(target[1:], arguments)
+            return self._get_shown_text(target[1:], arguments)
         prefix, colon, _ = target.partition(":")
         if colon and self._is_hidden(prefix.strip().lower().replace("_", " "), bare=len(arguments) == 1):
             return ""
-        return self._words(target, arguments)
+        return self._get_shown_text(target, arguments)
 
     def _is_hidden(self, prefix: str, bare: bool) -> bool:
         if prefix in self._hidden:
@@ -32,8 +42,54 @@ class Links:
         return bare and prefix not in _NOT_LANGUAGES and _LANGUAGE.fullmatch(prefix) is not None
 
     @staticmethod
-    def _words(target: str, arguments: list[str]) -> str:
+    def _get_shown_text(target: str, arguments: list[str]) -> str:
         if len(arguments) == 1:
             return target.replace("_", " ")
         words = "|".join(arguments[1:])
         return words if words.strip() else _QUALIFIER.sub("", target.rpartition(":")[2])
+
+
+_MARKS = re.compile(f"([{LINK_START}{LINK_END}])")
+_REMOVE_MARKS = str.maketrans("", "", LINK_START + LINK_END)
+
+
+def remove_marks(text: str) -> str:
+    """Remove the marks of links from a text."""
+    return text.translate(_REMOVE_MARKS)
+
+
+def find_link_spans(prose: str, expanded: str) -> tuple[tuple[int, int], ...]:
+    """Return the (start, end) characters of the words of links in `prose`, ascending and disjoint.
+
+    `prose` is the clean text of `expanded` without marks. The section is cleaned again with the
+    marks. They can change the result (a space before and a space after a mark are not merged), so
+    links in changed lines are skipped, as are links in templates. In real articles nearly all lines
+    are equal.
+    """
+    if LINK_START not in expanded:
+        return ()
+    try:
+        marked_lines = to_plain_text(expanded).split("\n")
+    except UnparsablePageError:
+        return ()
+    lines = prose.split("\n")
+    if len(lines) != len(marked_lines):
+        return ()
+    spans: list[tuple[int, int]] = []
+    offset = 0
+    for line, marked_line in zip(lines, marked_lines, strict=True):
+        if remove_marks(marked_line) == line:
+            spans += ((offset + start, offset + end) for start, end in _iter_spans(marked_line))
+        offset += len(line) + 1
+    return tuple(spans)
+
+
+def _iter_spans(line: str) -> Iterator[tuple[int, int]]:
+    """Yield the spans of marked words in the line without marks, without surrounding spaces."""
+    offset, open_text = 0, ""
+    for piece in _MARKS.split(line):
+        if piece == LINK_END and (words := open_text.strip()):
+            end = offset - (len(open_text) - len(open_text.rstrip()))
+            yield end - len(words), end
+        open_text = "" if piece in (LINK_START, LINK_END) else piece
+        offset += len(open_text)

@@ -1,7 +1,7 @@
-"""Text that only looks like markup: the contents of `<nowiki>`, code and formulas.
+"""Protect text that looks like markup: the contents of `<nowiki>`, code and formulas.
 
-Each character that is markup to the cleaner has a substitute among Unicode's noncharacters (U+FDD0 to
-U+FDEF), which no text may contain. `protect` inserts the substitutes, so the other passes see plain letters, and
+Each markup character has a substitute among Unicode's noncharacters (U+FDD0 to U+FDEF), which no
+text may contain. `protect` inserts the substitutes, so the other passes see plain letters, and
 `reveal` restores the characters at the end.
 """
 
@@ -13,21 +13,22 @@ _PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
 _REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
-OPENED, CLOSED = "\ufded", "\ufdee"  # mark the words of a link, where the cleaner is told to keep its links
-_REVEAL |= {OPENED: OPENED, CLOSED: CLOSED}
-GAP = "\ufdef"  # marks dropped markup: it keeps its neighbours from joining into markup
+# Mark the words of a link, if the positions of links are needed.
+LINK_START, LINK_END = "\ufded", "\ufdee"
+_REVEAL |= {LINK_START: LINK_START, LINK_END: LINK_END}
+GAP = "\ufdef"  # replaces dropped markup, so that its neighbours do not join into new markup
 
 
 def protect(text: str) -> str:
-    """Return `text` with every character that can be markup replaced by its substitute."""
+    """Replace every character that can be markup by its substitute."""
     return text.translate(_PROTECT)
 
 
 def reveal(text: str) -> str:
-    """Undo `protect`, and remove the gaps; the marks of links stay."""
-    return _NONCHARACTER.sub(lambda found: _REVEAL.get(found[0], ""), text)
+    """Undo `protect` and remove the gaps; the marks of links are kept."""
+    return _NONCHARACTER.sub(lambda match: _REVEAL.get(match[0], ""), text)
 
 
-def without_noncharacters(text: str) -> str:
-    """Remove substitutes from a page, which may be hostile: they would become markup after the cleaner's passes."""
+def remove_noncharacters(text: str) -> str:
+    """Remove substitutes from the text of a hostile page, where they would become markup later."""
     return _NONCHARACTER.sub("", text)

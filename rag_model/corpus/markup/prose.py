@@ -1,14 +1,15 @@
-"""Turn the remaining markup, after templates, tables and links, into lines of plain text.
+"""Convert the remaining markup, after templates, tables and links, to lines of plain text.
 
-Each step is one regular expression over a section, and each runs in linear time: where two repetitions may share
-characters, the first is possessive (`*+`), so that what follows is not tried at each of its lengths.
+Each step is one regular expression over a section and runs in linear time: where two repetitions
+may share characters, the first is possessive (`*+`), so that the rest is not tried at each of its
+lengths.
 """
 
 import html
 import re
 
 from rag_model.corpus.markup.literal import GAP, protect, reveal
-from rag_model.corpus.markup.tex import raised
+from rag_model.corpus.markup.tex import format_superscript
 
 MAX_LEFTOVERS = 10  # passes over unpaired brackets; real pages need one
 
@@ -39,10 +40,10 @@ _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
-_BRACKET = re.compile(r"[\[\]{}<]")  # without them there are no leftovers
+_BRACKET = re.compile(r"[\[\]{}<]")  # text without these characters has no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
 
-# Each begins with a literal or a set of characters, so that `re` finds candidates much faster.
+# Each starts with a literal or a character class, so that `re` finds candidates much faster.
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
@@ -54,63 +55,67 @@ _POINTS = frozenset(",.;:)\n")
 _GAPS = re.compile(f"{GAP}[{GAP} ]*")
 
 
-def plain(text: str) -> str:
-    """Return one section's expanded wikitext as lines of text, one for each paragraph or list item."""
+def to_plain_text(text: str) -> str:
+    """Convert a section's expanded wikitext to lines of text, one per paragraph or list item."""
     if "<" in text:
-        text = _SUPERSCRIPT.sub(_raise, _HIDDEN.sub("", text))
+        text = _SUPERSCRIPT.sub(_render_superscript, _HIDDEN.sub("", text))
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
     if "[" in text:
         text = _EXTERNAL.sub(lambda link: (link[1] or link[2] or "").strip(), text)
     if "-{" in text:
-        text = _VARIANT.sub(_variant, text)
+        text = _VARIANT.sub(_render_variant, text)
     text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", _CELLS.sub("", text))))
-    text = _GAPS.sub(_close_gap, _QUOTES.sub(_apostrophes, text).replace(f" {GAP}", f"{GAP} "))
+    text = _GAPS.sub(_close_gap, _QUOTES.sub(_render_apostrophes, text).replace(f" {GAP}", f"{GAP} "))
     if "__" in text:
-        text = _SWITCH.sub(_switch, text)
+        text = _SWITCH.sub(_render_switch, text)
     if "&" in text:
-        text = _ENTITY.sub(_entity, text)
+        text = _ENTITY.sub(_decode_entity, text)
     for _ in range(MAX_LEFTOVERS):
         text = _tidy(_LEFTOVER.sub("", text))
-        if not _LEFTOVER.search(text):  # removal joined no two halves of a bracket
+        if not _LEFTOVER.search(text):  # the removal joined no new bracket
             return reveal(text)
-    return reveal(_tidy(_BRACKET.sub("", text)))  # nested so that removing some makes new ones, again and again
+    return reveal(_tidy(_BRACKET.sub("", text)))  # nested so that each removal creates new brackets
 
 
 def _tidy(text: str) -> str:
-    """Close the gaps that dropped markup leaves: doubled blanks, empty lines and brackets, ` ,`."""
+    """Remove traces of dropped markup: double blanks, empty lines and brackets, ` ,`."""
     text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
     text = _CLOSING.sub(")", _OPENING.sub("(", _EMPTY.sub("", text)))
     return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
 
 
-def _raise(superscript: re.Match[str]) -> str:
+def _render_superscript(superscript: re.Match[str]) -> str:
     text = html.unescape(superscript[1]).strip()
-    return text if not text or text in _ORDINALS or (text.isalpha() and len(text) > 1) else protect(raised(text))
+    return (
+        text
+        if not text or text in _ORDINALS or (text.isalpha() and len(text) > 1)
+        else protect(format_superscript(text))
+    )
 
 
-def _apostrophes(run: re.Match[str]) -> str:
-    """Two, three and five apostrophes are markup; one of a run of four or six is text (L''''amour''')."""
+def _render_apostrophes(run: re.Match[str]) -> str:
+    """Remove apostrophes of markup (2, 3, 5); one of a run of 4 or 6 is text (L''''amour''')."""
     return "'" if len(run[0]) in {4, 6} else ""
 
 
 def _close_gap(gap: re.Match[str]) -> str:
-    """Leave one of the spaces around dropped markup, none before a full stop or a closing bracket."""
+    """Keep one of the spaces around dropped markup, but none before punctuation."""
     return " " if " " in gap[0] and gap.string[gap.end() : gap.end() + 1] not in _POINTS else ""
 
 
-def _variant(choice: re.Match[str]) -> str:
-    """Show the first of the forms that wikis of two scripts (Chinese, Serbian) give; rules show nothing."""
+def _render_variant(choice: re.Match[str]) -> str:
+    """Render the first form in wikis with two scripts; conversion rules give ""."""
     flags, bar, forms = choice[1].rpartition("|")
     if bar and set(flags) & set("HT-"):
         return ""
     return _FORM.sub("", forms.partition(";")[0]).strip()
 
 
-def _switch(word: re.Match[str]) -> str:
+def _render_switch(word: re.Match[str]) -> str:
     return "" if word[0].isupper() else word[0]
 
 
-def _entity(entity: re.Match[str]) -> str:
-    """Decode an entity; its character is text, even if it looks like markup."""
+def _decode_entity(entity: re.Match[str]) -> str:
+    """Decode an entity; its character is text even if it looks like markup."""
     character = html.unescape(entity[0])
     return character if character.isspace() else protect(character)

@@ -1,8 +1,8 @@
 """Render templates as the words that a reader sees.
 
-A table gives for a template's name a small function that writes the text a reader sees. Most templates
-of a page show nothing in running text (citations, infoboxes, navigation, notices, pictures): the known ones are
-skipped unread. A template that is in no table is judged by its place: alone on a line it is a box and is
+A table maps the name of a template to a small function that renders it. Most templates show nothing
+in running text (citations, infoboxes, navigation, notices, pictures): known ones are skipped
+without parsing. An unknown template is judged by its position: alone on a line it is a box and is
 dropped; inside a sentence, with exactly one parameter, it nearly always formats that parameter
 (`{{largeur|12}}`), which is kept.
 """
@@ -10,15 +10,17 @@ dropped; inside a sentence, with exactly one parameter, it nearly always formats
 import re
 from functools import lru_cache
 
-from rag_model.corpus.markup import dates, inline, measures, numbers
+from rag_model.corpus.markup import dates, inline, measures
 from rag_model.corpus.markup.call import Renderer, parse_call
-from rag_model.corpus.markup.country_names import COUNTRY_NAMES
+from rag_model.corpus.markup.inline import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
 
-RENDERERS: dict[str, Renderer] = inline.RENDERERS | dates.RENDERERS | numbers.RENDERERS | measures.RENDERERS
+ALL_RENDERERS: dict[str, Renderer] = (
+    inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | measures.MEASURE_RENDERERS
+)
 
-# Beginnings of the names of templates that show no running text. `$` ends a whole name.
-_DROPPED = re.compile(
+# Prefixes of the names of templates that show no running text; `$` marks a complete name.
+_DROPPED_NAMES = re.compile(
     # citations and their notes, in the wikis' larger languages
     r"cite |citation$|vcite|cite$|citar|cita |cit |harv|sfn|efn|refn?$|ref |reflist|refbegin|refend|"
     r"notelist|rp$|r$|notes?$|internetquelle|literatur|lien web|ouvrage|article$|citeweb|webarchive|"
@@ -38,31 +40,32 @@ _DROPPED = re.compile(
     r"clade|ahnentafel|family tree|weather box|graph|inflation|issn|oclc|doi|imdb|dmoz|official |"
     r"[a-z]+-stub|stub|categor|lock|bots$|engvar|#"
 )
-_MOST_NAME = 255  # characters; MediaWiki allows as many bytes. What is longer is a page's text, and is not kept
-_NAMES = 1 << 14  # names that are kept, of all wikis' pages; a large wiki uses some thousand
+# Characters; MediaWiki allows as many bytes. Longer names are text of a page and not cached.
+_MAX_NAME_LENGTH = 255
+_CACHED_NAMES = 1 << 14  # cached names; a large wiki uses some thousands
 _NOT_SHOWABLE = re.compile(r"https?:|\n|^\W*$")
 
 
-def normalised(name: str) -> str:
-    """Return a template's name in the form of the table: lower case, single spaces, no namespace, not too long."""
-    return _normalised(name[:_MOST_NAME])
+def normalize_name(name: str) -> str:
+    """Normalise a template's name: lower case, single spaces, no namespace, truncated."""
+    return _normalize_name(name[:_MAX_NAME_LENGTH])
 
 
-@lru_cache(_NAMES)
-def _normalised(name: str) -> str:
+@lru_cache(_CACHED_NAMES)
+def _normalize_name(name: str) -> str:
     name = " ".join(name.replace("_", " ").split()).lower()
     return name.removeprefix("template:").removeprefix("subst:").strip()
 
 
 def is_dropped(name: str) -> bool:
-    """Return whether the template of this name, spelled as in the wikitext, never shows text."""
-    return _is_dropped(name[:_MOST_NAME])
+    """Return whether the template of this name, as written in wikitext, never shows text."""
+    return _is_dropped(name[:_MAX_NAME_LENGTH])
 
 
-@lru_cache(_NAMES)
+@lru_cache(_CACHED_NAMES)
 def _is_dropped(name: str) -> bool:
-    name = _normalised(name)
-    return name not in RENDERERS and _DROPPED.match(name) is not None
+    name = _normalize_name(name)
+    return name not in ALL_RENDERERS and _DROPPED_NAMES.match(name) is not None
 
 
 class Templates:
@@ -72,13 +75,13 @@ class Templates:
         self._title = title
 
     def render(self, arguments: list[str], *, inside: bool) -> str:
-        """Return the words that a reader sees of a template, its name first among the arguments.
+        """Return the visible words of a template; its name is the first argument.
 
-        `inside` says that it is within a line of text. A template without text becomes a gap, which keeps its
-        neighbours apart.
+        `inside`: the template is within a line of text. A template without text becomes a gap,
+        which separates its neighbours.
         """
-        name = normalised(arguments[0])
-        renderer = RENDERERS.get(name) or inline.by_family(name)
+        name = normalize_name(arguments[0])
+        renderer = ALL_RENDERERS.get(name) or inline.find_family_renderer(name)
         if renderer is not None:
             return renderer(parse_call(name, arguments[1:])) or GAP
         if (code := arguments[0].strip()) in COUNTRY_NAMES and len(arguments) == 1:
@@ -86,12 +89,12 @@ class Templates:
         if name in {"pagename", "fullpagename", "subjectpagename", "basepagename"}:
             return self._title
         if ":" in name:
-            return _function(arguments) or GAP
-        return (_only_parameter(arguments) if inside and not is_dropped(name) else "") or GAP
+            return _render_function(arguments) or GAP
+        return (_get_only_parameter(arguments) if inside and not is_dropped(name) else "") or GAP
 
 
 _FUNCTIONS: dict[str, Renderer] = {
-    "formatnum": numbers.RENDERERS["formatnum"],
+    "formatnum": measures.NUMBER_RENDERERS["formatnum"],
     "lc": lambda call: call.get("1").lower(),
     "uc": lambda call: call.get("1").upper(),
     "lcfirst": lambda call: call.get("1")[:1].lower() + call.get("1")[1:],
@@ -99,14 +102,14 @@ _FUNCTIONS: dict[str, Renderer] = {
 }
 
 
-def _function(arguments: list[str]) -> str:
+def _render_function(arguments: list[str]) -> str:
     """Render parser functions of the form `{{name:value|…}}`."""
     name, _, value = arguments[0].strip().partition(":")
     renderer = _FUNCTIONS.get(name.lower())
     return renderer(parse_call(name.lower(), [value, *arguments[1:]])) if renderer else ""
 
 
-def _only_parameter(arguments: list[str]) -> str:
+def _get_only_parameter(arguments: list[str]) -> str:
     if len(arguments) != 2 or "=" in arguments[1] or len(arguments[1]) > 200 or _NOT_SHOWABLE.search(arguments[1]):
         return ""
     return arguments[1].strip()

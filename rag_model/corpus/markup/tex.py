@@ -1,16 +1,16 @@
-r"""Formulas: turn TeX into one line of text, as a reader would type it.
+r"""Convert TeX formulas to one line of text, as a reader would type it.
 
-Without formulas, sentences would have holes ("where is the energy"), and raw TeX is mostly braces and
-typesetting. So `E = mc^2` is kept, `\frac{a}{b}` becomes `a/b`, Greek letters and operators become their
-characters, and typesetting commands are removed. Matrices, aligned equations and long derivations are dropped: on
-one line they are unreadable.
+Without formulas, sentences would have gaps ("where is the energy"), and raw TeX is mostly braces
+and typesetting. Therefore `E = mc^2` is kept, `\frac{a}{b}` becomes `a/b`, Greek letters and
+operators become their characters, and typesetting commands are removed. Matrices, aligned equations
+and long derivations are dropped: on one line they are unreadable.
 """
 
 import re
 from collections.abc import Iterator
 
-MAX_CHARS = 400  # characters of TeX; longer formulas are displays that do not fit one line
-MAX_DEPTH = 20  # groups within groups
+MAX_TEX_CHARS = 400  # characters of TeX; longer formulas are displays that do not fit into one line
+MAX_DEPTH = 20  # nested groups
 
 _PAIRS = (
     "alpha α beta β gamma γ delta δ epsilon ε varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι kappa κ "
@@ -31,7 +31,7 @@ _FUNCTIONS = (
     "deg gcd arg mod bmod pmod Pr Re Im"
 )
 _TOKEN = re.compile(r"\\([A-Za-z]+)\*?|\\(.)|\s+|(.)", re.DOTALL)
-_MARKS = {
+_MARK_COMMANDS = {
     "sqrt": "√",
     "bar": "\u0304",
     "overline": "\u0304",
@@ -50,21 +50,21 @@ _RAISABLE = re.compile(r"[0-9+\-−()n]+")
 
 
 def render_tex(tex: str) -> str:
-    r"""Return a formula as one line of text, or "" for a display that does not fit one line.
+    r"""Render a formula as one line of text, or "" for a display that does not fit into one line.
 
     >>> render_tex(r"\frac{1}{2} m v^2 \leq \mathrm{const}")
     '1/2 m v² ≤ const'
     """
-    if len(tex) > MAX_CHARS or r"\begin" in tex:
+    if len(tex) > MAX_TEX_CHARS or r"\begin" in tex:
         return ""
     tokens = _TOKEN.finditer(tex)
-    return _SPACE.sub(" ", _group(tokens, 0)).strip()
+    return _SPACE.sub(" ", _render_group(tokens, 0)).strip()
 
 
-def raised(text: str) -> str:
-    """Return a superscript in Unicode's characters if there are such, otherwise marked by `^`.
+def format_superscript(text: str) -> str:
+    """Format a superscript with Unicode characters if they exist, otherwise with `^`.
 
-    >>> raised("-6"), raised("x"), raised("2x")
+    >>> format_superscript("-6"), format_superscript("x"), format_superscript("2x")
     ('⁻⁶', '^x', '^(2x)')
     """
     if _RAISABLE.fullmatch(text):
@@ -72,60 +72,61 @@ def raised(text: str) -> str:
     return f"^({text})" if len(text) > 1 else "^" + text
 
 
-def _group(tokens: Iterator[re.Match[str]], depth: int) -> str:
-    """Render up to the brace that closes this group, or the end."""
+def _render_group(tokens: Iterator[re.Match[str]], depth: int) -> str:
+    """Render tokens up to the brace that closes this group, or to the end."""
     pieces: list[str] = []
-    while (piece := _atom(tokens, depth)) is not None:
+    while (piece := _render_atom(tokens, depth)) is not None:
         pieces.append(piece)
     return "".join(pieces)
 
 
-def _atom(tokens: Iterator[re.Match[str]], depth: int) -> str | None:
-    """Render the next letter, group, or command with its arguments; None at the end of the group or formula."""
+def _render_atom(tokens: Iterator[re.Match[str]], depth: int) -> str | None:
+    """Render the next letter, group, or command with arguments; None at the end of the group."""
     token = next(tokens, None)
     if token is None or token[3] == "}":
         return None
     if token[1]:
-        return _command(token[1], tokens, depth)
+        return _render_command(token[1], tokens, depth)
     if token[3] == "{":
-        return _group(tokens, depth + 1) if depth < MAX_DEPTH else ""
+        return _render_group(tokens, depth + 1) if depth < MAX_DEPTH else ""
     if token[3] in {"^", "_"}:
-        argument = _argument(tokens, depth)
-        return _power(argument) if token[3] == "^" else "_" + _grouped(argument)
+        argument = _render_argument(tokens, depth)
+        return _render_power(argument) if token[3] == "^" else "_" + _add_brackets(argument)
     return _ESCAPED.get(token[2], " ") if token[2] else _SPACES.get(token[3] or " ", token[3])
 
 
-def _argument(tokens: Iterator[re.Match[str]], depth: int) -> str:
+def _render_argument(tokens: Iterator[re.Match[str]], depth: int) -> str:
     """Render the next group or letter after any spaces."""
-    while (piece := _atom(tokens, depth)) is not None:
+    while (piece := _render_atom(tokens, depth)) is not None:
         if piece.strip():
             return piece.strip()
     return ""
 
 
-def _command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
+def _render_command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
     if name in _SYMBOLS:
         return _SYMBOLS[name]
     if name in _FUNCTIONS.split():
         return f" {name} "
     if name in {"frac", "dfrac", "tfrac", "cfrac"}:
-        return f"{_grouped(_argument(tokens, depth))}/{_grouped(_argument(tokens, depth))}"
+        return f"{_add_brackets(_render_argument(tokens, depth))}/{_add_brackets(_render_argument(tokens, depth))}"
     if name in {"binom", "tbinom", "dbinom"}:
-        return f"C({_argument(tokens, depth)}, {_argument(tokens, depth)})"
-    if name in _MARKS:
-        return _marked(_argument(tokens, depth), _MARKS[name])
-    return " " if name in {"quad", "qquad", "limits"} else ""  # commands for fonts and spacing have no text
+        return f"C({_render_argument(tokens, depth)}, {_render_argument(tokens, depth)})"
+    if name in _MARK_COMMANDS:
+        return _render_mark(_render_argument(tokens, depth), _MARK_COMMANDS[name])
+    # Commands for fonts and spacing have no text.
+    return " " if name in {"quad", "qquad", "limits"} else ""
 
 
-def _marked(text: str, mark: str) -> str:
+def _render_mark(text: str, mark: str) -> str:
     if mark == "√":
-        return mark + _grouped(text)
-    return text + mark if len(text) == 1 else text  # an accent: the mean of x is not x
+        return mark + _add_brackets(text)
+    return text + mark if len(text) == 1 else text  # an accent matters: the mean of x is not x
 
 
-def _power(text: str) -> str:
-    return {"∘": "°", "′": "′"}.get(text) or raised(text)
+def _render_power(text: str) -> str:
+    return {"∘": "°", "′": "′"}.get(text) or format_superscript(text)
 
 
-def _grouped(text: str) -> str:
+def _add_brackets(text: str) -> str:
     return f"({text})" if len(text) > 1 and _COMPOUND.search(text) and not _BRACKETED.fullmatch(text) else text

@@ -1,9 +1,9 @@
 """Units of `{{convert}}`: symbol, names, size in base units, and the default unit to convert to.
 
-One line per unit: codes (the first is the symbol shown unless `symbol` differs), singular, plural, factor,
-default output. Factors are to metres, square metres, cubic metres, kilograms, metres a second, joules,
-watts, pascals, kelvins (and so on): only units of one kind are converted into each other. Sources: NIST
-SP 811, appendix B; Module:Convert/documentation for defaults.
+One line per unit: codes (the first is the symbol unless `symbol` differs), singular, plural,
+factor, default output. Factors convert to metres, square metres, cubic metres, kilograms, metres
+per second, joules, watts, pascals, kelvins (and so on); only units of one kind are converted into
+each other. Sources: NIST SP 811, appendix B; Module:Convert/documentation for defaults.
 """
 
 from typing import NamedTuple
@@ -182,7 +182,7 @@ _SYMBOLS = {
 }  # fmt: skip
 
 
-def _read(table: str) -> dict[str, Unit]:
+def _parse_table(table: str) -> dict[str, Unit]:
     units: dict[str, Unit] = {}
     kind = ""
     for line in table.strip().splitlines():
@@ -205,4 +205,4 @@ def _read(table: str) -> dict[str, Unit]:
     return units
 
 
-UNITS = _read(_TABLE)
+UNITS = _parse_table(_TABLE)

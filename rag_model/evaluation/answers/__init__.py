@@ -1,1 +1,11 @@
-"""A model's answers measured: read once, scored, and repeated with other passages or none."""
+"""Evaluation of a model's answers.
+
+examination      answer every question under every condition; cached answers; other retrievers
+ablation         conditions (open book, closed book, gold passage, ...) and the worth of retrieval
+readings         the record of one answer with its passages
+scores           the measures of each kind of answer, with confidence intervals
+grounding        citation measures, and whether an answer agrees with its passages
+abstaining       risk by coverage, and the choice of a threshold below which no answer is given
+collapse         detection of retrieval collapse
+settings         the settings of an evaluation
+"""

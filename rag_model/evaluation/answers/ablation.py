@@ -1,180 +1,249 @@
-"""Ablations: the same questions and model, with other passages or none, to find where answers are lost.
+"""Ablations: the same questions and model with other passages, to find where answers are lost.
 
-* *open book*: the k retrieved passages: the whole system;
-* *closed book*: no passage: the knowledge in the weights alone; open minus closed is the gain from reading;
-* *gold passage*: one that holds the answer: 1 minus this is the generator's loss, and this minus
-  open book the retriever's;
-* *shuffled passages*: another question's: a model that answers equally well does not use its passages (`collapse`);
-* *k swept*: how many passages are needed (Lewis et al. 2020, figure 3);
-* *BM25* and *frozen retriever*: the k passages of another retriever (`rivals`; table 6 of the paper);
-* *whole corpus*: every passage, where all of them fit into one prompt: then nothing needs to be found;
-* *another reader*: the same passages, read in another way.
+* *open book*: the k retrieved passages, which measures the whole system.
+* *closed book*: no passage, which measures the knowledge in the weights. Open book minus closed
+  book is the gain from reading.
+* *gold passage*: one passage that holds the answer. 1 minus this value is the loss of the
+  generator, and this value minus open book is the loss of the retriever.
+* *shuffled passages*: the passages of another question. A model that answers equally well with them
+  does not use its passages (`collapse`).
+* *k swept*: several numbers of passages (Lewis et al. 2020, figure 3).
+* *BM25* and *frozen retriever*: the k passages of another retriever (table 6 of the same paper).
+* *whole corpus*: every passage in one prompt, if all of them fit, which needs no retrieval.
+* *another reader*: the same passages, read by another reader.
+
+`describe_retrieval_worth` says in one sentence whether retrieval is worth its cost.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.readings import Reading
-from rag_model.evaluation.answers.scores import AnswerKind, Scored, compare, estimate, score
-from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, Resampling
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.retrieved import Retrieved
-from rag_model.retrieve.retriever import Hit
+from rag_model.evaluation.answers.scores import ScoredAnswer, compare_answers, estimate_measures, score_answer
+from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Estimate, Resampling
+from rag_model.evaluation.measures.measure import AnswerKind
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import RetrievalResult
+from rag_model.retrieve.hits import Hit
 
-Some = TypeVar("Some", bound=Sequence[Hit])
-OPEN, CLOSED, GOLD, SHUFFLED = "open book", "closed book", "gold passage", "shuffled passages"
-BM25, FROZEN, WHOLE = "BM25", "frozen retriever", "whole corpus"
+HitsT = TypeVar("HitsT", bound=Sequence[Hit])
+OPEN_BOOK, CLOSED_BOOK, GOLD_PASSAGE, SHUFFLED_PASSAGES = (
+    "open book",
+    "closed book",
+    "gold passage",
+    "shuffled passages",
+)
+BM25, FROZEN_RETRIEVER, WHOLE_CORPUS = "BM25", "frozen retriever", "whole corpus"
 
 
 @dataclass(frozen=True, slots=True)
-class Ablations:
-    """Which conditions to measure; each costs as much as answering all the questions from its passages."""
+class AblationSettings:
+    """Settings of the ablations; every condition answers all questions once more."""
 
-    sweep: tuple[int, ...] = (1, 2, 5, 10, 20)  # passages; the paper's figure 3 goes up to 50
-    gold_depth: int = 100  # depth of the search for a passage with the answer, as for DPR's positives
+    # Numbers of passages; the paper's figure 3 ends at 50.
+    sweep: tuple[int, ...] = (1, 2, 5, 10, 20)
+    gold_depth: int = 100  # search depth for a passage with the answer, as for DPR's positives
     seed: int = 0  # of the shuffle
 
     def __post_init__(self) -> None:
         if min([*self.sweep, self.gold_depth]) < 1:
-            raise UsageError(f"ablations are {self}: give depths of at least 1")
+            raise UsageError(f"invalid depths in {self}: give depths of at least 1")
 
-    def depth(self, k: int) -> int:
-        """Return how many passages per question must be retrieved for these ablations and for `k`."""
+    def search_depth(self, k: int) -> int:
+        """Return the passages to retrieve per question for these ablations and for `k`."""
         return max(k, self.gold_depth, *self.sweep)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Questions, and the passages for each answer."""
+    """Questions with the passages that each answer is read from."""
 
     name: str
     k: int  # passages per question; 0: closed book
     questions: tuple[Question, ...]
-    hits: tuple[tuple[Hit, ...], ...]  # of each question up to k: by words fewer may be found
-    rival: str = ""  # the retriever that found them and weighs them, if not the model's own
-    reader: str = ""  # of several readers, the one that answers; empty: the first
+    hits: tuple[tuple[Hit, ...], ...]  # up to k per question; BM25 may find fewer
+    other_retriever: str = ""  # name of the retriever of the passages; empty: the model's own
+    reader: str = ""  # name of the reader; empty: the first one
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One condition's figures."""
+class AblationResult:
+    """The metrics of one condition."""
 
     name: str
     k: int
-    scored: tuple[Scored, ...]
-    figures: dict[str, Estimate]
-    against: dict[str, Estimate]  # difference to the open book, over the questions of both; empty for the open book
+    scored: tuple[ScoredAnswer, ...]
+    metrics: dict[str, Estimate]
+    differences: dict[str, Estimate]  # to the open book, over shared questions; empty for itself
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON values, without the single questions."""
-        figures = {name: asdict(one) for name, one in self.figures.items()}
-        against = {name: asdict(one) for name, one in self.against.items()}
-        told = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": figures}
+        """Return the metrics as JSON values, without the single questions."""
+        figures = {name: asdict(estimate) for name, estimate in self.metrics.items()}
+        against = {name: asdict(estimate) for name, estimate in self.differences.items()}
+        summary = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": figures}
         stages = {name: 1000 * seconds for name, seconds in self.stages.items()}
-        return {**told, "against_open": against, "costs": self.costs, "stages": stages}
+        return {**summary, "against_open": against, "costs": self.costs, "stages": stages}
 
     @property
     def costs(self) -> dict[str, float]:
-        """Return means a question, as far as they are known: `seconds` of answering, tokens `read` and `written`."""
-        readings = [one.reading for one in self.scored]
-        used = [one.usage for one in readings if one.usage is not None]
-        found: dict[str, list[float]] = {
-            "seconds": [one.seconds for one in readings if one.seconds is not None],
-            "read": [one.prompt_tokens for one in used],
-            "written": [one.new_tokens for one in used],
+        """The known means per question: `seconds` of answering, tokens `read` and `written`."""
+        readings = [scored_answer.reading for scored_answer in self.scored]
+        usages = [reading.usage for reading in readings if reading.usage is not None]
+        columns: dict[str, list[float]] = {
+            "seconds": [reading.seconds for reading in readings if reading.seconds is not None],
+            "read": [usage.prompt_tokens for usage in usages],
+            "written": [usage.new_tokens for usage in usages],
         }
-        return {name: sum(values) / len(values) for name, values in found.items() if values}
+        return {name: sum(values) / len(values) for name, values in columns.items() if values}
 
     @property
     def stages(self) -> dict[str, float]:
-        """Return the mean seconds a question of each stage of answering; empty where an answer has no such times."""
-        each = [one.reading.stages for one in self.scored]
-        names = dict.fromkeys(name for some in each for name in some) if all(each) else {}
-        return {name: sum(some.get(name, 0.0) for some in each) / len(each) for name in names}
+        """The mean seconds per question of each stage of answering; empty if an answer has none."""
+        stage_seconds = [scored_answer.reading.stages for scored_answer in self.scored]
+        names = dict.fromkeys(name for seconds in stage_seconds for name in seconds) if all(stage_seconds) else {}
+        return {name: sum(seconds.get(name, 0.0) for seconds in stage_seconds) / len(stage_seconds) for name in names}
 
 
-def open_book(outcomes: Sequence[Retrieved], k: int) -> Condition:
-    """Return the questions with the first `k` retrieved passages, or all if fewer were found."""
-    return _condition(OPEN, [(outcome.question, outcome.hits[:k]) for outcome in outcomes])
+def open_book(outcomes: Sequence[RetrievalResult], k: int) -> Condition:
+    """Return the questions with their first `k` retrieved passages, if that many were found."""
+    return _build_condition(OPEN_BOOK, [(outcome.question, outcome.hits[:k]) for outcome in outcomes])
 
 
-def conditions(outcomes: Sequence[Retrieved], k: int, ablations: Ablations) -> Iterator[Condition]:
-    """Yield the conditions other than the open book at `k`; one without questions is left out.
+def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[Condition]:
+    """Yield the conditions other than the open book at `k`; a condition needs a question.
 
     Args:
-        outcomes: the retrieved passages, to the depth `ablations.depth(k)` or the whole corpus.
-        k: passages of the open book and of the shuffled one.
-        ablations: their settings.
+        outcomes: the retrieved passages, to `AblationSettings.search_depth(k)` or the whole corpus.
+        k: passages of the open book and of the shuffled passages.
+        settings: sweep, gold depth and seed.
     """
-    yield _condition(CLOSED, [(outcome.question, ()) for outcome in outcomes])
-    golds = [(outcome.question, _gold(outcome, ablations.gold_depth)) for outcome in outcomes]
-    if found := [(question, (gold,)) for question, gold in golds if gold is not None]:
-        yield _condition(GOLD, found)
+    yield _build_condition(CLOSED_BOOK, [(outcome.question, ()) for outcome in outcomes])
+    golds = [(outcome.question, _find_gold_hit(outcome, settings.gold_depth)) for outcome in outcomes]
+    if gold_pairs := [(question, (gold,)) for question, gold in golds if gold is not None]:
+        yield _build_condition(GOLD_PASSAGE, gold_pairs)
     book = open_book(outcomes, k)
     if len(outcomes) > 1:
-        yield Condition(SHUFFLED, book.k, book.questions, tuple(deranged(book.hits, ablations.seed)))
-    for depth in ablations.sweep:
+        yield Condition(SHUFFLED_PASSAGES, book.k, book.questions, tuple(shuffle_hits(book.hits, settings.seed)))
+    for depth in settings.sweep:
         swept = open_book(outcomes, depth)
         if swept.k == depth != book.k:
-            yield Condition(f"{OPEN}, k = {depth}", depth, swept.questions, swept.hits)
+            yield Condition(f"{OPEN_BOOK}, k = {depth}", depth, swept.questions, swept.hits)
 
 
-def rival_book(name: str, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], k: int) -> Condition:
-    """Return the questions with the first `k` passages that another retriever found."""
-    pairs = [(question, tuple(found[:k])) for question, found in zip(questions, hits, strict=True)]
-    return replace(_condition(name, pairs), rival=name)
+def other_retriever_book(name: str, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], k: int) -> Condition:
+    """Return the questions with the first `k` passages of another retriever."""
+    pairs = [(question, tuple(question_hits[:k])) for question, question_hits in zip(questions, hits, strict=True)]
+    return replace(_build_condition(name, pairs), other_retriever=name)
 
 
-def whole_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> Condition:
-    """Return the questions, each with every passage of the corpus; `reader` is not the first one's name."""
-    book = _condition(WHOLE, [(question, tuple(corpus)) for question in questions])
-    return replace(book, name=f"{reader}, {WHOLE}", reader=reader) if reader else book
+def whole_corpus_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> Condition:
+    """Return the questions, each with every passage; `reader` is empty for the first reader."""
+    book = _build_condition(WHOLE_CORPUS, [(question, tuple(corpus)) for question in questions])
+    return replace(book, name=f"{reader}, {WHOLE_CORPUS}", reader=reader) if reader else book
 
 
-def _condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> Condition:
+def _build_condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> Condition:
     questions, hits = tuple(question for question, _ in pairs), tuple(hits for _, hits in pairs)
     return Condition(name, max(map(len, hits), default=0), questions, hits)
 
 
-def _gold(outcome: Retrieved, depth: int) -> Hit | None:
-    """Return the best passage of an evidence page, or, without evidence, the best that holds an answer."""
+def _find_gold_hit(outcome: RetrievalResult, depth: int) -> Hit | None:
+    """Return the best passage of an evidence page or, without evidence, with an answer."""
     pages = frozenset[str]().union(*outcome.question.evidence)
-    for hit, found in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
-        if hit.passage.page_id in pages if pages else found:
+    for hit, has_answer in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
+        if hit.passage.page_id in pages if pages else has_answer:
             return hit
     return None
 
 
-def deranged(hits: Sequence[Some], seed: int) -> list[Some]:
-    """Give each question the passages of another one: one cycle through all questions, in an order drawn by seed.
+def shuffle_hits(hits: Sequence[HitsT], seed: int) -> list[HitsT]:
+    """Give each question the passages of another question, in one cycle of a seeded random order.
 
-    The order is drawn because neighbours in a file are often about one article, and share passages.
+    The order is random because neighbours in a file are often about one article and share passages.
     """
     order = random.Random(seed).sample(range(len(hits)), len(hits))
-    other = dict(zip(order, [*order[1:], order[0]], strict=True))
-    return [hits[other[place]] for place in range(len(hits))]
+    successor = dict(zip(order, [*order[1:], order[0]], strict=True))
+    return [hits[successor[position]] for position in range(len(hits))]
 
 
-def measure(
+def measure_condition(
     condition: Condition,
-    answer: Callable[[Condition], Sequence[Reading]],
+    answer_questions: Callable[[Condition], Sequence[Reading]],
     kind: AnswerKind = "spans",
-    book: Row | None = None,
-    resampling: Resampling = RESAMPLING,
-) -> Row:
+    open_book_result: AblationResult | None = None,
+    resampling: Resampling = DEFAULT_RESAMPLING,
+) -> AblationResult:
     """Answer a condition's questions and measure the answers.
 
     Args:
         condition: questions and passages.
-        answer: answers all of its questions, in order.
-        kind: of the answers.
-        book: the open book's row, for comparison.
-        resampling: how the intervals are drawn.
+        answer_questions: return the answers to all questions of a condition, in order.
+        kind: the kind of the answers.
+        open_book_result: the result to compare with; None for the open book itself.
+        resampling: settings of the confidence intervals.
     """
-    readings = answer(condition)
-    scored = tuple(score(one, said, kind) for one, said in zip(condition.questions, readings, strict=True))
-    against = compare(scored, book.scored, resampling) if book else {}
-    return Row(condition.name, condition.k, scored, estimate(scored, kind, resampling), against)
+    readings = answer_questions(condition)
+    scored = tuple(
+        score_answer(question, reading, kind) for question, reading in zip(condition.questions, readings, strict=True)
+    )
+    against = compare_answers(scored, open_book_result.scored, resampling) if open_book_result else {}
+    return AblationResult(condition.name, condition.k, scored, estimate_measures(scored, kind, resampling), against)
+
+
+def describe_retrieval_worth(
+    all_results: Sequence[AblationResult], measure: str, search_milliseconds: Mapping[str, float]
+) -> str:
+    """Return one sentence on whether retrieval is worth its cost; empty without the closed book.
+
+    Args:
+        results: the open book first.
+        measure: the measure that decides whether an answer is correct.
+        search_milliseconds: per question, by stage of retrieval; empty: unknown.
+    """
+    results = {row.name: row for row in all_results}
+    if CLOSED_BOOK not in results or measure not in results[CLOSED_BOOK].differences:
+        return ""
+    gain = _open_book_gain(results[CLOSED_BOOK].differences[measure])
+    ranges = [_describe_range(gain, "closed book")]
+    if BM25 in results and measure in results[BM25].differences:
+        ranges.append(_describe_range(_open_book_gain(results[BM25].differences[measure]), f"with {BM25}"))
+    extra_costs = list(
+        _iter_extra_costs(results[OPEN_BOOK].costs, results[CLOSED_BOOK].costs, sum(search_milliseconds.values()))
+    )
+    cost = f", for {_join_words(extra_costs)} more a question" if extra_costs else ""
+    return f"{_describe_gain(gain)}: {measure} is {' and '.join(ranges)}{cost}"
+
+
+def _open_book_gain(against: Estimate) -> Estimate:
+    """Return the open book minus another condition, from that condition's difference to it."""
+    return Estimate(0.0 - against.value, 0.0 - against.high, 0.0 - against.low, against.n)
+
+
+def _describe_gain(gain: Estimate) -> str:
+    if gain.low > 0:
+        return "retrieval earns its price here"
+    if gain.high < 0:
+        return "retrieval does not earn its price here"
+    return f"{gain.n:,} questions do not show that retrieval earns its price here"
+
+
+def _describe_range(gain: Estimate, other: str) -> str:
+    direction = "lower" if gain.value < 0 else "higher"
+    return f"{abs(gain.value):.3f} {direction} than {other} [{gain.low:+.3f}, {gain.high:+.3f}]"
+
+
+def _iter_extra_costs(book: Mapping[str, float], closed: Mapping[str, float], search: float) -> Iterator[str]:
+    if search:
+        yield f"{search:.3g} ms of search"
+    if "seconds" in book and "seconds" in closed:
+        yield f"{1000 * max(0.0, book['seconds'] - closed['seconds']):.3g} ms of reading"
+    if "read" in book and "read" in closed:
+        yield f"{max(0.0, book['read'] - closed['read']):,.0f} tokens"
+
+
+def _join_words(parts: Sequence[str]) -> str:
+    *leading, last = parts
+    return f"{', '.join(leading)} and {last}" if leading else last

@@ -1,9 +1,10 @@
 """Measure retrieval collapse, and refuse collapsed models.
 
-Trained end to end, a retriever may learn to return the same passages for all questions, and the generator to ignore
-them; the loss looks normal and the system is closed-book (Lewis et al. 2020, appendix H). Three figures show it: how
-many distinct passages a set of questions gets, how evenly they are spread (entropy), and how many answers do not change
-with another question's passages.
+Trained end to end, a retriever may learn to return the same passages for all questions, and the
+generator to ignore them. The loss then looks normal, but the system is closed-book (Lewis et al.
+2020, appendix H). Three metrics reveal it: the number of distinct passages over a set of questions,
+how evenly they are spread (entropy), and the share of answers that do not change with another
+question's passages.
 """
 
 import math
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rag_model.errors import RefusedError, UsageError
-from rag_model.evaluation.answers.measures import normalise
+from rag_model.evaluation.measures.answers import normalise
 
 
 class CollapsedError(RefusedError):
@@ -20,41 +21,44 @@ class CollapsedError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """When a set of questions counts as collapsed; the loosest limit (0.0, 1.0) disables its check."""
+class CollapseLimits:
+    """Limits beyond which retrieval counts as collapsed; 0.0 and 1.0 disable the two checks."""
 
-    questions: int = 20  # fewer are not judged: a few questions may look alike by chance
-    # Measured with MiniLM at k 5, 300 questions: .88 on questions about 1,581 passages, .65 on questions about other
-    # topics; .50 and .18 with the questions' vectors moved 90 % and 95 % of the way to their mean.
+    questions: int = 20  # minimum: fewer questions may look alike by chance
+    # MiniLM at k = 5 on 300 questions has a spread of .88 on questions about its 1,581 passages,
+    # .65
+    # on other topics, and .50 and .18 with the question vectors moved 90 % and 95 % to their mean.
     least_spread: float = 0.3
-    # With a model that uses its passages most answers change; otherwise none. Half of labels (yes, no) stay the same by
-    # chance.
+    # Most answers change if a model uses its passages, and none change otherwise. Half of two
+    # labels
+    # (yes, no) stay the same by chance.
     most_unchanged: float = 0.9
 
     def __post_init__(self) -> None:
         if self.questions < 1 or not (0 <= self.least_spread <= 1 and 0 <= self.most_unchanged <= 1):
-            raise UsageError(f"limits of collapse are {self}: give a count of at least 1 and shares from 0 to 1")
+            raise UsageError(f"invalid collapse limits {self}: give a count of at least 1 and shares from 0 to 1")
 
 
-LIMITS = Limits()
+COLLAPSE_LIMITS = CollapseLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Collapse:
-    """The passages that a set of questions got, and whether they were used."""
+class CollapseStats:
+    """How varied the passages of a set of questions are, and whether the answers depend on them."""
 
     questions: int
     k: float  # mean passages per question
     distinct: int  # distinct passages over all questions
-    spread: float  # entropy of the passages' distribution: 0 = all questions have the same, 1 = evenly spread
-    unchanged: float | None = None  # share of answers that do not change with shuffled passages; None = not measured
+    spread: float  # normalised entropy: 0 = the same passages for all questions, 1 = evenly spread
+    # Share of answers that do not change with shuffled passages; None: not measured.
+    unchanged: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures by name, for journals and reports."""
+        """Return the metrics by name, for journals and reports."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def reason(self, limits: Limits = LIMITS) -> str:
-        """Return one sentence that says what has collapsed and what to do; empty if nothing has."""
+    def reason(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> str:
+        """Return one sentence about the collapse and its remedy; empty if nothing has collapsed."""
         if self.questions < limits.questions:
             return ""
         if self.k and self.spread < limits.least_spread:
@@ -71,47 +75,57 @@ class Collapse:
             )
         return ""
 
-    def check(self, limits: Limits = LIMITS) -> None:
-        """Check that nothing has collapsed.
+    def check(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> None:
+        """Check that retrieval has not collapsed.
 
         Raises:
-            CollapsedError: retrieval has collapsed, or passages are ignored.
+            CollapsedError: retrieval has collapsed, or the model ignores its passages.
         """
         if reason := self.reason(limits):
             raise CollapsedError(reason)
 
 
-def measure(passages: Sequence[Sequence[str]], corpus: int, unchanged: float | None = None) -> Collapse:
-    """Measure the passages that questions got.
+def measure_collapse(
+    passage_ids: Sequence[Sequence[str]], corpus_size: int, unchanged: float | None = None
+) -> CollapseStats:
+    """Measure how varied the passages of a set of questions are.
 
     Args:
-        passages: the ids of each question's passages, without repeats inside one question.
-        corpus: number of passages in the corpus.
+        passage_ids: the ids of each question's passages, without repeats inside one question.
+        corpus_size: number of passages in the corpus.
         unchanged: the result of `unchanged_share`, if measured.
 
-    The spread is (H - log k) / (log min(n k, corpus) - log k), H = -Σ_d p_d log p_d with p_d the share of d among
-    the n k passages: the minimum of H for n questions with k passages each is log k, the maximum is log min(n k,
-    corpus). 1.0 if there is no choice (one question, or k the whole corpus).
+    The spread is (H - log k) / (log min(n k, corpus_size) - log k), H = -Σ_d p_d log p_d with p_d
+    the share of passage d among the n k passages. For n questions with k passages each, the minimum
+    of H is log k and its maximum is log min(n k, corpus_size). The spread is 1.0 if there is no
+    choice (one question, or k the whole corpus).
     """
-    counts = Counter(passage for given in passages for passage in given)
-    given = counts.total()
-    k = given / len(passages) if passages else 0.0
-    return Collapse(len(passages), k, len(counts), _spread(counts, k, min(given, corpus)), unchanged)
+    counts = Counter(passage for question_passages in passage_ids for passage in question_passages)
+    total = counts.total()
+    k = total / len(passage_ids) if passage_ids else 0.0
+    return CollapseStats(
+        len(passage_ids), k, len(counts), _compute_spread(counts, k, min(total, corpus_size)), unchanged
+    )
 
 
-def _spread(counts: Counter[str], k: float, most: int) -> float:
-    given = counts.total()
-    if not given or most <= k:
+def _compute_spread(counts: Counter[str], k: float, maximum: int) -> float:
+    total = counts.total()
+    if not total or maximum <= k:
         return 1.0
-    entropy = -math.fsum(n / given * math.log(n / given) for n in counts.values())
-    return min(1.0, max(0.0, (entropy - math.log(k)) / (math.log(most) - math.log(k))))
+    entropy = -math.fsum(n / total * math.log(n / total) for n in counts.values())
+    return min(1.0, max(0.0, (entropy - math.log(k)) / (math.log(maximum) - math.log(k))))
 
 
 def unchanged_share(answers: Sequence[str], shuffled: Sequence[str]) -> float:
-    """Return the share of answers that equal, normalised, those with another question's passages.
+    """Return the share of answers whose normalised text equals that from another question's
+    passages.
 
     >>> unchanged_share(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])
     0.5
     """
     pairs = list(zip(answers, shuffled, strict=True))
-    return sum(normalise(one) == normalise(other) for one, other in pairs) / len(pairs) if pairs else 0.0
+    return (
+        sum(normalise(answer) == normalise(shuffled_answer) for answer, shuffled_answer in pairs) / len(pairs)
+        if pairs
+        else 0.0
+    )

@@ -1,199 +1,396 @@
-"""One model on one set of questions: retrieve once, answer under each condition, measure the use of passages.
+"""Evaluate one model on one question set: retrieve once, answer under each condition, measure.
 
->>> examination = Examination(retriever, answering, asked, k=5, corpus=snapshot.n)  # doctest: +SKIP
->>> examination.retrieve()  # doctest: +SKIP
->>> for condition in examination.conditions():  # doctest: +SKIP
-...     examination.answer(condition)
->>> examination.rows[0].figures["EM"], examination.collapse.reason()  # doctest: +SKIP
+>>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)  # doctest: +SKIP
+>>> evaluation.retrieve()  # doctest: +SKIP
+>>> for condition in evaluation.conditions():  # doctest: +SKIP
+...     evaluation.answer_condition(condition)
+>>> evaluation.results[0].metrics["EM"], evaluation.collapse.reason()  # doctest: +SKIP
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.answers.ablation import (
-    OPEN,
-    SHUFFLED,
+    BM25,
+    FROZEN_RETRIEVER,
+    OPEN_BOOK,
+    SHUFFLED_PASSAGES,
+    AblationResult,
     Condition,
-    Row,
-    conditions,
-    measure,
+    describe_retrieval_worth,
+    iter_conditions,
+    measure_condition,
     open_book,
-    rival_book,
-    whole_book,
+    other_retriever_book,
+    whole_corpus_book,
 )
-from rag_model.evaluation.answers.abstaining import Abstaining, choose
-from rag_model.evaluation.answers.abstaining import measure as measure_threshold
-from rag_model.evaluation.answers.answering import Answering
-from rag_model.evaluation.answers.collapse import Collapse, unchanged_share
-from rag_model.evaluation.answers.collapse import measure as measure_collapse
-from rag_model.evaluation.answers.price import worth
-from rag_model.evaluation.answers.readings import Reading
-from rag_model.evaluation.answers.rivals import Whole
-from rag_model.evaluation.answers.scores import check_golds, right_by
-from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
+from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, unchanged_share
+from rag_model.evaluation.answers.readings import PassageReader, Reading, read_answers
+from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
+from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.bootstrap import Estimate
-from rag_model.evaluation.questions.files import QuestionSet
-from rag_model.evaluation.retrieval.judging import Judge, ranks_of
-from rag_model.evaluation.retrieval.retrieved import Retrieved, ask
-from rag_model.evaluation.retrieval.staged import ENCODER, PASSAGES
-from rag_model.evaluation.retrieval.timing import Timing, time_stages
-from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.retriever import Hit, Retriever
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, RetrievalResult, rank_metrics, retrieve
+from rag_model.evaluation.retrieval.staged import ENCODER, PASSAGES, TimingSettings, time_stages
+from rag_model.reading.concat import ConcatReader
+from rag_model.reading.reader import Reader, ReaderName
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.hits import Hit, Retriever
+from rag_model.retrieve.indexes import index_kind, index_names
+from rag_model.retrieve.retriever import QuestionEncoder, RankedRows, SnapshotRetriever
+from rag_model.store.objects.memo import Record, StageResult
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.untrusted_text import parse_json
 
-Tell = Callable[[int, int], None]  # done, total
-_TIMING = Timing(questions=20, seconds=3.0)  # asked one by one: answering takes far longer
+ANSWER_STAGE = "answer"
+ANSWERS_VERSION = 3  # of the code that determines an answer; a new number discards cached answers
+_BATCH_SIZE = 32  # questions per record: the loss if a run is killed; fills a generator's batch
+_READINGS_FILE = "readings.jsonl"
+ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
 
 
-def _silent(done: int, total: int) -> None:
-    """Ignore the progress."""
+@dataclass(frozen=True, slots=True)
+class AnswerCache:
+    """Answers questions in batches, and caches the answers in the store under their exact inputs.
+
+    Answering is the main cost of an evaluation. A run that was killed resumes from the cache, and a
+    run with other measures or more ablations reuses the answers.
+    """
+
+    store: Store
+    open_reader: Callable[[], PassageReader]  # called for every batch that is not cached
+    inputs: Mapping[str, Any]  # snapshot, model, decoding: part of the cache key
+
+    def __call__(self, condition: Condition, on_progress: ProgressCallback = lambda done, total: None) -> list[Reading]:
+        """Return the answers to all questions of a condition, in order."""
+        batches: list[list[Reading]] = []
+        n = len(condition.questions)
+        for start in range(0, n, _BATCH_SIZE):
+            batch = slice(start, start + _BATCH_SIZE)
+            batches.append(
+                self._answer_batch(condition.questions[batch], condition.hits[batch], condition.other_retriever)
+            )
+            on_progress(min(start + _BATCH_SIZE, n), n)
+        return list(chain.from_iterable(batches))
+
+    def _answer_batch(
+        self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
+    ) -> list[Reading]:
+        def produce(folder: Path) -> StageResult:
+            readings = read_answers(self.open_reader(), questions, hits)
+            lines = (json.dumps(reading.to_json(), ensure_ascii=False, allow_nan=False) for reading in readings)
+            path = folder / _READINGS_FILE
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            return StageResult({_READINGS_FILE: path}, {"answers": len(readings)})
+
+        record, _ = self.store.memo.get_or_create(ANSWER_STAGE, self._memo_key(questions, hits, retriever), produce)
+        return self._load_readings(record)
+
+    def _memo_key(self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str) -> dict[str, Any]:
+        """Return the memo key of a batch.
+
+        Scores are left out: retriever, model, snapshot and question determine them.
+        """
+        query_hashes = [
+            [question.id, question.text, [hit.passage.hash for hit in question_hits]]
+            for question, question_hits in zip(questions, hits, strict=True)
+        ]
+        return {
+            **self.inputs,
+            "version": ANSWERS_VERSION,
+            "asked": query_hashes,
+            **({"rival": retriever} if retriever else {}),
+        }
+
+    def _load_readings(self, record: Record) -> list[Reading]:
+        path = self.store.blobs.get_local_path(record.outputs[_READINGS_FILE])
+        try:
+            with path.open(encoding="utf-8") as lines:
+                return [Reading.from_json(parse_json(line, finite=False)) for line in lines]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"the cached answers memo/{ANSWER_STAGE}/{record.key[:12]}… in {self.store.url} cannot be read "
+                f"({error}): "
+                "delete that record and run again"
+            ) from error
 
 
-class Examination:
+_MAX_WHOLE_PASSAGES = 2_000  # passages of a corpus that may fit into a prompt
+_BM25_KIND = "bm25"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCorpus:
+    """All passages of a corpus, for a reader whose prompt has room for them."""
+
+    reader: str = ""  # name
+    hits: tuple[Hit, ...] = ()  # in the order of the corpus
+    # One sentence: why the corpus is not read; empty: it is, or was not requested.
+    missing: str = ""
+
+
+def open_other_retrievers(
+    snapshot: Snapshot, store: Store, own: str | None, encoder: QuestionEncoder | None
+) -> dict[str, SnapshotRetriever]:
+    """Return the retrievers to compare the reader's own retriever with, by condition.
+
+    Lewis et al. 2020 (table 6) train RAG with a frozen retriever and with BM25 and report EM 41.2
+    and 31.8 instead of 44.0 on Natural Questions. Here the model stays as it is, and another
+    retriever finds its passages, which shows the gain from training the question encoder and
+    whether a BM25 search would do. p(z|x) still comes from inner products: for BM25 those of the
+    model's question encoder, whereas the paper uses BM25's scores.
+
+    Args:
+        snapshot: the snapshot to search; a retriever that it does not have is left out.
+        store: holds the models that expressions name.
+        own_retriever: expression of the reader's retriever; None: the snapshot's default.
+        encoder: question encoder of a model that weighs passages by inner products; None: no
+            weights.
+    """
+    own_expression = own or snapshot.manifest.content.default_retriever
+    weighs_passages = encoder is not None
+    retrievers: dict[str, SnapshotRetriever] = {}
+    bm25_index = next((name for name in index_names(snapshot) if index_kind(snapshot, name) == _BM25_KIND), None)
+    if bm25_index is not None and bm25_index != own_expression:
+        retrievers[BM25] = open_retriever(snapshot, bm25_index, encoder=encoder, store=store, products=weighs_passages)
+    if weighs_passages and any(path.startswith(f"{QUESTION_ENCODER}/") for path in snapshot.manifest.content.files):
+        retrievers[FROZEN_RETRIEVER] = open_retriever(snapshot, own_expression, store=store, products=True)
+    return retrievers
+
+
+def prepare_whole_corpus(
+    readers: Mapping[ReaderName, Reader], retriever: SnapshotRetriever, questions: Sequence[str]
+) -> WholeCorpus:
+    """Return the whole corpus for the reader that reads one prompt, or the reason why it is left
+    out.
+    """
+    n = retriever.snapshot.n
+    name = next((name for name, reader in readers.items() if isinstance(reader, ConcatReader)), None)
+    if n > _MAX_WHOLE_PASSAGES:
+        return WholeCorpus(missing=f"the whole corpus was not read: {n:,} passages do not fit into one prompt")
+    if name is None:
+        reader_names = ", ".join(readers)
+        return WholeCorpus(
+            missing=f"the whole corpus was not read: {reader_names} does not read one prompt; add --reader concat"
+        )
+    if hits := list_whole_corpus(readers[name], retriever, questions):
+        return WholeCorpus(name, tuple(hits))
+    return WholeCorpus(missing=f"the whole corpus was not read: its {n:,} passages do not fit into a prompt of {name}")
+
+
+def list_whole_corpus(reader: Reader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:
+    """Return every passage, in the order of the corpus, if they fit into one prompt; else no
+    passage.
+
+    A reader that marginalises over passages has no such prompt.
+    """
+    n = retriever.snapshot.n
+    if not isinstance(reader, ConcatReader) or n > _MAX_WHOLE_PASSAGES:
+        return []
+    hits = retriever.build_hits(RankedRows("", np.arange(n)[None], np.zeros((1, n), np.float32)))[0]
+    try:
+        prompt_context = reader.build_context(max(questions, key=len), hits)
+    except UsageError:
+        return []
+    read_positions = {position for excerpt in prompt_context.excerpts for position in excerpt.places}
+    is_left_out = (
+        position not in read_positions and bool(hit.passage.text.strip()) for position, hit in enumerate(hits)
+    )
+    return [] if any(is_left_out) or any(excerpt.cut for excerpt in prompt_context.excerpts) else hits
+
+
+_TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)  # answering takes far longer
+
+
+def _ignore_progress(done: int, total: int) -> None:
+    """Report nothing."""
+
+
+class AnswerEvaluation:
     """The evaluation of one model, step by step."""
 
     def __init__(
         self,
         retriever: Retriever,
-        answering: Answering,
-        asked: QuestionSet,
+        answers: AnswerCache,
+        question_set: QuestionSet,
         k: int,
-        corpus: int,
-        settings: Evaluation | None = None,
-        beside: Mapping[str, Answering] | None = None,
-        rivals: Mapping[str, Retriever] | None = None,
-        whole: Whole | None = None,
+        corpus_size: int,
+        settings: EvaluationSettings | None = None,
+        other_answers: Mapping[str, AnswerCache] | None = None,
+        other_retrievers: Mapping[str, Retriever] | None = None,
+        whole_corpus: WholeCorpus | None = None,
     ) -> None:
-        """Prepare to ask.
+        """Check the questions and prepare the evaluation.
 
         Args:
-            retriever: with the model's question encoder.
-            answering: with the same model.
-            asked: the questions, with answers.
-            k: passages that a question is answered from; all where the corpus has fewer.
-            corpus: passages that there are.
-            settings: everything else.
-            beside: other readers, by name, which answer from the same passages.
-            rivals: other retrievers, by the name of their condition; asked with the ablations.
-            whole: every passage, and the reader that has room for all at once; read with the ablations.
+            retriever: encodes with the model's question encoder.
+            answers: answers with the same model.
+            question_set: the questions, with gold answers.
+            k: passages per answer; the whole corpus if it has fewer.
+            corpus_size: passages in the corpus.
+            settings: all other settings.
+            other_answers: other readers by name, which answer from the same passages.
+            other_retrievers: by the name of their condition; used with the ablations.
+            whole_corpus: every passage, and the reader whose prompt has room for all of them; used
+                with the ablations.
 
         Raises:
-            UsageError: no question has an answer of the kind that the settings name, or one names nothing to judge by.
-            InputError: an answer is no regular expression, where they are patterns.
+            UsageError: no question has an answer of the kind in the settings, or a question has no
+                relevance judgement.
+            InputError: an answer pattern is not a regular expression.
         """
-        self.settings = settings or Evaluation()
-        check_golds(asked.questions, self.settings.kind)
-        self.judge = Judge.of(asked, self.settings.judged_by, patterns=self.settings.kind == "patterns")
-        self.asked, self.corpus, self.k = asked, corpus, min(k, corpus)
-        self.depth = min(self.settings.deepest(self.k), corpus)
-        self.outcomes: list[Retrieved] = []
-        self.rows: list[Row] = []
-        self.search: dict[str, float] = {}  # milliseconds a question of each stage of retrieval, once retrieved
+        self.settings = settings or EvaluationSettings()
+        check_gold_answers(question_set.questions, self.settings.kind)
+        self.judge = RetrievalJudge.for_questions(
+            question_set, self.settings.judged_by, patterns=self.settings.kind == "patterns"
+        )
+        self.question_set, self.corpus_size, self.k = question_set, corpus_size, min(k, corpus_size)
+        self.depth = min(self.settings.search_depth(self.k), corpus_size)
+        self.outcomes: list[RetrievalResult] = []
+        self.results: list[AblationResult] = []
+        # Per question, by stage; empty before `retrieve`.
+        self.search_milliseconds: dict[str, float] = {}
         self._retriever = retriever
-        self._answering: Mapping[str, Answering] = {"": answering, **(beside or {})}
-        self._rivals = (rivals or {}) if self.settings.ablations else {}
-        self._whole = (whole or Whole()) if self.settings.ablations else Whole()
-        self._rival_hits: dict[str, list[list[Hit]]] = {}
+        self._answer_caches: Mapping[str, AnswerCache] = {"": answers, **(other_answers or {})}
+        self._other_retrievers = (other_retrievers or {}) if self.settings.ablations else {}
+        self._whole_corpus = (whole_corpus or WholeCorpus()) if self.settings.ablations else WholeCorpus()
+        self._other_hits: dict[str, list[list[Hit]]] = {}
 
-    def retrieve(self, tell: Tell = _silent) -> None:
-        """Search every question, as deep as its conditions need; by its rivals too, and time the stages."""
-        questions = self.asked.questions
-        found = ask(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
-        for outcome in found:
+    def retrieve(self, on_progress: ProgressCallback = _ignore_progress) -> None:
+        """Retrieve the passages of every question for all conditions, and time the stages."""
+        questions = self.question_set.questions
+        outcomes = retrieve(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
+        for outcome in outcomes:
             self.outcomes.append(outcome)
-            tell(len(self.outcomes), len(questions))
+            on_progress(len(self.outcomes), len(questions))
         texts = [question.text for question in questions]
-        self._rival_hits = {name: one.search(texts, self.k) for name, one in self._rivals.items()}
+        self._other_hits = {name: retriever.search(texts, self.k) for name, retriever in self._other_retrievers.items()}
         if isinstance(self._retriever, SnapshotRetriever):
-            costs = time_stages([self._retriever], texts, self.k, _TIMING)[0]
+            costs = time_stages([self._retriever], texts, self.k, _TIMING_SETTINGS)[0]
             encoding = {ENCODER: sum(costs.encoders.values())} if costs.encoders else {}
-            self.search = {**encoding, **costs.stages, PASSAGES: costs.passages}
+            self.search_milliseconds = {**encoding, **costs.stages, PASSAGES: costs.passages}
 
     def conditions(self) -> list[Condition]:
-        """Return what to answer under, the open book first; call `retrieve` before."""
+        """Return the conditions to answer under, the open book first; call `retrieve` before."""
         book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
-        readers = [replace(book, name=f"{name}, {OPEN}", reader=name) for name in self._answering if name]
-        rivals = [rival_book(name, book.questions, hits, book.k) for name, hits in self._rival_hits.items()]
-        by = self._whole.reader if self._whole.reader in self._answering else ""
-        whole = [whole_book(book.questions, self._whole.hits, by)] if self._whole.hits else []
-        ablated = conditions(self.outcomes, self.k, ablations) if ablations else ()
-        return [book, *readers, *ablated, *rivals, *whole]
+        readers = [replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_caches if name]
+        rivals = [other_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()]
+        reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_caches else ""
+        whole_corpus_books = (
+            [whole_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
+        )
+        ablated = iter_conditions(self.outcomes, self.k, ablations) if ablations else ()
+        return [book, *readers, *ablated, *rivals, *whole_corpus_books]
 
-    def answer(self, condition: Condition, tell: Tell = _silent) -> Row:
-        """Answer a condition's questions, measure the answers, and keep the row."""
+    def answer_condition(
+        self, condition: Condition, on_progress: ProgressCallback = _ignore_progress
+    ) -> AblationResult:
+        """Answer a condition's questions, measure the answers, and append them to `results`."""
 
-        def answered(one: Condition) -> list[Reading]:
-            return self._answering[one.reader](one, tell)
+        def answer_questions(condition: Condition) -> list[Reading]:
+            return self._answer_caches[condition.reader](condition, on_progress)
 
-        book = self.rows[0] if self.rows else None
-        row = measure(condition, answered, self.settings.kind, book, self.settings.resampling)
-        self.rows.append(row)
+        book = self.results[0] if self.results else None
+        row = measure_condition(condition, answer_questions, self.settings.kind, book, self.settings.resampling)
+        self.results.append(row)
         return row
 
     @property
-    def _nowhere(self) -> bool:
-        return self.settings.kind == "labels" and self.judge.by == "answers"
+    def _has_no_retrieval(self) -> bool:
+        return self.settings.kind == "labels" and self.judge.judged_by == "answers"
 
     @property
-    def _measured(self) -> int:
-        return min(self.settings.depth, self.corpus)
+    def _measured_depth(self) -> int:
+        return min(self.settings.depth, self.corpus_size)
 
     @property
     def retrieval(self) -> dict[str, float]:
-        """Return how often retrieval finds an answer: Success@k; empty for labels, which no passage holds."""
-        return {} if self._nowhere else self.judge.means(self.outcomes, self._measured)
+        """The mean of each retrieval measure, such as Success@k; empty for labels judged by
+        answers.
+
+        No passage holds a label, so there is nothing to match.
+        """
+        return {} if self._has_no_retrieval else self.judge.mean_values(self.outcomes, self._measured_depth)
 
     @property
     def intervals(self) -> dict[str, Estimate]:
-        """Return the confidence intervals of retrieval's figures; empty for labels."""
-        if self._nowhere:
+        """The confidence intervals of the measures of `retrieval`."""
+        if self._has_no_retrieval:
             return {}
-        return self.judge.intervals(self.outcomes, self._measured, self.settings.resampling)
+        return self.judge.intervals(self.outcomes, self._measured_depth, self.settings.resampling)
 
-    def values(self) -> dict[str, Sequence[float | None]]:
-        """Return each measure of each question, in order, retrieval's and the open book's; None: it does not apply."""
-        names = [*self.judge.measures(self._measured), *self.judge.ranks(self._measured)]
-        found = {} if self._nowhere else self.judge.values(self.outcomes, names)
-        scored = self.rows[0].scored
-        measured = dict.fromkeys(name for one in scored for name in one.measures)
-        return {**found, **{name: [one.measures.get(name) for one in scored] for name in measured}}
+    def question_values(self) -> dict[str, Sequence[float | None]]:
+        """Return the retrieval and open-book measures of each question, in order.
+
+        A value is None if the measure does not apply to the question.
+        """
+        names = [*self.judge.measures(self._measured_depth), *self.judge.rank_measures(self._measured_depth)]
+        retrieval = {} if self._has_no_retrieval else self.judge.values(self.outcomes, names)
+        scored = self.results[0].scored
+        measure_names = dict.fromkeys(name for answer in scored for name in answer.measures)
+        return {**retrieval, **{name: [answer.measures.get(name) for answer in scored] for name in measure_names}}
 
     @property
     def ranks(self) -> dict[str, float]:
-        """Return `ranks_of` the outcomes; for labels only the figures from evidence."""
-        ranks = ranks_of(self.outcomes, self._measured)
+        """The `rank_metrics` of the outcomes; for labels only those from evidence."""
+        ranks = rank_metrics(self.outcomes, self._measured_depth)
         return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property
     def stages(self) -> dict[str, float]:
-        """Return the milliseconds a question of each stage between the open book's questions and answers, in order."""
-        return {**self.search, **{name: 1000 * seconds for name, seconds in self.rows[0].stages.items()}}
+        """Milliseconds per question of each stage of the open book, in order."""
+        return {
+            **self.search_milliseconds,
+            **{name: 1000 * seconds for name, seconds in self.results[0].stages.items()},
+        }
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences about the ablations: of several readers whose they are, and what was left out and why."""
-        others = [name for name in self._answering if name]
-        said = "the ablations, and the sweep over k, are of the first reader; of others ({}) there is the open book{}"
-        read = f", and of {self._whole.reader} the whole corpus" if self._whole.reader in others else ""
-        whose = said.format(", ".join(others), read) if others and self.settings.ablations else ""
-        return tuple(one for one in (whose, self._whole.missing) if one)
+        """Sentences about the ablations: which reader they use, and why one was left out."""
+        other_readers = [name for name in self._answer_caches if name]
+        template = "the ablations and the sweep over k use the first reader; the others ({}) answer the open book{}"
+        corpus_reader = (
+            f", and {self._whole_corpus.reader} the whole corpus too"
+            if self._whole_corpus.reader in other_readers
+            else ""
+        )
+        ablation_note = (
+            template.format(", ".join(other_readers), corpus_reader)
+            if other_readers and self.settings.ablations
+            else ""
+        )
+        return tuple(note for note in (ablation_note, self._whole_corpus.missing) if note)
 
     @property
-    def worth(self) -> str:
-        """Return `price.worth` of what was answered."""
-        return worth(self.rows, right_by(self.settings.kind), self.search)
+    def retrieval_worth(self) -> str:
+        """One sentence on whether retrieval is worth its cost (`describe_retrieval_worth`)."""
+        return describe_retrieval_worth(self.results, deciding_measure(self.settings.kind), self.search_milliseconds)
 
     @property
-    def abstaining(self) -> Abstaining | None:
-        """Return the threshold that the open book chooses, or what a given one does; None: neither is asked for."""
-        right, scored = right_by(self.settings.kind), self.rows[0].scored
+    def abstention(self) -> AbstentionReport | None:
+        """The threshold chosen on the open book, or the effect of a given one."""
+        right, scored = deciding_measure(self.settings.kind), self.results[0].scored
         if self.settings.threshold is not None:
             return measure_threshold(scored, right, self.settings.threshold)
-        return None if self.settings.risk is None else choose(scored, right, self.settings.risk)
+        return None if self.settings.risk is None else choose_threshold(scored, right, self.settings.risk)
 
     @property
-    def collapse(self) -> Collapse:
-        """Return how varied the open book's passages are, and how many answers stay the same if they are shuffled."""
-        given = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
-        said = {row.name: [one.reading.answer for one in row.scored] for row in self.rows}
-        shuffled = unchanged_share(said[OPEN], said[SHUFFLED]) if SHUFFLED in said else None
-        return measure_collapse(given, self.corpus, shuffled)
+    def collapse(self) -> CollapseStats:
+        """How varied the open book's passages are, and whether answers depend on them."""
+        passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
+        answers = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
+        shuffled = (
+            unchanged_share(answers[OPEN_BOOK], answers[SHUFFLED_PASSAGES]) if SHUFFLED_PASSAGES in answers else None
+        )
+        return measure_collapse(passage_ids, self.corpus_size, shuffled)

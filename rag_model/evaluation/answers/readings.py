@@ -1,5 +1,7 @@
-"""A model's answer to each question, with its passages: the record for all measures. A reading is kept as one JSON
-object, so that answers can be measured, compared and shown again without the model.
+"""Readings: a model's answer to one question with its passages, the input of all measures.
+
+A reading is stored as one JSON object, so that answers can be measured, compared and shown again
+without the model.
 """
 
 import math
@@ -9,23 +11,25 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions.files import Question
-from rag_model.reading.answer import Answer, Usage
+from rag_model.evaluation.questions import Question
+from rag_model.reading.answer import Answer, TokenUsage
 from rag_model.reading.citations import Statement
-from rag_model.reading.confidence import with_closed_book
-from rag_model.retrieve.retriever import Hit
+from rag_model.reading.confidence import add_closed_book
+from rag_model.retrieve.hits import Hit
 
 
-class Reads(Protocol):
+class PassageReader(Protocol):
     """Answers questions from given passages, such as `rag_model.reading.reader.Reader`."""
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> Sequence[Answer]:
-        """Return one answer per question, in order, from the given passages; closed book if there are none."""
+        """Return one answer per question, in order, from the given passages; closed book without
+        any.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class AnswerPassage:
     """One passage of an answer."""
 
     id: str
@@ -38,37 +42,37 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadExcerpt:
-    """One numbered entry of the context that an answer was written from."""
+class ReadContextEntry:
+    """One numbered entry of the context that an answer was read from."""
 
     title: str
-    text: str  # as the writer read it
-    places: tuple[int, ...]  # of its passages, in the order of their rank
+    text: str  # as in the prompt
+    places: tuple[int, ...]  # positions of its passages in `Reading.passages`, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One question's answer and its passages, in the order of their rank."""
+    """The answer to one question and its passages, in the order of their rank."""
 
-    question: str  # its id
+    question: str  # id
     answer: str  # without its citations
-    log_likelihood: float | None  # log p(y|x), nats; None: not known, or a probability of 0
-    passages: tuple[Shown, ...]
-    ended: bool = True  # False: cut at the most tokens of decoding
-    context: tuple[ReadExcerpt, ...] = ()  # by number, from 1; empty: passages were not numbered
-    statements: tuple[Statement, ...] = ()  # of the answer, with what each cites; where there is a context
-    usage: Usage | None = None  # tokens; None: not counted
-    closed_book: float | None = None  # log p(answer|question alone), nats; None: not known
-    seconds: float | None = field(default=None, compare=False)  # to answer, a share of its batch's; None: not measured
-    stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds of each stage of answering
+    log_likelihood: float | None  # log p(y|x), nats; None: unknown, or a probability of 0
+    passages: tuple[AnswerPassage, ...]
+    ended: bool = True  # False: cut at the maximum number of tokens
+    context: tuple[ReadContextEntry, ...] = ()  # entry 1 first; empty: passages were not numbered
+    statements: tuple[Statement, ...] = ()  # with citations; empty without a context
+    usage: TokenUsage | None = None  # None: not counted
+    closed_book: float | None = None  # log p(y|question), nats; None: unknown
+    seconds: float | None = field(default=None, compare=False)  # share of its batch; None: unknown
+    stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """The pages of the passages, in the order of their rank, with repetitions."""
+        """The pages of the passages, in the order of their rank, with duplicates."""
         return tuple(passage.page_id for passage in self.passages)
 
-    def excerpt(self, number: int) -> ReadExcerpt:
-        """Return what a citation of that number names."""
+    def context_entry(self, number: int) -> ReadContextEntry:
+        """Return the entry that a citation of that number refers to."""
         return self.context[number - 1]
 
     def to_json(self) -> dict[str, Any]:
@@ -77,72 +81,78 @@ class Reading:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back the result of `to_json`."""
+        """Create a reading from the result of `to_json`."""
         return cls(
             value["question"],
             value["answer"],
             value["log_likelihood"],
-            tuple(Shown(**passage) for passage in value["passages"]),
+            tuple(AnswerPassage(**passage) for passage in value["passages"]),
             value["ended"],
-            tuple(ReadExcerpt(one["title"], one["text"], tuple(one["places"])) for one in value["context"]),
-            tuple(Statement(one["text"], tuple(one["cited"]), tuple(one["unknown"])) for one in value["statements"]),
-            None if value["usage"] is None else Usage(**value["usage"]),
+            tuple(
+                ReadContextEntry(entry["title"], entry["text"], tuple(entry["places"])) for entry in value["context"]
+            ),
+            tuple(
+                Statement(statement["text"], tuple(statement["cited"]), tuple(statement["unknown"]))
+                for statement in value["statements"]
+            ),
+            None if value["usage"] is None else TokenUsage(**value["usage"]),
             value["closed_book"],
             value["seconds"],
-            value.get("stages", {}),  # answers that were kept before stages were timed have none
+            value.get("stages", {}),  # absent from older records
         )
 
 
-def read(reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
-    """Let the reader answer each question from its hits; return the answers, in order.
+def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
+    """Answer each question from its hits and return the readings, in order.
 
-    An answer's seconds are the sum of its stages, where the reader times them.
+    The seconds of an answer are the sum of its stages, if the reader times them, else an equal
+    share of the whole call.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
-    seconds = (time.perf_counter() - began) / max(1, len(questions))
-    answers = _with_memory(reader, answers)
-    return [_reading(question.id, answer, seconds) for question, answer in zip(questions, answers, strict=True)]
+    seconds = (time.perf_counter() - start) / max(1, len(questions))
+    answers = _add_closed_book(reader, answers)
+    return [_build_reading(question.id, answer, seconds) for question, answer in zip(questions, answers, strict=True)]
 
 
-def _reading(identity: str, answer: Answer, seconds: float) -> Reading:
-    shown = (
-        Shown(
-            one.hit.passage.id,
-            one.hit.passage.page_id,
-            one.hit.passage.title,
-            one.hit.passage.text,
-            one.hit.score,
-            one.weight,
-            one.posterior,
+def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
+    passages = (
+        AnswerPassage(
+            support.hit.passage.id,
+            support.hit.passage.page_id,
+            support.hit.passage.title,
+            support.hit.passage.text,
+            support.hit.score,
+            support.weight,
+            support.posterior,
         )
-        for one in answer.support
+        for support in answer.support
     )
     return Reading(
         identity,
         answer.plain,
-        _finite(answer.log_likelihood),
-        tuple(shown),
+        _finite_or_none(answer.log_likelihood),
+        tuple(passages),
         answer.ended,
-        tuple(ReadExcerpt(one.title, one.text, one.places) for one in answer.context),
+        tuple(ReadContextEntry(entry.title, entry.text, entry.places) for entry in answer.context),
         answer.statements if answer.context else (),
         answer.usage,
-        _finite(answer.closed_book),
+        _finite_or_none(answer.closed_book),
         sum(answer.seconds.values()) if answer.seconds else seconds,
         dict(answer.seconds),
     )
 
 
-def _with_memory(reader: Reads, answers: Sequence[Answer]) -> Sequence[Answer]:
-    """Return the answers with their likelihood from the question alone, where the reader tells likelihoods."""
+def _add_closed_book(reader: PassageReader, answers: Sequence[Answer]) -> Sequence[Answer]:
+    """Return the answers with their closed-book likelihood, if the reader gives likelihoods."""
     scores: Any = reader
     if not hasattr(reader, "log_likelihood"):
         return answers
     try:
-        return with_closed_book(scores, answers)
+        return add_closed_book(scores, answers)
     except UsageError:
-        return answers  # an endpoint, say
+        return answers  # such as a model behind an endpoint
 
 
-def _finite(likelihood: float | None) -> float | None:
+def _finite_or_none(likelihood: float | None) -> float | None:
     return likelihood if likelihood is not None and math.isfinite(likelihood) else None

@@ -1,123 +1,102 @@
-"""The measures of a set of answers: every measure for the kind of answer, each with its interval.
+"""The measures of a set of answers, with their confidence intervals.
 
-The measures depend on the kind of answers: spans (Natural Questions, TriviaQA, WebQuestions), patterns (CuratedTREC),
-labels (FEVER), texts (MS MARCO) or clues, which ask for the entity given (Jeopardy). Spans and patterns are also looked
-for in the passages read (`grounds`), and the n-grams of texts and clues are counted (`diversity`). If questions name
-evidence, KILT's scores are added.
+The kind of the answers selects the measures: spans (Natural Questions, TriviaQA, WebQuestions),
+patterns (CuratedTREC), labels (FEVER), texts (MS MARCO), or clues, which are questions written for
+a given entity (Jeopardy). Spans and patterns add grounding measures (`grounding`), texts and clues
+add BLEU and n-gram diversity. Questions with evidence add KILT's measures.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, get_args
-
-import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.citing import CITING, citing
-from rag_model.evaluation.answers.diversity import ORDER, distinct_ngrams
-from rag_model.evaluation.answers.grounds import GROUNDS, grounds
-from rag_model.evaluation.answers.measures import (
-    FEVER_2WAY,
-    FEVER_3WAY,
-    bleu,
-    bleu_counts,
-    exact_match,
-    label_match,
-    rouge_l,
-    token_f1,
+from rag_model.evaluation.answers.grounding import (
+    CITATION_MEASURES,
+    GROUNDING_MEASURES,
+    measure_citations,
+    measure_grounding,
 )
-from rag_model.evaluation.answers.qbleu import q_bleu
 from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.bootstrap import (
-    RESAMPLING,
+    DEFAULT_RESAMPLING,
     Estimate,
     Resampling,
-    difference_interval,
-    interval_of_sums,
-    mean_interval,
+    estimate_difference,
+    estimate_mean,
 )
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.questions.kilt import r_precision, recall_at, strict_match
-from rag_model.evaluation.questions.patterns import compile_pattern, pattern_match
+from rag_model.evaluation.matching import compile_pattern
+from rag_model.evaluation.measures.answers import FEVER_3WAY, label_match
+from rag_model.evaluation.measures.measure import AnswerKind, answer_functions, corpus_functions
+from rag_model.evaluation.measures.retrieval import r_precision, recall_at
+from rag_model.evaluation.questions import Question
 
-AnswerKind = Literal["spans", "patterns", "labels", "texts", "clues"]
-_Measure = Callable[[str, Sequence[str]], float | None]
-_MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first one decides whether an answer is correct
-    "spans": {"EM": exact_match, "F1": token_f1},
-    "patterns": {"EM": pattern_match},
-    "labels": {
-        "Acc-3way": partial(label_match, labels=FEVER_3WAY),
-        "Acc-2way": partial(label_match, labels=FEVER_2WAY),
-        "AC": strict_match,
-    },
-    "texts": {"ROUGE-L": rouge_l, "F1": token_f1},
-    "clues": {"Q-BLEU-1": q_bleu, "ROUGE-L": rouge_l},
-}
-KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
-_HELD = ("spans", "patterns")  # kinds whose answers a passage may hold word for word
-_WRITTEN = ("texts", "clues")  # kinds of whole sentences
-_BLEU_ORDERS = (1, 4)  # of texts; BLEU is a measure of the set, not of one answer
-_RECALL_AT = 5  # KILT's own depth
+_EXTRACTIVE_KINDS = ("spans", "patterns")  # a passage may hold these answers word for word
+_KILT_DEPTH = 5  # KILT's own depth
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """One question, its answer, and the answer's measures."""
+class ScoredAnswer:
+    """One question, its reading, and the measures of the answer."""
 
     question: Question
     reading: Reading
-    measures: Mapping[str, float]  # by name; a measure that does not apply to the question is left out
+    measures: Mapping[str, float]  # by name; only those that apply to the question
 
 
-def score(question: Question, reading: Reading, kind: AnswerKind = "spans") -> Scored:
-    """Measure one answer against the gold answers, and its passages against the question's evidence.
+def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans") -> ScoredAnswer:
+    """Measure one answer against the gold answers, and its passages against the question's
+    evidence.
 
     Raises:
         InputError: a pattern is malformed or takes too long.
-        MissingExtraError: what measures this kind is not installed.
+        MissingExtraError: a package that a measure of this kind needs is not installed.
     """
-    found = {name: measure(reading.answer, question.answers) for name, measure in _MEASURES[kind].items()}
-    measures = {name: value for name, value in found.items() if value is not None}
-    others = {**_provenance(question, reading, measures), **citing(question, reading)}
-    if kind in _HELD:
-        others |= grounds(question, reading, measures[right_by(kind)], patterns=kind == "patterns")
-    return Scored(question, reading, {**measures, **others})
+    values = {name: compute(reading.answer, question.answers) for name, compute in answer_functions(kind).items()}
+    measures = {name: value for name, value in values.items() if value is not None}
+    passage_measures = {**_kilt_measures(question, reading, measures), **measure_citations(question, reading)}
+    if kind in _EXTRACTIVE_KINDS:
+        passage_measures |= measure_grounding(
+            question, reading, measures[deciding_measure(kind)], patterns=kind == "patterns"
+        )
+    return ScoredAnswer(question, reading, {**measures, **passage_measures})
 
 
-def _provenance(question: Question, reading: Reading, measures: Mapping[str, float]) -> dict[str, float]:
+def _kilt_measures(question: Question, reading: Reading, measures: Mapping[str, float]) -> dict[str, float]:
     if not question.evidence:
         return {}
     precision = r_precision(reading.pages, question.evidence)
     earned = {f"KILT-{name}": value if precision == 1 else 0.0 for name, value in measures.items()}
-    recall = recall_at(reading.pages, question.evidence, _RECALL_AT)
-    return {"R-precision": precision, f"recall@{_RECALL_AT}": recall, **earned}
+    recall = recall_at(reading.pages, question.evidence, _KILT_DEPTH)
+    return {"R-precision": precision, f"recall@{_KILT_DEPTH}": recall, **earned}
 
 
-def right_by(kind: AnswerKind) -> str:
-    """Return the measure that decides whether an answer of that kind is correct."""
-    return next(iter(_MEASURES[kind]))
+def deciding_measure(kind: AnswerKind) -> str:
+    """Return the measure that decides whether an answer of a kind is correct."""
+    return next(iter(answer_functions(kind)))
 
 
-def names_of(kind: AnswerKind, *, evidence: bool) -> list[str]:
-    """Return the names of all measures that answers of a kind can have; `evidence`: some questions name theirs.
+def list_measures(kind: AnswerKind, *, evidence: bool) -> list[str]:
+    """Return the names of all measures that answers of a kind can have.
 
-    Those of citations, of passages and of diversity are measured where they apply.
+    Args:
+        kind: the kind of the answers.
+        evidence: whether a question names evidence.
     """
-    own = list(_MEASURES[kind])
-    kilt = ["R-precision", f"recall@{_RECALL_AT}", *(f"KILT-{name}" for name in own)] if evidence else []
-    held = GROUNDS if kind in _HELD else ()
-    sets = [*(f"BLEU-{order}" for order in _BLEU_ORDERS), f"distinct-{ORDER}", f"gold-distinct-{ORDER}"]
-    return [*own, *kilt, *CITING, *held, *(sets if kind in _WRITTEN else [])]
+    answer_names = list(answer_functions(kind))
+    kilt_names = (
+        ["R-precision", f"recall@{_KILT_DEPTH}", *(f"KILT-{name}" for name in answer_names)] if evidence else []
+    )
+    grounding_names = GROUNDING_MEASURES if kind in _EXTRACTIVE_KINDS else ()
+    return [*answer_names, *kilt_names, *CITATION_MEASURES, *grounding_names, *corpus_functions(kind)]
 
 
-def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
-    """Check that the questions have answers of that kind, before a model answers for hours.
+def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
+    """Check that the questions have gold answers of a kind, before a model answers for hours.
 
     Raises:
-        UsageError: no question has an answer; or, for labels, no answer is one of FEVER's.
-        InputError: for patterns, one is malformed.
-        MissingExtraError: what measures this kind is not installed.
+        UsageError: no question has an answer, or the kind is labels and no answer is a FEVER label.
+        InputError: a pattern is malformed.
+        MissingExtraError: a package that a measure of this kind needs is not installed.
     """
     golds = [gold for question in questions for gold in question.answers]
     if not golds:
@@ -127,60 +106,62 @@ def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
             compile_pattern(gold)
     if kind == "labels" and all(label_match(gold, [gold], FEVER_3WAY) is None for gold in golds):
         raise UsageError(f"no question has one of the labels {', '.join(FEVER_3WAY)}: measure its answers as spans")
-    if kind in _WRITTEN:
-        rouge_l("a", ["a"])
-        bleu_counts("a", ["a"])
+    for measure_answer in answer_functions(kind).values():
+        measure_answer("a", ["a"])
+    for measure_corpus in corpus_functions(kind).values():
+        measure_corpus(["a"], [["a"]], Resampling(draws=1))
 
 
-def estimate(
-    scored: Sequence[Scored], kind: AnswerKind = "spans", resampling: Resampling = RESAMPLING
+def estimate_measures(
+    scored: Sequence[ScoredAnswer], kind: AnswerKind = "spans", resampling: Resampling = DEFAULT_RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return each measure of the set, in [0, 1], with its interval; of texts also BLEU-1, BLEU-4 and distinct-3.
+    """Return each measure of the set, in [0, 1], with its interval.
 
-    distinct-3 is the ratio of distinct to all trigrams of the answers, gold-distinct-3 that of each first gold answer.
-
-    A measure covers the questions it applies to (`Estimate.n`): FEVER's two-way accuracy those with one of the two
-    labels, KILT's scores those with evidence.
+    A measure covers the questions that it applies to (`Estimate.n`): FEVER's two-way accuracy
+    covers the questions with one of two labels, KILT's measures those with evidence. Texts and
+    clues add BLEU-1, BLEU-4, distinct-3 (the ratio of distinct to all trigrams of the answers) and
+    gold-distinct-3 (that ratio for the first gold answer of each question).
 
     Raises:
         UsageError: there is no answer.
     """
     if not scored:
-        raise UsageError("there is no answer to measure: ask at least one question")
+        raise UsageError("there is no answer to measure: give at least one question")
     columns: dict[str, list[float]] = {}
-    for one in scored:
-        for name, value in one.measures.items():
+    for answer in scored:
+        for name, value in answer.measures.items():
             columns.setdefault(name, []).append(value)
-    means = {name: mean_interval(values, resampling) for name, values in columns.items()}
-    return {**means, **_bleus(scored, resampling), **_diversity(scored, resampling)} if kind in _WRITTEN else means
+    means = {name: estimate_mean(values, resampling) for name, values in columns.items()}
+    predictions, golds = [answer.reading.answer for answer in scored], [answer.question.answers for answer in scored]
+    estimates = {name: compute(predictions, golds, resampling) for name, compute in corpus_functions(kind).items()}
+    return {**means, **{name: estimate for name, estimate in estimates.items() if estimate is not None}}
 
 
-def _bleus(scored: Sequence[Scored], resampling: Resampling) -> dict[str, Estimate]:
-    pairs = [(one.reading.answer, one.question.answers) for one in scored]
-    counts = {order: np.stack([bleu_counts(said, golds, order) for said, golds in pairs]) for order in _BLEU_ORDERS}
-    return {f"BLEU-{order}": interval_of_sums(counts[order], bleu, resampling) for order in _BLEU_ORDERS}
-
-
-def _diversity(scored: Sequence[Scored], resampling: Resampling) -> dict[str, Estimate]:
-    said = distinct_ngrams([one.reading.answer for one in scored], ORDER, resampling)
-    gold = distinct_ngrams([one.question.answers[0] for one in scored if one.question.answers], ORDER, resampling)
-    figures = {f"distinct-{ORDER}": said, f"gold-distinct-{ORDER}": gold}
-    return {name: one for name, one in figures.items() if one is not None}
-
-
-def compare(
-    after: Sequence[Scored], before: Sequence[Scored], resampling: Resampling = RESAMPLING
+def compare_answers(
+    after: Sequence[ScoredAnswer], before: Sequence[ScoredAnswer], resampling: Resampling = DEFAULT_RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return the mean difference of each measure, `after` minus `before`, over the questions in both.
+    """Return the mean difference of each measure, `after` minus `before`, over the shared
+    questions.
 
-    Questions are joined by id. Corpus measures such as BLEU have no value per question and are left out.
+    Questions are joined by id. Set measures such as BLEU are left out, because they have no value
+    per question.
     """
-    earlier = {one.question.id: one.measures for one in before}
-    shared = [(one.measures, earlier[one.question.id]) for one in after if one.question.id in earlier]
-    names = dict.fromkeys(name for new, old in shared for name in new if name in old)
+    before_measures = {answer.question.id: answer.measures for answer in before}
+    measure_pairs = [
+        (answer.measures, before_measures[answer.question.id])
+        for answer in after
+        if answer.question.id in before_measures
+    ]
+    names = dict.fromkeys(
+        name for after_measures, before_values in measure_pairs for name in after_measures if name in before_values
+    )
     differences = {}
     for name in names:
-        both = [(new, old) for new, old in shared if name in new and name in old]
-        now, then = [new[name] for new, _ in both], [old[name] for _, old in both]
-        differences[name] = difference_interval(now, then, resampling)
+        values = [
+            (after_values, before_values)
+            for after_values, before_values in measure_pairs
+            if name in after_values and name in before_values
+        ]
+        after_column, before_column = [after_value[name] for after_value, _ in values], [old[name] for _, old in values]
+        differences[name] = estimate_difference(after_column, before_column, resampling)
     return differences

@@ -4,70 +4,73 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.ablation import Ablations
-from rag_model.evaluation.answers.collapse import LIMITS, Limits
-from rag_model.evaluation.answers.scores import AnswerKind
-from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
-from rag_model.evaluation.retrieval.judging import JudgedBy
-from rag_model.generate.decoding import Decoding
+from rag_model.evaluation.answers.ablation import AblationSettings
+from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS, CollapseLimits
+from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
+from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Threshold
-from rag_model.reading.prompts import Concat
+from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.settings import ReaderSettings
-from rag_model.retrieve.expression import one_of
+from rag_model.retrieve.expression import choose_expression
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The settings of an evaluation on a set of questions; defaults as in the RAG paper's open-domain tables."""
+class EvaluationSettings:
+    """The settings of an evaluation; defaults as in the RAG paper's open-domain tables."""
 
-    kind: AnswerKind = "spans"  # of the answers: selects the measures
+    kind: AnswerKind = "spans"  # of the answers; selects the measures
     k: int | None = None  # passages per answer; None: as many as in training
     depth: int = 20  # passages to which retrieval is measured
-    judged_by: JudgedBy | None = None  # what is relevant; None: as the questions allow
-    retriever: str | None = None  # an expression, such as rrf(hnsw, ivfpq); None: the snapshot's default
-    index: str | None = None  # of the snapshot, or `exact`: the short form of `retriever`
-    decoding: Decoding = field(default_factory=Decoding)
-    readers: tuple[ReaderName, ...] = ()  # ways to read; ablations are of the first. None: the model's default
-    concat: Concat = field(default_factory=Concat)  # of the reader `concat`
-    ablations: Ablations | None = None  # None: only the open book
-    limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
-    resampling: Resampling = RESAMPLING  # of the intervals
-    labels: Mapping[str, str] = field(default_factory=dict)  # choose one by its word of one token; empty: write answers
-    risk: float | None = None  # choose a threshold at this risk, at most; None: choose none
-    threshold: Threshold | None = None  # measure this one; None: measure none
+    judged_by: JudgedBy | None = None  # what counts as relevant; None: chosen by the questions
+    # Expression such as rrf(hnsw, ivfpq); None: the snapshot's default.
+    retriever: str | None = None
+    index: str | None = None  # name of an index, or `exact`: the short form of `retriever`
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)
+    readers: tuple[ReaderName, ...] = ()  # the first has the ablations; empty: the model's default
+    concat: PromptSettings = field(default_factory=PromptSettings)  # for the reader `concat`
+    ablations: AblationSettings | None = None  # None: only the open book
+    limits: CollapseLimits = COLLAPSE_LIMITS  # beyond which retrieval counts as collapsed
+    resampling: Resampling = DEFAULT_RESAMPLING  # of the intervals
+    # Label -> the word of one token that stands for it; empty: the model writes its answers.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    risk: float | None = None  # choose a threshold at this maximum risk; None: choose no threshold
+    threshold: Threshold | None = None  # measure this threshold; None: measure no threshold
 
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
-            raise UsageError(f"k is {self.k} and depth {self.depth}: an evaluation needs at least 1 of each")
+            raise UsageError(f"the evaluation has k = {self.k} and depth = {self.depth}: give at least 1 for each")
         if len(set(self.readers)) < len(self.readers):
-            raise UsageError(f"readers are {', '.join(self.readers)}: name each once")
+            raise UsageError(f"a reader is named twice in {', '.join(self.readers)}: name each reader once")
         if self.labels and self.kind != "labels":
-            raise UsageError(f"labels are given, and the answers are {self.kind}: give --answers labels too")
+            raise UsageError(f"labels are given, but the answers are {self.kind}: add --answers labels")
         if self.risk is not None and not 0 <= self.risk < 1:
-            raise UsageError(f"a risk of {self.risk} is no share of wrong answers: give one from 0 to below 1")
+            raise UsageError(f"the risk is {self.risk}: give a share of wrong answers from 0 to below 1")
         if self.risk is not None and self.threshold is not None:
-            raise UsageError("a threshold is chosen or measured: give a risk or a threshold, not both")
-        one_of(self.index, self.retriever)
+            raise UsageError(
+                "both a risk and a threshold are given: give a risk to choose a threshold, or a threshold to measure"
+            )
+        choose_expression(self.index, self.retriever)
 
     @property
     def expression(self) -> str | None:
-        """The retriever to measure, in one spelling; None: the snapshot's default."""
-        return one_of(self.index, self.retriever)
+        """The expression of the retriever to measure; None: the snapshot's default."""
+        return choose_expression(self.index, self.retriever)
 
-    def reading(self, model: str) -> dict[ReaderName, ReaderSettings]:
-        """Return the settings of each way to read, by its name, the first one first.
+    def reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
+        """Return the settings of each reader by its name, in order.
 
         Raises:
-            UsageError: one does not go with the model of this name.
+            UsageError: a reader does not suit the model of this name.
         """
         signal = None if self.threshold is None else self.threshold.signal
-        given = [
-            ReaderSettings(one, self.decoding, self.concat, self.labels, signal=signal)
-            for one in self.readers or (None,)
+        reader_settings = [
+            ReaderSettings(reader, self.decoding, self.concat, self.labels, signal=signal)
+            for reader in self.readers or (None,)
         ]
-        return {one.of(model): one for one in given}
+        return {settings.reader_for(model): settings for settings in reader_settings}
 
-    def deepest(self, k: int) -> int:
-        """Return how many passages per question must be retrieved to answer from `k`."""
-        return max(self.depth, self.ablations.depth(k) if self.ablations else k)
+    def search_depth(self, k: int) -> int:
+        """Return the passages to retrieve per question to answer from `k`."""
+        return max(self.depth, self.ablations.search_depth(k) if self.ablations else k)

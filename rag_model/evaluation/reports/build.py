@@ -1,87 +1,113 @@
-"""The report page of a build. The page is made from a record of plain values alone, so any run can fill it."""
+"""The report page of a build, rendered from a record of plain values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rag_model.evaluation.gate import Check, Verdict
-from rag_model.evaluation.reports.charts import bars, doublings, histogram, legend, trade_offs
-from rag_model.evaluation.reports.markup import Child, Node, tag
-from rag_model.evaluation.reports.page import columns, document, pair, section, sized, table, tiles
-from rag_model.index.quality.health import Effort, Health
+from rag_model.evaluation.gate import Check, GateVerdict
+from rag_model.evaluation.reports.charts import bar_chart, doubling_histogram, histogram, legend, trade_off_chart
+from rag_model.evaluation.reports.page import (
+    Child,
+    Node,
+    columns,
+    format_bytes,
+    header,
+    lineage_section,
+    note,
+    pair,
+    render_document,
+    section,
+    table,
+    tag,
+    tiles,
+)
+from rag_model.index.quality.results import IndexHealth, OperatingPoint
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BuildStage:
     """One stage of the run."""
 
     name: str
     seconds: float
-    made: int  # parts or shards made
-    reused: int  # parts or shards reused from an earlier run
+    created: int  # parts or shards created
+    reused: int  # parts or shards reused from a previous run
 
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """Everything that the page shows; a section whose values are empty is left out."""
+    """The content of the page; sections without values are left out."""
 
-    title: str  # of the corpus: enwiki, 2026-11-01
+    title: str  # of the corpus, such as enwiki, 2026-11-01
     snapshot: str
     created_at: str  # ISO 8601 UTC
-    verdict: Verdict
+    verdict: GateVerdict
     counts: Mapping[str, int]  # articles, passages, embedded, reused, …
     k: int = 20  # of the recall curves
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> pages
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
-    lengths: Mapping[int, int] = field(default_factory=dict)  # words, lower bound of a bucket -> passages
-    curves: Mapping[str, Sequence[Effort]] = field(default_factory=dict)  # index -> its trade-off
-    settings: Mapping[str, Effort] = field(default_factory=dict)  # index -> its default setting
-    health: Mapping[str, Health] = field(default_factory=dict)  # index -> statistics of its file
-    repaired: Mapping[str, int] = field(default_factory=dict)  # index -> nodes unreachable before repair
-    stages: Sequence[Stage] = ()
+    # Lower bound of a bucket in words -> passages.
+    lengths: Mapping[int, int] = field(default_factory=dict)
+    # Index -> recall and cost by setting.
+    curves: Mapping[str, Sequence[OperatingPoint]] = field(default_factory=dict)
+    settings: Mapping[str, OperatingPoint] = field(
+        default_factory=dict
+    )  # index -> recall and cost at its default setting
+    # Index -> statistics of its file.
+    health: Mapping[str, IndexHealth] = field(default_factory=dict)
+    # Index -> nodes unreachable before repair.
+    repaired: Mapping[str, int] = field(default_factory=dict)
+    stages: Sequence[BuildStage] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
-    lineage: Mapping[str, str] = field(default_factory=dict)  # dump, recipe, space, parent, versions
+    # dump, recipe, space, parent, versions.
+    lineage: Mapping[str, str] = field(default_factory=dict)
 
 
-def render(report: BuildReport) -> str:
+def render_build_report(report: BuildReport) -> str:
     """Return the whole HTML document."""
-    return document(f"{report.title}: build report", _sections(report))
+    return render_document(f"{report.title}: build report", _sections(report))
 
 
 def _sections(report: BuildReport) -> Iterator[Node]:
     yield _header(report)
-    yield _verdict(report.verdict)
+    yield _gate_section(report.verdict)
     yield tiles((name, f"{n:,}") for name, n in report.counts.items())
     if report.curves:
-        yield _indexes(report.curves, report.settings, report.k)
+        yield _recall_section(report.curves, report.settings, report.k)
     if report.health:
-        yield _health(report.health, report.repaired)
-    yield columns(_lengths(report.lengths), _stages(report.stages), _sizes(report.sizes), _dropped(report))
+        yield _health_section(report.health, report.repaired)
+    yield columns(
+        _lengths_section(report.lengths),
+        _stages_section(report.stages),
+        _sizes_section(report.sizes),
+        _dropped_section(report),
+    )
     if report.quarantined:
         titles = ("page", "title", "reason")
         yield section("Pages that broke the parser", table(titles, report.quarantined))
-    if report.lineage:
-        yield section("Lineage", table(("", ""), [(name, tag("code", v)) for name, v in report.lineage.items()]))
+    yield from lineage_section(report.lineage)
 
 
 def _header(report: BuildReport) -> Node:
     facts = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
-    return tag("header", tag("h1", report.title), facts)
+    return header(report.title, facts)
 
 
-def _verdict(verdict: Verdict) -> Node:
-    said = "The gate passed it." if verdict.passed else f"The gate refused it: {verdict.reason}."
-    whys = (tag("p", check.name, ": ", check.why, class_="note") for check in verdict.checks if not check.passed)
-    checks = table(("check", "", "observed", "wanted"), [_check(check) for check in verdict.checks])
-    return section(said, *whys, checks, class_="verdict" if verdict.passed else "verdict no")
+def _gate_section(verdict: GateVerdict) -> Node:
+    title = "The gate passed it." if verdict.passed else f"The gate refused it: {verdict.reason}."
+    explanations = (note(check.name, ": ", check.why) for check in verdict.checks if not check.passed)
+    checks = table(("check", "", "observed", "wanted"), [_check_row(check) for check in verdict.checks])
+    return section(title, *explanations, checks, class_="verdict" if verdict.passed else "verdict no")
 
 
-def _check(check: Check) -> tuple[Child, ...]:
+def _check_row(check: Check) -> tuple[Child, ...]:
     mark, word, style = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
-    said = tag("span", mark, tag("span", word, class_="word"), class_=style)
-    return check.name, said, check.observed, check.wanted
+    result = tag("span", mark, tag("span", word, class_="word"), class_=style)
+    return check.name, result, check.observed, check.wanted
 
 
-def _indexes(curves: Mapping[str, Sequence[Effort]], settings: Mapping[str, Effort], k: int) -> Node:
+def _recall_section(
+    curves: Mapping[str, Sequence[OperatingPoint]], settings: Mapping[str, OperatingPoint], k: int
+) -> Node:
     rows = [
         (name, e.setting, f"{e.recall_mean:.3f}", f"{e.recall_p5:.3f}", f"{e.distances:,.0f}", f"{e.milliseconds:.3g}")
         for name, efforts in curves.items()
@@ -92,18 +118,16 @@ def _indexes(curves: Mapping[str, Sequence[Effort]], settings: Mapping[str, Effo
     return section(
         "Recall of each index against exact search, and its cost",
         legend(curves),
-        pair(trade_offs(curves, k, "distances", settings), trade_offs(curves, k, "milliseconds", settings)),
-        tag(
-            "p",
+        pair(trade_off_chart(curves, k, "distances", settings), trade_off_chart(curves, k, "milliseconds", settings)),
+        note(
             f"A point is the mean recall@{k} of the sampled queries, its whisker their 5th percentile.{rings} "
-            "Distance computations are the same on every machine; of lists they count the codes compared.",
-            class_="note",
+            "Distance computations are the same on every machine; for lists they count the compared codes."
         ),
         tag("details", tag("summary", "the numbers"), table(titles, rows)),
     )
 
 
-_FIGURES: Mapping[str, str] = {  # of Health.metrics and of the merge, in the page's order
+_STATISTICS: Mapping[str, str] = {  # keys of IndexHealth.metrics, and of the merge
     "degree": "links of a node, mean",
     "unlinked": "nodes without a link from another node",
     "repaired": "nodes unreachable before repair",
@@ -114,52 +138,59 @@ _FIGURES: Mapping[str, str] = {  # of Health.metrics and of the merge, in the pa
 }
 
 
-def _health(health: Mapping[str, Health], repaired: Mapping[str, int]) -> Node:
-    """Show the statistics of each index file: its figures, then the distribution of its links or lists."""
-    seen = {name: one.metrics() for name, one in health.items()}
-    seen = {name: seen[name] | ({"repaired": repaired[name]} if name in repaired else {}) for name in seen}
+def _health_section(health: Mapping[str, IndexHealth], repaired: Mapping[str, int]) -> Node:
+    """Show the statistics of each index file, then the distribution of its links or lists."""
+    figures_by_index = {name: health_of_index.metrics() for name, health_of_index in health.items()}
+    figures_by_index = {
+        name: figures_by_index[name] | ({"repaired": repaired[name]} if name in repaired else {})
+        for name in figures_by_index
+    }
     rows = [
-        (title, *(_figure(figures.get(figure)) for figures in seen.values()))
-        for figure, title in _FIGURES.items()
-        if any(figure in figures for figures in seen.values())
+        (title, *(_format_statistic(figures.get(figure_key)) for figures in figures_by_index.values()))
+        for figure_key, title in _STATISTICS.items()
+        if any(figure_key in figures for figures in figures_by_index.values())
     ]
-    pictures = [picture for name, one in health.items() for picture in _spread(name, one)]
-    return section("Inside each index", table(("", *seen), rows), pair(*pictures))
+    charts = [picture for name, index_health in health.items() for picture in _distribution_charts(name, index_health)]
+    return section("Inside each index", table(("", *figures_by_index), rows), pair(*charts))
 
 
-def _figure(value: float | int | None) -> str:
+def _format_statistic(value: float | int | None) -> str:
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _spread(name: str, health: Health) -> Iterator[Node]:
+def _distribution_charts(name: str, health: IndexHealth) -> Iterator[Node]:
     if health.graph is not None:
         degrees = dict(enumerate(health.graph.degrees))
         yield tag("div", tag("h3", f"{name}: links"), histogram(degrees, "nodes", "links of a node"))
     if health.lists is not None:
-        yield tag("div", tag("h3", f"{name}: lists"), doublings(health.lists.sizes, "lists", "vectors in a list"))
+        yield tag(
+            "div", tag("h3", f"{name}: lists"), doubling_histogram(health.lists.sizes, "lists", "vectors in a list")
+        )
 
 
-def _lengths(lengths: Mapping[int, int]) -> Node | None:
+def _lengths_section(lengths: Mapping[int, int]) -> Node | None:
     return section("Passage lengths", histogram(lengths, "passages", "words in a passage")) if lengths else None
 
 
-def _dropped(report: BuildReport) -> Node | None:
+def _dropped_section(report: BuildReport) -> Node | None:
     rows = sorted(report.dropped.items(), key=lambda pair: -pair[1])
-    shown = bars([(reason, n, f"{n:,}") for reason, n in rows])
-    return section("Pages left out, by reason", shown) if rows else None
+    chart = bar_chart([(reason, n, f"{n:,}") for reason, n in rows])
+    return section("Pages left out, by reason", chart) if rows else None
 
 
-def _stages(stages: Sequence[Stage]) -> Node | None:
-    rows = [(stage.name, stage.seconds, _stage_text(stage)) for stage in stages]
-    return section("Time by stage", bars(rows)) if rows else None
+def _stages_section(stages: Sequence[BuildStage]) -> Node | None:
+    rows = [(stage.name, stage.seconds, _format_stage(stage)) for stage in stages]
+    return section("Time by stage", bar_chart(rows)) if rows else None
 
 
-def _stage_text(stage: Stage) -> str:
+def _format_stage(stage: BuildStage) -> str:
     return f"{stage.seconds:,.1f} s" + (f", {stage.reused} reused" if stage.reused else "")
 
 
-def _sizes(sizes: Mapping[str, int]) -> Node | None:
+def _sizes_section(sizes: Mapping[str, int]) -> Node | None:
     rows = sorted(sizes.items(), key=lambda pair: -pair[1])
-    return section("Size by kind of file", bars([(kind, n, sized(n)) for kind, n in rows])) if rows else None
+    return (
+        section("Size by kind of file", bar_chart([(kind, n, format_bytes(n)) for kind, n in rows])) if rows else None
+    )

@@ -1,17 +1,31 @@
-"""The report page of retrievers: figures beside the first one's, the trade-off of quality and time, every stage, and
-every group of questions.
+"""The report page of retrievers: metrics compared with those of the first one, quality against
+time, every stage, and every group of questions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rag_model.evaluation.bootstrap import Estimate
-from rag_model.evaluation.reports.charts import Point, courses, legend
-from rag_model.evaluation.reports.markup import Child, Node, join, tag
-from rag_model.evaluation.reports.page import document, pair, section, sized, table, tiles
-from rag_model.evaluation.retrieval.comparison import GroupFigures, Standing
-from rag_model.evaluation.retrieval.judging import JudgedBy
-from rag_model.evaluation.retrieval.staged import ENCODER, Staged
+from rag_model.evaluation.measures.measure import JudgedBy
+from rag_model.evaluation.reports.charts import ChartPoint, legend, line_chart
+from rag_model.evaluation.reports.page import (
+    Child,
+    Node,
+    format_bytes,
+    header,
+    join,
+    lineage_section,
+    note,
+    pair,
+    render_document,
+    section,
+    table,
+    tag,
+    tiles,
+    to_sentence,
+)
+from rag_model.evaluation.retrieval.comparison import GroupMetrics, RetrieverComparison
+from rag_model.evaluation.retrieval.staged import ENCODER, RetrieverMetrics
 
 JUDGEMENTS: Mapping[JudgedBy, str] = {
     "answers": "A passage is relevant if it holds an answer, by DPR's token match.",
@@ -22,128 +36,137 @@ JUDGEMENTS: Mapping[JudgedBy, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RetrievalReport:
-    """Everything that the page shows; a section whose values are empty is left out."""
+    """The content of the page; sections without values are left out."""
 
     snapshot: str
     created_at: str  # ISO 8601 UTC
     questions: int
     k: int
     judged_by: JudgedBy
-    measure: str  # that the charts show
-    standings: Sequence[Standing]  # the first is what the others are compared with
+    measure: str  # shown in the charts
+    retrievers: Sequence[RetrieverComparison]  # the others are compared with the first
     advice: str = ""  # one sentence
     notes: Sequence[str] = ()
     lineage: Mapping[str, str] = field(default_factory=dict)
 
 
-def render(report: RetrievalReport) -> str:
+def render_retrieval_report(report: RetrievalReport) -> str:
     """Return the whole HTML document."""
-    return document(f"{report.snapshot[:12]}: how passages are found", _sections(report))
+    return render_document(f"{report.snapshot[:12]}: how passages are found", _sections(report))
 
 
 def _sections(report: RetrievalReport) -> Iterator[Node]:
     yield _header(report)
     if report.advice:
-        yield section(f"{report.advice[0].upper()}{report.advice[1:]}.", class_="verdict")
-    yield tiles((one.expression, f"{one.all.figures[report.measure].value:.3f}") for one in report.standings)
-    yield _beside(report.standings)
-    yield _trade_off(report)
-    for one in report.standings:
-        yield _stages(one)
-    for name in dict.fromkeys(name for one in report.standings for name in one.groups):
-        yield _group(name, {one.expression: one.groups[name] for one in report.standings})
-    if report.lineage:
-        yield section("Lineage", table(("", ""), [(name, tag("code", said)) for name, said in report.lineage.items()]))
+        yield section(to_sentence(report.advice), class_="verdict")
+    yield tiles(
+        (retriever.expression, f"{retriever.overall.metrics[report.measure].value:.3f}")
+        for retriever in report.retrievers
+    )
+    yield _comparison_section(report.retrievers)
+    yield _trade_off_section(report)
+    for retriever in report.retrievers:
+        yield _stages_section(retriever)
+    for name in dict.fromkeys(name for retriever in report.retrievers for name in retriever.groups):
+        yield _group_section(name, {retriever.expression: retriever.groups[name] for retriever in report.retrievers})
+    yield from lineage_section(report.lineage)
 
 
 def _header(report: RetrievalReport) -> Node:
-    facts = tag(
+    summary = tag(
         "p", f"{report.questions:,} questions, snapshot ", tag("code", report.snapshot), f", {report.created_at}"
     )
-    notes = [tag("p", f"{note}.", class_="note") for note in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
-    return tag("header", tag("h1", "How passages are found"), facts, *notes)
+    notes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
+    return header("How passages are found", summary, *notes)
 
 
-def _beside(standings: Sequence[Standing]) -> Node:
-    names = list(standings[0].all.figures)
+def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
+    names = list(retrievers[0].overall.metrics)
     rows = [
         (
-            one.expression,
-            *_cells(one.all, names),
-            _milliseconds(one.staged.whole.total_milliseconds),
-            sized(one.staged.whole.total_bytes),
+            retriever.expression,
+            *_estimate_cells(retriever.overall, names),
+            _format_milliseconds(retriever.measured.final_stage.total_milliseconds),
+            format_bytes(retriever.measured.final_stage.total_bytes),
         )
-        for one in standings
+        for retriever in retrievers
     ]
-    note = (
-        "Below a figure: its 95 % interval; then the difference to the first retriever, question by question, with its "
-        f"interval. Milliseconds: {standings[0].staged.timed:,} questions, asked one by one. Bytes: the files that a "
-        "search reads, the question encoder's among them."
+    explanation = (
+        "Below a value: its 95 % interval; then the paired difference to the first retriever, with its "
+        f"interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. Bytes: the files that a "
+        "search reads, with those of the question encoder."
     )
     titles = ("retriever", *names, "ms a question", "bytes")
-    return section("Retrievers", table(titles, rows), tag("p", note, class_="note"))
+    return section("Retrievers", table(titles, rows), note(explanation))
 
 
-def _cells(figures: GroupFigures, names: Sequence[str]) -> Iterator[Child]:
+def _estimate_cells(figures: GroupMetrics, names: Sequence[str]) -> Iterator[Child]:
     for name in names:
-        one = figures.figures[name]
-        lost = figures.differences.get(name)
-        yield join(f"{one.value:.3f}", _ends(one, ""), *([_ends(lost, "+")] if lost else []))
+        estimate = figures.metrics[name]
+        difference = figures.differences.get(name)
+        yield join(
+            f"{estimate.value:.3f}",
+            _format_interval(estimate, ""),
+            *([_format_interval(difference, "+")] if difference else []),
+        )
 
 
-def _ends(one: Estimate, sign: str) -> Node:
-    value = f"{one.value:+.3f} " if sign else ""
-    return tag("span", f"{value}[{one.low:{sign}.3f}, {one.high:{sign}.3f}]", class_="ends")
+def _format_interval(estimate: Estimate, sign: str) -> Node:
+    value = f"{estimate.value:+.3f} " if sign else ""
+    return tag("span", f"{value}[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]", class_="ends")
 
 
-def _trade_off(report: RetrievalReport) -> Node:
-    """Show each stage of each retriever as a point: what a question costs up to there, and how good the list is."""
-    names = [one.expression for one in report.standings]
+def _trade_off_section(report: RetrievalReport) -> Node:
+    """Show the quality of each stage of each retriever against its time."""
+    names = [retriever.expression for retriever in report.retrievers]
     charts = [
-        courses(
-            {one.expression: list(_points(one, report.measure, alone)) for one in report.standings},
+        line_chart(
+            {
+                retriever.expression: list(_stage_points(retriever, report.measure, without_encoder))
+                for retriever in report.retrievers
+            },
             report.measure,
-            f"milliseconds a question{', without the encoder' if alone else ''}",
+            f"milliseconds a question{', without the encoder' if without_encoder else ''}",
             log=True,
         )
-        for alone in (False, True)
+        for without_encoder in (False, True)
     ]
-    note = (
-        "A line is a retriever, a point one of its stages: its list, and the time until it is known. A whisker is "
+    explanation = (
+        "A line is a retriever. A point is the result list of a stage, at the time until it is known. A whisker is "
         "the interval."
     )
-    return section("Quality over time", legend(names), pair(*charts), tag("p", note, class_="note"))
+    return section("Quality over time", legend(names), pair(*charts), note(explanation))
 
 
-def _points(standing: Standing, measure: str, alone: bool) -> Iterator[Point]:
-    for stage, figures in zip(standing.staged.stages, standing.stages, strict=True):
-        one = figures[measure]
-        spent = stage.search_milliseconds if alone else stage.total_milliseconds
-        yield Point(max(spent, 1e-3), one.value, one.low, one.high)
+def _stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
+    for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
+        estimate = estimates[measure]
+        milliseconds = stage.search_milliseconds if without_encoder else stage.total_milliseconds
+        yield ChartPoint(max(milliseconds, 1e-3), estimate.value, estimate.low, estimate.high)
 
 
-def _stages(standing: Standing) -> Node:
-    names = list(standing.all.figures)
-    rows: list[tuple[Child, ...]] = list(_encoder(standing.staged, len(names)))
-    for stage, figures in zip(standing.staged.stages, standing.stages, strict=True):
-        values = (join(f"{figures[name].value:.3f}", _ends(figures[name], "")) for name in names)
-        costs = _milliseconds(stage.milliseconds), sized(stage.bytes)
+def _stages_section(retriever: RetrieverComparison) -> Node:
+    names = list(retriever.overall.metrics)
+    rows: list[tuple[Child, ...]] = list(_encoder_row(retriever.measured, len(names)))
+    for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
+        values = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in names)
+        costs = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
         rows.append((stage.name, *values, *costs))
-    return section(f"Stages of {standing.expression}", table(("stage", *names, "own ms", "own bytes"), rows))
+    return section(f"Stages of {retriever.expression}", table(("stage", *names, "own ms", "own bytes"), rows))
 
 
-def _encoder(staged: Staged, empty: int) -> Iterator[tuple[Child, ...]]:
+def _encoder_row(staged: RetrieverMetrics, empty: int) -> Iterator[tuple[Child, ...]]:
     if staged.encoder_milliseconds:
-        costs = _milliseconds(staged.encoder_milliseconds), sized(staged.encoder_bytes)
+        costs = _format_milliseconds(staged.encoder_milliseconds), format_bytes(staged.encoder_bytes)
         yield ENCODER, *("" for _ in range(empty)), *costs
 
 
-def _group(name: str, figures: Mapping[str, GroupFigures]) -> Node:
-    names = list(next(iter(figures.values())).figures)
-    rows = [(expression, *_cells(one, names)) for expression, one in figures.items()]
+def _group_section(name: str, figures: Mapping[str, GroupMetrics]) -> Node:
+    measures = list(next(iter(figures.values())).metrics)
+    rows = [(expression, *_estimate_cells(group, measures)) for expression, group in figures.items()]
     n = next(iter(figures.values())).n
-    return section(f"{n:,} questions: {name}", table(("retriever", *names), rows))
+    return section(f"{n:,} questions: {name}", table(("retriever", *measures), rows))
 
 
-def _milliseconds(value: float) -> str:
+def _format_milliseconds(value: float) -> str:
     return f"{value:,.3g}"

@@ -1,6 +1,8 @@
-"""Results of a run in the formats of other tools. For a search: a TREC run file, DPR's retrieval JSON (the training
-data of its reader and of FiD), and one JSON object per question. For answers: one JSON object per question, and KILT's
-predictions. Each file appears complete or not at all.
+"""Results of a run in the formats of other tools.
+
+For retrieval: a TREC run file, DPR's retrieval JSON (the training data of DPR's reader and of FiD),
+and JSONL with one object per question. For answers: JSONL with one object per question, and KILT's
+predictions. Files are written atomically.
 """
 
 import json
@@ -10,128 +12,135 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rag_model.atomic_write import atomic_write
 from rag_model.errors import InputError, UsageError
-from rag_model.evaluation.answers.scores import Scored
-from rag_model.evaluation.questions.kilt import distinct_pages
-from rag_model.evaluation.retrieval.retrieved import Retrieved
-from rag_model.landing import landing
+from rag_model.evaluation.answers.scores import ScoredAnswer
+from rag_model.evaluation.measures.retrieval import distinct_pages
+from rag_model.evaluation.retrieval.judging import RetrievalResult
 
 
 def check_paths(*paths: str | None, questions: str = "") -> None:
-    """Check, before work begins, that files can be written to `paths`; None: not asked for.
+    """Check that files can be written to `paths` before the work begins; None is skipped.
 
     Raises:
-        InputError: one is a folder, or lies in no folder that can be written.
-        UsageError: two are the same, or one is the file of `questions`.
+        InputError: a path is a folder, or its folder cannot be written to.
+        UsageError: two paths are the same, or one is the file of `questions`.
     """
-    taken = {Path(questions).resolve(): "holds the questions"} if questions else {}
+    used_paths = {Path(questions).resolve(): "holds the questions"} if questions else {}
     for path in paths:
         if path is None:
             continue
-        if why := _unwritable(Path(path)):
-            raise InputError(f"{path} cannot be written ({why}): choose another path")
-        place = Path(path).resolve()
-        if place in taken:
-            raise UsageError(f"{path} {taken[place]}: choose another path")
-        taken[place] = "is given twice"
+        if problem := _find_write_problem(Path(path)):
+            raise InputError(f"{path} cannot be written ({problem}): choose another path")
+        resolved = Path(path).resolve()
+        if resolved in used_paths:
+            raise UsageError(f"{path} {used_paths[resolved]}: choose another path")
+        used_paths[resolved] = "is given twice"
 
 
-def _unwritable(path: Path) -> str:
+def _find_write_problem(path: Path) -> str:
     if path.is_dir():
         return "it is a folder"
-    folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing ones are made
+    # Missing folders are created.
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         return f"{folder} is no folder"
     return "" if os.access(folder, os.W_OK) else f"{folder} is read-only"
 
 
-def write_trec(outcomes: Sequence[Retrieved], path: Path, tag: str = "bookwheel") -> None:
+def write_trec(outcomes: Sequence[RetrievalResult], path: Path, tag: str = "bookwheel") -> None:
     """Write a TREC run, `question Q0 passage rank score tag`; spaces in ids are percent-encoded."""
-    _write_whole(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
+    _write_lines(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
 
 
-def write_dpr(outcomes: Sequence[Retrieved], path: Path) -> None:
-    """Write DPR's retrieval JSON: `question`, `answers`, `ctxs` with `id title text score has_answer`.
+def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
+    """Write DPR's retrieval JSON: `question`, `answers`, `ctxs` with `id title text score
+    has_answer`.
 
     `score` is a string, as in DPR's own files.
     """
-    entries = (json.dumps(_dpr_entry(outcome), ensure_ascii=False) for outcome in outcomes)
-    _write_whole(path, _json_array(entries))
+    entries = (json.dumps(_dpr_to_json(outcome), ensure_ascii=False) for outcome in outcomes)
+    _write_lines(path, _json_array(entries))
 
 
-def write_jsonl(outcomes: Sequence[Retrieved], path: Path) -> None:
-    """Write one JSON object per question: `id`, `question`, `answers`, `first` rank with an answer, `hits`."""
-    _write_whole(path, (json.dumps(_row(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
+def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
+    """Write one JSON object per question: `id`, `question`, `answers`, `first`, `hits`.
 
-
-def write_answers(scored: Sequence[Scored], path: Path) -> None:
-    """Write one JSON object per question: question, prediction, gold answers, measures, and the passages' weights.
-
-    `id`, `question`, `answers`, `prediction`, whether it `ended` or was cut, `log_likelihood`, `metrics`, and for each
-    of `passages` its `rank`, `id`, `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
+    `first` is the rank of the first hit with an answer, or null.
     """
-    _write_whole(path, (json.dumps(_answer_row(one), ensure_ascii=False) + "\n" for one in scored))
+    _write_lines(path, (json.dumps(_result_to_json(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
 
 
-def write_kilt(scored: Sequence[Scored], path: Path) -> None:
-    """Write KILT's prediction file: each answer with the pages of its passages, best first."""
+def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
+    """Write one JSON object per question, with its answer, measures and passages.
+
+    The keys are `id`, `question`, `answers`, `prediction`, `ended` (false if the answer was cut),
+    `log_likelihood`, `closed_book_log_likelihood`, `statements`, `metrics`, and `passages`, each
+    with `rank`, `id`, `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior`
+    p(z|x,y).
+    """
+    _write_lines(path, (json.dumps(_answer_to_json(answer), ensure_ascii=False) + "\n" for answer in scored))
+
+
+def write_kilt(scored: Sequence[ScoredAnswer], path: Path) -> None:
+    """Write KILT's prediction file: each answer with the pages of its passages, best page first."""
     rows = (
-        {"id": one.question.id, "output": [{"answer": one.reading.answer, "provenance": _kilt_pages(one)}]}
-        for one in scored
+        {"id": answer.question.id, "output": [{"answer": answer.reading.answer, "provenance": _kilt_pages(answer)}]}
+        for answer in scored
     )
-    _write_whole(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    _write_lines(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def write_page(html: str, path: Path) -> None:
-    """Write a report."""
-    _write_whole(path, [html])
+def write_report(html: str, path: Path) -> None:
+    """Write the HTML of a report."""
+    _write_lines(path, [html])
 
 
-def _kilt_pages(one: Scored) -> list[dict[str, str]]:
-    return [{"wikipedia_id": page} for page in distinct_pages(one.reading.pages)]
+def _kilt_pages(answer: ScoredAnswer) -> list[dict[str, str]]:
+    return [{"wikipedia_id": page} for page in distinct_pages(answer.reading.pages)]
 
 
-def _answer_row(one: Scored) -> dict[str, Any]:
-    said = one.reading.to_json()
+def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
+    reading = answer.reading.to_json()
     return {
-        "id": one.question.id,
-        "question": one.question.text,
-        "answers": list(one.question.answers),
-        "prediction": said["answer"],
-        "ended": said["ended"],
-        "log_likelihood": said["log_likelihood"],
-        "closed_book_log_likelihood": said["closed_book"],
-        "statements": said["statements"],
-        "metrics": dict(one.measures),
-        "passages": [{"rank": rank, **passage} for rank, passage in enumerate(said["passages"], start=1)],
+        "id": answer.question.id,
+        "question": answer.question.text,
+        "answers": list(answer.question.answers),
+        "prediction": reading["answer"],
+        "ended": reading["ended"],
+        "log_likelihood": reading["log_likelihood"],
+        "closed_book_log_likelihood": reading["closed_book"],
+        "statements": reading["statements"],
+        "metrics": dict(answer.measures),
+        "passages": [{"rank": rank, **passage} for rank, passage in enumerate(reading["passages"], start=1)],
     }
 
 
-def _trec_lines(outcome: Retrieved, tag: str) -> Iterator[str]:
-    question = _trec_id(outcome.question.id)
+def _trec_lines(outcome: RetrievalResult, tag: str) -> Iterator[str]:
+    question = _encode_trec_id(outcome.question.id)
     for hit in outcome.hits:
-        yield f"{question} Q0 {_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
+        yield f"{question} Q0 {_encode_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
 
 
-def _trec_id(identity: str) -> str:
+def _encode_trec_id(identity: str) -> str:
     return "".join(quote(char, safe="") if char.isspace() else char for char in identity)
 
 
-def _dpr_entry(outcome: Retrieved) -> dict[str, Any]:
+def _dpr_to_json(outcome: RetrievalResult) -> dict[str, Any]:
     contexts = [
         {
             "id": hit.passage.id,
             "title": hit.passage.title,
             "text": hit.passage.text,
             "score": f"{hit.score:.9g}",
-            "has_answer": found,
+            "has_answer": has_answer,
         }
-        for hit, found in zip(outcome.hits, outcome.has_answer, strict=True)
+        for hit, has_answer in zip(outcome.hits, outcome.has_answer, strict=True)
     ]
     return {"question": outcome.question.text, "answers": list(outcome.question.answers), "ctxs": contexts}
 
 
-def _row(outcome: Retrieved) -> dict[str, Any]:
+def _result_to_json(outcome: RetrievalResult) -> dict[str, Any]:
     hits = [
         {
             "rank": hit.rank,
@@ -140,13 +149,19 @@ def _row(outcome: Retrieved) -> dict[str, Any]:
             "page_id": hit.passage.page_id,
             "title": hit.passage.title,
             "url": hit.url,
-            "has_answer": found,
+            "has_answer": has_answer,
         }
-        for hit, found in zip(outcome.hits, outcome.has_answer, strict=True)
+        for hit, has_answer in zip(outcome.hits, outcome.has_answer, strict=True)
     ]
-    asked = outcome.question
-    answers = list(asked.answers)
-    return {"id": asked.id, "question": asked.text, "answers": answers, "first": outcome.first, "hits": hits}
+    question = outcome.question
+    answers = list(question.answers)
+    return {
+        "id": question.id,
+        "question": question.text,
+        "answers": answers,
+        "first": outcome.first_answer_rank,
+        "hits": hits,
+    }
 
 
 def _json_array(entries: Iterable[str]) -> Iterator[str]:
@@ -156,9 +171,9 @@ def _json_array(entries: Iterable[str]) -> Iterator[str]:
     yield "\n]\n"
 
 
-def _write_whole(path: Path, pieces: Iterable[str]) -> None:
+def _write_lines(path: Path, pieces: Iterable[str]) -> None:
     try:
-        with landing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(pieces)
-    except OSError as broken:
-        raise InputError(f"{path} cannot be written ({broken.strerror}): choose another path") from broken
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error

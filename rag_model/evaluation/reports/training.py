@@ -1,4 +1,4 @@
-"""The curves of a training, and the page that shows them: losses, dev measures, and how the index moved beside them."""
+"""The report page of a training: losses, dev measures, and the refreshes of the index."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,48 +7,51 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rag_model.evaluation.reports.charts import Point, courses, legend
-from rag_model.evaluation.reports.markup import Node, tag
-from rag_model.evaluation.reports.page import document, pair, section
-from rag_model.json_text import parse_json
+from rag_model.evaluation.reports.charts import ChartPoint, legend, line_chart
+from rag_model.evaluation.reports.page import Node, header, note, pair, render_document, section, tag
+from rag_model.untrusted_text import parse_json
 
-_POINTS = 300  # points of a curve: a screen shows no more
+_MAX_POINTS = 300  # per curve; a screen shows no more
 _AGE, _WAITED = "train snapshot_age", "train waited_seconds"
 _SECONDS = {f"train {name}_seconds": name for name in ("encoding", "rebuild", "swap")}
-_MOVING = {_AGE, _WAITED, *_SECONDS, "train refreshes_failed"}
+_INDEX_CURVES = {_AGE, _WAITED, *_SECONDS, "train refreshes_failed"}
 
-Values = Sequence[tuple[float, float]]  # step and value
+Series = Sequence[tuple[float, float]]  # step and value
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class TrainingCurves:
     """The curves of a training."""
 
-    values: Mapping[str, Values] = field(default_factory=dict)  # by kind and name, such as `dev nll`
-    moves: tuple[float, ...] = ()  # steps from which another snapshot was asked
+    # By kind and name, such as `dev nll`.
+    series: Mapping[str, Series] = field(default_factory=dict)
+    index_moves: tuple[float, ...] = ()  # steps at which training moved to another snapshot
 
 
-def read_curves(path: Path) -> Curves:
-    """Return the curves of a training's `metrics.jsonl`; empty without the file.
+def read_training_curves(path: Path) -> TrainingCurves:
+    """Read the curves of a training's `metrics.jsonl`; empty without the file.
 
-    A curve of more than 300 points is thinned evenly. The seconds that a training waited for its index are added up.
-    Lines and values in another format are left out: the curves are only an illustration.
+    A curve of more than 300 points is thinned evenly. The seconds that the training waited for its
+    index are cumulated. Lines and values in another format are skipped, because the curves are only
+    an illustration.
     """
-    values, moves, asked = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
-    for row in _rows(path):
+    values, moves, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
+    for row in _iter_rows(path):
         step, snapshot = float(row["step"]), row.get("snapshot")
-        if isinstance(snapshot, str) and snapshot not in asked[-1:]:
-            moves += [step] if asked else []
-            asked.append(snapshot)
+        if isinstance(snapshot, str) and snapshot not in snapshots[-1:]:
+            moves += [step] if snapshots else []
+            snapshots.append(snapshot)
         for name, value in row.items():
             if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
                 values.setdefault(f"{row['kind']} {name}", []).append((step, float(value)))
     if _WAITED in values:
-        values[_WAITED] = _added_up(values[_WAITED])
-    return Curves({name: points[:: -(-len(points) // _POINTS)] for name, points in values.items()}, tuple(moves))
+        values[_WAITED] = _cumulate(values[_WAITED])
+    return TrainingCurves(
+        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in values.items()}, tuple(moves)
+    )
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _iter_rows(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         with suppress(ValueError, TypeError, KeyError):
             row = parse_json(line, finite=False)
@@ -56,53 +59,56 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _added_up(points: Values) -> list[tuple[float, float]]:
-    total, found = 0.0, list[tuple[float, float]]()
+def _cumulate(points: Series) -> list[tuple[float, float]]:
+    total, totals = 0.0, list[tuple[float, float]]()
     for step, value in points:
         total += value
-        found.append((step, total))
-    return found
+        totals.append((step, total))
+    return totals
 
 
-def render(title: str, stages: Mapping[str, Curves]) -> str:
-    """Return the whole HTML document of a training; `stages` by name, one without a name if there is only one."""
-    content = [tag("header", tag("h1", title))]
+def render_training_report(title: str, stages: Mapping[str, TrainingCurves]) -> str:
+    """Return the HTML document of a training; the name of a single stage may be empty."""
+    content = [header(title)]
     for name, curves in stages.items():
         content += [*([tag("h1", name)] if name else []), *training_sections(curves)]
-    return document(title, content)
+    return render_document(title, content)
 
 
-def training_sections(curves: Curves) -> Iterator[Node]:
-    """Return the curves, in two parts if the index moved: first what shows whether it moved often enough."""
-    if not any(curves.values.values()):
+def training_sections(curves: TrainingCurves) -> Iterator[Node]:
+    """Return the sections of the curves; index refreshes come first, if there are any."""
+    if not any(curves.series.values()):
         return
-    moving = _AGE in curves.values
-    beside = {name for name in curves.values if moving and (name in _MOVING or name.startswith("dev "))}
+    moving = _AGE in curves.series
+    index_curves = {name for name in curves.series if moving and (name in _INDEX_CURVES or name.startswith("dev "))}
     if moving:
-        yield section("The moving index", _how(curves), pair(*_beside(curves)))
-    others = [name for name, points in curves.values.items() if points and name not in beside]
-    if others:
-        yield section("Training", pair(*(_picture(name, {name: curves.values[name]}, curves.moves) for name in others)))
+        yield section("The moving index", _refresh_note(curves), pair(*_index_charts(curves)))
+    other_curves = [name for name, points in curves.series.items() if points and name not in index_curves]
+    if other_curves:
+        yield section(
+            "Training",
+            pair(*(_line_chart(name, {name: curves.series[name]}, curves.index_moves) for name in other_curves)),
+        )
 
 
-def _how(curves: Curves) -> Node:
-    failed = max((value for _, value in curves.values.get("train refreshes_failed", ())), default=0.0)
-    said = f"The training moved to a rebuilt index {len(curves.moves):,} times, at the dashed lines"
-    return tag("p", f"{said}; {failed:,.0f} rebuilds failed.", class_="note")
+def _refresh_note(curves: TrainingCurves) -> Node:
+    failed = max((value for _, value in curves.series.get("train refreshes_failed", ())), default=0.0)
+    summary = f"The training moved to a rebuilt index {len(curves.index_moves):,} times, at the dashed lines"
+    return note(f"{summary}; {failed:,.0f} rebuilds failed.")
 
 
-def _beside(curves: Curves) -> Iterator[Node]:
-    for name, points in curves.values.items():
+def _index_charts(curves: TrainingCurves) -> Iterator[Node]:
+    for name, points in curves.series.items():
         if name.startswith("dev "):
-            yield _picture(name, {name: points}, curves.moves)
-    yield _picture("age of the index in steps", {"age": curves.values[_AGE]}, curves.moves)
-    seconds = {short: curves.values[name] for name, short in _SECONDS.items() if name in curves.values}
-    yield _picture("seconds of the index that is asked", seconds, curves.moves)
-    if _WAITED in curves.values:
-        yield _picture("seconds waited so far", {"waited": curves.values[_WAITED]}, curves.moves)
+            yield _line_chart(name, {name: points}, curves.index_moves)
+    yield _line_chart("age of the index in steps", {"age": curves.series[_AGE]}, curves.index_moves)
+    seconds = {short: curves.series[name] for name, short in _SECONDS.items() if name in curves.series}
+    yield _line_chart("seconds to refresh the index in use", seconds, curves.index_moves)
+    if _WAITED in curves.series:
+        yield _line_chart("seconds waited so far", {"waited": curves.series[_WAITED]}, curves.index_moves)
 
 
-def _picture(title: str, series: Mapping[str, Values], moves: Sequence[float]) -> Node:
-    points = {name: [Point(x, y, y, y) for x, y in some] for name, some in series.items()}
-    names = [legend(series)] if len(series) > 1 else []
-    return tag("div", tag("h3", title), *names, courses(points, title, "steps", marks=moves))
+def _line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
+    points = {name: [ChartPoint(x, y, y, y) for x, y in values] for name, values in series.items()}
+    legends = [legend(series)] if len(series) > 1 else []
+    return tag("div", tag("h3", title), *legends, line_chart(points, title, "steps", marks=moves))

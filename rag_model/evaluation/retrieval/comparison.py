@@ -1,163 +1,354 @@
-"""Several retrievers on the same questions: figures beside each other, for all questions and for groups of them.
+"""Compare retrievers on the same questions, for all questions and by group, and recommend one.
 
-Every retriever is compared with the first, question by question, so the interval of a difference is as narrow as the
-questions allow. Groups are the sources of the questions, and those that share few words with their passage.
+Every retriever is compared with the first one question by question, which gives the narrowest
+intervals. Groups are the sources of the questions, and the questions that share few words with
+their
+passage: a question that was written with its passage in view repeats its words, which favours BM25.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rag_model.errors import MissingExtraError
-from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, Resampling, mean_intervals
-from rag_model.evaluation.questions.files import QuestionSet
-from rag_model.evaluation.retrieval.gold import MOST_SHARED, gold_texts, low_overlap, unknown
-from rag_model.evaluation.retrieval.judging import Judge, ranks_of
-from rag_model.evaluation.retrieval.staged import Staged, StageFigures
+from rag_model.errors import InputError, MissingExtraError
+from rag_model.evaluation.bootstrap import (
+    DEFAULT_RESAMPLING,
+    Estimate,
+    Resampling,
+    estimate_difference,
+    estimate_mean,
+    estimate_means,
+)
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import Qrels, RetrievalJudge, rank_metrics
+from rag_model.evaluation.retrieval.staged import RetrieverMetrics, StageMetrics
+from rag_model.index.postings.analyzer import Analyzer
 from rag_model.store.versions.snapshot import Snapshot
 
-LOW_OVERLAP = f"at most {MOST_SHARED} shared stems"
-_ENGLISH = ("", "en")  # languages whose words are stemmed; "" where the corpus names none
+MAX_SHARED_STEMS = 2  # stems
+# Lucene's English stop words and those of questions, which any question shares with any passage.
+_QUESTION_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
+    "to was will with did do does from had has have how many much s were what when where which who whom whose why"
+)
+
+
+def read_gold_texts(snapshot: Snapshot, judge: RetrievalJudge) -> dict[str, list[str]]:
+    """Return title and text of each relevant passage, by its id or the id of its page.
+
+    The corpus is read once. Ids that the snapshot does not have are left out.
+
+    Raises:
+        InputError: the snapshot has none of the ids.
+        StoreError: a passage file is damaged.
+    """
+    relevant_ids = {name for grades in judge.qrels.values() for name, grade in grades.items() if grade > 0}
+    column = "page_id" if judge.judged_by == "pages" else "id"
+    texts: dict[str, list[str]] = {}
+    name = ""
+    for name, text in _iter_passage_texts(snapshot, column):
+        if name in relevant_ids:
+            texts.setdefault(name, []).append(text)
+    if relevant_ids and not texts:
+        raise InputError(
+            f"snapshot {snapshot.id[:12]} has none of the {len(relevant_ids):,} {judge.judged_by} that the questions "
+            f"name, such as {min(relevant_ids)!r}: use ids of this corpus, such as {name!r}, or judge by answers"
+        )
+    return texts
+
+
+def _iter_passage_texts(snapshot: Snapshot, column: str) -> Iterator[tuple[str, str]]:
+    for part in snapshot.parts:
+        for batch in snapshot.batches(part.name, [column, "title", "text"]):
+            ids, titles, texts = (batch.column(column_index).to_pylist() for column_index in range(3))
+            yield from ((name, f"{title} {text}") for name, title, text in zip(ids, titles, texts, strict=True))
+
+
+def count_unknown(judge: RetrievalJudge, texts: dict[str, list[str]]) -> int:
+    """Return the number of questions whose relevant ids are all missing from the snapshot."""
+    return sum(not any(name in texts for name in grades) for grades in judge.qrels.values())
+
+
+def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts: dict[str, list[str]]) -> list[int]:
+    """Return the positions of the questions with at most two stems in common with each known
+    passage.
+
+    Stems are the terms of an English BM25 index (`Analyzer`) without stop words. A title belongs to
+    its passage.
+
+    Raises:
+        MissingExtraError: PyStemmer is not installed.
+    """
+    stems = _build_stemmer()
+    passage_stems: dict[str, list[set[bytes]]] = {}
+    positions = []
+    for position, question in enumerate(questions):
+        question_stems = stems(question.text)
+        relevant = [name for name, grade in grades[question.id].items() if grade > 0 and name in texts]
+        for name in relevant:
+            if name not in passage_stems:
+                passage_stems[name] = [stems(text) for text in texts[name]]
+        if relevant and all(
+            len(question_stems & text_stems) <= MAX_SHARED_STEMS
+            for name in relevant
+            for text_stems in passage_stems[name]
+        ):
+            positions.append(position)
+    return positions
+
+
+def _build_stemmer() -> Callable[[str], set[bytes]]:
+    analyzer = Analyzer("english")
+    stop_stems = set(analyzer.terms(_QUESTION_STOP_WORDS))
+    return lambda text: set(analyzer.terms(text)) - stop_stems
+
+
+LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
+_STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """Subsets of the questions, and what should be said of them."""
+class QuestionGroups:
+    """Subsets of the questions, with notes for the report."""
 
-    places: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by name, in the report's order
+    positions: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by name
     notes: tuple[str, ...] = ()
 
 
-def groups_of(snapshot: Snapshot, asked: QuestionSet, judge: Judge) -> Groups:
-    """Return the groups of a set of questions: by source, and those with little overlap if passages are judged.
+def group_questions(snapshot: Snapshot, question_set: QuestionSet, judge: RetrievalJudge) -> QuestionGroups:
+    """Group questions by source and, if passages or pages are judged, by low overlap with them.
 
     Raises:
-        InputError: the questions name passages or pages, none of which the snapshot holds.
+        InputError: the snapshot has none of the passages or pages that the questions name.
     """
-    places: dict[str, list[int]] = {}
-    for place, question in enumerate(asked.questions):
+    positions: dict[str, list[int]] = {}
+    for position, question in enumerate(question_set.questions):
         if question.source:
-            places.setdefault(f"source {question.source}", []).append(place)
-    if judge.by == "answers":
-        return Groups(places)
-    texts, notes = gold_texts(snapshot, judge), []
-    if lost := unknown(judge, texts):
-        some = f"{lost:,} of {len(asked.questions):,} questions"
-        notes.append(f"{some} name no {judge.by} that this snapshot holds; they count as missed")
-    if str(snapshot.manifest.content.corpus.get("language") or "") in _ENGLISH:
+            positions.setdefault(f"source {question.source}", []).append(position)
+    if judge.judged_by == "answers":
+        return QuestionGroups(positions)
+    texts, notes = read_gold_texts(snapshot, judge), []
+    if n_unknown := count_unknown(judge, texts):
+        count = f"{n_unknown:,} of {len(question_set.questions):,} questions"
+        notes.append(f"{count} name no {judge.judged_by} of this snapshot; they count as missed")
+    if str(snapshot.manifest.content.corpus.get("language") or "") in _STEMMED_LANGUAGES:
         try:
-            places[LOW_OVERLAP] = low_overlap(asked.questions, judge.grades, texts)
-        except MissingExtraError as missing:
-            notes.append(f"questions with {LOW_OVERLAP} are not reported apart: {missing}")
-    return Groups({name: some for name, some in places.items() if some}, tuple(notes))
+            positions[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts)
+        except MissingExtraError as error:
+            notes.append(f"questions with {LOW_OVERLAP} are not reported separately: {error}")
+    return QuestionGroups(
+        {name: group_positions for name, group_positions in positions.items() if group_positions}, tuple(notes)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFigures:
-    """The figures of a retriever over a group of questions."""
+class GroupMetrics:
+    """The metrics of a retriever over a group of questions."""
 
     n: int
-    figures: Mapping[str, Estimate]
+    metrics: Mapping[str, Estimate]
     differences: Mapping[str, Estimate]  # to the first retriever; empty for the first
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as JSON values."""
-        differences = {"differences": _plain(self.differences)} if self.differences else {}
-        return {"n": self.n, **_split(self.figures), **differences}
+        """Return the metrics as JSON values."""
+        differences = {"differences": _differences_to_json(self.differences)} if self.differences else {}
+        return {"n": self.n, **_estimates_to_json(self.metrics), **differences}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One retriever beside the first."""
+class RetrieverComparison:
+    """One retriever compared with the first one."""
 
-    staged: Staged
-    all: GroupFigures
+    measured: RetrieverMetrics
+    overall: GroupMetrics
     ranks: Mapping[str, float]  # RR@k of answers, and KILT's page measures
-    stages: Sequence[Mapping[str, Estimate]]  # of each stage of `staged`
-    groups: Mapping[str, GroupFigures] = field(default_factory=dict)
+    stages: Sequence[Mapping[str, Estimate]]  # of each stage of `measured`
+    groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
 
     @property
     def expression(self) -> str:
-        """The retriever."""
-        return self.staged.expression
+        """The expression of the retriever."""
+        return self.measured.expression
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The measures of the whole, but for those of `ranks`."""
-        return {name: one.value for name, one in self.all.figures.items() if name not in self.ranks}
+        """The metrics over all questions, without those in `ranks`."""
+        return {name: estimate.value for name, estimate in self.overall.metrics.items() if name not in self.ranks}
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values: metrics, intervals, ranks, stages, groups and costs."""
-        whole = self.staged.whole
-        stages = [_stage_json(one, some) for one, some in zip(self.staged.stages, self.stages, strict=True)]
-        told = self.all.to_json()
+        final_stage = self.measured.final_stage
+        stages = [
+            _stage_to_json(stage, estimates) for stage, estimates in zip(self.measured.stages, self.stages, strict=True)
+        ]
+        overall = self.overall.to_json()
         return {
             "metrics": self.metrics,
-            "intervals": told["intervals"],
+            "intervals": overall["intervals"],
             "ranks": dict(self.ranks),
-            **({"differences": told["differences"]} if "differences" in told else {}),
-            "milliseconds": whole.total_milliseconds,
-            "bytes": whole.total_bytes,
-            "timed": self.staged.timed,
-            "encoder": {"milliseconds": self.staged.encoder_milliseconds, "bytes": self.staged.encoder_bytes},
+            **({"differences": overall["differences"]} if "differences" in overall else {}),
+            "milliseconds": final_stage.total_milliseconds,
+            "bytes": final_stage.total_bytes,
+            "timed": self.measured.timed,
+            "encoder": {"milliseconds": self.measured.encoder_milliseconds, "bytes": self.measured.encoder_bytes},
             "stages": stages,
-            "groups": {name: one.to_json() for name, one in self.groups.items()},
+            "groups": {name: group.to_json() for name, group in self.groups.items()},
         }
 
 
-def _stage_json(stage: StageFigures, figures: Mapping[str, Estimate]) -> dict[str, Any]:
+def _stage_to_json(stage: StageMetrics, figures: Mapping[str, Estimate]) -> dict[str, Any]:
     costs = ("milliseconds", "total_milliseconds", "bytes", "total_bytes")
-    return {"stage": stage.name, **_split(figures), **{name: getattr(stage, name) for name in costs}}
+    return {"stage": stage.name, **_estimates_to_json(figures), **{name: getattr(stage, name) for name in costs}}
 
 
-def _split(figures: Mapping[str, Estimate]) -> dict[str, Any]:
-    metrics = {name: one.value for name, one in figures.items()}
-    return {"metrics": metrics, "intervals": {name: (one.low, one.high) for name, one in figures.items()}}
+def _estimates_to_json(figures: Mapping[str, Estimate]) -> dict[str, Any]:
+    metrics = {name: estimate.value for name, estimate in figures.items()}
+    return {
+        "metrics": metrics,
+        "intervals": {name: (estimate.low, estimate.high) for name, estimate in figures.items()},
+    }
 
 
-def _plain(figures: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: asdict(one) for name, one in figures.items()}
+def _differences_to_json(figures: Mapping[str, Estimate]) -> dict[str, Any]:
+    return {name: asdict(estimate) for name, estimate in figures.items()}
 
 
-def compare(
-    measured: Sequence[Staged], judge: Judge, k: int, groups: Groups, resampling: Resampling = RESAMPLING
-) -> list[Standing]:
-    """Return each retriever beside the first, in order; all were asked the same questions to depth `k`."""
-    first, n = measured[0].whole.values, len(measured[0].outcomes)
+def compare_retrievers(
+    measured: Sequence[RetrieverMetrics],
+    judge: RetrievalJudge,
+    k: int,
+    groups: QuestionGroups,
+    resampling: Resampling = DEFAULT_RESAMPLING,
+) -> list[RetrieverComparison]:
+    """Compare each retriever with the first one; all have the same questions and depth `k`."""
+    first, n = measured[0].final_stage.values, len(measured[0].outcomes)
     everything = range(n)
-    standings = []
-    for place, staged in enumerate(measured):
-        before = first if place else None
-        own = staged.whole.values
-        columns = {f"{i} {name}": some for i, one in enumerate(staged.stages) for name, some in one.values.items()}
-        drawn = mean_intervals(columns, resampling)
-        standings.append(
-            Standing(
+    comparisons = []
+    for index, staged in enumerate(measured):
+        baseline = first if index else None
+        values = staged.final_stage.values
+        columns = {
+            f"{i} {name}": column for i, stage in enumerate(staged.stages) for name, column in stage.values.items()
+        }
+        estimates = estimate_means(columns, resampling)
+        comparisons.append(
+            RetrieverComparison(
                 staged,
-                _over(own, before, everything, resampling),
-                _ranks(staged, judge, k),
-                [{name: drawn[f"{i} {name}"] for name in one.values} for i, one in enumerate(staged.stages)],
-                {name: _over(own, before, some, resampling) for name, some in groups.places.items()},
+                _estimate_group(values, baseline, everything, resampling),
+                _rank_measures(staged, judge, k),
+                [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(staged.stages)],
+                {
+                    name: _estimate_group(values, baseline, group_positions, resampling)
+                    for name, group_positions in groups.positions.items()
+                },
             )
         )
-    return standings
+    return comparisons
 
 
-def _over(
-    own: Mapping[str, Sequence[float]],
+def _estimate_group(
+    values: Mapping[str, Sequence[float]],
     first: Mapping[str, Sequence[float]] | None,
-    places: Sequence[int],
+    positions: Sequence[int],
     resampling: Resampling,
-) -> GroupFigures:
-    mine = {name: [some[place] for place in places] for name, some in own.items()}
-    figures = mean_intervals(mine, resampling)
+) -> GroupMetrics:
+    group_values = {name: [column[position] for position in positions] for name, column in values.items()}
+    estimates = estimate_means(group_values, resampling)
     if first is None:
-        return GroupFigures(len(places), figures, {})
-    lost = {
-        name: [new - first[name][place] for new, place in zip(some, places, strict=True)] for name, some in mine.items()
+        return GroupMetrics(len(positions), estimates, {})
+    differences = {
+        name: [value - first[name][position] for value, position in zip(column, positions, strict=True)]
+        for name, column in group_values.items()
     }
-    return GroupFigures(len(places), figures, mean_intervals(lost, resampling))
+    return GroupMetrics(len(positions), estimates, estimate_means(differences, resampling))
 
 
-def _ranks(staged: Staged, judge: Judge, k: int) -> dict[str, float]:
-    return ranks_of(staged.outcomes, k) if judge.by == "answers" else {}
+def _rank_measures(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
+    return rank_metrics(staged.outcomes, k) if judge.judged_by == "answers" else {}
+
+
+PROMPT_TOKENS = 100_000  # for passages, in a prompt of 128k tokens with question and answer
+_TOKENS_PER_WORD = 1.4  # of English, with the tokenizers of current generators
+_COST_TOLERANCE = 1.2  # ratio of milliseconds; smaller differences are noise
+_MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    name: str
+    milliseconds: float
+    values: Sequence[float]
+    quality: Estimate
+
+
+def advise_retriever(
+    snapshot: Snapshot, measured: Sequence[RetrieverMetrics], measure: str, resampling: Resampling = DEFAULT_RESAMPLING
+) -> str:
+    """Return one sentence: the corpus fits into a prompt, or the recommended retriever.
+
+    Candidates are the retrievers and their stages.
+    """
+    words = count_prompt_words(snapshot)
+    if words is not None:
+        return (
+            f"the whole corpus has about {words:,} words, {words * _TOKENS_PER_WORD:,.0f} tokens, and fits a prompt: "
+            "answer from all of it first, and keep a retriever only if that is worse or too slow"
+        )
+    return recommend_retriever(measured, measure, resampling)
+
+
+def count_prompt_words(snapshot: Snapshot) -> int | None:
+    """Return the number of words of a corpus that fits into a prompt; None for a larger one."""
+    if snapshot.n > _MAX_PASSAGES:
+        return None
+    words = sum(sum(snapshot.columns(part.name, ["n_words"])["n_words"].to_pylist()) for part in snapshot.parts)
+    return words if words * _TOKENS_PER_WORD <= PROMPT_TOKENS else None
+
+
+def recommend_retriever(
+    measured: Sequence[RetrieverMetrics], measure: str, resampling: Resampling = DEFAULT_RESAMPLING
+) -> str:
+    """Return one sentence that names the cheapest retriever that is not worse than the best one.
+
+    A retriever is worse if the interval of its paired difference to the best one is below 0. Among
+    those that cost up to a fifth more than the cheapest, which may be noise, the one with the best
+    quality is named.
+    """
+    candidates = _build_candidates(measured, measure, resampling)
+    best = max(candidates, key=lambda candidate: candidate.quality.value)
+    if len(candidates) == 1:
+        return f"only {best.name} was measured: give --retriever again to learn which one this corpus wants"
+    differences = {
+        candidate.name: estimate_difference(candidate.values, best.values, resampling) for candidate in candidates
+    }
+    acceptable = [candidate for candidate in candidates if differences[candidate.name].high >= 0]
+    milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable)
+    choice = max(
+        (candidate for candidate in acceptable if candidate.milliseconds <= milliseconds_limit),
+        key=lambda one: one.quality.value,
+    )
+    summary = f"this corpus wants {choice.name}: {measure} {choice.quality.value:.3f} at {choice.milliseconds:.3g} ms"
+    if choice.quality.value == best.quality.value:
+        is_cheapest = all(_COST_TOLERANCE * candidate.milliseconds >= choice.milliseconds for candidate in candidates)
+        comparison = (
+            "no other is cheaper by a fifth" if is_cheapest else "every one that is cheaper by a fifth lies below it"
+        )
+        return f"{summary} a question is the best, and {comparison}"
+    difference = differences[choice.name]
+    return (
+        f"{summary} a question; the best, {best.name}, has {best.quality.value:.3f} at {best.milliseconds:.3g} ms, and "
+        f"the interval of the difference, {difference.low:+.3f} to {difference.high:+.3f}, does not lie below 0"
+    )
+
+
+def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str, resampling: Resampling) -> list[_Candidate]:
+    stages: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
+    for staged in measured:
+        for stage in staged.stages[:-1]:
+            stages.setdefault(stage.name, stage)
+    return [
+        _Candidate(
+            name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure], resampling)
+        )
+        for name, stage in stages.items()
+    ]

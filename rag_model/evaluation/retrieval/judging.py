@@ -1,207 +1,266 @@
-"""What counts as found, and the measures of it: an answer in the text, a relevant page, or a relevant passage.
+"""Relevance judgements and the measures of retrieval.
 
 | judged by | relevant is | measures |
 | --- | --- | --- |
 | `answers` | a passage that holds an answer, by DPR's token match | Success, RR |
-| `pages` | a page that the questions name: BEIR's judgements, KILT's evidence | Success, nDCG, R, RR |
-| `passages` | a passage that the questions name by its id, or BEIR's judgements of passages | Success, nDCG, R, RR |
+| `pages` | a page that the questions name: BEIR's qrels, KILT's evidence | Success, nDCG, R, RR |
+| `passages` | a passage that the questions or BEIR's qrels name by its id | Success, nDCG, R, RR |
 
-Success@k (Karpukhin et al. 2020 call it top-k retrieval accuracy) is the share of questions with something relevant
-among the first k. Grades are measured through `ir_measures`; of a page's passages the best ranked counts.
+The measures are those of `measures.measure`; packages can add measures. The rank of a page is that of
+its best passage.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import Literal, Self, get_args
+from typing import Self
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, Resampling, mean_intervals
-from rag_model.evaluation.questions.files import Question, QuestionSet
-from rag_model.evaluation.questions.kilt import Evidence, distinct_pages, r_precision, recall_at
-from rag_model.evaluation.retrieval.retrieved import Retrieved, cutoffs
-from rag_model.extras import require
-from rag_model.retrieve.retriever import Hit
+from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Estimate, Resampling, estimate_means
+from rag_model.evaluation.matching import AnswerMatcher, pattern_search
+from rag_model.evaluation.measures.measure import (
+    JudgedBy,
+    Ranking,
+    RankingMeasure,
+    parse_ranking_measure,
+    ranking_measures,
+)
+from rag_model.evaluation.measures.retrieval import NDCG, Evidence, distinct_pages, r_precision, recall_at
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.retrieve.hits import Hit, Retriever
 
-JudgedBy = Literal["answers", "pages", "passages"]
-Grades = Mapping[str, Mapping[str, int]]  # question -> page or passage -> grade; 0 = not relevant
-JUDGED_BY: tuple[JudgedBy, ...] = get_args(JudgedBy)
-_ARTICLES = (1, 10)  # distinct pages from the top that the article is looked for in
-_MEASURE = re.compile(r"(Success|RR|R|nDCG)@([1-9][0-9]{0,5})")
+QUERY_BATCH = 256  # fills an encoder's batch, and bounds the memory for hits
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """Measures rankings against what the questions say is relevant."""
+class RetrievalResult:
+    """The hits of one question, and which of them hold an answer."""
 
-    by: JudgedBy
-    grades: Grades = field(default_factory=dict)  # empty for answers
+    question: Question
+    hits: tuple[Hit, ...]
+    has_answer: tuple[bool, ...]  # one per hit
+
+    @property
+    def first_answer_rank(self) -> int | None:
+        """The rank, from 1, of the first passage with an answer; None without one."""
+        return next((rank for rank, has_answer in enumerate(self.has_answer, start=1) if has_answer), None)
+
+
+def answer_matcher(question: Question, *, patterns: bool = False) -> Callable[[str], bool]:
+    """Return a function that tests whether a text holds an answer of the question.
+
+    Answers match by DPR's token match, or as regular expressions.
+    """
+    return partial(pattern_search, patterns=question.answers) if patterns else AnswerMatcher(question.answers).match
+
+
+def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> RetrievalResult:
+    """Match the question's answers in the text of each hit; titles are left out."""
+    matches = answer_matcher(question, patterns=patterns)
+    return RetrievalResult(question, tuple(hits), tuple(matches(hit.passage.text) for hit in hits))
+
+
+def retrieve(
+    retriever: Retriever, questions: Sequence[Question], k: int, *, patterns: bool = False
+) -> Iterator[RetrievalResult]:
+    """Search each question to depth `k` and match its answers, in order and in batches.
+
+    With `patterns`, answers are regular expressions, as in CuratedTREC.
+
+    Raises:
+        UsageError: as in `Retriever.search`.
+        InputError: an answer pattern is malformed, or takes too long.
+    """
+    for start in range(0, len(questions), QUERY_BATCH):
+        batch = questions[start : start + QUERY_BATCH]
+        hit_lists = retriever.search([question.text for question in batch], k)
+        yield from (
+            match_hits(question, hits, patterns=patterns) for question, hits in zip(batch, hit_lists, strict=True)
+        )
+
+
+Qrels = Mapping[str, Mapping[str, int]]  # question -> page or passage -> grade; 0: not relevant
+_ARTICLE_DEPTHS = (1, 10)  # of Article@k, in distinct pages
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalJudge:
+    """Measures rankings by relevance judgements."""
+
+    judged_by: JudgedBy
+    qrels: Qrels = field(default_factory=dict)  # empty if judged by answers
     patterns: bool = False  # answers are regular expressions
 
     @classmethod
-    def of(cls, asked: QuestionSet, by: JudgedBy | None = None, *, patterns: bool = False) -> Self:
-        """Return the judge of a set of questions.
+    def for_questions(
+        cls, question_set: QuestionSet, judged_by: JudgedBy | None = None, *, patterns: bool = False
+    ) -> Self:
+        """Return the judge of a question set.
 
         Args:
-            asked: the questions.
-            by: how to judge; None: by the pages of a BEIR folder, by passages if every question names one, else by
-                answers.
-            patterns: take answers as regular expressions.
+            question_set: the questions.
+            judged_by: what counts as relevant; None: pages for a BEIR folder, passages if every
+                question names one, else answers.
+            patterns: answers are regular expressions.
 
         Raises:
-            UsageError: no question has an answer, or one names no passage or page to judge by.
+            UsageError: no question has an answer, or a question names no passage or page.
         """
-        chosen = by or _usual(asked)
-        if chosen == "answers":
-            if not any(question.answers for question in asked.questions):
+        resolved = judged_by or _default_judgement(question_set)
+        if resolved == "answers":
+            if not any(question.answers for question in question_set.questions):
                 raise UsageError("no question has an answer to look for: give a file with answers, or a BEIR folder")
-            return cls(chosen, patterns=patterns)
-        if asked.grades:
-            return cls(chosen, asked.grades, patterns)
-        grades = {question.id: _named(question, chosen) for question in asked.questions}
-        if bare := next((name for name, named in grades.items() if not named), None):
-            raise UsageError(f"question {bare!r} names no {chosen}: name some for every question, or judge by answers")
-        return cls(chosen, grades, patterns)
+            return cls(resolved, patterns=patterns)
+        if question_set.qrels:
+            return cls(resolved, question_set.qrels, patterns)
+        grades = {question.id: _relevant_ids(question, resolved) for question in question_set.questions}
+        if unjudged := next((name for name, ids in grades.items() if not ids), None):
+            raise UsageError(
+                f"question {unjudged!r} names no {resolved}: name some for every question, or judge by answers"
+            )
+        return cls(resolved, grades, patterns)
 
     def measures(self, k: int) -> list[str]:
         """Return the names of the measures of a search of depth `k`, Success first."""
-        shares = [f"Success@{depth}" for depth in cutoffs(k)]
-        return shares if self.by == "answers" else [*shares, "nDCG@10", f"R@{k}", "RR@10"]
+        return self._report(k, apart=False)
 
-    def ranks(self, k: int) -> list[str]:
-        """Return the names of the measures that are reported apart from these."""
-        return [f"RR@{k}"] if self.by == "answers" else []
+    def rank_measures(self, k: int) -> list[str]:
+        """Return the names of the measures that reports list separately."""
+        return self._report(k, apart=True)
+
+    def _report(self, k: int, *, apart: bool) -> list[str]:
+        return [
+            f"{name}@{cutoff}"
+            for name, measure in ranking_measures(self.judged_by).items()
+            if (self.judged_by in measure.listed_apart) == apart
+            for cutoff in measure.report_cutoffs(k, self.judged_by)
+        ]
 
     def can_measure(self, measure: str, k: int) -> bool:
-        """Return whether a search of depth `k`, or less in a small corpus, has a measure of this name."""
+        """Return whether a measure applies to a search of depth `k`."""
         try:
             return self.depth(measure) <= k
         except UsageError:
             return False
 
     def headline(self, k: int) -> str:
-        """Return the measure that decides between retrievers at depth `k`."""
-        return f"Success@{k}" if self.by == "answers" else "nDCG@10"
+        """Return the measure that ranks retrievers at depth `k`."""
+        return f"Success@{k}" if self.judged_by == "answers" else "nDCG@10"
 
     def depth(self, measure: str) -> int:
-        """Return how many passages a question a measure looks at.
+        """Return the cutoff k of a measure such as Success@20.
 
         Raises:
-            UsageError: it is no measure of this judgement.
+            UsageError: the measure does not apply to this kind of judgement.
         """
-        found = _MEASURE.fullmatch(measure)
-        known = ("Success", "RR") if self.by == "answers" else ("Success", "RR", "R", "nDCG")
-        if found is None or found[1] not in known:
-            examples = ", ".join(f"{name}@20" for name in known)
+        return self._parse(measure)[1]
+
+    def values(self, outcomes: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
+        """Return each measure of each question, in order; 0 for a question without hits.
+
+        Raises:
+            MissingExtraError: a package that a measure needs is not installed.
+            UsageError: a measure does not apply to this kind of judgement.
+        """
+        parsed = {name: self._parse(name) for name in measures}
+        rankings = [self._ranking(outcome) for outcome in outcomes]
+        return {name: list(measure.compute(rankings, cutoff)) for name, (measure, cutoff) in parsed.items()}
+
+    def _parse(self, measure: str) -> tuple[RankingMeasure, int]:
+        parsed = parse_ranking_measure(measure, self.judged_by)
+        if parsed is None:
+            examples = ", ".join(f"{name}@20" for name in ranking_measures(self.judged_by))
             raise UsageError(
-                f"{measure!r} is no measure of questions judged by {self.by}: choose one such as {examples}"
+                f"{measure!r} is not a measure of questions judged by {self.judged_by}: choose one such as {examples}"
             )
-        return int(found[2])
+        return parsed
 
-    def values(self, outcomes: Sequence[Retrieved], measures: Sequence[str]) -> dict[str, list[float]]:
-        """Return each measure of each question, in order; one that found nothing has 0.
+    def _ranking(self, outcome: RetrievalResult) -> Ranking:
+        if self.judged_by == "answers":
+            grades = {str(rank): int(holds) for rank, holds in enumerate(outcome.has_answer)}
+            return Ranking(tuple(grades), grades)
+        rank = rank_pages if self.judged_by == "pages" else _rank_passages
+        return _to_ranking(rank(outcome.hits), self.qrels[outcome.question.id])
 
-        Raises:
-            MissingExtraError: there are grades, and `ir_measures` is not installed.
-            UsageError: a name is no measure of this judgement.
-        """
-        depths = {name: self.depth(name) for name in measures}
-        if self.by == "answers":
-            firsts = [outcome.first for outcome in outcomes]
-            return {name: [_of_first(name, first, depth) for first in firsts] for name, depth in depths.items()}
-        rank = _passage_ranking if self.by == "passages" else page_ranking
-        run = {outcome.question.id: rank(outcome.hits) for outcome in outcomes}
-        return _graded(run, self.grades, measures)
-
-    def means(self, outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
+    def mean_values(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the mean of each of `measures(k)`, in [0, 1]."""
         values = self.values(outcomes, self.measures(k))
-        return {name: sum(some) / len(some) for name, some in values.items()}
+        return {name: sum(column) / len(column) for name, column in values.items()}
 
     def intervals(
-        self, outcomes: Sequence[Retrieved], k: int, resampling: Resampling = RESAMPLING
+        self, outcomes: Sequence[RetrievalResult], k: int, resampling: Resampling = DEFAULT_RESAMPLING
     ) -> dict[str, Estimate]:
         """Return the mean of each of `measures(k)` and `ranks(k)`, with its interval."""
-        return mean_intervals(self.values(outcomes, [*self.measures(k), *self.ranks(k)]), resampling)
+        return estimate_means(self.values(outcomes, [*self.measures(k), *self.rank_measures(k)]), resampling)
 
 
-def ranks_of(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
-    """Return the reciprocal rank of the first passage with an answer, and page measures by evidence, each in [0, 1].
+def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+    """Return RR@k of the first passage with an answer, and page measures of evidence, in [0, 1].
 
-    RR@k, the mean of 1 / its rank (0 without); and, over the questions with evidence, page by page: KILT's R-precision
-    and recall@5, nDCG@10, and how often a page of the evidence is the first, or among the first 10, of the distinct
-    pages found (Article@1, Article@10: Lewis et al. 2020, section 4.4, .71 and .90 for FEVER).
+    RR@k is the mean of 1 / rank, or 0 without a rank. Over the questions with evidence, the page
+    measures are KILT's R-precision and recall@5, nDCG@10, and the share of questions with an
+    evidence page among the first 1 or 10 distinct pages (Article@1, Article@10; Lewis et al. 2020,
+    section 4.4, report .71 and .90 for FEVER).
 
     Raises:
         MissingExtraError: there is evidence, and `ir_measures` is not installed.
     """
-    told = [outcome for outcome in outcomes if outcome.question.evidence]
-    firsts = [outcome.first for outcome in outcomes]
-    ranks = sum(1 / first for first in firsts if first and first <= k) / max(1, len(firsts))
-    return {f"RR@{k}": ranks, **(_evidence(told, k) if told else {})}
+    with_evidence = [outcome for outcome in outcomes if outcome.question.evidence]
+    first_ranks = [outcome.first_answer_rank for outcome in outcomes]
+    reciprocal_rank = sum(1 / first for first in first_ranks if first and first <= k) / max(1, len(first_ranks))
+    return {f"RR@{k}": reciprocal_rank, **(_measure_evidence(with_evidence, k) if with_evidence else {})}
 
 
-def evidence_names() -> list[str]:
-    """Return the names of the measures that only questions with evidence have."""
-    return ["R-precision", "recall@5", "nDCG@10", *(f"Article@{most}" for most in _ARTICLES)]
+def list_evidence_measures() -> list[str]:
+    """Return the names of the measures that apply only to questions with evidence."""
+    return ["R-precision", "recall@5", "nDCG@10", *(f"Article@{depth}" for depth in _ARTICLE_DEPTHS)]
 
 
-def page_ranking(hits: Sequence[Hit]) -> dict[str, float]:
-    """Return each page's score: minus its best rank, so that passages that tie can't reorder the pages."""
+def rank_pages(hits: Sequence[Hit]) -> dict[str, float]:
+    """Score each page by minus its best rank, so that ties cannot reorder the pages."""
     ranking: dict[str, float] = {}
     for hit in hits:
         ranking.setdefault(hit.passage.page_id, -float(hit.rank))
     return ranking
 
 
-def _evidence(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
-    cut = [Retrieved(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
-    ranked = [[hit.passage.page_id for hit in outcome.hits] for outcome in cut]
-    wanted = [outcome.question.evidence for outcome in outcomes]
+def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+    cut_outcomes = [RetrievalResult(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
+    page_lists = [[hit.passage.page_id for hit in outcome.hits] for outcome in cut_outcomes]
+    evidence_sets = [outcome.question.evidence for outcome in outcomes]
     grades = {outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes}
-    run = {outcome.question.id: page_ranking(outcome.hits) for outcome in cut}
-    gain = _graded(run, grades, ["nDCG@10"])["nDCG@10"]
-    precision = sum(map(r_precision, ranked, wanted)) / len(outcomes)
-    recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(ranked, wanted, strict=True)) / len(outcomes)
-    articles = {f"Article@{most}": _articles(ranked, wanted, most) for most in _ARTICLES}
-    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gain) / len(gain), **articles}
+    run = {outcome.question.id: rank_pages(outcome.hits) for outcome in cut_outcomes}
+    gains = NDCG.compute([_to_ranking(run[name], grades[name]) for name in run], 10)
+    precision = sum(map(r_precision, page_lists, evidence_sets)) / len(outcomes)
+    recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(page_lists, evidence_sets, strict=True)) / len(
+        outcomes
+    )
+    articles = {f"Article@{depth}": _article_share(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
+    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **articles}
 
 
-def _articles(ranked: Sequence[Sequence[str]], wanted: Sequence[Evidence], most: int) -> float:
-    found = [
-        not frozenset().union(*sets).isdisjoint(distinct_pages(pages)[:most])
-        for pages, sets in zip(ranked, wanted, strict=True)
+def _article_share(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[Evidence], depth: int) -> float:
+    is_retrieved = [
+        not frozenset().union(*sets).isdisjoint(distinct_pages(pages)[:depth])
+        for pages, sets in zip(page_lists, evidence_sets, strict=True)
     ]
-    return sum(found) / len(found)
+    return sum(is_retrieved) / len(is_retrieved)
 
 
-def _usual(asked: QuestionSet) -> JudgedBy:
-    if asked.grades:
+def _default_judgement(question_set: QuestionSet) -> JudgedBy:
+    if question_set.qrels:
         return "pages"
-    return "passages" if all(question.passages for question in asked.questions) else "answers"
+    return "passages" if all(question.passages for question in question_set.questions) else "answers"
 
 
-def _named(question: Question, by: JudgedBy) -> dict[str, int]:
-    return dict.fromkeys(question.passages if by == "passages" else chain(*question.evidence), 1)
+def _relevant_ids(question: Question, judged_by: JudgedBy) -> dict[str, int]:
+    return dict.fromkeys(question.passages if judged_by == "passages" else chain(*question.evidence), 1)
 
 
-def _of_first(measure: str, first: int | None, depth: int) -> float:
-    if first is None or first > depth:
-        return 0.0
-    return 1.0 if measure.startswith("Success") else 1 / first
-
-
-def _passage_ranking(hits: Sequence[Hit]) -> dict[str, float]:
+def _rank_passages(hits: Sequence[Hit]) -> dict[str, float]:
     return {hit.passage.id: -float(hit.rank) for hit in hits}
 
 
-def _graded(run: Mapping[str, Mapping[str, float]], grades: Grades, names: Sequence[str]) -> dict[str, list[float]]:
-    """Return the measures of each question of `run`, in its order."""
-    measures = require("ir_measures", "pipeline")
-    wanted = {measures.parse_measure(name): name for name in names}
-    found = {name: dict.fromkeys(run, 0.0) for name in names}
-    qrels = {question: dict(grades[question]) for question in run}
-    for value in measures.iter_calc(list(wanted), qrels, {q: dict(ranked) for q, ranked in run.items()}):
-        found[wanted[value.measure]][value.query_id] = float(value.value)
-    return {name: list(values.values()) for name, values in found.items()}
+def _to_ranking(scores: Mapping[str, float], grades: Mapping[str, int]) -> Ranking:
+    return Ranking(tuple(sorted(scores, key=scores.__getitem__, reverse=True)), grades)

@@ -1,37 +1,124 @@
-"""Retrievers on a set of questions, stage by stage: what each leg, fusion and rerank finds, and what it costs."""
+"""Measures, times and bytes of each stage of a retriever: legs, fusions and rerankers.
 
+Times are measured query by query, because a batch would share the work of several queries among the
+cores. The retrievers take turns, so that other load on the machine slows down all of them, and a
+time is the median over the queries.
+"""
+
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.evaluation.retrieval.retrieved import BATCH, Retrieved, matcher
-from rag_model.evaluation.retrieval.timing import Costs
-from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.questions import Questions, check_questions
-from rag_model.retrieve.stored import model_files
-from rag_model.retrieve.watch import Stage, Watch, labels
+from rag_model.errors import UsageError
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import QUERY_BATCH, RetrievalJudge, RetrievalResult, answer_matcher
+from rag_model.retrieve.models import list_model_files
+from rag_model.retrieve.retriever import Queries, RankedRows, SnapshotRetriever, check_queries
+from rag_model.retrieve.timing import RetrieverStage, StageTimer, label_stages
 
-Tell = Callable[[int, int], None]  # questions done, number of questions
-ENCODER = "question encoder"  # the stage's name where times and bytes are listed
-PASSAGES = "reading of passages"  # of the store, once it is known which: texts, and products that weigh them
+_Key = TypeVar("_Key")
 
 
-class Batches:
-    """Questions in batches, encoded once for all retrievers that share their encoders."""
+@dataclass(frozen=True, slots=True)
+class TimingSettings:
+    """Limits of the time measurement."""
 
-    def __init__(self, asked: Sequence[Question]) -> None:
-        """Hold the questions.
+    questions: int = 50  # evenly spread over the set; gives the median to a few percent
+    seconds: float = 10.0  # per retriever; slow retrievers get fewer queries, at least one
+
+    def __post_init__(self) -> None:
+        if self.questions < 1 or self.seconds < 0:
+            raise UsageError(f"invalid limits {self}: give questions >= 1 and seconds >= 0")
+
+
+DEFAULT_TIMING = TimingSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimings:
+    """The median milliseconds per query of a retriever's stages."""
+
+    n_queries: int  # that were timed
+    encoders: Mapping[int, float]  # by `id` of the encoder
+    stages: Mapping[str, float]  # by label; without the legs
+    passages: float  # of the inner products and the texts of the hits
+
+    def encoding(self, stage: RetrieverStage) -> float:
+        """Return the milliseconds per query of the encoders that a stage needs."""
+        return sum(self.encoders.get(id(encoder), 0.0) for encoder in stage.encoders)
+
+
+def time_stages(
+    retrievers: Sequence[SnapshotRetriever], texts: Sequence[str], k: int, timing: TimingSettings = DEFAULT_TIMING
+) -> list[StageTimings]:
+    """Time the stages of retrievers of one snapshot on a sample of the questions, at depth `k`.
+
+    A shared encoder has one time for all retrievers.
+    """
+    encoders: dict[int, list[float]] = {}
+    stages: list[dict[str, list[float]]] = [{} for _ in retrievers]
+    passage_seconds: list[list[float]] = [[] for _ in retrievers]
+    n_timed, end = 0, time.perf_counter() + timing.seconds * len(retrievers)
+    for position in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
+        for retriever, stage_seconds, rest_seconds in zip(retrievers, stages, passage_seconds, strict=True):
+            rest_seconds.append(_time_query(retriever, texts[position], k, encoders, stage_seconds))
+        n_timed += 1
+        if time.perf_counter() > end:
+            break
+    encoder_medians = _median_milliseconds(encoders)
+    pairs = zip(stages, passage_seconds, strict=True)
+    return [
+        StageTimings(
+            n_timed, encoder_medians, _median_milliseconds(stage_seconds), 1000 * float(np.median(rest_seconds))
+        )
+        for stage_seconds, rest_seconds in pairs
+    ]
+
+
+def _time_query(
+    retriever: SnapshotRetriever,
+    text: str,
+    k: int,
+    encoders: dict[int, list[float]],
+    stages: dict[str, list[float]],
+) -> float:
+    """Append the seconds of encoders and stages; return the remaining seconds until the hits."""
+    watch = StageTimer()
+    questions, start = Queries([text], watch), time.perf_counter()
+    retriever.build_hits(watch.time_batch(retriever, questions, k))
+    elapsed = time.perf_counter() - start
+    for encoder in {id(encoder): encoder for encoder in questions.used_encoders}.values():
+        encoders.setdefault(id(encoder), []).append(questions.seconds_of(encoder))
+    for label, stage in zip(label_stages(watch.stages), watch.stages, strict=True):
+        stages.setdefault(label, []).append(stage.seconds)
+    return max(0.0, elapsed - questions.encoding_seconds - sum(stage.seconds for stage in watch.stages))
+
+
+def _median_milliseconds(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
+    return {name: 1000 * float(np.median(values)) for name, values in seconds.items()}
+
+
+ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
+ENCODER = "question encoder"  # name of the stage in reports
+PASSAGES = "reading of passages"  # name of the stage that reads texts, and computes inner products
+
+
+class QueryBatches:
+    """Questions in batches; retrievers with the same encoder share the encoded queries."""
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        """Split the questions into batches.
 
         Raises:
-            UsageError: one is empty or no text.
+            UsageError: a question is empty or not a text.
         """
-        check_questions([question.text for question in asked])
-        self.n, self.watch = len(asked), Watch()
-        split = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
-        self.batches = [(batch, Questions([question.text for question in batch], self.watch)) for batch in split]
+        check_queries([question.text for question in questions])
+        self.n, self.watch = len(questions), StageTimer()
+        batches = [questions[start : start + QUERY_BATCH] for start in range(0, len(questions), QUERY_BATCH)]
+        self.batches = [(batch, Queries([question.text for question in batch], self.watch)) for batch in batches]
 
     @property
     def texts(self) -> list[str]:
@@ -40,135 +127,150 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
-    """The lists of a retriever's stages, measured."""
+class StageRankings:
+    """The measures of the result lists of a retriever's stages."""
 
     expression: str
     retriever: SnapshotRetriever
-    values: Mapping[str, Mapping[str, Sequence[float]]]  # by label and measure, one a question, in order
-    stages: tuple[Stage, ...]  # of the last batch, parts before the whole
-    outcomes: tuple[Retrieved, ...]  # of the whole
+    # Label -> measure -> one value per question.
+    values: Mapping[str, Mapping[str, Sequence[float]]]
+    stages: tuple[RetrieverStage, ...]  # of the last batch; the final stage is last
+    outcomes: tuple[RetrievalResult, ...]  # of the final stage
 
 
 @dataclass(frozen=True, slots=True)
-class StageFigures:
-    """One stage of a retriever: its list of passages, measured, and its cost."""
+class StageMetrics:
+    """The measures and costs of one stage of a retriever; times are per query."""
 
-    name: str  # as the expression has it, without depths
-    values: Mapping[str, Sequence[float]]  # by measure, one a question, in order
-    milliseconds: float  # a question, of this stage alone
-    search_milliseconds: float  # a question, with its legs
-    total_milliseconds: float  # a question, with its legs and the encoder
-    bytes: int  # of the files that it reads and its legs do not
-    total_bytes: int  # with its legs' files and the encoder's
+    name: str  # as in the expression, without depths
+    values: Mapping[str, Sequence[float]]  # measure -> one value per question
+    milliseconds: float  # of this stage alone
+    search_milliseconds: float  # with its legs
+    total_milliseconds: float  # with its legs and the encoder
+    bytes: int  # of the files that this stage reads, without those of its legs
+    total_bytes: int  # with the files of its legs and of the encoder
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """The figures of one retriever."""
+class RetrieverMetrics:
+    """The measures and costs of one retriever."""
 
     expression: str
-    stages: tuple[StageFigures, ...]  # parts before the whole, which is last
-    encoder_milliseconds: float  # a question; 0 without an encoder
+    stages: tuple[StageMetrics, ...]  # the final stage is last
+    encoder_milliseconds: float  # per query; 0 without an encoder
     encoder_bytes: int
-    timed: int  # questions that were asked one by one
-    outcomes: tuple[Retrieved, ...]  # of the whole, for run files
+    timed: int  # queries that were timed one by one
+    outcomes: tuple[RetrievalResult, ...]  # of the final stage, for run files
 
     @property
-    def whole(self) -> StageFigures:
-        """The retriever itself."""
+    def final_stage(self) -> StageMetrics:
+        """The stage whose result is the retriever's."""
         return self.stages[-1]
 
 
-def measure_lists(
+def measure_stages(
     retriever: SnapshotRetriever,
     expression: str,
-    asked: Batches,
-    judge: Judge,
+    query_batches: QueryBatches,
+    judge: RetrievalJudge,
     k: int,
-    tell: Tell = lambda done, total: None,
-) -> Lists:
-    """Ask a retriever every question to depth `k`, and measure the list of each of its stages.
+    on_progress: ProgressCallback = lambda done, total: None,
+) -> StageRankings:
+    """Search every question to depth `k` and measure the result list of each stage.
 
     Raises:
-        InputError: an answer is no regular expression, where they are patterns.
+        InputError: an answer pattern is not a regular expression.
         UsageError: `k` is out of range.
     """
     retriever.check_depth(k)
-    names = [*judge.measures(k), *judge.ranks(k)]
+    names = [*judge.measures(k), *judge.rank_measures(k)]
     values: dict[str, dict[str, list[float]]] = {}
-    outcomes: list[Retrieved] = []
-    for batch, questions in asked.batches:
-        found = asked.watch.ask(retriever, questions, k)
-        *_, whole = ranked = _ranked(retriever, found, asked.watch.stages, batch, k, judge)
-        for label, some in zip(labels(asked.watch.stages), ranked, strict=True):
-            kept = values.setdefault(label, {name: [] for name in names})
-            for name, numbers in judge.values(some, names).items():
-                kept[name].extend(numbers)
-        outcomes += whole
-        tell(len(outcomes), asked.n)
-    return Lists(expression, retriever, values, asked.watch.stages, tuple(outcomes))
+    outcomes: list[RetrievalResult] = []
+    for batch, questions in query_batches.batches:
+        candidates = query_batches.watch.time_batch(retriever, questions, k)
+        *_, final_results = stage_results = _build_stage_results(
+            retriever, candidates, query_batches.watch.stages, batch, k, judge
+        )
+        for label, results in zip(label_stages(query_batches.watch.stages), stage_results, strict=True):
+            columns = values.setdefault(label, {name: [] for name in names})
+            for name, numbers in judge.values(results, names).items():
+                columns[name].extend(numbers)
+        outcomes += final_results
+        on_progress(len(outcomes), query_batches.n)
+    return StageRankings(expression, retriever, values, query_batches.watch.stages, tuple(outcomes))
 
 
-def _ranked(
+def _build_stage_results(
     retriever: SnapshotRetriever,
-    found: Found,
-    stages: Sequence[Stage],
+    candidates: RankedRows,
+    stages: Sequence[RetrieverStage],
     batch: Sequence[Question],
     k: int,
-    judge: Judge,
-) -> list[list[Retrieved]]:
-    """Return what each stage found for each question; passages are read once, and looked at once a question."""
-    lists = [stage.found.cut(k) for stage in stages]
-    known = {row: passage for stage in stages for row, passage in stage.found.passages.items()}
-    passages = retriever.passages(np.concatenate([one.rows.ravel() for one in lists]), known)
-    given = [retriever.hits(replace(one, below=(), products=None, passages=passages)) for one in lists[:-1]]
-    given.append(retriever.hits(replace(found, passages=passages)))  # with its legs
-    ranked: list[list[Retrieved]] = [[] for _ in given]
-    for place, question in enumerate(batch):
-        holds, seen = matcher(question, patterns=judge.patterns), dict[int, bool]()
-        for some, hits in zip(ranked, given, strict=True):
-            for hit in hits[place]:
-                if hit.row not in seen:
-                    seen[hit.row] = holds(hit.passage.text)
-            some.append(Retrieved(question, tuple(hits[place]), tuple(seen[hit.row] for hit in hits[place])))
-    return ranked
+    judge: RetrievalJudge,
+) -> list[list[RetrievalResult]]:
+    """Return the results of each stage for each question.
+
+    Each passage is read once, and matched once per question.
+    """
+    rankings = [stage.ranked.truncate(k) for stage in stages]
+    known_passages = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
+    passages = retriever.read_passages(np.concatenate([ranking.rows.ravel() for ranking in rankings]), known_passages)
+    stage_hits = [
+        retriever.build_hits(replace(ranking, legs=(), products=None, passages=passages)) for ranking in rankings[:-1]
+    ]
+    stage_hits.append(retriever.build_hits(replace(candidates, passages=passages)))  # with its legs
+    results: list[list[RetrievalResult]] = [[] for _ in stage_hits]
+    for position, question in enumerate(batch):
+        matches, has_answer = answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
+        for stage_results, hits in zip(results, stage_hits, strict=True):
+            for hit in hits[position]:
+                if hit.row not in has_answer:
+                    has_answer[hit.row] = matches(hit.passage.text)
+            stage_results.append(
+                RetrievalResult(question, tuple(hits[position]), tuple(has_answer[hit.row] for hit in hits[position]))
+            )
+    return results
 
 
-def staged(lists: Lists, costs: Costs) -> Staged:
-    """Return the figures of a retriever's stages; one that only some questions went through is left out."""
-    own = dict(zip(map(id, lists.stages), labels(lists.stages), strict=True))
+def combine_metrics(lists: StageRankings, costs: StageTimings) -> RetrieverMetrics:
+    """Combine measures and times of a retriever's stages.
 
-    def figures(stage: Stage) -> StageFigures:
-        parts = list(stage.every())
-        below = {path for part in parts[:-1] for path in part.files}
+    A stage that ran for only a part of the questions is left out.
+    """
+    label_of = dict(zip(map(id, lists.stages), label_stages(lists.stages), strict=True))
+
+    def figures(stage: RetrieverStage) -> StageMetrics:
+        parts = list(stage.iter_stages())
+        leg_files = {path for part in parts[:-1] for path in part.files}
         files = {path: size for part in parts for path, size in part.files.items()}
-        spent = [costs.stages.get(own[id(part)], 0.0) for part in parts]
-        return StageFigures(
-            name=own[id(stage)],
-            values=lists.values[own[id(stage)]],
-            milliseconds=spent[-1],
-            search_milliseconds=sum(spent),
-            total_milliseconds=sum(spent) + costs.encoding(stage),
-            bytes=sum(size for path, size in files.items() if path not in below),
+        milliseconds = [costs.stages.get(label_of[id(part)], 0.0) for part in parts]
+        return StageMetrics(
+            name=label_of[id(stage)],
+            values=lists.values[label_of[id(stage)]],
+            milliseconds=milliseconds[-1],
+            search_milliseconds=sum(milliseconds),
+            total_milliseconds=sum(milliseconds) + costs.encoding(stage),
+            bytes=sum(size for path, size in files.items() if path not in leg_files),
             total_bytes=sum(files.values()) + _encoder_bytes(stage),
         )
 
-    *_, whole = lists.stages
-    asked = [stage for stage in lists.stages if _asked(lists.values[own[id(stage)]]) == len(lists.outcomes)]
-    return Staged(
+    *_, final_stage = lists.stages
+    complete_stages = [
+        stage for stage in lists.stages if _count_values(lists.values[label_of[id(stage)]]) == len(lists.outcomes)
+    ]
+    return RetrieverMetrics(
         lists.expression,
-        tuple(map(figures, asked)),
-        costs.encoding(whole),
-        _encoder_bytes(whole),
-        costs.questions,
+        tuple(map(figures, complete_stages)),
+        costs.encoding(final_stage),
+        _encoder_bytes(final_stage),
+        costs.n_queries,
         lists.outcomes,
     )
 
 
-def _encoder_bytes(stage: Stage) -> int:
-    return sum(sum(model_files(encoder).values()) for encoder in stage.encoders)
+def _encoder_bytes(stage: RetrieverStage) -> int:
+    return sum(sum(list_model_files(encoder).values()) for encoder in stage.encoders)
 
 
-def _asked(values: Mapping[str, Sequence[float]]) -> int:
+def _count_values(values: Mapping[str, Sequence[float]]) -> int:
     return min(map(len, values.values()))

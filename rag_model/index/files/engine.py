@@ -1,9 +1,19 @@
-"""The only interface to faiss: the rest of the package sees arrays, paths and bookwheel's errors.
+"""The only interface to faiss, on CPU and GPU: other modules see arrays, paths and our errors.
 
-faiss's type stubs cover only a part of its C++ classes, so it is imported here, once, as an untyped name.
+faiss's type stubs cover only a part of its C++ classes, so it is imported here, once, as an untyped
+name. A faiss error is a paragraph that names a C++ source line. `translate_errors` turns it into a
+sentence about the file or the request; no other package catches a faiss exception.
 
-A faiss error is a paragraph that names a C++ source line. `guarded` turns it into a sentence about the file
-or the request; nothing outside this package catches a faiss exception.
+If faiss sees a GPU, three steps run there: k-means, nearest centroids, and the graph of a cell. The
+first two compare vectors with all centroids, which is most of the work of training and adding.
+Codes are still computed on the CPU, so every factory works and any machine can read the file. A
+cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting: a faiss
+built for GPUs (`faiss-gpu-cuvs`, `faiss-gpu`) uses all GPUs that it sees. float32 sums differ there
+in their last bits, so the bytes of an index are reproducible among machines with a GPU or among
+those without, not across.
+
+Sources: https://github.com/facebookresearch/faiss/wiki/Faiss-on-the-GPU; Ootomo et al. CAGRA:
+highly parallel graph construction and approximate nearest neighbor search for GPUs. ICDE 2024.
 """
 
 import io
@@ -19,42 +29,44 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import BookwheelError, InputError, ResourceError
-from rag_model.extras import check_one_faiss
-from rag_model.index.files.skeleton import ForeignError, check_skeleton
+from rag_model.extras import check_single_faiss
+from rag_model.index.files.layout import UnsupportedIndexError, check_layout
 
-check_one_faiss()
+check_single_faiss()
 faiss: Any = import_module("faiss")
-# Vectors times dimensions from which faiss compares by products of matrices. faiss 1.15 has 128,000 (earlier ones: 20
-# vectors). But products are quicker from 8 vectors on: for 128 of 64 dimensions 4 times, of 384 dimensions 10 times.
-PRODUCTS_FROM = 3_072
-faiss.cvar.distance_compute_blas_threshold = PRODUCTS_FROM
-FaissIndex: TypeAlias = Any  # one of its many index classes
+# Vectors times dimensions from which faiss compares by matrix products. faiss 1.15 uses 128,000
+# (earlier versions: 20 vectors), but products are faster from 8 vectors on: 4 times for 128 vectors
+# of 64 dimensions, 10 times at 384 dimensions.
+MIN_BLAS_SIZE = 3_072
+faiss.cvar.distance_compute_blas_threshold = MIN_BLAS_SIZE
+FaissIndex: TypeAlias = Any  # any of faiss's index classes
 Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
-HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric: the header of every index file
+HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, 2 unused, trained, metric: begins every index file
 UNUSED = 1 << 20  # faiss's value of the unused fields
 
-_BROKEN = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)  # raised by faiss and its wrapper
-_FOREIGN = "which bookwheel cannot search: build HNSW, IVF or Flat"
-_LIMITED = threading.Lock()  # faiss's limits are the whole process's
+# Exceptions raised by faiss and its wrapper.
+_FAISS_ERRORS = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)
+_UNSUPPORTED = "which bookwheel cannot search: build HNSW, IVF or Flat"
+_LIMIT_LOCK = threading.Lock()  # faiss's limits apply to the whole process
 _METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let faiss use `count` threads in the block: for what gives the same bytes with any number of them."""
-    before = faiss.omp_get_max_threads()
+def use_threads(count: int) -> Iterator[None]:
+    """Let faiss use `count` threads in the block, for work whose bytes do not depend on it."""
+    previous_count = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
     try:
         yield
     finally:
-        faiss.omp_set_num_threads(before)
+        faiss.omp_set_num_threads(previous_count)
 
 
-class guarded:  # noqa: N801 - used like a statement; a generator would cost each query a microsecond
-    """Raise `error(sentence)` instead of any faiss exception inside the block; the cause stays attached.
+class translate_errors:  # noqa: N801 - used like a statement; a generator would cost a query 1 us
+    """Replace any faiss exception inside the block by `error(message)`; its cause stays attached.
 
     Raises:
         ResourceError: memory ran out inside the block.
@@ -62,22 +74,22 @@ class guarded:  # noqa: N801 - used like a statement; a generator would cost eac
 
     __slots__ = ("_error", "_sentence")
 
-    def __init__(self, error: type[BookwheelError], sentence: str) -> None:
+    def __init__(self, error: type[BookwheelError], message: str) -> None:
         """Set the error to raise."""
-        self._error, self._sentence = error, sentence
+        self._error, self._sentence = error, message
 
     def __enter__(self) -> None:
         """Enter the block."""
 
     def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: object) -> None:
-        """Replace faiss's paragraph by one sentence."""
+        """Raise the error in place of a faiss exception."""
         if isinstance(raised, MemoryError):
             raise ResourceError(f"memory ran out ({self._sentence}): use a smaller factory or more memory") from raised
-        if isinstance(raised, _BROKEN):
+        if isinstance(raised, _FAISS_ERRORS):
             raise self._error(self._sentence) from raised
 
 
-def metric_code(metric: Metric) -> int:
+def faiss_metric(metric: Metric) -> int:
     """Return faiss's number of a metric."""
     return _METRICS[metric]
 
@@ -86,7 +98,7 @@ def metric_of(index: FaissIndex) -> Metric:
     """Return the metric of an open index.
 
     Raises:
-        InputError: it is neither inner product nor L2.
+        InputError: the metric is neither inner product nor L2.
     """
     for name, code in _METRICS.items():
         if index.metric_type == code:
@@ -94,69 +106,124 @@ def metric_of(index: FaissIndex) -> Metric:
     raise InputError(f"the index uses faiss metric {index.metric_type}: only inner product and L2 can be searched")
 
 
-def read(path: Path, *, mmap: bool = False) -> FaissIndex:
-    """Read an index file; `mmap` maps its arrays instead of loading them, and the result is then read-only.
+def read_index(path: Path, *, mmap: bool = False) -> FaissIndex:
+    """Read an index file; with `mmap`, map its arrays instead of loading them, read-only.
 
-    `IO_FLAG_MMAP_IFC` is the flag that maps; `IO_FLAG_MMAP` still loads most structures. Adding to mapped storage
-    aborts the process, so only search opens mapped files. The file may come from elsewhere: faiss opens it only after
-    `check_skeleton`.
+    `IO_FLAG_MMAP_IFC` is the flag that maps; `IO_FLAG_MMAP` still loads most structures. Adding to
+    mapped storage aborts the process, so only search maps files. The file may be hostile: faiss
+    opens it only after `check_layout`.
 
     Raises:
-        InputError: the file is missing, truncated, not a faiss index, or of a kind that bookwheel does not search.
+        InputError: the file is missing, truncated, not a faiss index, or of an unsupported type.
     """
     if not path.is_file():
         raise InputError(f"there is no index file {path}: build it first")
     size = path.stat().st_size
-    with path.open("rb") as file, guarded(InputError, _broken(path)):
-        _check(file, size, path)
-        with _LIMITED:
-            faiss.set_deserialization_loop_limit(max(1, size))  # a list or a transform takes at least a byte
+    with path.open("rb") as file, translate_errors(InputError, _damage_message(path)):
+        _check_bytes(file, size, path)
+        with _LIMIT_LOCK:
+            faiss.set_deserialization_loop_limit(max(1, size))  # a list or a transform takes >= 1 byte
             return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
 
 
-def parse(data: npt.NDArray[np.uint8], name: str) -> FaissIndex:
-    """Read an index from the bytes of a file; `name` is for the error.
+def parse_index(data: npt.NDArray[np.uint8], name: str) -> FaissIndex:
+    """Read an index from the bytes of a file; `name` names the file in errors.
 
     Raises:
-        InputError: as `read`.
+        InputError: as `read_index`.
     """
-    with guarded(InputError, _broken(name)):
-        _check(io.BytesIO(data.tobytes()), len(data), name)
+    with translate_errors(InputError, _damage_message(name)):
+        _check_bytes(io.BytesIO(data.tobytes()), len(data), name)
         return faiss.deserialize_index(data)
 
 
-def _check(file: BinaryIO, size: int, name: object) -> None:
+def _check_bytes(file: BinaryIO, size: int, name: object) -> None:
     try:
-        check_skeleton(file, size)
-    except ForeignError as foreign:
-        raise InputError(f"{name} holds faiss's {foreign}, {_FOREIGN}") from foreign
-    except struct.error as cut:
-        raise InputError(_broken(name)) from cut
+        check_layout(file, size)
+    except UnsupportedIndexError as error:
+        raise InputError(f"{name} holds faiss's {error}, {_UNSUPPORTED}") from error
+    except struct.error as error:
+        raise InputError(_damage_message(name)) from error
 
 
-def _broken(name: object) -> str:
+def _damage_message(name: object) -> str:
     return f"{name} is not a complete faiss index: fetch or build it again"
 
 
-def write(index: FaissIndex, path: Path) -> None:
+def write_index(index: FaissIndex, path: Path) -> None:
     """Write an index file that plain `faiss.read_index` opens.
 
     Raises:
         ResourceError: the file cannot be written.
     """
-    with guarded(ResourceError, f"cannot write {path}: the disk is full or the folder is not writable"):
+    with translate_errors(ResourceError, f"cannot write {path}: the disk is full or the folder is not writable"):
         faiss.write_index(index, str(path))
 
 
-def array_of(vector: Any) -> npt.NDArray[Any]:
+def copy_array(vector: Any) -> npt.NDArray[Any]:
     """Return a copy of a C++ vector."""
     copied: npt.NDArray[Any] = faiss.vector_to_array(vector)
     return copied
 
 
-def view_of(vector: Any) -> npt.NDArray[Any]:
-    """Return a writable view of a C++ vector; it is valid only while the index that owns it exists."""
+def view_array(vector: Any) -> npt.NDArray[Any]:
+    """Return a writable view of a C++ vector, valid only while the index that owns it exists."""
     if vector.size() == 0:
         return np.empty(0, np.int32)
     view: npt.NDArray[Any] = faiss.rev_swig_ptr(vector.data(), vector.size())
     return view
+
+
+_MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
+
+
+def has_gpu() -> bool:
+    """Return whether this faiss can use a GPU and sees one."""
+    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+
+
+def train_kmeans_on_gpu(lists: FaissIndex) -> list[Any]:
+    """Let `lists.train` run k-means on the GPUs; return objects to keep until training ends."""
+    if not has_gpu():
+        return []
+    lists.clustering_index = create_flat_index(lists)
+    return [lists.clustering_index]
+
+
+def create_flat_index(lists: FaissIndex) -> FaissIndex:
+    """Return an empty flat index with the lists' metric for k-means, on the GPUs if any."""
+    flat = faiss.IndexFlat(lists.d, lists.metric_type)
+    return faiss.index_cpu_to_all_gpus(flat) if has_gpu() else flat
+
+
+class ListAssigner:
+    """Assigns vectors to lists, by the index's own quantizer or among all centroids on the GPUs."""
+
+    def __init__(self, lists: FaissIndex) -> None:
+        """Copy the centroids to the GPUs, if there are any."""
+        self._quantizer = lists.quantizer
+        if has_gpu():
+            self._quantizer = create_flat_index(lists)
+            self._quantizer.add(lists.quantizer.reconstruct_n(0, lists.nlist))
+
+    def __call__(self, vectors: Vectors) -> Rows:
+        """Return (m,) int64: the lists of transformed vectors, (m, d) float32."""
+        list_numbers: Rows = self._quantizer.search(vectors, 1)[1].ravel()  # (m, 1) -> (m,)
+        return list_numbers
+
+
+def can_build_graph(vectors: int) -> bool:
+    """Return whether a graph of this many vectors is built on a GPU, which needs cuVS."""
+    return has_gpu() and hasattr(faiss, "GpuIndexCagra") and vectors >= _MIN_CAGRA_VECTORS
+
+
+def build_cagra_graph(vectors: Vectors, links: int, metric: Metric) -> FaissIndex:
+    """Return an in-memory HNSW index over (m, d) float32, with bottom lists of CAGRA."""
+    config = faiss.GpuIndexCagraConfig()
+    config.graph_degree, config.intermediate_graph_degree = 2 * links, 4 * links
+    resources = faiss.StandardGpuResources()
+    cagra_index = faiss.GpuIndexCagra(resources, vectors.shape[1], faiss_metric(metric), config)
+    cagra_index.train(vectors)
+    graph = faiss.IndexHNSWCagra()
+    cagra_index.copyTo(graph)
+    return graph

@@ -1,31 +1,207 @@
-"""Vectors from outside: files and folders are first inspected, then cut into parts of bounded size.
+"""Input vectors: inspect `.npy` and Parquet files, and split them into parts of bounded size.
 
-Inspection reads only headers, so vectors that cannot be indexed are refused before any work. Cutting reads
-the rows once, in bounded memory, and finds those that hold a NaN or an infinity.
+`inspect_vectors` reads only headers, so unusable input is refused before any work.
+`split_into_parts` reads the rows once, in bounded memory, and detects those that hold a NaN or an
+infinity.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from rag_model.errors import InputError, UsageError
-from rag_model.index.files.arrays import Block, NpyFile, ParquetFile, VectorFile
+from rag_model.arrays import map_npy, read_npy_header
+from rag_model.errors import InputError, UsageError, format_error
 from rag_model.index.files.engine import Rows
+from rag_model.parquet_pages import PagesError, check_groups
 
-Invalid = Literal["refuse", "drop"]
+Block = npt.NDArray[Any]
 
-PART_BYTES = 256 << 20  # float32 bytes per part: a scattering worker holds it about four times
+_FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
+
+
+MAX_DIM = 1 << 20  # faiss's own limit
+
+
+class VectorSource(Protocol):
+    """An opened file: `n` rows of `d` dimensions, of dtype float16, float32 or float64."""
+
+    @property
+    def path(self) -> Path:
+        """Return the path."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    @property
+    def d(self) -> int:
+        """Return the number of dimensions."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the dtype of the components."""
+        ...
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order, in the file's dtype.
+
+        Raises:
+            InputError: a row is not a vector of `d` dimensions; the message names it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NpySource:
+    """A `.npy` file."""
+
+    path: Path
+    n: int
+    d: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the header.
+
+        Raises:
+            InputError: the file is truncated, not `.npy`, or holds no (rows, d) array of floats.
+        """
+        try:
+            with path.open("rb") as file:
+                shape, _, dtype, expected = read_npy_header(file)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise InputError(
+                f"{path} is not a complete .npy file of numbers ({error}): save it again with numpy.save"
+            ) from error
+        if len(shape) != 2 or not 0 < shape[1] <= MAX_DIM or dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
+            raise InputError(
+                f"{path} holds {dtype} of shape {shape}: vectors are (rows, d) of float16, float32 or float64"
+            )
+        if path.stat().st_size < expected:
+            raise InputError(f"{path} is truncated: {path.stat().st_size:,} bytes of {expected:,}; copy it again")
+        return cls(path, shape[0], shape[1], dtype)
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order."""
+        array = map_npy(self.path)
+        for first in range(0, self.n, rows):
+            yield array[first : first + rows]
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource:
+    """A column of a Parquet file with a list of floats per row."""
+
+    path: Path
+    column: str
+    n: int
+    d: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def open(cls, path: Path, column: str | None) -> Self:
+        """Read the footer, and the first row if the lists have variable size.
+
+        Raises:
+            InputError: the file is damaged, or has no such column.
+            UsageError: the file has several vector columns and `column` is None.
+        """
+        try:
+            with pq.ParquetFile(path) as file:
+                name = _choose_column(path, file.schema_arrow, column)
+                check_groups(path, file, [name], path.stat().st_size)
+                kind = file.schema_arrow.field(name).type
+                n = file.metadata.num_rows
+                d = kind.list_size if pa.types.is_fixed_size_list(kind) else _first_length(file, name)
+        except PagesError as error:
+            raise InputError(f"{path} {error}: write it again") from error
+        except OSError as error:
+            cause = error.strerror or format_error(error)
+            raise InputError(f"cannot read {path}: {cause}") from error
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not a complete Parquet file: copy it again") from error
+        if d > MAX_DIM:
+            raise InputError(f"{path} holds vectors of {d:,} dimensions: give at most {MAX_DIM:,}")
+        if n and d == 0:
+            raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
+        return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order."""
+        first = 0
+        try:
+            with pq.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(min(rows, 1 << 16), columns=[self.column]):
+                    yield self._matrix(batch.column(0), first)
+                    first += len(batch)
+        except (pa.ArrowException, OSError) as error:
+            sentence = f"{self.path} cannot be read from row {first} on ({format_error(error)}): write it again"
+            raise InputError(sentence) from error
+
+    def _matrix(self, lists: Any, first: int) -> Block:
+        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
+        bad_rows = np.flatnonzero(lengths != self.d)
+        if len(bad_rows):
+            length = lengths[bad_rows[0]]
+            problem = "is missing" if np.isnan(length) else f"has {int(length)} dimensions where others have {self.d}"
+            raise InputError(
+                f"row {first + bad_rows[0]} of {self.path} {problem}: correct it, or remove it from the file"
+            )
+        values = lists.flatten()
+        # (rows d,) -> (rows, d)
+        block: Block = values.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
+        return block
+
+
+def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:
+    vector_columns = [field.name for field in schema if _holds_vectors(field.type)]
+    listed = ", ".join(vector_columns)
+    if column is not None:
+        if column not in vector_columns:
+            raise InputError(f"{path} has no column {column!r} of float lists: it has {listed or 'none'}")
+        return column
+    if not vector_columns:
+        raise InputError(f"{path} has no column with a list of floats per row: give a file that has one")
+    if len(vector_columns) > 1:
+        raise UsageError(f"{path} has several columns of vectors ({listed}): name one with --column")
+    return str(vector_columns[0])
+
+
+def _holds_vectors(kind: pa.DataType) -> bool:
+    types = pa.types
+    lists = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+    return bool(lists and kind.value_type in _FLOATS)
+
+
+def _first_length(file: pq.ParquetFile, column: str) -> int:
+    for batch in file.iter_batches(1, columns=[column]):
+        return len(batch.column(0)[0].as_py() or ())
+    return 0
+
+
+InvalidRowPolicy = Literal["refuse", "drop"]
+
+PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker holds about four times as much
 _BLOCK_BYTES = 16 << 20  # float32 bytes per block
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
-    """Inspected vectors: (n, d) in all, the rows of the files in order."""
+class VectorInput:
+    """Inspected vectors: (n, d) in all, with the rows of the files in order."""
 
-    files: tuple[VectorFile, ...]
+    files: tuple[VectorSource, ...]
 
     @property
     def n(self) -> int:
@@ -43,12 +219,12 @@ class Intake:
         return np.dtype(np.float16 if all(file.dtype == np.float16 for file in self.files) else np.float32)
 
     def part_rows(self, part_bytes: int = PART_BYTES) -> int:
-        """Return the rows per part: at most `part_bytes` in float32, the parts about equal."""
-        most = max(1, part_bytes // (4 * self.d))
-        return -(-self.n // -(-self.n // most))
+        """Return the rows per part, for about equal parts of at most `part_bytes` as float32."""
+        max_rows = max(1, part_bytes // (4 * self.d))
+        return -(-self.n // -(-self.n // max_rows))
 
-    def identity(self) -> list[Any]:
-        """Return what identifies these files, as JSON values: paths, columns, sizes and modification times."""
+    def file_identity(self) -> list[Any]:
+        """Identify the files by paths, columns, sizes and modification times, as JSON values."""
         stats = [file.path.stat() for file in self.files]
         columns = [getattr(file, "column", None) for file in self.files]
         return [
@@ -57,104 +233,107 @@ class Intake:
         ]
 
 
-def look(paths: Sequence[Path], column: str | None = None) -> Intake:
-    """Inspect vector files, and those in folders, sorted by name.
+def inspect_vectors(paths: Sequence[Path], column: str | None = None) -> VectorInput:
+    """Inspect vector files and folders of them, sorted by name.
 
     Args:
         paths: `.npy` and Parquet files, or folders of them.
-        column: of Parquet files; None: the only one that holds lists of floats.
+        column: column of Parquet files; None: the only one that holds lists of floats.
 
     Raises:
-        InputError: a file is missing, damaged, of another dimension, or holds no vectors; or all are empty.
-        UsageError: no path is given, or a file has several columns of vectors and none is named.
+        InputError: a file is missing, damaged, of another dimension, or not of vectors; or all are
+            empty.
+        UsageError: no path is given, or a file has several columns of vectors and `column` is None.
     """
-    files = [_opened(path, column) for given in paths for path in _expanded(given)]
+    files = [_open_source(path, column) for input_path in paths for path in _list_files(input_path)]
     if not files:
         raise UsageError("there are no vectors to index: give a .npy file, a Parquet file, or a folder of them")
-    filled = [file for file in files if file.n]
-    if not filled:
+    nonempty = [file for file in files if file.n]
+    if not nonempty:
         raise InputError(f"{files[0].path} holds no vectors: an index needs at least one")
-    for file in filled:
-        if file.d != filled[0].d:
+    for file in nonempty:
+        if file.d != nonempty[0].d:
             raise InputError(
-                f"{file.path} has {file.d} dimensions and {filled[0].path} has {filled[0].d}: "
+                f"{file.path} has {file.d} dimensions and {nonempty[0].path} has {nonempty[0].d}: "
                 "give vectors of one encoder"
             )
-    return Intake(tuple(filled))
+    return VectorInput(tuple(nonempty))
 
 
-def cut(intake: Intake, put: Callable[[Block], None], invalid: Invalid, part_bytes: int = PART_BYTES) -> Rows | None:
-    """Cut vectors into parts and pass each to `put`: (m, d) float16 or float32, which `put` must not keep.
+def split_into_parts(
+    vectors: VectorInput, write_part: Callable[[Block], None], invalid: InvalidRowPolicy, part_bytes: int = PART_BYTES
+) -> Rows | None:
+    """Split vectors into parts and pass each to `write_part`: (m, d) float16 or float32.
 
-    Holds one part and one block in memory.
+    `write_part` must not keep the array. Holds one part and one block in memory.
 
     Args:
-        intake: the vectors.
-        put: stores a part.
-        invalid: what to do with rows that hold a NaN or an infinity: `refuse` the vectors, or `drop` the rows.
+        vectors: the inspected vectors.
+        write_part: stores a part.
+        invalid: `refuse` vectors that hold a NaN or an infinity, or `drop` these rows.
         part_bytes: float32 bytes per part.
 
     Returns:
-        (n,) the kept rows, ascending; None with `refuse`, which keeps all.
+        (n,) the original rows that were kept, ascending; None with `refuse`, which keeps all.
 
     Raises:
         InputError: a row is refused (the message names it), no row is left, or a file is damaged.
     """
-    part, filled = np.empty((intake.part_rows(part_bytes), intake.d), intake.dtype), 0
-    kept: list[Rows] = []
-    for row, block in _checked(intake, invalid):
-        kept.append(row)
+    part, filled = np.empty((vectors.part_rows(part_bytes), vectors.d), vectors.dtype), 0
+    kept_rows: list[Rows] = []
+    for row, block in _iter_finite_rows(vectors, invalid):
+        kept_rows.append(row)
         for chunk in np.split(block, np.arange(len(part) - filled, len(block), len(part))):
             part[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
             if filled == len(part):
-                put(part)
+                write_part(part)
                 filled = 0
     if filled:
-        put(part[:filled])
-    rows = np.concatenate(kept)
+        write_part(part[:filled])
+    rows = np.concatenate(kept_rows)
     if not len(rows):
-        raise InputError(f"every row of {intake.files[0].path} holds a NaN or an infinity: there is nothing to index")
+        raise InputError(f"every row of {vectors.files[0].path} holds a NaN or an infinity: there is nothing to index")
     return rows if invalid == "drop" else None
 
 
-def _checked(intake: Intake, invalid: Invalid) -> Iterator[tuple[Rows, Block]]:
-    """Yield blocks of finite rows, and their row numbers over all files."""
+def _iter_finite_rows(vectors: VectorInput, invalid: InvalidRowPolicy) -> Iterator[tuple[Rows, Block]]:
+    """Yield the row numbers, over all files, and the values of finite rows."""
     start = 0
-    for file in intake.files:
+    for file in vectors.files:
         first = 0
-        for raw in file.blocks(max(1, _BLOCK_BYTES // (4 * intake.d))):
-            with np.errstate(over="ignore"):  # a float64 out of range becomes an infinity, which the check below finds
-                block = np.ascontiguousarray(raw, dtype=intake.dtype)
-            good = np.flatnonzero(np.isfinite(block).all(axis=1))  # (m, d) -> (m,) -> indices
-            if len(good) < len(block) and invalid == "refuse":
-                bad = np.setdiff1d(np.arange(len(block)), good)
+        for raw in file.blocks(max(1, _BLOCK_BYTES // (4 * vectors.d))):
+            with np.errstate(over="ignore"):  # an overflowing float64 becomes an infinity, detected below
+                block = np.ascontiguousarray(raw, dtype=vectors.dtype)
+            finite = np.flatnonzero(np.isfinite(block).all(axis=1))  # (m, d) -> (m,) -> indices
+            if len(finite) < len(block) and invalid == "refuse":
+                not_finite = np.setdiff1d(np.arange(len(block)), finite)
                 raise InputError(
-                    f"row {first + bad[0]} of {file.path} holds a NaN or an infinity"
-                    + (f", and so do {len(bad) - 1} more near it" if len(bad) > 1 else "")
+                    f"row {first + not_finite[0]} of {file.path} holds a NaN or an infinity"
+                    + (f", and so do {len(not_finite) - 1} more near it" if len(not_finite) > 1 else "")
                     + ": correct the file, or drop such rows with --invalid drop"
                 )
-            yield good + (start + first), block[good] if len(good) < len(block) else block
+            yield finite + (start + first), block[finite] if len(finite) < len(block) else block
             first += len(block)
         start += first
 
 
-def _expanded(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(inner for inner in path.iterdir() if inner.suffix in (".npy", ".parquet") and inner.is_file())
-    if not found:
+    files = sorted(inner for inner in path.iterdir() if inner.suffix in (".npy", ".parquet") and inner.is_file())
+    if not files:
         raise InputError(f"the folder {path} holds no .npy and no .parquet file: give another folder")
-    if len({inner.suffix for inner in found}) > 1:
+    if len({inner.suffix for inner in files}) > 1:
         raise InputError(f"the folder {path} holds both .npy and .parquet files: give a folder with one of the two")
-    return found
+    return files
 
 
-def _opened(path: Path, column: str | None) -> VectorFile:
+def _open_source(path: Path, column: str | None) -> VectorSource:
     if not path.exists():
         raise InputError(f"there is no file {path}: check the name")
     if path.suffix == ".npy":
-        return NpyFile.open(path)
+        return NpySource.open(path)
     if path.suffix in (".parquet", ".pq"):
-        return ParquetFile.open(path, column)
+        return ParquetSource.open(path, column)
     raise InputError(f"{path} is neither .npy nor .parquet: save the vectors as one of them")

@@ -1,29 +1,36 @@
-"""The files that one build stage passes to the next: arrays end to end, with a stamp of the build.
+"""Pieces: the files that one build stage hands to the next.
 
-A piece is a sequence of `.npy` images in one file, the stamp first. It is read in ranges of rows, from a disk or from
-object storage. A piece that is truncated or belongs to another build is detected before any of its numbers is used.
-Behind the piece of a kind with shards there is what each shard reads (`slices`).
+A piece is a sequence of `.npy` images in one file, the stamp of the build first. It is read in
+ranges of rows, from disk or from object storage. A truncated piece, or one of another build, is
+detected before any number in it is used.
+
+A piece of a kind with shards ends in *slices*, one per shard: there are shards x parts of them, so
+each has to be cheap. Its layout is a head, which the merge reads; all slices; a table of their
+locations; and the table's digest. With the table, a shard's worker fetches a slice by one range
+request and opens no piece. Head, slices and table are verified. A shard whose slices have the
+digests of a previous build is not built again.
 """
 
+import io
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.digest import digest_file, digest_json
+from rag_model.arrays import read_npy_header
+from rag_model.digest import digest_bytes, digest_file, digest_json
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.plan import IndexPlan
-from rag_model.npy import read_header
 
-Opener = Callable[[], BinaryIO]  # opens a piece for reading at any offset: `path.open` bound to "rb", or a blob's
+Opener = Callable[[], BinaryIO]  # opens a local file or a blob for reading at any offset
 Array = npt.NDArray[Any]
 
 
-def opener(path: Path) -> Opener:
+def path_opener(path: Path) -> Opener:
     """Return a function that opens a local piece."""
     return partial(_open, path)
 
@@ -32,20 +39,22 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def stamp_of(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
-    """Return the stamp of a piece: the digest of its plan, the trained file, its role and its number."""
-    facts = trained.stat()
-    return digest_json([plan.shared(), _digest(trained, facts.st_size, facts.st_mtime_ns), role, number])
+def compute_stamp(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
+    """Return the stamp of a piece: a digest of plan, trained file, role and number."""
+    file_stat = trained.stat()
+    return digest_json(
+        [plan.piece_inputs(), _digest_trained(trained, file_stat.st_size, file_stat.st_mtime_ns), role, number]
+    )
 
 
 @lru_cache(maxsize=16)
-def _digest(trained: Path, size: int, changed: int) -> str:
-    """Digest a trained file once for its thousands of pieces; `size` and `changed` distinguish it from a later one."""
+def _digest_trained(trained: Path, size: int, changed: int) -> str:
+    """Digest a trained file once for all pieces; `size` and `changed` identify it."""
     return digest_file(trained)
 
 
 def write_piece(path: Path, stamp: str, arrays: Sequence[Array]) -> None:
-    """Write `arrays` under a stamp.
+    """Write a piece of `arrays` with a stamp.
 
     Raises:
         ResourceError: the file cannot be written.
@@ -54,27 +63,27 @@ def write_piece(path: Path, stamp: str, arrays: Sequence[Array]) -> None:
         with path.open("wb") as file:
             for array in (np.frombuffer(stamp.encode(), np.uint8), *arrays):
                 np.save(file, array, allow_pickle=False)
-    except OSError as failed:
-        raise ResourceError(f"cannot write {path}: {failed.strerror or failed}") from failed
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-class Piece:
-    """A piece that is open for reading; its arrays are numbered from 0, as they were written."""
+class PieceReader:
+    """A piece open for reading; its arrays are numbered from 0, in the order of writing."""
 
     def __init__(self, file: BinaryIO, stamp: str, count: int, name: str) -> None:
         """Read the arrays' headers; `name` names the piece in errors.
 
         Raises:
-            InputError: it is not a complete piece of `count` arrays, or has another stamp.
+            InputError: the file is not a complete piece of `count` arrays, or has another stamp.
         """
         self._file, self._name = file, name
         broken = InputError(f"{name} is truncated or damaged: build it again")
         try:
-            headers = [self._header() for _ in range(count + 1)]
-            whole = file.seek(0, 2) == self._end
-        except (OSError, ValueError) as damage:
-            raise broken from damage
-        if not whole:
+            headers = [self._read_header() for _ in range(count + 1)]
+            is_complete = file.seek(0, 2) == self._end
+        except (OSError, ValueError) as error:
+            raise broken from error
+        if not is_complete:
             raise broken
         self._headers = headers[1:]
         (size,), dtype, offset = headers[0]
@@ -83,27 +92,27 @@ class Piece:
 
     @classmethod
     def open(cls, opener: Opener, stamp: str, count: int, name: str) -> Self:
-        """Open a piece; close it with the `with` statement or `close`.
+        """Open a piece; close it by `close` or a `with` statement.
 
         Raises:
-            InputError: as the constructor, or it cannot be opened.
+            InputError: as the constructor, or the file cannot be opened.
         """
         try:
             file = opener()
-        except OSError as failed:
-            raise InputError(f"cannot open {name} ({failed.strerror}): build it again") from failed
+        except OSError as error:
+            raise InputError(f"cannot open {name} ({error.strerror}): build it again") from error
         try:
             return cls(file, stamp, count, name)
         except BaseException:
             file.close()
             raise
 
-    def rows(self, array: int) -> int:
+    def count_rows(self, array: int) -> int:
         """Return the length of an array."""
         return int(self._headers[array][0][0])
 
     def read(self, array: int, first: int = 0, last: int | None = None) -> Array:
-        """Return rows [first, last) of an array, in memory; by default all of them."""
+        """Return rows [first, last) of an array, in memory; by default all rows."""
         shape, dtype, offset = self._headers[array]
         last = shape[0] if last is None else last
         width = dtype.itemsize * math.prod(shape[1:])
@@ -122,13 +131,13 @@ class Piece:
         """Close the file."""
         self.close()
 
-    _end = 0  # where the data of the last header end
+    _end = 0  # where the data of the last header ends
 
-    def _header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    def _read_header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         self._file.seek(self._end)
-        shape, fortran, dtype, self._end = read_header(self._file)
+        shape, fortran, dtype, self._end = read_npy_header(self._file)
         if fortran or not shape:
-            raise ValueError("an array that is not part of a piece")
+            raise ValueError("this array cannot be part of a piece")
         return shape, dtype, self._file.tell()
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -137,3 +146,119 @@ class Piece:
         if len(data) != size:
             raise InputError(f"{self._name} is truncated: build it again")
         return data
+
+
+SliceTable = npt.NDArray[np.void]  # of `SLICE_LOCATION_DTYPE`
+RangeReader = Callable[[int, int], bytes]  # returns bytes [start, end) of a piece, cut at its end
+
+_DIGEST = 16  # stored bytes of a digest
+SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST}")])
+
+
+class SliceLocation(NamedTuple):
+    """The location of a slice in its piece."""
+
+    start: int
+    size: int  # bytes; 0: the shard reads nothing from this piece
+    rows: int  # rows that belong to the shard, without vectors that are only linked into a cell
+    digest: bytes  # of the slice
+
+    @property
+    def end(self) -> int:
+        """The offset of the first byte after the slice."""
+        return self.start + self.size
+
+    def matches(self, data: bytes) -> bool:
+        """Return whether `data` has the slice's digest."""
+        return _digest_slice(data) == self.digest
+
+    @classmethod
+    def from_table(cls, table: SliceTable) -> list[Self]:
+        """Return the records of a table, (n,)."""
+        return [cls(*record) for record in table.tolist()]
+
+
+def write_sliced_piece(
+    path: Path, stamp: str, arrays: Sequence[Array], slices: Sequence[bytes], rows: Sequence[int]
+) -> None:
+    """Write a piece with one slice per shard.
+
+    Args:
+        path: the file.
+        stamp: the piece's stamp (`compute_stamp`).
+        arrays: the arrays of its head.
+        slices: the bytes that each shard reads; empty if it reads nothing from this piece.
+        rows: the number of rows in each slice that belong to the shard.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    write_piece(path, stamp, arrays)
+    try:
+        contents = [*slices, path.read_bytes()]
+        table = np.zeros(len(contents), SLICE_LOCATION_DTYPE)
+        table["size"] = [len(data) for data in contents]
+        table["rows"][:-1] = rows
+        table["start"][:-1] = len(contents[-1]) + np.cumsum(table["size"][:-1]) - table["size"][:-1]
+        table["digest"] = np.frombuffer(b"".join(map(_digest_slice, contents)), f"V{_DIGEST}")
+        with path.open("ab") as file:
+            file.writelines([*slices, table.tobytes(), _digest_slice(table.tobytes())])
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read_slice_table(read: RangeReader, size: int, shards: int, name: str) -> SliceTable:
+    """Return the slice table of a piece of `size` bytes, (shards + 1,); the head comes last.
+
+    `name` names the piece in errors.
+
+    Raises:
+        InputError: the piece is truncated or damaged.
+    """
+    length = (shards + 1) * SLICE_LOCATION_DTYPE.itemsize
+    data = read(size - length - _DIGEST, size) if length + _DIGEST <= size else b""
+    if len(data) != length + _DIGEST or _digest_slice(data[:length]) != data[length:]:
+        raise _damage_error(name)
+    table = np.frombuffer(data, SLICE_LOCATION_DTYPE, shards + 1)
+    start, end = table["start"], table["start"] + table["size"]
+    if np.any((start < 0) | (end < start) | (end > size - len(data)) | (table["rows"] < 0)):
+        raise _damage_error(name)
+    return table
+
+
+def open_piece_head(opener: Opener, shards: int, stamp: str, count: int, name: str) -> PieceReader:
+    """Read the head of a sliced piece and return a reader of its `count` arrays.
+
+    Raises:
+        InputError: the piece is missing, truncated, damaged, or of another build.
+    """
+    try:
+        with opener() as file:
+            full_name = f"{name}, {file.name},"
+
+            def read(start: int, end: int) -> bytes:
+                file.seek(start)
+                return file.read(end - start)
+
+            (head,) = SliceLocation.from_table(
+                read_slice_table(read, file.seek(0, io.SEEK_END), shards, full_name)[-1:]
+            )
+            data = read(head.start, head.end)
+    except OSError as error:
+        raise InputError(f"cannot read {name} ({error.strerror or error}): build it again") from error
+    if not head.matches(data):
+        raise _damage_error(full_name)
+    return PieceReader(io.BytesIO(data), stamp, count, name)
+
+
+def digest_slices(column: SliceTable) -> str:
+    """Return a digest of a shard's slices, (parts,), in order and without empty ones."""
+    return digest_bytes(column["digest"][column["size"] > 0].tobytes())
+
+
+def _damage_error(name: str) -> InputError:
+    return InputError(f"{name} is truncated or damaged: delete that file and build it again")
+
+
+def _digest_slice(data: bytes) -> bytes:
+    return bytes.fromhex(digest_bytes(data)[-2 * _DIGEST :])

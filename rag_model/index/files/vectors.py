@@ -1,7 +1,8 @@
-"""The vectors that an index is built over: the parts' `.npy` files, in row order, as one matrix on disk.
+"""The vectors of a corpus: the parts' `.npy` files, in row order, as one matrix on disk.
 
-Files are memory-mapped and read block by block, so a stage that reads the corpus once needs bounded memory.
-Every row is checked as it is read: a NaN in an index is never found and disturbs its neighbours.
+Files are memory-mapped and read block by block, so a stage that reads the corpus once needs bounded
+memory. Every row is checked when it is read: a NaN is never found by a search and disturbs its
+neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,19 +12,18 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.arrays import Partition, map_npy
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.npy import map_array
-from rag_model.partition import Partition
 
-BLOCK_BYTES = 32 << 20  # float32 bytes per block: large enough for BLAS, small compared with any index
+BLOCK_BYTES = 32 << 20  # float32 bytes per block: enough for BLAS, small compared with any index
 
 
 class VectorFiles:
-    """The parts' vectors as one (n, d) matrix; row = the rows of earlier files + the row within its file."""
+    """The parts' vectors as one (n, d) matrix, in the order of the files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Map `paths`: `.npy` files of (rows, d) float16 or float32, in the order of the snapshot's parts.
+        """Map `.npy` files of (rows, d) float16 or float32, in the order of the parts.
 
         Raises:
             UsageError: no file is given.
@@ -45,48 +45,48 @@ class VectorFiles:
         self.n = self._partition.n
 
     def blocks(self, rows: int | None = None) -> Iterator[tuple[int, Vectors]]:
-        """Yield (first row, (m, d) float32, m >= 1) in row order, each within one file.
+        """Yield (first row, (m, d) float32, m >= 1) in row order; no block spans two files.
 
         Args:
-            rows: at most this many per block; default: as many as 32 MiB hold.
+            rows: maximum rows per block; None: as many as 32 MiB hold.
 
         Raises:
-            InputError: a row holds a NaN or an infinity; the sentence names it.
+            InputError: a row holds a NaN or an infinity; the message names it.
         """
         size = rows or max(1, BLOCK_BYTES // (4 * self.dim))
         for path, start, array in zip(self.paths, self._partition.starts, self._arrays, strict=False):
             for first in range(0, len(array), size):
-                yield start + first, _finite(array[first : first + size], path, first)
+                yield start + first, _read_finite(array[first : first + size], path, first)
 
-    def take(self, rows: Rows) -> Vectors:
+    def read_rows(self, rows: Rows) -> Vectors:
         """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
 
         Raises:
-            InputError: a row holds a NaN or an infinity; the sentence names it.
+            InputError: a row holds a NaN or an infinity; the message names it.
         """
-        taken = np.empty((len(rows), self.dim), np.float32)
+        vectors = np.empty((len(rows), self.dim), np.float32)
         for number, span, local in self._partition.split(rows):
-            taken[span] = self._arrays[number][local]
-            _check_rows(taken[span], self.paths[number], local)
-        return taken
+            vectors[span] = self._arrays[number][local]
+            _check_rows(vectors[span], self.paths[number], local)
+        return vectors
 
-    def all(self) -> Vectors:
-        """Return the whole (n, d) float32 matrix, in memory."""
-        return self.take(np.arange(self.n))
+    def read_all(self) -> Vectors:
+        """Return the complete (n, d) float32 matrix, in memory."""
+        return self.read_rows(np.arange(self.n))
 
     def sample(self, count: int, seed: int) -> Vectors:
-        """Return (min(count, n), d) float32: drawn without replacement, in row order, by seed."""
+        """Return (min(count, n), d) float32 in row order, drawn by `seed` without replacement."""
         if count >= self.n:
-            return self.all()
-        chosen = np.random.default_rng(seed).choice(self.n, count, replace=False, shuffle=False)
-        return self.take(np.sort(chosen))
+            return self.read_all()
+        sampled_rows = np.random.default_rng(seed).choice(self.n, count, replace=False, shuffle=False)
+        return self.read_rows(np.sort(sampled_rows))
 
     @classmethod
-    def of(cls, paths: Sequence[Path], n: int, dim: int) -> Self:
+    def open_checked(cls, paths: Sequence[Path], n: int, dim: int) -> Self:
         """Map `paths` and check that they hold the (n, dim) vectors of a plan.
 
         Raises:
-            InputError: they hold another number of rows or dimensions.
+            InputError: the number of rows or dimensions differs from the plan's.
         """
         files = cls(paths)
         if (files.n, files.dim) != (n, dim):
@@ -101,27 +101,29 @@ def map_vectors(path: Path) -> npt.NDArray[Any]:
     """Map one file of vectors, (rows, d) float16 or float32.
 
     Raises:
-        InputError: it is missing, damaged or of another type.
+        InputError: the file is missing, damaged or of another type.
     """
     try:
-        array: npt.NDArray[Any] = map_array(path)
-    except FileNotFoundError as missing:
-        raise InputError(f"there is no vector file {path}: encode its part first") from missing
-    except (OSError, ValueError) as broken:
-        raise InputError(f"{path} is not a complete .npy file: encode its part again") from broken
+        array: npt.NDArray[Any] = map_npy(path)
+    except FileNotFoundError as error:
+        raise InputError(f"there is no vector file {path}: encode its part first") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a complete .npy file: encode its part again") from error
     if array.ndim != 2 or array.shape[1] == 0 or array.dtype not in (np.float16, np.float32):
         raise InputError(f"{path} holds {array.dtype} of shape {array.shape}: vectors are (rows, d) float16 or float32")
     return array
 
 
-def _finite(block: npt.NDArray[Any], path: Path, first: int) -> Vectors:
+def _read_finite(block: npt.NDArray[Any], path: Path, first: int) -> Vectors:
     vectors = np.ascontiguousarray(block, dtype=np.float32)
     _check_rows(vectors, path, np.arange(first, first + len(vectors)))
     return vectors
 
 
 def _check_rows(vectors: Vectors, path: Path, rows: Rows) -> None:
-    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(bad):
-        more = f" and {len(bad) - 1} more near it" if len(bad) > 1 else ""
-        raise InputError(f"row {rows[bad[0]]} of {path}{more} holds a NaN or an infinity: encode the part again")
+    not_finite = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(not_finite):
+        suffix = f" and {len(not_finite) - 1} more near it" if len(not_finite) > 1 else ""
+        raise InputError(
+            f"row {rows[not_finite[0]]} of {path}{suffix} holds a NaN or an infinity: encode the part again"
+        )

@@ -1,1 +1,9 @@
-"""HNSW graphs: cells, one graph per cell, links across their borders, the merge into one file, reachability."""
+"""The kind `hnsw`: one HNSW graph, built by cells and stitched.
+
+kind          `GraphKind`: the stages of the build
+cells         partition of the corpus into cells, and the pieces of parts sorted by cell
+graph         arrays of a graph: links, levels, slots
+stitch        links across the borders of cells, and the candidates for the merged graph
+reach         links to nodes that a search cannot reach
+graph_file    faiss's file layout of a graph
+"""

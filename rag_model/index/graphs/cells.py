@@ -1,147 +1,164 @@
 """Cells: partition a corpus so that HNSW graphs can be built separately and then stitched into one.
 
-k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Of all pairs of a vector and another
-near cell, ordered by margin, the first `border` pairs per vector join that cell's graph too, and the next `linked`
-pairs per vector are linked into it without joining it. These two sets connect neighbouring graphs.
+k-means of a sample gives the centroids. Each vector belongs to its nearest cell. All pairs of a
+vector and another near cell are ordered by margin. The first `border` pairs per vector join that
+cell's graph too, and the next `linked` pairs per vector are linked into it without joining it. Both
+connect neighbouring graphs.
+
+A part's piece holds its vectors sorted by cell, so that a cell's worker reads only its slice of
+every part. Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from
+neighbouring cells) and the vectors linked into it. Within a group rows ascend, so reading the parts
+in order gives a cell's rows in order. A cell's slice is the vectors of both groups, after their
+counts and the bytes per component.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.errors import ResourceError
+from rag_model.errors import InputError, ResourceError
 from rag_model.index.files import engine
-from rag_model.index.files.engine import FaissIndex, Vectors, faiss
-from rag_model.index.files.pieces import Array
+from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
+from rag_model.index.files.pieces import Array, Opener, compute_stamp, open_piece_head, write_sliced_piece
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.graphs.graph import Links
 from rag_model.index.recipe import VectorPlan
 
-_POINTS = 1_000  # training points per cell: enough for stable borders between samples
-_ROUNDS = 10
-_NEXT = 3  # further cells that a vector may join: one in seven neighbours lies beyond the second nearest cell
-_WHOLE = 0.75  # share of the cells that k-means makes; the others come from splitting the largest
-_EVEN = 1.5  # largest allowed cell, as a multiple of the mean
-_SPLITS = 2  # at most, per cell
+_POINTS_PER_CELL = 1_000  # training points: enough for stable borders between samples
+_KMEANS_ROUNDS = 10
+_MAX_OTHER_CELLS = (
+    3  # further cells that a vector may join: one in seven neighbours lies beyond the second nearest cell
+)
+_KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
+_MAX_IMBALANCE = 1.5  # largest accepted cell, as a multiple of the mean
+_MAX_SPLITS = 2  # per cell
 
 CellIds = npt.NDArray[np.int64]
-Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vector numbers, and a cell for each
+Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vector numbers and their cells
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The learnt partition of a corpus."""
+    """The trained partition of a corpus."""
 
-    centroids: Vectors  # (c, d) float32, c <= the plan's cells; the cells beyond c stay empty
-    border: float  # pairs with a smaller margin join: |similarity to the own centroid - to the other|
+    centroids: Vectors  # (c, d) float32, c <= the plan's cells; further cells stay empty
+    border: float  # pairs with a smaller margin join; |similarity to own centroid - to the other|
     linked: float  # other pairs with a smaller margin are linked
 
-    def arrays(self) -> list[Array]:
+    def to_arrays(self) -> list[Array]:
         """Return the cells as arrays."""
         return [np.array([self.border, self.linked]), self.centroids]
 
     @classmethod
-    def of(cls, numbers: Array, centroids: Array) -> Self:
-        """Return the cells from the result of `arrays`."""
-        border, linked = numbers.tolist()
+    def from_arrays(cls, thresholds: Array, centroids: Array) -> Self:
+        """Return the cells from the result of `to_arrays`."""
+        border, linked = thresholds.tolist()
         return cls(centroids, border, linked)
 
     def assign(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Pairs, Pairs]:
-        """Return each vector's own cell, the other cells that it joins, and those that it is linked into.
+        """Return each vector's own cell, the cells that it joins, and those it is linked into.
 
         Args:
-            metric: the plan's.
+            metric: the plan's metric.
             vectors: (m, d) float32.
 
         Returns:
-            (m,) int64 cells; and twice two (p,) int64 arrays: vector numbers and their cells.
+            (m,) int64 cells, and twice a pair of (p,) int64 arrays: vector numbers and their cells.
         """
-        cells, margins = self._nearest(metric, vectors)
+        cells, margins = self._find_nearest(metric, vectors)
         joins = margins < self.border  # (m, c - 1) bool
         links = (margins < self.linked) & ~joins
-        return cells[:, 0], _pairs(cells, joins), _pairs(cells, links)  # (m, c) -> (m,)
+        return cells[:, 0], _list_pairs(cells, joins), _list_pairs(cells, links)  # (m, c) -> (m,)
 
-    def _nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
-        """Return (m, c) cells, the nearest first, and (m, c - 1) margins: how much farther the others are."""
-        near, cells = _flat(self.centroids, metric).search(vectors, min(1 + _NEXT, len(self.centroids)))
-        return cells, np.abs(near[:, 1:] - near[:, :1])  # (m, c - 1) - (m, 1)
+    def _find_nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
+        """Return (m, c) cells, nearest first, and (m, c - 1) margins over the nearest."""
+        similarities, cells = _build_flat_index(self.centroids, metric).search(
+            vectors, min(1 + _MAX_OTHER_CELLS, len(self.centroids))
+        )
+        return cells, np.abs(similarities[:, 1:] - similarities[:, :1])  # (m, c - 1) - (m, 1)
 
 
-def learn(plan: VectorPlan, sample: Vectors) -> Cells:
-    """Cut a sample, (m, d) float32, into `plan.cells` cells of about equal size, fewer if the sample is small.
+def learn_cells(plan: VectorPlan, sample: Vectors) -> Cells:
+    """Partition a sample, (m, d) float32, into at most `plan.cells` cells of about equal size.
 
     Raises:
         ResourceError: memory ran out.
     """
-    with engine.guarded(ResourceError, f"{len(sample)} vectors could not be cut into {plan.cells} cells: use fewer"):
-        centroids = _centroids(plan, sample) if plan.cells > 1 else np.zeros((1, plan.d), np.float32)
+    with engine.translate_errors(
+        ResourceError, f"{len(sample)} vectors could not be cut into {plan.cells} cells: use fewer"
+    ):
+        centroids = _balanced_centroids(plan, sample) if plan.cells > 1 else np.zeros((1, plan.d), np.float32)
         # (m, c - 1) -> (m (c - 1),)
-        margins = np.sort(Cells(centroids, 0, 0)._nearest(plan.metric, sample)[1], axis=None)
-    border, linked = (_threshold(margins, share * len(sample)) for share in (plan.border, plan.border + plan.linked))
+        margins = np.sort(Cells(centroids, 0, 0)._find_nearest(plan.metric, sample)[1], axis=None)
+    border, linked = (_margin_below(margins, share * len(sample)) for share in (plan.border, plan.border + plan.linked))
     return Cells(centroids, border, linked)
 
 
-def _threshold(margins: Vectors, pairs: float) -> float:
-    """Return the margin below which `pairs` pairs of the sample lie; `margins` ascend."""
+def _margin_below(margins: Vectors, pairs: float) -> float:
+    """Return the margin below which `pairs` pairs lie; `margins` ascend."""
     return float(margins[min(round(pairs), len(margins) - 1)]) if pairs and len(margins) else 0.0
 
 
-def _pairs(cells: CellIds, chosen: npt.NDArray[np.bool_]) -> Pairs:
-    vectors, place = np.nonzero(chosen)  # (m, c - 1) -> (p,), (p,)
-    return vectors, cells[vectors, place + 1]
+def _list_pairs(cells: CellIds, mask: npt.NDArray[np.bool_]) -> Pairs:
+    vectors, columns = np.nonzero(mask)  # (m, c - 1) -> (p,), (p,)
+    return vectors, cells[vectors, columns + 1]
 
 
-def sample_size(plan: VectorPlan) -> int:
-    """Return the size of the sample for `learn`."""
-    return min(plan.n, max(_POINTS * plan.cells, 4 * _POINTS))
+def cell_sample_size(plan: VectorPlan) -> int:
+    """Return the size of the sample for `learn_cells`."""
+    return min(plan.n, max(_POINTS_PER_CELL * plan.cells, 4 * _POINTS_PER_CELL))
 
 
-def _centroids(plan: VectorPlan, points: Vectors) -> Vectors:
-    """Return at most `plan.cells` centroids: k-means, then repeated splits of the largest cell.
+def _balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
+    """Return at most `plan.cells` centroids, from k-means and repeated splits of the largest cell.
 
-    k-means alone leaves cells of two and three times the mean, and the whole build waits for the largest. Once
-    there are enough cells, each split removes the smallest cell.
+    k-means alone leaves cells of two or three times the mean, and the build waits for the largest
+    one. Once there are enough cells, each split removes the smallest cell.
     """
-    centroids = _kmeans(plan, points, max(2, round(_WHOLE * plan.cells)))
-    cell = _nearest_of(plan, centroids, points)
-    for _ in range(_SPLITS * plan.cells):
+    centroids = _run_kmeans(plan, points, max(2, round(_KMEANS_SHARE * plan.cells)))
+    cell = _assign_nearest(plan, centroids, points)
+    for _ in range(_MAX_SPLITS * plan.cells):
         sizes = np.bincount(cell, minlength=len(centroids))
         largest = int(sizes.argmax())
-        if len(centroids) >= plan.cells and sizes[largest] <= _EVEN * len(points) / plan.cells:
+        if len(centroids) >= plan.cells and sizes[largest] <= _MAX_IMBALANCE * len(points) / plan.cells:
             break
-        own = np.flatnonzero(cell == largest)
-        halves = _kmeans(plan, points[own], 2)
-        second = own[_nearest_of(plan, halves, points[own]) == 1]
-        if len(second) in (0, len(own)):  # equal points cannot be split
+        members = np.flatnonzero(cell == largest)
+        halves = _run_kmeans(plan, points[members], 2)
+        second = members[_assign_nearest(plan, halves, points[members]) == 1]
+        if len(second) in (0, len(members)):  # equal points cannot be split
             break
         centroids = np.vstack([centroids, halves[-1:]])  # (c, d) -> (c + 1, d)
         centroids[largest], cell[second] = halves[0], len(centroids) - 1
         if len(centroids) > plan.cells:
-            centroids, cell = _without_smallest(plan, centroids, cell, points)
+            centroids, cell = _remove_smallest(plan, centroids, cell, points)
     return np.ascontiguousarray(centroids[np.bincount(cell, minlength=len(centroids)) > 0])
 
 
-def _without_smallest(plan: VectorPlan, centroids: Vectors, cell: CellIds, points: Vectors) -> tuple[Vectors, CellIds]:
+def _remove_smallest(plan: VectorPlan, centroids: Vectors, cell: CellIds, points: Vectors) -> tuple[Vectors, CellIds]:
     smallest = int(np.bincount(cell, minlength=len(centroids)).argmin())
-    left = np.delete(centroids, smallest, axis=0)  # (c, d) -> (c - 1, d)
+    remaining = np.delete(centroids, smallest, axis=0)  # (c, d) -> (c - 1, d)
     orphans = cell == smallest
     cell = cell - (cell > smallest)
-    cell[orphans] = _nearest_of(plan, left, points[orphans])
-    return left, cell
+    cell[orphans] = _assign_nearest(plan, remaining, points[orphans])
+    return remaining, cell
 
 
-def _nearest_of(plan: VectorPlan, centroids: Vectors, points: Vectors) -> CellIds:
+def _assign_nearest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> CellIds:
     if not len(points):
         return np.empty(0, np.int64)
-    cells: CellIds = _flat(centroids, plan.metric).search(points, 1)[1][:, 0]  # (p, 1) -> (p,)
+    cells: CellIds = _build_flat_index(centroids, plan.metric).search(points, 1)[1][:, 0]  # (p, 1) -> (p,)
     return cells
 
 
-def _kmeans(plan: VectorPlan, points: Vectors, count: int) -> Vectors:
+def _run_kmeans(plan: VectorPlan, points: Vectors, count: int) -> Vectors:
     kmeans = faiss.Kmeans(
         points.shape[1],
         min(count, len(points)),
-        niter=_ROUNDS,
+        niter=_KMEANS_ROUNDS,
         seed=1 + plan.seed,
         spherical=plan.metric == "ip",
         min_points_per_centroid=1,
@@ -152,7 +169,102 @@ def _kmeans(plan: VectorPlan, points: Vectors, count: int) -> Vectors:
     return centroids
 
 
-def _flat(centroids: Vectors, metric: engine.Metric) -> FaissIndex:
-    index = faiss.IndexFlat(centroids.shape[1], engine.metric_code(metric))
+def _build_flat_index(centroids: Vectors, metric: engine.Metric) -> FaissIndex:
+    index = faiss.IndexFlat(centroids.shape[1], engine.faiss_metric(metric))
     index.add(centroids)
     return index
+
+
+_BEGINS, _ROWS, _COUNT = range(3)  # the arrays of a piece's head
+_COUNTS = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # a slice's header
+
+
+def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
+    """Sort a part's vectors by cell, write them in their dtype, and return the groups' borders.
+
+    Holds the part's vectors up to five times.
+
+    Raises:
+        InputError: a row holds a NaN or an infinity.
+        ResourceError: the file cannot be written.
+    """
+    vectors = part.read_all()
+    begins, rows = _sort_by_group(plan, cells, vectors)
+    stored, edges = vectors.astype(part.dtype, copy=False), begins.tolist()
+    slices = [
+        _pack_slice(stored[rows[first:last]], middle - first)
+        for first, middle, last in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)
+    ]
+    arrays: list[Array] = [begins, rows, np.array([part.n])]
+    write_sliced_piece(
+        out, compute_stamp(plan, trained, "scattered", number), arrays, slices, np.diff(begins)[::2].tolist()
+    )
+    return begins
+
+
+def _pack_slice(vectors: Vectors, members: int) -> bytes:
+    if not len(vectors):
+        return b""
+    counts = np.array((members, len(vectors) - members, vectors.itemsize), _COUNTS)
+    return b"".join((counts.tobytes(), vectors.data.cast("B")))
+
+
+def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
+    """Return a cell's members and linked vectors, (m, d) and (l, d) float32, in row order.
+
+    Raises:
+        InputError: a slice does not hold vectors of `dim` dimensions.
+    """
+    members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
+    for data in slices:
+        member_count, linked_count, width = (
+            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= _COUNTS.itemsize else (0, 0, 0)
+        )
+        if (
+            min(member_count, linked_count) < 0
+            or width not in (2, 4)
+            or len(data) != _COUNTS.itemsize + (member_count + linked_count) * dim * width
+        ):
+            raise InputError(
+                f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
+            )
+        # flat -> (m + l, d)
+        vectors = np.frombuffer(data, f"<f{width}", offset=_COUNTS.itemsize).reshape(-1, dim).astype(np.float32)
+        members.append(vectors[:member_count])
+        linked.append(vectors[member_count:])
+    return np.concatenate(members), np.concatenate(linked)
+
+
+def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
+    """Return the global rows of every group, as ascending int32.
+
+    Takes 4 bytes per vector, copies included, and as much again while it runs, and 8 bytes per cell
+    and part.
+
+    Raises:
+        InputError: a piece is missing, truncated, or of another build.
+    """
+    begins = np.empty((len(scattered), 2 * plan.cells + 1), np.int32)
+    parts, start = list[Links](), 0
+    for number, opener in enumerate(scattered):
+        stamp = compute_stamp(plan, trained, "scattered", number)
+        with open_piece_head(opener, plan.shards, stamp, _COUNT + 1, f"the scattered piece of part {number}") as piece:
+            begins[number] = piece.read(_BEGINS)
+            parts.append(piece.read(_ROWS) + np.int32(start))
+            start += int(piece.read(_COUNT)[0])
+    ends = np.cumsum(begins[:, 1:].sum(0, np.int64) - begins[:, :-1].sum(0, np.int64))  # (groups,)
+    free, rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)
+    for number, part_rows in enumerate(parts):
+        counts = np.diff(begins[number])
+        rows[np.repeat(free - begins[number, :-1], counts) + np.arange(len(part_rows))] = part_rows
+        free += counts
+    return np.split(rows, ends[:-1])
+
+
+def _sort_by_group(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
+    cell, (joining, joined_cells), (linking, linked_cells) = cells.assign(plan.metric, vectors)
+    groups = np.concatenate([2 * cell, 2 * joined_cells, 2 * linked_cells + 1])  # (m,), (p,), (l,) -> (m + p + l,)
+    rows = np.concatenate([np.arange(len(vectors)), joining, linking])
+    order = np.lexsort((rows, groups))
+    begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))
+    return begins, rows[order].astype(np.int32)

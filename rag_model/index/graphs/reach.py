@@ -1,7 +1,8 @@
-"""Reachability: a node that no walk from the entry point reaches is a passage that no query finds.
+"""Reachability: no query finds a node that no walk from the entry point reaches.
 
-Duplicates, outliers and inner products of unequal norms leave such nodes, both in a graph built at once and in a
-stitched one. The graph is memory-mapped and changed in its file, so it need not fit in memory.
+Duplicates, outliers and inner products of unequal norms leave such nodes, both in a graph built at
+once and in a stitched one. The graph is memory-mapped and changed in its file, so it need not fit
+in memory.
 """
 
 from pathlib import Path
@@ -15,111 +16,114 @@ from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.graph import BLOCK, Links
 from rag_model.index.graphs.graph_file import GraphFile
 
-_NEAR = 16  # reachable nodes tried as the source of the new link
-_EFFORT = 64  # efSearch of the search for them
+_MAX_SOURCES = 16  # reachable nodes to try as the source of a new link
+_EF_SEARCH = 64  # of the search for them
 
 
-class Reach:
+class ReachabilityTree:
     """The tree of nodes that a walk on the bottom level reaches from the entry point."""
 
     def __init__(self, graph: GraphFile) -> None:
         """Walk a graph breadth first; holds 8 bytes per node."""
         self._graph = graph
         self._parent = np.full(graph.n, -1, np.int32)
-        self._queue, self._reached = np.empty(graph.n, np.int32), 0  # every node that was reached, once, and how many
+        self._queue, self._reached = np.empty(graph.n, np.int32), 0  # the reached nodes and their number
         self._last = graph.entry
         self._parent[self._last] = self._last
         self._walk(self._last)
 
-    def missing(self) -> Rows:
-        """Return the nodes that are not reached, ascending."""
+    def find_unreachable(self) -> Rows:
+        """Return the unreachable nodes, ascending."""
         return np.flatnonzero(self._parent < 0)
 
-    def reached(self, nodes: Rows | int) -> npt.NDArray[np.bool_]:
-        """Return which of `nodes` are reached."""
-        reached: npt.NDArray[np.bool_] = np.asarray(self._parent[nodes] >= 0)
-        return reached
+    def is_reachable(self, nodes: Rows | int) -> npt.NDArray[np.bool_]:
+        """Return which of `nodes` are reachable."""
+        reachable: npt.NDArray[np.bool_] = np.asarray(self._parent[nodes] >= 0)
+        return reachable
 
-    def link(self, node: int, ways_in: Rows) -> None:
-        """Link `node` from one of `ways_in` (reached, nearest first); continue the walk from it.
+    def link(self, node: int, sources: Rows) -> None:
+        """Link `node` from one of `sources` (reachable, nearest first); continue the walk there.
 
-        The source is the first with an empty slot, else the first with a link outside the tree: so no other node
-        becomes unreachable, and few lose a link to a near one. The node reached last is a leaf of the tree, whose
-        links are all replaceable: it is the source if no other is.
+        The source is the first with an empty slot, else the first with a link outside the tree. So
+        no other node becomes unreachable, and few lose a link to a near node. The node reached last
+        is a leaf of the tree, and all its links can be replaced: it is the source if no other can
+        be.
         """
-        ways = [*ways_in.tolist(), self._last]
-        lists = self._graph.bottom(np.array(ways))
-        for rooms in (lists < 0, self._spare(ways, lists)):
-            for way, links, room in zip(ways, lists, rooms, strict=True):
-                if room.any():
-                    links[np.flatnonzero(room)[0 if links[-1] < 0 else -1]] = node
-                    self._graph.set_bottom(np.array([way]), links[None])
-                    self._parent[node] = way
+        candidates = [*sources.tolist(), self._last]
+        lists = self._graph.bottom(np.array(candidates))
+        for free_slots in (lists < 0, self._find_replaceable(candidates, lists)):
+            for source, links, free in zip(candidates, lists, free_slots, strict=True):
+                if free.any():
+                    links[np.flatnonzero(free)[0 if links[-1] < 0 else -1]] = node
+                    self._graph.set_bottom(np.array([source]), links[None])
+                    self._parent[node] = source
                     self._last = node
                     self._walk(node)
                     return
-        raise AssertionError("a leaf of the walk has no room for a link")
+        raise AssertionError("a leaf of the walk has no free slot for a link")
 
-    def _spare(self, ways: list[int], lists: Links) -> npt.NDArray[np.bool_]:
-        """Return which slots of the bottom lists of `ways` hold no link of the tree: bool of the lists' shape."""
-        spare: npt.NDArray[np.bool_] = (lists < 0) | (self._parent[lists] != np.array(ways)[:, None])  # (w, 2M)
-        return spare
+    def _find_replaceable(self, candidates: list[int], lists: Links) -> npt.NDArray[np.bool_]:
+        """Return (w, 2M) bool: which slots of the candidates' `lists` hold no link of the tree."""
+        parents = self._parent[lists]
+        replaceable: npt.NDArray[np.bool_] = (lists < 0) | (parents != np.array(candidates)[:, None])
+        return replaceable
 
     def _walk(self, start: int) -> None:
-        """Reach what `start` leads to: one front after another, each the end of the queue that the last one wrote."""
+        """Mark all nodes reachable from `start`, breadth first; each front ends the queue."""
         first, end = self._reached, self._reached + 1
         self._queue[first] = start
         self._reached = end
         while first < end:
-            for at in range(first, end, BLOCK):
-                found = self._step(self._queue[at : min(at + BLOCK, end)])
-                self._queue[self._reached : self._reached + len(found)] = found
-                self._reached += len(found)
+            for position in range(first, end, BLOCK):
+                nodes = self._expand(self._queue[position : min(position + BLOCK, end)])
+                self._queue[self._reached : self._reached + len(nodes)] = nodes
+                self._reached += len(nodes)
             first, end = end, self._reached
             self._last = int(self._queue[end - 1])
 
-    def _step(self, front: Links) -> Links:
-        """Mark the nodes that `front` links to and that were not reached before; return them, ascending."""
+    def _expand(self, front: Links) -> Links:
+        """Mark the unreached nodes that `front` links to; return them, ascending."""
         targets = self._graph.bottom(front)  # (f, 2M)
-        new = (targets >= 0) & (self._parent[targets] < 0)
-        sources = np.broadcast_to(front[:, None], targets.shape)[new]  # (f, 1) -> (f, 2M) -> (new,)
-        found, first = np.unique(targets[new], return_index=True)
-        self._parent[found] = sources[first]
-        return found
+        is_new = (targets >= 0) & (self._parent[targets] < 0)
+        sources = np.broadcast_to(front[:, None], targets.shape)[is_new]  # (f, 1) -> (f, 2M) -> (new,)
+        nodes, first = np.unique(targets[is_new], return_index=True)
+        self._parent[nodes] = sources[first]
+        return nodes
 
 
-def repair(path: Path, vectors: VectorFiles) -> int:
-    """Link every unreachable node of an index file into its graph, in place; return how many there were.
+def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
+    """Link every unreachable node of an index file into its graph, in place; return their number.
 
-    The new link comes from the nearest reachable node that a search finds. A graph without unreachable
-    nodes is not changed.
+    The new link comes from the nearest reachable node that a search finds. A graph without
+    unreachable nodes is not changed.
 
     Raises:
-        InputError: the file is not a complete HNSW index, or a row of `vectors` holds a NaN or an infinity.
+        InputError: the file is not a complete HNSW index, or a row of `vectors` holds a NaN or an
+            infinity.
     """
-    reach = Reach(GraphFile.open(path, writable=True))
-    missing = reach.missing()
-    if not len(missing):
+    reach = ReachabilityTree(GraphFile.open(path, writable=True))
+    unreachable = reach.find_unreachable()
+    if not len(unreachable):
         return 0
-    index = _by_distance(path)
-    for first in range(0, len(missing), BLOCK):
-        nodes = missing[first : first + BLOCK]
-        for node, near in zip(nodes.tolist(), _near(index, vectors.take(nodes)), strict=True):
-            if not reach.reached(node):  # an earlier repair may have made it reachable
-                ways_in = near[near >= 0]
-                reach.link(node, ways_in[reach.reached(ways_in)])
-    return len(missing)
+    index = _open_for_l2(path)
+    for first in range(0, len(unreachable), BLOCK):
+        nodes = unreachable[first : first + BLOCK]
+        for node, neighbors in zip(nodes.tolist(), _search_neighbors(index, vectors.read_rows(nodes)), strict=True):
+            if not reach.is_reachable(node):  # a previous link may have made it reachable
+                sources = neighbors[neighbors >= 0]
+                reach.link(node, sources[reach.is_reachable(sources)])
+    return len(unreachable)
 
 
-def _by_distance(path: Path) -> FaissIndex:
-    """Open an index for search by L2, whatever its metric: by inner product, a small vector finds only large ones."""
-    index = engine.read(path, mmap=True)
+def _open_for_l2(path: Path) -> FaissIndex:
+    """Open an index for search by L2: by inner product, a small vector finds only large ones."""
+    index = engine.read_index(path, mmap=True)
     storage = faiss.downcast_index(index.storage)
     index.metric_type = storage.metric_type = faiss.METRIC_L2
     return index
 
 
-def _near(index: FaissIndex, vectors: Vectors) -> Rows:
-    settings = faiss.SearchParametersHNSW(efSearch=_EFFORT)
-    rows: Rows = index.search(vectors, min(_NEAR, int(index.ntotal)), params=settings)[1]
+def _search_neighbors(index: FaissIndex, vectors: Vectors) -> Rows:
+    settings = faiss.SearchParametersHNSW(efSearch=_EF_SEARCH)
+    rows: Rows = index.search(vectors, min(_MAX_SOURCES, int(index.ntotal)), params=settings)[1]
     return rows

@@ -1,1 +1,6 @@
-"""Inverted lists: training, the codes of a part, the merge into one file."""
+"""The kinds `ivf` and `exact`: inverted lists of codes, and plain vectors.
+
+kind         `ListKind` and `ExactKind`: the stages of the build
+training     centroids, rotation and codec
+list_file    pieces of sorted codes, and faiss's file layout of lists
+"""

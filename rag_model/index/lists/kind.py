@@ -1,95 +1,195 @@
-"""The kind `ivf`: inverted lists of codes, with or without a refinement that ranks candidates again."""
+"""The kinds `ivf` and `exact`: inverted lists of codes, and plain vectors.
+
+Lists are trained once on a sample, encoded by part, and merged exactly. The codes of a part are
+sorted by list. The merge writes the index in faiss's layout, list by list, each with its slice of
+every part in row order. That gives the same codes and ids at the same offsets as adding all parts
+in turn to one index, so distances, ids and bytes are the same. Neither the index nor a list is held
+in memory as a whole. `Flat` is built in the same way: a header and the vectors.
+
+Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
+"""
 
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from rag_model.errors import InputError
-from rag_model.index.carrying import EarlierPiece
-from rag_model.index.factory import Lists, parse
+from rag_model.errors import InputError, ResourceError
+from rag_model.index.factory import IvfSpec, parse_factory
 from rag_model.index.files import engine
-from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
+from rag_model.index.files.engine import FaissIndex, ListAssigner, Metric, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener
+from rag_model.index.files.vectors import VectorFiles, map_vectors
 from rag_model.index.graphs.graph import similarities
-from rag_model.index.lists import ivf
-from rag_model.index.plan import Facts
-from rag_model.index.quality.recall import FLOOR, Floor, recall_at
-from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, lists_in
-from rag_model.index.vector_kind import MOVED, PRODUCTS, ROUNDS, VectorKind
+from rag_model.index.graphs.graph_file import write_storage
+from rag_model.index.kind import PreviousPiece
+from rag_model.index.lists.list_file import (
+    BLOCK_BYTES,
+    CodePieces,
+    Codes,
+    read_codes,
+    write_codes,
+    write_list_block,
+    write_lists_head,
+    write_refine_head,
+    write_refine_tail,
+)
+from rag_model.index.lists.training import continue_training, get_inverted_lists, train_index
+from rag_model.index.plan import IndexStats
+from rag_model.index.quality.fit import centroid_distance, relative_error
+from rag_model.index.quality.results import (
+    DEFAULT_FLOOR,
+    RecallFloor,
+    compute_recall,
+)
+from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, count_lists
+from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCTS_PER_SECOND, VectorKind
 
-# Codes alone change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227
-# passages of Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on
-# other data find almost nothing. Candidates that are ranked again (`Refine`) come in the order of exact search: FLOOR.
-QUANTISED_FLOOR = Floor(mean=0.60, p5=0.30)
-_QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to matter
-_ASKED = 256  # vectors searched of the new and of the old ones: gives a recall to about .03
-_FEWEST = 32  # of each, below which a recall is too uncertain
-_K = 10  # neighbours searched for each
-_CODED = 1.4e10  # multiplications and additions per second of one core, to compare pieces of vectors with centroids
-_ROUNDS = 25  # of k-means for codes
-_ROTATED = 4.8  # times longer with OPQ, which trains codes again and again: 4.7 to 5.0 at 96 and 384 dimensions
-_NEW = 0.1  # share of a part's vectors that are in no piece of the parent: a month brings some hundredths
-_MANY = 1_024  # lists, to compare a vector with which takes as long as to read what was found before
-_BY_GRAPH = (380, 0.3)  # a graph over n centroids compares a vector with about a n^b of them; at most with all
+LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
+_TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `add` of all rows
+# Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
+# .80) over 5,227 passages of Wikipedia at 1 byte per 4 dimensions, .79 (p5 .60) at 1 byte per 8,
+# and lower in a large corpus. Codes trained on other data find almost nothing. Reranked candidates
+# (`Refine`) have the order of exact search, so `DEFAULT_FLOOR` applies to them.
+QUANTISED_FLOOR = RecallFloor(mean=0.60, p5=0.30)
+_QUANTISERS = ("PQ", "RaBitQ")  # in factory strings; scalar quantisers lose too little to matter
+_RECALL_QUERIES = 256  # new and old vectors to search for: the recall is exact to about .03
+_MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
+_NEIGHBORS = 10  # depth of the recall
+# Multiply-adds per second of one core while pieces of vectors are compared with centroids.
+_CODE_PRODUCTS_PER_SECOND = 1.4e10
+_CODE_KMEANS_ROUNDS = 25
+_OPQ_FACTOR = 4.8  # OPQ trains codes repeatedly: 4.7 to 5.0 times as long at 96 and 384 dimensions
+_NEW_SHARE = 0.1  # assumed share of new vectors in a changed part; a month brings a few hundredths
+_MIN_LISTS_TO_REUSE = 1_024  # comparing a vector with so many takes as long as reading its code
+_COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a graph compares with about a n^b of n centroids
 
 
 class ListKind(VectorKind):
-    """Inverted lists: `IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,RaBitQ4,Refine(SQfp16)`."""
+    """The kind `ivf`: `IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`."""
 
     name: ClassVar[str] = "ivf"
-    VERSION: ClassVar[int] = ivf.VERSION
+    VERSION: ClassVar[int] = 4
     factories = re.compile("IVF|OPQ|PCA")
 
-    def floor(self, factory: str) -> Floor:
-        """Return the floor of codes that rank alone, or the usual one."""
-        alone = any(name in factory for name in _QUANTISERS) and "Refine" not in factory
-        return QUANTISED_FLOOR if alone else FLOOR
+    def floor(self, factory: str) -> RecallFloor:
+        """Return a lower floor for codes that rank without a refinement, else the default."""
+        codes_rank_alone = any(name in factory for name in _QUANTISERS) and "Refine" not in factory
+        return QUANTISED_FLOOR if codes_rank_alone else DEFAULT_FLOOR
 
-    def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> Facts:
-        """Train centroids, rotation and codes on a sample."""
-        return ivf.train(plan, rows, out)
+    def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Train centroids, rotation and codec on a sample of all parts; write the empty index.
+
+        Holds the sample in memory: train_sample x d float32.
+
+        Raises:
+            InputError: the vectors do not match the plan, or the sample holds a NaN or an infinity.
+            ResourceError: memory ran out, or the file cannot be written.
+        """
+        sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(plan.train_sample, plan.seed)
+        index = train_index(plan, sample)
+        engine.write_index(index, out)
+        sample_losses = _losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
+        return {"sample": len(sample), "bytes": out.stat().st_size, "losses": sample_losses}
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors lie from their lists' centroids, and the error of their codes."""
-        return ivf.losses(plan, trained, vectors)
+        """Return the losses of vectors, (m, d) float32: `lists` and `codes`.
+
+        `lists` is the distance to the lists' centroids, and `codes` the error of the codes. RaBitQ
+        has no `codes` loss: its codes estimate inner products and cannot be decoded.
+
+        Raises:
+            InputError: the trained file is damaged.
+        """
+        return _losses(plan, engine.read_index(trained), vectors)
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return recall@10 of new vectors and of old ones, in lists that hold both; None if there are too few."""
-        if min(len(new), len(old)) < _FEWEST:
+        """Return recall@10 of new and of old vectors in common lists; None if there are too few."""
+        if min(len(new), len(old)) < _MIN_VECTORS:
             return None
-        index, both, found = engine.read(trained), np.concatenate([new, old]), []
-        with engine.guarded(InputError, f"{trained} could not be searched: build it again"):
+        index, both, recalls = engine.read_index(trained), np.concatenate([new, old]), []
+        with engine.translate_errors(InputError, f"{trained} could not be searched: build it again"):
             index.add(both)
-            for asked in (new[:_ASKED], old[:_ASKED]):
-                scores, exact = faiss.knn(asked, both, _K, metric=engine.metric_code(plan.metric))
+            for queries in (new[:_RECALL_QUERIES], old[:_RECALL_QUERIES]):
+                scores, exact = faiss.knn(queries, both, _NEIGHBORS, metric=engine.faiss_metric(plan.metric))
                 signed = scores if plan.metric == "ip" else -scores
-                score = partial(_scored, asked, both, plan.metric)  # of equal vectors any may be found
-                found.append(recall_at(index.search(asked, _K)[1], exact, signed, _K, score))
-        recalls = [round(float(own.mean()), 4) for own in found]
-        return recalls[0], recalls[1]
+                score = partial(_score_rows, queries, both, plan.metric)  # equal vectors are all correct
+                recalls.append(compute_recall(index.search(queries, _NEIGHBORS)[1], exact, signed, _NEIGHBORS, score))
+        new_recall, old_recall = (round(float(recall.mean()), 4) for recall in recalls)
+        return new_recall, old_recall
 
-    def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Adapt lists and codes to the current vectors."""
-        return ivf.follow(plan, trained, rows, out)
+    def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Adapt a trained file's lists and codec to the current vectors, without its rotation.
 
-    def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
-        """Encode a part's vectors, sorted by list."""
-        return ivf.scatter(plan, trained, rows, number, out)
+        Holds the sample in memory, as `train` does.
+
+        Raises:
+            InputError: the trained file is damaged, the vectors do not match the plan, or the
+                sample holds a NaN or an infinity.
+            ResourceError: memory ran out, or the file cannot be written.
+        """
+        sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(plan.train_sample, plan.seed)
+        index = engine.read_index(trained)
+        base = _without_refinement(index)
+        with engine.translate_errors(
+            ResourceError, f"lists of {plan.factory} could not be moved: run with --debug for the cause"
+        ):
+            continue_training(get_inverted_lists(base), _apply_transforms(base, sample), plan.seed)
+        engine.write_index(index, out)
+        sample_losses = _losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
+        return {"sample": len(sample), "bytes": out.stat().st_size, "losses": sample_losses}
+
+    def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
+        """Encode the vectors of a part and write the codes sorted by list; see `carry`."""
+        return self.carry(plan, trained, rows, number, (), out)
 
     def carries(self, plan: VectorPlan) -> bool:
-        """Whether codes are compared with trained ones, or vectors with many lists: a scalar code is made at once."""
-        factory = parse(plan.factory)
-        return isinstance(factory, Lists) and (factory.codes.pieces is not None or lists_in(plan) >= _MANY)
+        """Return whether encoding is slow: with product codes, or with many lists."""
+        factory = parse_factory(plan.factory)
+        return isinstance(factory, IvfSpec) and (
+            factory.codes.pieces is not None or count_lists(plan) >= _MIN_LISTS_TO_REUSE
+        )
 
     def carry(
-        self, plan: VectorPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPiece], out: Path
-    ) -> Facts:
-        """Encode only the vectors that are in no earlier piece."""
-        return ivf.scatter(plan, trained, rows, number, out, earlier)
+        self,
+        plan: VectorPlan,
+        trained: Path,
+        rows: Path,
+        number: int,
+        previous_pieces: Sequence[PreviousPiece],
+        out: Path,
+    ) -> IndexStats:
+        """Encode the vectors of part `number` block by block, and write the codes sorted by list.
+
+        Vectors of `previous_pieces` are not encoded again: their codes are the same, and after a
+        month nearly all vectors are among them. Holds the part's codes twice. `Flat` only checks
+        the vectors, because there is nothing to sort.
+
+        Raises:
+            InputError: a file is damaged or of another dimension, a row holds a NaN or an infinity,
+                or a previous piece is missing or damaged.
+            ResourceError: memory ran out, or the file cannot be written.
+        """
+        files, index = VectorFiles([rows]), engine.read_index(trained)
+        if files.dim != plan.d:
+            raise InputError(f"{rows} has {files.dim} dimensions, the index has {plan.d}: encode both with one encoder")
+        base = _without_refinement(index)
+        lists, codes = _allocate_codes(base, files.n)
+        for previous_piece in previous_pieces if codes.shape[1] else ():
+            _copy_previous_codes(plan, trained, rows, previous_piece, lists, codes)
+        with engine.translate_errors(
+            ResourceError, f"part {number} of {plan.factory} could not be coded: run with --debug for the cause"
+        ):
+            encoded = _encode(base, files, lists, codes)
+        write_codes(plan, trained, number, lists, codes, out)
+        return {"rows": files.n, "encoded": encoded, "bytes": out.stat().st_size}
 
     def merge(
         self,
@@ -99,32 +199,221 @@ class ListKind(VectorKind):
         scattered: Sequence[Opener],
         shards: Sequence[Opener],
         out: Path,
-    ) -> Facts:
-        """Write the lists, each with its slice of every part in row order."""
-        return ivf.merge(plan, trained, rows, scattered, shards, out)
+    ) -> IndexStats:
+        """Write the index, with the same bytes as if all parts were added in turn.
+
+        Holds the trained index twice, a block of `BLOCK_BYTES`, one part's slice of the block, and
+        8 bytes per part and block.
+
+        Raises:
+            InputError: a piece is missing, truncated, of another build, or has another number of
+                rows than its part.
+            ResourceError: memory ran out, or the file cannot be written.
+        """
+        files, index = VectorFiles.open_checked(rows, plan.n, plan.d), engine.read_index(trained)
+        starts = [0, *accumulate(VectorFiles([path]).n for path in rows)]
+        coded = CodePieces(plan, trained, scattered, starts)
+        try:
+            with out.open("wb", buffering=1 << 20) as file:
+                _write(file, index, coded, files)
+        except OSError as error:
+            raise ResourceError(f"cannot write {out}: {error.strerror}") from error
+        return {"rows": plan.n, "bytes": out.stat().st_size}
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return about how many seconds of one core a task of a stage takes."""
-        lists = compared = lists_in(plan)
-        factory = parse(plan.factory)
-        pieces = factory.codes.pieces if isinstance(factory, Lists) else None
-        codes = (1 << factory.codes.bits) / _CODED if isinstance(factory, Lists) and pieces else 0.0
+        """Return about how many seconds one task of a stage takes on one core."""
+        lists = compared = count_lists(plan)
+        factory = parse_factory(plan.factory)
+        pieces = factory.codes.pieces if isinstance(factory, IvfSpec) else None
+        codes = (
+            (1 << factory.codes.bits) / _CODE_PRODUCTS_PER_SECOND if isinstance(factory, IvfSpec) and pieces else 0.0
+        )
         if stage == "train":
             points = min(plan.train_sample, PQ_SAMPLE)
-            rounds = _ROUNDS * (_ROTATED if "OPQ" in plan.factory else 1)
-            learned = (ROUNDS * plan.train_sample * lists / PRODUCTS + rounds * points * codes) * plan.d
-            return 1 if inherited else 0.1 + learned
+            rounds = _CODE_KMEANS_ROUNDS * (_OPQ_FACTOR if "OPQ" in plan.factory else 1)
+            training = (
+                KMEANS_ROUNDS * plan.train_sample * lists / PRODUCTS_PER_SECOND + rounds * points * codes
+            ) * plan.d
+            return 1 if inherited else 0.1 + training
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
-            if isinstance(factory, Lists) and factory.coarse:
-                compared = min(lists, int(_BY_GRAPH[0] * lists ** _BY_GRAPH[1]))
-            read, new = (3, _NEW) if inherited else (1, 1)  # the parent's rows and piece too
-            return read * size / MOVED + new * size / 2 * (compared / PRODUCTS + codes)
-        return 0.1 * plan.n * plan.d / MOVED
+            if isinstance(factory, IvfSpec) and factory.coarse:
+                compared = min(lists, int(_COARSE_GRAPH_COST[0] * lists ** _COARSE_GRAPH_COST[1]))
+            read, new_share = (3, _NEW_SHARE) if inherited else (1, 1)  # also the parent's rows and piece
+            return read * size / BYTES_PER_SECOND + new_share * size / 2 * (compared / PRODUCTS_PER_SECOND + codes)
+        return 0.1 * plan.n * plan.d / BYTES_PER_SECOND
 
 
-def _scored(asked: Vectors, vectors: Vectors, metric: Metric, questions: Rows, rows: Rows) -> Vectors:
-    """Return the exact scores of rows of `vectors`, (m, k), for some of what was asked, (m,)."""
-    return similarities(asked[questions], vectors, rows, metric)
+class ExactKind(ListKind):
+    """The kind `exact`: `Flat`, built like inverted lists, as one list without codes."""
+
+    name: ClassVar[str] = "exact"
+    factories = re.compile(r"Flat\Z")
+
+    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
+        """Return None: search compares every vector, so new vectors are found like old ones."""
+        return None
+
+    def floor(self, factory: str) -> RecallFloor:
+        """Return the default floor, because nothing is lost."""
+        return DEFAULT_FLOOR
+
+
+def _without_refinement(index: FaissIndex) -> FaissIndex:
+    """Return the index without its refinement, if it has one."""
+    return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+
+
+def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
+    base = _without_refinement(index)
+    lists = get_inverted_lists(base)
+    if lists is None:
+        return {}
+    inner = _apply_transforms(base, vectors)
+    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(ListAssigner(lists)(inner))  # (m,) -> (m, d)
+    losses_by_name = {"lists": centroid_distance(inner, centroids, plan.metric)}
+    if isinstance(lists, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
+        losses_by_name["codes"] = relative_error(vectors, base.sa_decode(base.sa_encode(vectors)))
+    return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
+
+
+def _allocate_codes(base: FaissIndex, n: int) -> tuple[Rows, Codes]:
+    """Return the lists of n vectors, (n,), all -1, and empty codes, (n, bytes per code)."""
+    lists = get_inverted_lists(base)
+    return np.full(n, -1), np.empty((n, 0 if lists is None else lists.code_size), np.uint8)
+
+
+def _copy_previous_codes(
+    plan: VectorPlan, trained: Path, vectors: Path, previous_piece: PreviousPiece, lists: Rows, codes: Codes
+) -> None:
+    """Copy the lists and codes of vectors that a previous piece holds too."""
+    previous_rows = find_equal_rows(vectors, previous_piece.rows)
+    rows, size = len(map_vectors(previous_piece.rows)), codes.shape[1]
+    previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, rows, size)
+    reused_rows = np.flatnonzero(previous_rows >= 0)
+    lists[reused_rows], codes[reused_rows] = (of[previous_rows[reused_rows]] for of in previous_codes)
+
+
+def _encode(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:
+    """Compute list and code of each vector whose list is -1, as faiss does; return how many."""
+    inverted, encoded = get_inverted_lists(base), 0
+    assign = None if inverted is None else ListAssigner(inverted)
+    for first, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE_ROWS)) * _TILE_ROWS):
+        new_rows = first + np.flatnonzero(lists[first : first + len(block)] < 0)
+        encoded += len(new_rows)
+        if inverted is None or assign is None:
+            lists[new_rows] = 0
+        elif len(new_rows):
+            vectors = _apply_transforms(
+                base, _pad_selection(block, new_rows - first, -(-engine.MIN_BLAS_SIZE // inverted.d))
+            )
+            lists[new_rows] = assign(vectors)[: len(new_rows)]
+            codes[new_rows] = _encode_vectors(inverted, vectors[: len(new_rows)], lists[new_rows])
+    return encoded
+
+
+def _pad_selection(block: Vectors, rows: Rows, min_rows: int) -> Vectors:
+    """Return rows of a block, (m, d), repeated up to `min_rows` rows.
+
+    With fewer rows, faiss does not use matrix products, and rounds differently than for the whole
+    block.
+    """
+    if len(rows) == len(block):
+        return block
+    return block[np.resize(rows, max(len(rows), min(min_rows, len(block))))]
+
+
+def _encode_vectors(lists: FaissIndex, vectors: Vectors, numbers: Rows) -> Codes:
+    codes = np.empty((len(vectors), lists.code_size), np.uint8)
+    lists.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)))
+    return codes
+
+
+def _apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
+    """Apply the index's transforms, if it has any: (m, d) -> (m, d')."""
+    if isinstance(index, faiss.IndexPreTransform):
+        for number in range(index.chain.size()):
+            vectors = faiss.downcast_VectorTransform(index.chain.at(number)).apply(vectors)
+    return vectors
+
+
+def _write(file: BinaryIO, index: FaissIndex, coded: CodePieces, files: VectorFiles) -> None:
+    refine = index if isinstance(index, faiss.IndexRefine) else None
+    base = _without_refinement(index)
+    if refine is not None:
+        write_refine_head(file, refine, files.n)
+    _write_base(file, base, coded, files)
+    if refine is not None:
+        write_storage(file, faiss.downcast_index(refine.refine_index), files.n, (block for _, block in files.blocks()))
+        write_refine_tail(file, refine)
+
+
+def _write_base(file: BinaryIO, index: FaissIndex, coded: CodePieces, files: VectorFiles) -> None:
+    lists = get_inverted_lists(index)
+    sizes = coded.count_list_sizes(1 if lists is None else lists.nlist)
+    if lists is None:
+        write_storage(file, index, files.n, (block for _, block in files.blocks()))
+        return
+    write_lists_head(file, index, sizes)
+    _write_lists(file, coded, sizes, int(lists.code_size) + 8)
+
+
+def _write_lists(file: BinaryIO, coded: CodePieces, sizes: Rows, width: int) -> None:
+    """Write all lists in blocks of `BLOCK_BYTES`; write a longer list in slices."""
+    rows = max(1, BLOCK_BYTES // width)
+    borders = _block_borders(sizes, rows)
+    cuts = coded.find_cuts(borders)
+    for number, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):  # (lists,) -> (blocks,)
+        block = cuts[:, number : number + 2]  # (parts, 2)
+        if block_rows > rows:
+            for column in (2, 1):  # all codes, then all ids
+                for slices in coded.iter_slices(block, rows):
+                    file.write(np.ascontiguousarray(slices[column]).data)
+        elif block_rows:
+            write_list_block(file, *coded.read_block(block, width - 8))
+
+
+def _block_borders(sizes: Rows, rows: int) -> Rows:
+    """Return the first list of each block of at most `rows` vectors or of one list, and the end."""
+    borders, block_rows = [0], 0
+    for number, size in enumerate(sizes.tolist()):
+        if block_rows and block_rows + size > rows:
+            borders.append(number)
+            block_rows = 0
+        block_rows += size
+    return np.array([*borders, len(sizes)])
+
+
+def _score_rows(queries: Vectors, vectors: Vectors, metric: Metric, numbers: Rows, rows: Rows) -> Vectors:
+    """Return exact scores of the queries `numbers`, (m,), with their `rows`, (m, k)."""
+    return similarities(queries[numbers], vectors, rows, metric)
+
+
+def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
+    """Return (m,) int64: the first equal row in another `.npy` matrix for each row, or -1.
+
+    Rows are equal if all their bytes are; matrices of different dtype or width have no equal rows.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    current, previous = map_vectors(rows), map_vectors(previous_rows)
+    if current.dtype != previous.dtype or current.shape[1:] != previous.shape[1:]:
+        return np.full(len(current), -1)
+    positions: Rows = (
+        pc.index_in(_rows_as_binary(current), value_set=_rows_as_binary(previous))
+        .fill_null(-1)
+        .to_numpy()
+        .astype(np.int64)
+    )
+    return positions
+
+
+def _rows_as_binary(matrix: npt.NDArray[Any]) -> pa.Array:
+    """Return each row of a matrix as one binary value."""
+    width = matrix.shape[1] * matrix.dtype.itemsize
+    data = pa.py_buffer(np.ascontiguousarray(matrix))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(matrix), [None, data])
 
 
 KIND = ListKind()
+EXACT_KIND = ExactKind()

@@ -1,27 +1,38 @@
-"""faiss's file layout of inverted lists, written as a stream.
+"""Pieces of sorted codes, and faiss's file layout of inverted lists, written as a stream.
+
+A piece holds the codes of one part sorted by list, so the merge reads only its slice of every part.
+Within a list rows ascend, so reading the parts in order gives a list's rows in order.
+
+The layout of an index file:
 
     IxRF and a header                       only with a refinement (`Refine`)
-      transform, centroids, codec           as faiss serialises the trained index, with the number of vectors set
+      transform, centroids, codec           as in the trained index, with the number of vectors
       ilar, lists, bytes per code           the lists:
-      full and all sizes, or sprs and (list, size) of those that are not empty
+      full and all sizes, or sprs and (list, size) of non-empty lists
       codes, ids                            of each list in turn
       the storage of the refinement         a separate index, whose codes come last
       k_factor
 
-Source: `faiss/impl/index_write.cpp`, `write_InvertedLists`. A test checks that it still holds: faiss, given all vectors
-at once, writes the same bytes.
+Source: `faiss/impl/index_write.cpp`, `write_InvertedLists`. A test checks that faiss, given all
+vectors at once, still writes the same bytes.
 """
 
 import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.errors import ResourceError
+from rag_model.errors import InputError, ResourceError
 from rag_model.index.files.engine import HEADER, UNUSED, FaissIndex, Rows, faiss
+from rag_model.index.files.pieces import Opener, PieceReader, compute_stamp, write_piece
+from rag_model.index.recipe import VectorPlan
 
-_EMPTY = struct.Struct("<4sQQ4sQ")  # ilar, lists, bytes per code, sprs, no sizes: the end of lists without vectors
+_EMPTY = struct.Struct("<4sQQ4sQ")  # ilar, lists, bytes per code, sprs, no sizes
+BLOCK_BYTES = 32 << 20  # bytes of lists that are written at once
 
 
 def write_refine_head(file: BinaryIO, refine: FaissIndex, n: int) -> None:
@@ -34,8 +45,8 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
 
     Args:
         file: positioned at the index.
-        index: inverted lists, trained and without vectors, possibly with a transform; this sets its `ntotal`.
-        sizes: (lists,) int64, the vectors of each list.
+        index: trained inverted lists without vectors, possibly with a transform; sets its `ntotal`.
+        sizes: (lists,) int64, the number of vectors in each list.
 
     Raises:
         ResourceError: this faiss uses another layout.
@@ -47,33 +58,146 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
     if data[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", lists.nlist, lists.code_size, b"sprs", 0):
         raise ResourceError(f"faiss {faiss.__version__} uses another layout of lists: install another faiss-cpu")
     file.write(data[: -_EMPTY.size].data)
-    file.write(struct.pack("<4sQQ", b"ilar", lists.nlist, lists.code_size) + _sizes(sizes))
+    file.write(struct.pack("<4sQQ", b"ilar", lists.nlist, lists.code_size) + _pack_sizes(sizes))
 
 
 def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, codes: npt.NDArray[np.uint8]) -> None:
-    """Write whole lists: the codes of each, then its ids, both in the order given.
+    """Write complete lists: the codes of each list, then its ids, both in the given order.
 
     Args:
-        file: positioned after the lists before.
+        file: positioned after the previous lists.
         lists: (m,) the list of each vector, m >= 1.
         ids: (m,) int64.
         codes: (m, bytes per code).
     """
     order = np.argsort(lists, kind="stable")
     ends = np.flatnonzero(np.diff(lists[order])) + 1
-    for members in np.split(order, ends):  # list by list, so that the block is not held twice
+    for members in np.split(order, ends):  # list by list, to hold the block only once
         file.write(codes[members].data)
         file.write(ids[members].data)
 
 
 def write_refine_tail(file: BinaryIO, refine: FaissIndex) -> None:
-    """Write the end of the refinement: the factor by which it ranks more than k candidates."""
+    """Write the end of the refinement: the factor k_factor of candidates over k."""
     file.write(struct.pack("<f", refine.k_factor))
 
 
-def _sizes(sizes: Rows) -> bytes:
-    filled = np.flatnonzero(sizes)
-    if len(filled) > len(sizes) // 2:
+def _pack_sizes(sizes: Rows) -> bytes:
+    filled_lists = np.flatnonzero(sizes)
+    if len(filled_lists) > len(sizes) // 2:
         return struct.pack("<4sQ", b"full", len(sizes)) + sizes.astype("<u8").tobytes()
-    pairs = np.stack([filled, sizes[filled]], axis=1)
+    pairs = np.stack([filled_lists, sizes[filled_lists]], axis=1)
     return struct.pack("<4sQ", b"sprs", pairs.size) + pairs.astype("<u8").tobytes()
+
+
+Codes = npt.NDArray[np.uint8]  # (m, bytes per code)
+ListNumbers = npt.NDArray[np.uint32]
+_LISTS, _ENTRIES, _COUNT = range(3)  # arrays of a piece: lists of the vectors; their rows and codes
+
+
+def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes: Codes, out: Path) -> None:
+    """Sort a part's codes by list and write them.
+
+    Args:
+        plan: the plan of the index.
+        trained: the trained file.
+        number: the number of the part.
+        lists: (rows,) int64, the list of each row.
+        codes: (rows, bytes per code).
+        out: the piece to write.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    order = np.argsort(lists, kind="stable")  # (rows,)
+    entries = np.empty(len(lists), _entry_dtype(codes.shape[1]))
+    entries["row"], entries["code"] = order, codes[order]
+    write_piece(out, _stamp(plan, trained, number), [lists[order].astype("<u4"), entries])
+
+
+def read_codes(
+    plan: VectorPlan, trained: Path, opener: Opener, number: int, rows: int, size: int
+) -> tuple[Rows, Codes]:
+    """Read the lists and the codes, of `size` bytes, of a part of `rows` rows, in row order.
+
+    Raises:
+        InputError: the piece is missing, damaged, of another build, or holds other rows or codes.
+    """
+    with PieceReader.open(opener, _stamp(plan, trained, number), _COUNT, _piece_name(number)) as piece:
+        in_order, entries = piece.read(_LISTS), piece.read(_ENTRIES)
+    has_all_rows = len(in_order) == len(entries) == rows and entries.dtype == np.dtype(_entry_dtype(size))
+    if not has_all_rows or not (np.sort(entries["row"]) == np.arange(rows)).all():
+        raise InputError(f"{_piece_name(number)} does not hold each of the part's {rows} rows once: build it again")
+    lists, codes = np.empty(rows, np.int64), np.empty_like(entries["code"])
+    lists[entries["row"]], codes[entries["row"]] = in_order, entries["code"]
+    return lists, codes
+
+
+@dataclass(frozen=True, slots=True)
+class CodePieces:
+    """The pieces of all parts, in order; opened one at a time, because there may be many."""
+
+    plan: VectorPlan
+    trained: Path
+    openers: Sequence[Opener]
+    starts: Sequence[int]  # the first row of each part, then the number of all rows
+
+    def count_list_sizes(self, lists: int) -> Rows:
+        """Return (lists,) int64: the number of vectors in each list, over all parts.
+
+        Raises:
+            InputError: a piece is missing, truncated, of another build, or has another number of
+                rows than its part.
+        """
+        sizes = np.zeros(lists, np.int64)
+        for number, piece in self._pieces():
+            stored_rows, rows = piece.count_rows(_LISTS), self.starts[number + 1] - self.starts[number]
+            if stored_rows != rows:
+                raise InputError(
+                    f"{_piece_name(number)} holds {stored_rows} vectors and the part has {rows}: build it again"
+                )
+            sizes += np.bincount(piece.read(_LISTS), minlength=lists)
+        return sizes
+
+    def find_cuts(self, borders: Rows) -> Rows:
+        """Return (parts, len(borders)) int64: where each border list begins in each piece."""
+        # parts times (borders,) -> (parts, borders)
+        return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._pieces()])
+
+    def read_block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
+        """Return lists, rows and codes, of `width` bytes, between two cuts, (parts, 2)."""
+        count, first = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
+        lists, rows, codes = np.empty(count, np.uint32), np.empty(count, np.int64), np.empty((count, width), np.uint8)
+        for part_lists, part_rows, part_codes in self.iter_slices(cuts, max(1, count)):
+            target = slice(first, first + len(part_lists))
+            lists[target], rows[target], codes[target] = part_lists, part_rows, part_codes
+            first = target.stop
+        return lists, rows, codes
+
+    def iter_slices(self, cuts: Rows, rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
+        """Yield (lists, corpus rows, codes) between two cuts, (parts, 2), `rows` at once."""
+        for number, piece in self._pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
+            low, high = cuts[number].tolist()
+            for first in range(low, high, rows):
+                last = min(high, first + rows)
+                entries = piece.read(_ENTRIES, first, last)
+                ids = entries["row"].astype(np.int64) + self.starts[number]
+                yield piece.read(_LISTS, first, last), ids, entries["code"]
+
+    def _pieces(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
+        for number in range(len(self.openers)) if numbers is None else numbers:
+            stamp = _stamp(self.plan, self.trained, number)
+            with PieceReader.open(self.openers[number], stamp, _COUNT, _piece_name(number)) as piece:
+                yield number, piece
+
+
+def _stamp(plan: VectorPlan, trained: Path, number: int) -> str:
+    return compute_stamp(plan, trained, "scattered", number)
+
+
+def _piece_name(number: int) -> str:
+    return f"the scattered piece of part {number}"
+
+
+def _entry_dtype(size: int) -> npt.DTypeLike:
+    return [("row", "<u4"), ("code", "u1", (size,))]

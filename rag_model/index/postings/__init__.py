@@ -1,1 +1,11 @@
-"""Postings: for each term the passages that hold it, with a weight. BM25 and learned sparse retrieval search them."""
+"""Inverted indexes: for each term the passages that have it, with a weight (BM25 and learned sparse
+retrieval).
+
+* `base_kind`, `kind` (BM25), `impact` (learned weights): the index kinds
+* `analyzer`, `counting`, `part`: from passages to the postings of a part
+* `merge`, `file`, `dictionary`, `lists`, `packing`: from parts to the index file, and its byte
+  format
+* `derive`, `carry`: the index file of a snapshot from that of a previous one
+* `search`, `decoded_search`, `maxscore`: exact top-k search
+* `compiled`: the decorators of numba functions
+"""

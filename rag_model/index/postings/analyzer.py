@@ -1,14 +1,18 @@
-"""Text to terms: the words that an index of words holds, and that a question is asked by.
+"""Text analysis: split passages and queries into the terms of an inverted index.
 
-1. Letters are compared as Unicode's compatibility forms in lower case (NFKC, case folding): `Ｔｏｋｙｏ` is `tokyo`.
-2. A word is a run of letters, digits and combining marks. The possessive `'s` is left out, other apostrophes separate.
-3. A word is reduced to its stem by the Snowball stemmer of the language (Porter 2001); then accents are left out, so
-   that `Beyoncé` and `Beyonce` are one term. For English, whose words have none, they are left out first.
-4. Han, kana, Hangul, Thai, Lao, Khmer and Burmese are written without spaces (or, in Korean, with endings): a run of
-   them gives its characters and its overlapping pairs (Nie et al. 2000, "On the use of words and n-grams for Chinese
-   information retrieval"). A pair is rarer than its characters, so it decides.
+1. Letters are normalized to Unicode's compatibility forms in lower case (NFKC, case folding):
+   `Ｔｏｋｙｏ` is `tokyo`.
+2. A word is a run of letters, digits and combining marks. The possessive `'s` is removed; other
+   apostrophes separate words.
+3. A word is reduced to its stem by the Snowball stemmer of the language (Porter 2001). Then accents
+   are removed, so that `Beyoncé` and `Beyonce` are one term. For English, whose words have no
+   accents, they are removed before stemming.
+4. Han, kana, Hangul, Thai, Lao, Khmer and Burmese are written without spaces (or, in Korean, with
+   endings). A run of them becomes its characters and its overlapping pairs (Nie et al. 2000, "On
+   the use of words and n-grams for Chinese information retrieval"). A pair is rarer than its
+   characters, so it dominates the score.
 
-No word is left out: what is frequent weighs little in BM25, and search skips it.
+There is no list of stop words: frequent terms have a low weight in BM25, and search skips them.
 """
 
 import re
@@ -24,9 +28,9 @@ from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 from rag_model.extras import require
 
-VERSION = 1  # increased when the same text would give other terms
-MOST_CHARACTERS = 64  # of a word; the rest is left out, in passages and in questions alike
-_HELD = 1 << 20  # stems that an analyzer remembers
+VERSION = 1  # increase it when the same text would give other terms
+MAX_CHARACTERS = 64  # of a word, in passages and queries alike; the rest is cut off
+_MAX_CACHED_STEMS = 1 << 20  # of an analyzer
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -39,44 +43,48 @@ _PLAIN_LANGUAGES = ("english", "porter", "none")  # whose words have no accents,
 
 
 @lru_cache(maxsize=1)
-def _marked_word() -> re.Pattern[str]:
-    """Return the pattern of a word with combining marks, which are no letters to `re`."""
-    marks = "".join(one for one in map(chr, range(0x300, 0x20000)) if unicodedata.category(one) in ("Mn", "Mc"))
+def _word_with_marks_pattern() -> re.Pattern[str]:
+    """Return the pattern of a word with combining marks, which `re` does not count as letters."""
+    marks = "".join(
+        character for character in map(chr, range(0x300, 0x20000)) if unicodedata.category(character) in ("Mn", "Mc")
+    )
     return re.compile(f"(?:[^\\W_]|[{re.escape(marks)}])+")
 
 
-class _Stems(dict[str, bytes]):
-    """Terms by word; a missing one is made."""
+class _StemCache(dict[str, bytes]):
+    """Caches the term of each word; a missing one is computed."""
 
     def __init__(self, analyzer: "Analyzer") -> None:
         super().__init__()
         self._analyzer = analyzer
 
     def __missing__(self, word: str) -> bytes:
-        if len(self) >= _HELD:
+        if len(self) >= _MAX_CACHED_STEMS:
             self.clear()
         term = self[word] = self._analyzer.term(word)
         return term
 
 
 class Analyzer:
-    """The way from a text to its terms, for one language."""
+    """Splits text into terms, for one language."""
 
     def __init__(self, language: str = "english") -> None:
-        """Take a language of the Snowball stemmers; `none` does not stem.
+        """Create an analyzer for a language of the Snowball stemmers, or `none`, which does not
+        stem.
 
         Raises:
             MissingExtraError: the text extra is not installed.
             UsageError: there is no such language.
         """
         stemmers: Any = require("Stemmer", extra="text")
-        known = stemmers.algorithms()
-        if language not in (*known, "none"):
-            raise UsageError(f"there is no stemmer for {language!r}: choose none, or one of {', '.join(known)}")
+        languages = stemmers.algorithms()
+        if language not in (*languages, "none"):
+            raise UsageError(f"there is no stemmer for {language!r}: choose none, or one of {', '.join(languages)}")
         self.language = language
-        self._stemmer = None if language == "none" else stemmers.Stemmer(language, 0)  # `_stems` remember
+        # `_stems` is the cache
+        self._stemmer = None if language == "none" else stemmers.Stemmer(language, 0)
         self._folds_first = language in _PLAIN_LANGUAGES
-        self._stems = _Stems(self)
+        self._stems = _StemCache(self)
 
     def terms(self, text: str) -> list[bytes]:
         """Return the terms of a text in order, in UTF-8; none of an empty text.
@@ -87,67 +95,68 @@ class Analyzer:
         return list(map(self._stems.__getitem__, self.words(text)))
 
     def words(self, text: str) -> list[str]:
-        """Return the words of a text in order, before they are reduced to terms."""
+        """Return the words of a text in order, before they are stemmed."""
         if text.isascii():
             text = text.lower()
             return _WORD.findall(_POSSESSIVE.sub(" ", text) if "'" in text else text)
-        plain = _POSSESSIVE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
-        return [word for found in _marked_word().findall(plain) for word in _spaced(found)]
+        folded = _POSSESSIVE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
+        return [word for word_run in _word_with_marks_pattern().findall(folded) for word in _split_unspaced(word_run)]
 
     def term(self, word: str) -> bytes:
-        """Return the term of one word in the form of `words`."""
-        word = word[:MOST_CHARACTERS]
+        """Return the term of a word, as `words` returns it."""
+        word = word[:MAX_CHARACTERS]
         if not word.isascii() and self._folds_first:
-            word = _without_accents(word)
+            word = _strip_accents(word)
         if self._stemmer is not None:
-            word = self._stemmer.stemWord(word) or word  # Porter's leaves nothing of "s", others of a lone accent
-        return (word if word.isascii() else _without_accents(word)).encode("utf-8", "replace")
+            # The stem of "s" or of a lone accent is empty.
+            word = self._stemmer.stemWord(word) or word
+        return (word if word.isascii() else _strip_accents(word)).encode("utf-8", "replace")
 
     def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-        """Return the terms of tokens, one after another, and how many each has.
+        """Return the terms of all tokens, concatenated, and the number of terms of each token.
 
-        A token is a word of ASCII in lower case, or any run of characters, in UTF-8. Words of ASCII go through the
-        stemmer together, which takes a third of the time.
+        A token is an ASCII word in lower case, or any run of characters, in UTF-8. ASCII words are
+        stemmed in one call, which takes a third of the time.
         """
-        plain = list(map(bytes.isascii, tokens))
-        words = list(compress(tokens, plain))
-        if max(map(len, words), default=0) > MOST_CHARACTERS:
-            words = [word[:MOST_CHARACTERS] for word in words]
+        is_ascii = list(map(bytes.isascii, tokens))
+        words = list(compress(tokens, is_ascii))
+        if max(map(len, words), default=0) > MAX_CHARACTERS:
+            words = [word[:MAX_CHARACTERS] for word in words]
         stems = words if self._stemmer is None else self._stemmer.stemWords(words)
         if b"" in stems:  # see `term`
             stems = [stem or word for stem, word in zip(stems, words, strict=True)]
-        terms, sizes, at = list[bytes](), [1] * len(tokens), 0
-        others = compress(range(len(tokens)), map(not_, plain))
-        for number, place in enumerate(others):
-            own = self.terms(tokens[place].decode("utf-8", "replace"))
-            sizes[place] = len(own)
-            terms += [*stems[at : place - number], *own]
-            at = place - number
-        return terms + stems[at:], sizes
+        terms, sizes, next_stem = list[bytes](), [1] * len(tokens), 0
+        other_positions = compress(range(len(tokens)), map(not_, is_ascii))
+        for number, position in enumerate(other_positions):
+            token_terms = self.terms(tokens[position].decode("utf-8", "replace"))
+            sizes[position] = len(token_terms)
+            terms += [*stems[next_stem : position - number], *token_terms]
+            next_stem = position - number
+        return terms + stems[next_stem:], sizes
 
     @property
     def fingerprint(self) -> str:
-        """What decides the terms of a text; passages and questions must agree in it.
+        """A digest that determines the terms of a text; that of passages and queries must be equal.
 
-        It holds the terms of a sample text in several scripts, so that another release of a stemmer or of Unicode is
-        noticed where it matters.
+        It covers the terms of a sample text in several scripts, so that another release of a
+        stemmer or of Unicode changes it only if terms change.
         """
         return _fingerprint(self.language)
 
     @property
     def versions(self) -> str:
-        """The releases that the terms depend on, for an error."""
+        """The releases that the terms depend on, for error messages."""
         return f"PyStemmer {version('PyStemmer')}, Unicode {unicodedata.unidata_version}"
 
 
 @lru_cache
 def _fingerprint(language: str) -> str:
     terms = [term.decode() for term in Analyzer(language).terms(_SAMPLE)]
-    return digest_json([VERSION, language, MOST_CHARACTERS, terms])
+    return digest_json([VERSION, language, MAX_CHARACTERS, terms])
 
 
-def _spaced(word: str) -> Iterator[str]:
-    """Yield a word; or of a run without spaces its characters, then its pairs."""
+def _split_unspaced(word: str) -> Iterator[str]:
+    """Yield a word, or the characters and then the pairs of a run that is written without spaces."""
     for run in _RUN.findall(word):
         if not _RUN_UNSPACED.match(run):
             yield run
@@ -159,7 +168,7 @@ def _spaced(word: str) -> Iterator[str]:
 _RUN_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 
-def _without_accents(word: str) -> str:
+def _strip_accents(word: str) -> str:
     return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", word))) or word
 
 

@@ -1,9 +1,15 @@
-"""Carry the lists of an index file over to a later one: postings of passages that stayed get their new rows.
+"""Carry the posting lists of a previous index file over to a new one, with the new rows of its
+passages.
 
-Lists are read and written one after another, in the order of their terms, with the postings of new passages among
-them. A posting takes some six nanoseconds, where counting it from text takes hundreds. A list of up to 128 is copied if
-its passages stayed and their rows rose by the same. No block of a longer one is: from the first passage on that came or
-went, each block of 128 begins with another posting.
+Lists are read and written in the order of their terms, and the postings of new passages are merged
+into them. A posting takes about six nanoseconds; counting it from text takes hundreds. A list of up
+to 128 postings is copied if its passages remain and their rows have moved by the same number.
+Blocks of longer lists are never copied: after the first added or removed passage every block of 128
+begins with another posting.
+
+Between two blocks, a posting is a word of eight bytes: 30 bits of the new row, 16 of the passage's
+length, 16 of the weight. So words ascend as their rows do, and one memory access per previous row
+reads all that a block needs.
 """
 
 from typing import Any
@@ -11,294 +17,521 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import bare, inlined
-from rag_model.index.postings.lists import AT_OUT, HEADER, NUMBERS, ROOM, begin_list, put_single
-from rag_model.index.postings.machine import load64, store64
-from rag_model.index.postings.moving import APART, ROW, WEIGHT, copy_block, move, put_block, shift_of
-from rag_model.index.postings.packing import BLOCK, PADDING, SIZES, get_varint, unpack, unpack_gaps
+from rag_model.index.postings.compiled import bare, bit_length, inlined, load64, store64
+from rag_model.index.postings.lists import (
+    BLOCK_OFFSET,
+    GAP_BITS,
+    HEADER_BYTES,
+    MAX_LENGTH,
+    MAX_POSTING_BYTES,
+    MAX_WEIGHT,
+    MIN_LENGTH,
+    OPEN_COUNT,
+    PREVIOUS_ROW,
+    WEIGHT_BITS,
+    WRITER_SIZE,
+    begin_list,
+    end_block,
+    write_single,
+)
+from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE, read_varint, unpack_block, unpack_gaps
 
-Ints = npt.NDArray[np.int64]
-DONE, FULL, DAMAGED = range(3)  # why `carry` ends
-# The numbers of a state: where the earlier dictionary's next term is, and how many are left of it; of the term that was
-# read last its bytes, its postings, where its list begins and ends, and whether it is still to be written; the next new
-# one.
-AT, LEFT, SIZE, DF, BEGIN, END, HELD, FRESH = range(8)
-STATE = 8
-
-
-def no_scratch(new: int) -> tuple[npt.NDArray[Any], ...]:
-    """Return what lists are written in.
-
-    The open list, the sizes of `encode`, gaps and weights minus 1 of a block, and the words of postings: of a block,
-    of an earlier one, and of up to `new` more.
-    """
-    blocks = (np.empty(BLOCK, np.uint32) for _ in range(2))
-    return np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64), *blocks, np.empty(2 * BLOCK + new, np.int64)
+ROW_SHIFT, LENGTH_SHIFT = 32, 16  # of the row and the length in a word
+MAX_ROWS = 1 << 30
+WEIGHT_MASK = (1 << LENGTH_SHIFT) - 1
+# Replaces a word; negative with any weight added, by two bits that words leave 0.
+REMOVED = np.int64(-1 << 62)
+NO_COMMON_SHIFT = np.int64(1) << 40  # larger than any difference of rows
+_ONE = np.uint64(1)
 
 
 @inlined
-def _load(dictionary, lists, rows, state, term):
-    """Read the earlier dictionary's next term; return whether its bytes make sense."""
-    shared, at = get_varint(dictionary, state[AT], len(dictionary))
-    more, at = get_varint(dictionary, at, len(dictionary))
-    if not 0 <= shared <= state[SIZE] or not 0 <= more <= min(len(dictionary) - at, len(term) - PADDING - shared):
+def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, next_new, end_new, words, buffered):
+    """Append a block's remaining postings to `words`, with the new postings that sort before one of
+    them.
+
+    Args:
+        gaps: (count,) uint32 gaps of the block's rows, see `packing.encode_block`.
+        weights_less_one: (count,) uint32 weights minus 1.
+        count: postings of the block.
+        row_before: the row before the block; -1 at the beginning of a list.
+        row_words: (previous rows,) the new word of each without a weight, ascending; or `REMOVED`.
+        new_words: words of the new postings, ascending.
+        next_new: index of the first new posting that has not been merged.
+        end_new: end of the term's new postings.
+        words: buffer with room for all of them.
+        buffered: number of words in the buffer.
+
+    Returns:
+        The new `buffered` and `next_new`, and the last row of the block; the row is -1 if the block
+        is damaged: a row does not exist, or a weight is too large.
+    """
+    last_row, weights = row_before + count, np.uint32(0)
+    for i in range(np.uint64(count)):
+        last_row += np.int64(gaps[i])
+        weights |= weights_less_one[i]
+    if last_row >= len(row_words) or weights > WEIGHT_MASK:
+        return buffered, next_new, -1
+    row, target_begin, removed_flags = np.uint64(row_before + 1), np.uint64(buffered), np.int64(0)
+    for i in range(np.uint64(count)):
+        row += np.uint64(gaps[i])
+        word = row_words[row]
+        words[target_begin + i] = word + np.int64(weights_less_one[i]) + 1
+        removed_flags |= word
+        row += _ONE
+    # A second loop is faster than a write position in the first one, which has few registers left.
+    if removed_flags < 0:
+        target = target_begin
+        for i in range(np.uint64(count)):
+            word = words[target_begin + i]
+            words[target] = word
+            # Without a branch, which the processor could not predict.
+            target += np.uint64(word >= 0)
+        count = np.int64(target) - buffered
+    buffered += count
+    if next_new < end_new and count:
+        next_new, buffered = _merge_new(new_words, next_new, end_new, words, buffered - count, buffered)
+    return buffered, next_new, last_row
+
+
+@inlined
+def _merge_new(new_words, next_new, end_new, words, begin, end):
+    """Merge the new words that are smaller than the last of words[begin:end] into these.
+
+    Returns:
+        The new `next_new`, and the end of the words.
+    """
+    end_merged = next_new
+    while end_merged < end_new and new_words[end_merged] < words[end - 1]:
+        end_merged += 1
+    search_begin, word_end = np.uint64(begin), np.uint64(end)
+    for new_index in range(end_merged - 1, next_new - 1, -1):
+        word, shift, position = new_words[new_index], np.uint64(new_index + 1 - next_new), search_begin
+        # Counts smaller words, so that several are compared at once.
+        for i in range(search_begin, word_end):
+            position += np.uint64(words[i] < word)
+        while word_end > position:
+            word_end -= _ONE
+            words[word_end + shift] = words[word_end]
+        words[position + shift - _ONE] = word
+    return end_merged, end + end_merged - next_new
+
+
+@inlined
+def write_block(words, begin, count, writer, gaps, weights_less_one, sizes, out):
+    """Write words[begin:begin + count] as the next block of the open list.
+
+    Args:
+        words: int64.
+        begin: of the block's words.
+        count: 1 ... 128.
+        writer: state of the list, see `lists.begin_list`; its open block is empty.
+        gaps: (128,) uint32, filled with the block's gaps.
+        weights_less_one: (128,) uint32, filled with its weights minus 1.
+        sizes: (SCRATCH_SIZE,) int64, for `encode_block`.
+        out: uint8, receives blocks and headers.
+
+    Returns:
+        Whether rows ascend and weights are at least 1; otherwise nothing is written.
+    """
+    previous_row, first = writer[PREVIOUS_ROW], np.uint64(begin)
+    gap_bits, weight_bits, max_weight, min_length = np.int64(0), np.int64(0), np.int64(0), np.int64(MAX_LENGTH)
+    for i in range(np.uint64(count)):
+        word = words[first + i]
+        row, weight = word >> ROW_SHIFT, word & WEIGHT_MASK
+        gap, weight_less_one = row - previous_row - 1, weight - 1
+        gaps[i], weights_less_one[i] = gap, weight_less_one
+        gap_bits |= gap
+        weight_bits |= weight_less_one
+        max_weight, min_length = max(max_weight, weight), min(min_length, (word >> LENGTH_SHIFT) & MAX_LENGTH)
+        previous_row = row
+    if gap_bits | weight_bits < 0:
         return False
-    if more <= 8 and at + 8 <= len(dictionary):
-        store64(term, shared, load64(dictionary, at))
-    else:
-        for i in range(more):
-            term[shared + i] = dictionary[at + i]
-    df, at = get_varint(dictionary, at + more, len(dictionary))
-    size, at = get_varint(dictionary, at, len(dictionary))
-    begin = state[END]
-    if shared + more < 1 or not 1 <= df <= rows or not 1 <= size <= lists - begin:
-        return False
-    state[AT], state[SIZE], state[DF], state[BEGIN], state[END] = at, shared + more, df, begin, begin + size
-    state[LEFT] -= 1
-    state[HELD] = 1
+    writer[OPEN_COUNT], writer[PREVIOUS_ROW], writer[MAX_WEIGHT], writer[MIN_LENGTH] = (
+        count,
+        previous_row,
+        max_weight,
+        min_length,
+    )
+    writer[GAP_BITS], writer[WEIGHT_BITS] = gap_bits, weight_bits
+    end_block(writer, gaps, weights_less_one, sizes, out, out)
     return True
 
 
 @inlined
-def _order(state, term, text, cuts):
-    """Return below, equal to or above 0: the earlier term is before, equal to or behind the next new one."""
-    new = state[FRESH]
-    if new == len(cuts):
+def common_shift(gaps, count, row_words):
+    """Return the number by which all rows of a single-block list move, or `NO_COMMON_SHIFT`.
+
+    Args:
+        gaps: (count,) uint32 gaps of the rows, which may be damaged.
+        count: at least 1.
+        row_words: see `move_block`.
+    """
+    row, shift, difference_bits = np.uint64(0), np.int64(0), np.int64(0)
+    for i in range(np.uint64(count)):
+        row += np.uint64(gaps[i])
+        if row >= np.uint64(len(row_words)):
+            return NO_COMMON_SHIFT
+        word = row_words[row]
+        rise = (word >> ROW_SHIFT) - np.int64(row)
+        if i == 0:
+            shift = rise
+        difference_bits |= (rise ^ shift) | (word & REMOVED)
+        row += _ONE
+    return shift if difference_bits == 0 else NO_COMMON_SHIFT
+
+
+@inlined
+def copy_block(data, begin, end, count, row, new_row, out, offset):
+    """Copy the only block of a list, data[begin:end], with another first row and the same gaps.
+
+    That is possible only if the new first row has as many bits as the old one, which must not be an
+    exception: then the same widths take the fewest bytes, and only the bits of that number change.
+
+    Args:
+        data: uint8, followed by `PADDING` bytes.
+        begin: of the block.
+        end: of the block.
+        count: its postings, at least 2.
+        row: its first row, which is the first gap.
+        new_row: replaces that row.
+        out: uint8 with room for `MAX_POSTING_BYTES` per posting.
+        offset: in `out`.
+
+    Returns:
+        The end of the block in `out`; -1 if it was not copied.
+    """
+    width = np.int64(data[begin]) & 127
+    bits = bit_length(row)
+    if new_row < 0 or bit_length(new_row) != bits or bits > width or end - begin > MAX_POSTING_BYTES * count - PADDING:
         return -1
-    if state[HELD] == 0:
+    for i in range(0, end - begin, 8):
+        store64(out, offset + i, load64(data, begin + i))
+    # The first gap follows two bytes.
+    other_bits = load64(data, begin + 2) >> np.uint64(width) << np.uint64(width)
+    store64(out, offset + 2, other_bits | np.uint64(new_row))
+    return offset + end - begin
+
+
+Ints = npt.NDArray[np.int64]
+DONE, FULL, DAMAGED = range(3)  # status of `carry_over`
+# Elements of a state: the offset of the previous dictionary's next term, and the number of terms
+# left
+# in it; for the term that was read last its bytes, its postings, the begin and the end of its list,
+# and whether it has yet to be written; the index of the next new term.
+NEXT_TERM, TERMS_LEFT, TERM_BYTES, DF, LIST_BEGIN, LIST_END, TERM_LOADED, NEXT_NEW = range(8)
+STATE_SIZE = 8
+
+
+def allocate_scratch(new_postings: int) -> tuple[npt.NDArray[Any], ...]:
+    """Allocate the buffers that lists are written with.
+
+    These are the state of the open list, the scratch array of `encode_block`, the gaps and the
+    weights minus 1 of a block, and words for two blocks and `new_postings` more.
+    """
+    blocks = (np.empty(BLOCK, np.uint32) for _ in range(2))
+    return (
+        np.zeros(WRITER_SIZE, np.int64),
+        np.zeros(SCRATCH_SIZE, np.int64),
+        *blocks,
+        np.empty(2 * BLOCK + new_postings, np.int64),
+    )
+
+
+@inlined
+def _load_term(dictionary, lists, rows, state, term):
+    """Read the next term of the previous dictionary; return whether its bytes are valid."""
+    prefix, offset = read_varint(dictionary, state[NEXT_TERM], len(dictionary))
+    suffix, offset = read_varint(dictionary, offset, len(dictionary))
+    if not 0 <= prefix <= state[TERM_BYTES] or not 0 <= suffix <= min(
+        len(dictionary) - offset, len(term) - PADDING - prefix
+    ):
+        return False
+    if suffix <= 8 and offset + 8 <= len(dictionary):
+        store64(term, prefix, load64(dictionary, offset))
+    else:
+        for i in range(suffix):
+            term[prefix + i] = dictionary[offset + i]
+    df, offset = read_varint(dictionary, offset + suffix, len(dictionary))
+    size, offset = read_varint(dictionary, offset, len(dictionary))
+    begin = state[LIST_END]
+    if prefix + suffix < 1 or not 1 <= df <= rows or not 1 <= size <= lists - begin:
+        return False
+    state[NEXT_TERM], state[TERM_BYTES], state[DF], state[LIST_BEGIN], state[LIST_END] = (
+        offset,
+        prefix + suffix,
+        df,
+        begin,
+        begin + size,
+    )
+    state[TERMS_LEFT] -= 1
+    state[TERM_LOADED] = 1
+    return True
+
+
+@inlined
+def _compare_terms(state, term, text, term_ends):
+    """Compare the previous term with the next new one: negative, 0 or positive."""
+    next_new = state[NEXT_NEW]
+    if next_new == len(term_ends):
+        return -1
+    if state[TERM_LOADED] == 0:
         return 1
-    begin = cuts[new - 1] if new else 0
-    size = cuts[new] - begin
-    for i in range(min(size, state[SIZE])):
+    begin = term_ends[next_new - 1] if next_new else 0
+    size = term_ends[next_new] - begin
+    for i in range(min(size, state[TERM_BYTES])):
         if term[i] != text[begin + i]:
             return np.int64(term[i]) - np.int64(text[begin + i])
-    return state[SIZE] - size
+    return state[TERM_BYTES] - size
 
 
 @inlined
-def _single(data, begin, end):
-    """Read a list of one posting; return row and weight, or -1."""
-    value, begin = get_varint(data, begin, end)
+def _read_single(data, begin, end):
+    """Read a list of one posting; return its row, or -1 if it is damaged, and its weight."""
+    value, begin = read_varint(data, begin, end)
     if value & 1 == 0 or value < 0:
         return value >> 1, 1
-    more, begin = get_varint(data, begin, end)
-    return (value >> 1 if more >= 0 else -1), more + 2
+    weight_rest, begin = read_varint(data, begin, end)
+    return (value >> 1 if weight_rest >= 0 else -1), weight_rest + 2
 
 
 @inlined
-def _copied(data, begin, end, count, moved, gaps, out, at):
-    """Write a list of one block again whose rows all stayed and rose by the same; return the place behind it, or -1."""
+def _copy_list(data, begin, end, count, row_words, gaps, out, offset):
+    """Copy a list of one block whose rows all move by the same number.
+
+    Return its end, or -1 if they do not.
+    """
     if unpack_gaps(data, begin, end, count, gaps) < 0:
         return -1
-    shift, row = shift_of(gaps, count, moved), np.int64(gaps[0])
-    return copy_block(data, begin, end, count, row, row + shift, out, at) if shift != APART else -1
+    shift, row = common_shift(gaps, count, row_words), np.int64(gaps[0])
+    return copy_block(data, begin, end, count, row, row + shift, out, offset) if shift != NO_COMMON_SHIFT else -1
 
 
 @inlined
-def _read_block(data, begin, end, df, count, rows, gaps, less):
-    """Read a block of a list of `df` postings of `rows` passages; return the place behind it, or -1."""
+def _read_block(data, begin, end, df, count, rows, gaps, weights_less_one):
+    """Read a block of a list of `df` postings; return its end, or -1 if it is damaged."""
     if df > 1:
-        return unpack(data, begin, end, count, gaps, less)
-    row, weight = _single(data, begin, end)
-    gaps[0], less[0] = row, weight - 1
+        return unpack_block(data, begin, end, count, gaps, weights_less_one)
+    row, weight = _read_single(data, begin, end)
+    gaps[0], weights_less_one[0] = row, weight - 1
     return end if 0 <= row < rows else -1
 
 
 @inlined
-def _put_full(words, held, writer, gaps, less, sizes, out):
-    """Write as many whole blocks as there are; return how many postings these have; -1: they make no sense."""
-    done = 0
-    while held - done >= BLOCK:
-        if not put_block(words, done, BLOCK, writer, gaps, less, sizes, out):
+def _write_full_blocks(words, count, writer, gaps, weights_less_one, sizes, out):
+    """Write all full blocks; return the number of their postings, or -1 if they are damaged."""
+    done_postings = 0
+    while count - done_postings >= BLOCK:
+        if not write_block(words, done_postings, BLOCK, writer, gaps, weights_less_one, sizes, out):
             return -1
-        done += BLOCK
-    if done:
-        for i in range(np.uint64(held - done)):
-            words[i] = words[i + np.uint64(done)]
-    return done
+        done_postings += BLOCK
+    if done_postings:
+        for i in range(np.uint64(count - done_postings)):
+            words[i] = words[i + np.uint64(done_postings)]
+    return done_postings
 
 
 @inlined
-def _put_blocks(data, begin, end, df, moved, new, first, last, writer, sizes, gaps, less, words, out):
-    """Write the blocks of an open list; return its postings; -1 of an earlier list that is damaged."""
-    total, before, held, left = 0, np.int64(-1), 0, df
+def _write_blocks(
+    data, begin, end, df, row_words, new_words, first, last, writer, sizes, gaps, weights_less_one, words, out
+):
+    """Write the blocks of the open list.
+
+    Return the number of postings, or -1 if the previous list is damaged.
+    """
+    total, last_row, buffered, unread = 0, np.int64(-1), 0, df
     if df > BLOCK:
-        begin += HEADER * ((df + BLOCK - 1) // BLOCK)
-    while left or first < last:
-        if left:
-            count = min(BLOCK, left)
-            begin = _read_block(data, begin, end, df, count, len(moved), gaps, less)
+        begin += HEADER_BYTES * ((df + BLOCK - 1) // BLOCK)
+    while unread or first < last:
+        if unread:
+            count = min(BLOCK, unread)
+            begin = _read_block(data, begin, end, df, count, len(row_words), gaps, weights_less_one)
             if begin < 0:
                 return -1
-            held, first, before = move(gaps, less, count, before, moved, new, first, last, words, held)
-            if before < 0:
+            buffered, first, last_row = move_block(
+                gaps, weights_less_one, count, last_row, row_words, new_words, first, last, words, buffered
+            )
+            if last_row < 0:
                 return -1
-            left -= count
-        while first < last and left == 0:
-            words[held] = new[first]
-            held, first = held + 1, first + 1
-        done = _put_full(words, held, writer, gaps, less, sizes, out)
-        if done < 0:
+            unread -= count
+        while first < last and unread == 0:
+            words[buffered] = new_words[first]
+            buffered, first = buffered + 1, first + 1
+        block_postings = _write_full_blocks(words, buffered, writer, gaps, weights_less_one, sizes, out)
+        if block_postings < 0:
             return -1
-        held, total = held - done, total + done
-    total += held
-    if total == 1:  # no block
-        return 1 if words[0] & WEIGHT else -1
-    return total if held == 0 or put_block(words, 0, held, writer, gaps, less, sizes, out) else -1
+        buffered, total = buffered - block_postings, total + block_postings
+    total += buffered
+    if total == 1:  # such a list has no block
+        return 1 if words[0] & WEIGHT_MASK else -1
+    return total if buffered == 0 or write_block(words, 0, buffered, writer, gaps, weights_less_one, sizes, out) else -1
 
 
 @inlined
-def _put_list(data, begin, end, df, moved, new, first, last, writer, sizes, gaps, less, words, out, at):
-    """Write the list of a term; return the place behind it, and its postings; -1 of an earlier list that is damaged.
+def _write_list(
+    data, begin, end, df, row_words, new_words, first, last, writer, sizes, gaps, weights_less_one, words, out, offset
+):
+    """Write the list of a term.
+
+    Return its end, or -1 if the previous list is damaged, and its postings.
 
     Args:
-        data: uint8, the earlier lists, padded.
-        begin: where the term's list begins in them.
-        end: where it ends.
-        df: its postings; 0: there is no such list.
-        moved: (earlier rows,) the word of each now, without a weight, rising, or `WENT` (`moving`).
-        new: words of new postings, ascending within a term.
-        first: the term's first one.
-        last: the place behind its last one.
-        writer: here and below, see `no_scratch`.
-        sizes: see above.
-        gaps: see above.
-        less: see above.
-        words: see above.
-        out: uint8 with `ROOM` bytes a posting.
-        at: where the list goes.
+        data: uint8, the previous lists, padded.
+        begin: of the term's list in `data`.
+        end: of that list.
+        df: its postings; 0: the term is new.
+        row_words: (previous rows,) the new word of each without a weight, ascending; or `REMOVED`.
+        new_words: words of the new postings, ascending within a term.
+        first: index of the term's first new posting.
+        last: end of its new postings.
+        writer: of `allocate_scratch`, as the four that follow.
+        sizes: scratch array of `encode_block`.
+        gaps: of a block.
+        weights_less_one: of a block.
+        words: of a block and of new postings.
+        out: uint8 with room for `MAX_POSTING_BYTES` per posting.
+        offset: of the list in `out`.
     """
     if df == 1 and first == last:
-        row, weight = _single(data, begin, end)
-        if not 0 <= row < len(moved):
+        row, weight = _read_single(data, begin, end)
+        if not 0 <= row < len(row_words):
             return -1, 0
-        now = moved[row]
-        return (put_single(now >> ROW, weight, out, at), 1) if now >= 0 else (at, 0)
+        word = row_words[row]
+        return (write_single(word >> ROW_SHIFT, weight, out, offset), 1) if word >= 0 else (offset, 0)
     if df <= BLOCK and first == last:
-        behind = _copied(data, begin, end, df, moved, gaps, out, at)
-        if behind >= 0:
-            return behind, df
-    most = (df + last - first + BLOCK - 1) // BLOCK  # blocks: there will be fewer if passages went
-    blocks_at = at + HEADER * most if most > 1 else at
-    begin_list(writer, blocks_at, at if most > 1 else -1)
-    total = _put_blocks(data, begin, end, df, moved, new, first, last, writer, sizes, gaps, less, words, out)
+        end_offset = _copy_list(data, begin, end, df, row_words, gaps, out, offset)
+        if end_offset >= 0:
+            return end_offset, df
+    max_blocks = (df + last - first + BLOCK - 1) // BLOCK  # fewer if passages were removed
+    blocks_offset = offset + HEADER_BYTES * max_blocks if max_blocks > 1 else offset
+    begin_list(writer, blocks_offset, offset if max_blocks > 1 else -1)
+    total = _write_blocks(
+        data, begin, end, df, row_words, new_words, first, last, writer, sizes, gaps, weights_less_one, words, out
+    )
     if total == 1:
-        return put_single(words[0] >> ROW, words[0] & WEIGHT, out, at), total
+        return write_single(words[0] >> ROW_SHIFT, words[0] & WEIGHT_MASK, out, offset), total
     blocks = (total + BLOCK - 1) // BLOCK
-    spare = blocks_at - (at + HEADER * blocks if blocks > 1 else at)
-    if spare and total > 0:
-        for i in range(blocks_at, writer[AT_OUT], 8):  # a header is longer than a word: none is read after a write
-            store64(out, i - spare, load64(out, i))
-    return (writer[AT_OUT] - spare if total >= 0 else -1), total
+    unused = blocks_offset - (offset + HEADER_BYTES * blocks if blocks > 1 else offset)
+    if unused and total > 0:
+        for i in range(
+            blocks_offset, writer[BLOCK_OFFSET], 8
+        ):  # a header is longer than a word: none is read after a write
+            store64(out, i - unused, load64(out, i))
+    return (writer[BLOCK_OFFSET] - unused if total >= 0 else -1), total
 
 
 @inlined
-def _put_term(text, begin, size, whole, out, at):
-    """Copy the term text[begin:begin + size]; `whole`: both have bytes behind it, so words of eight may be copied."""
-    if whole:
+def _copy_term(text, begin, size, padded, out, offset):
+    """Copy the term text[begin:begin + size], eight bytes at once if both arrays are `padded`."""
+    if padded:
         for i in range(0, size, 8):
-            store64(out, at + i, load64(text, begin + i))
+            store64(out, offset + i, load64(text, begin + i))
     else:
         for i in range(size):
-            out[at + i] = text[begin + i]
+            out[offset + i] = text[begin + i]
 
 
 @bare
-def carry(
+def carry_over(
     dictionary,
     data,
-    lists,
-    moved,
+    lists_size,
+    row_words,
     text,
-    cuts,
+    term_ends,
     ends,
-    new,
+    new_words,
     state,
     term,
     writer,
     sizes,
     gaps,
-    less,
+    weights_less_one,
     words,
     out_text,
-    out_cuts,
+    out_term_ends,
     out_counts,
     out_sizes,
     out,
 ):
-    """Write lists until all are written, or a batch is full.
+    """Write lists until all are written or the batch is full.
 
     Args:
-        dictionary: uint8, of the earlier file.
+        dictionary: uint8, of the previous file.
         data: uint8, its lists, padded.
-        lists: bytes of all of them.
-        moved: (earlier rows,) int64: the word of each now, without a weight, rising, or `WENT`.
-        text: uint8, the terms of new passages one after another, ascending.
-        cuts: (t,) where each ends.
-        ends: (t,) where the postings of each end.
-        new: (p,) int64: words of their postings, ascending within a term.
-        state: (STATE,) int64, of 0 but for `LEFT`; moved.
-        term: uint8, with room for the longest term, and `PADDING` more.
-        writer: here and below, see `no_scratch`.
-        sizes: see above.
-        gaps: see above.
-        less: see above.
-        words: see above.
-        out_text: uint8, filled with the terms of the batch, one after another; `PADDING` more are for its own use.
-        out_cuts: int64, filled with the place where each ends.
-        out_counts: int64, filled with the postings of each.
-        out_sizes: int64, filled with the bytes of each one's list.
+        lists_size: bytes of the lists.
+        row_words: (previous rows,) int64: the new word of each without a weight, ascending; or
+            `REMOVED`.
+        text: uint8, the terms of the new passages, concatenated in ascending order.
+        term_ends: (t,) end of each term in `text`.
+        ends: (t,) end of each term's postings in `new_words`.
+        new_words: (p,) int64 words of the new postings, ascending within a term.
+        state: (STATE_SIZE,) int64, zeros but for `TERMS_LEFT`; updated.
+        term: uint8, with room for the longest term and `PADDING` more.
+        writer: of `allocate_scratch`, as the four that follow.
+        sizes: scratch array of `encode_block`.
+        gaps: of a block.
+        weights_less_one: of a block.
+        words: of a block and of new postings.
+        out_text: uint8, filled with the batch's terms, concatenated; needs `PADDING` bytes more.
+        out_term_ends: int64, filled with the end of each term.
+        out_counts: int64, filled with the postings of each term.
+        out_sizes: int64, filled with the bytes of each term's list.
         out: uint8, filled with the lists.
 
     Returns:
-        `DONE`, `FULL` or `DAMAGED`, and the terms and the bytes of lists in the batch.
+        `DONE`, `FULL` or `DAMAGED`; and the number of terms and the bytes of lists in the batch.
     """
-    count, used, at = 0, 0, 0
+    count, used_text, offset = 0, 0, 0
     while True:
-        if state[HELD] == 0 and state[LEFT] and not _load(dictionary, lists, len(moved), state, term):
-            return DAMAGED, count, at
-        if state[HELD] == 0 and state[FRESH] == len(cuts):
-            return DONE, count, at
-        order, one = _order(state, term, text, cuts), state[FRESH]
-        df, first, last, at_text, size = state[DF], 0, 0, 0, state[SIZE]
-        if order >= 0:
-            first, last = ends[one - 1] if one else 0, ends[one]
-            at_text = cuts[one - 1] if one else 0
-            size, df = cuts[one] - at_text, df if order == 0 else 0
         if (
-            count == len(out_cuts)
-            or size > len(out_text) - PADDING - used
-            or df + last - first > (len(out) - at) // ROOM
+            state[TERM_LOADED] == 0
+            and state[TERMS_LEFT]
+            and not _load_term(dictionary, lists_size, len(row_words), state, term)
         ):
-            return FULL, count, at
-        behind, kept = _put_list(
+            return DAMAGED, count, offset
+        if state[TERM_LOADED] == 0 and state[NEXT_NEW] == len(term_ends):
+            return DONE, count, offset
+        order, next_new = _compare_terms(state, term, text, term_ends), state[NEXT_NEW]
+        df, first, last, text_begin, size = state[DF], 0, 0, 0, state[TERM_BYTES]
+        if order >= 0:
+            first, last = ends[next_new - 1] if next_new else 0, ends[next_new]
+            text_begin = term_ends[next_new - 1] if next_new else 0
+            size, df = term_ends[next_new] - text_begin, df if order == 0 else 0
+        if (
+            count == len(out_term_ends)
+            or size > len(out_text) - PADDING - used_text
+            or df + last - first > (len(out) - offset) // MAX_POSTING_BYTES
+        ):
+            return FULL, count, offset
+        end_offset, postings = _write_list(
             data,
-            state[BEGIN],
-            state[END],
+            state[LIST_BEGIN],
+            state[LIST_END],
             df,
-            moved,
-            new,
+            row_words,
+            new_words,
             first,
             last,
             writer,
             sizes,
             gaps,
-            less,
+            weights_less_one,
             words,
             out,
-            at,
+            offset,
         )
-        if behind < 0:
-            return DAMAGED, count, at
-        if kept:
+        if end_offset < 0:
+            return DAMAGED, count, offset
+        if postings:
             if order > 0:
-                _put_term(text, at_text, size, False, out_text, used)
+                _copy_term(text, text_begin, size, False, out_text, used_text)
             else:
-                _put_term(term, 0, size, True, out_text, used)
-            used += size
-            out_cuts[count], out_counts[count], out_sizes[count] = used, kept, behind - at
-            count, at = count + 1, behind
+                _copy_term(term, 0, size, True, out_text, used_text)
+            used_text += size
+            out_term_ends[count], out_counts[count], out_sizes[count] = used_text, postings, end_offset - offset
+            count, offset = count + 1, end_offset
         if order <= 0:
-            state[HELD] = 0
+            state[TERM_LOADED] = 0
         if order >= 0:
-            state[FRESH] += 1
+            state[NEXT_NEW] += 1

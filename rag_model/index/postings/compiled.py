@@ -1,8 +1,8 @@
-"""The loops over postings are compiled by numba when they are first called.
+"""Decorators that compile the loops over postings with numba, and instructions that numba lacks.
 
-The machine code is kept beside the sources, or in the user's cache, so that later processes do not compile again. Each
-file's code is kept until that file changes: after a change of a function that another file calls, run
-`make clean-compiled`.
+A function is compiled when it is first called. The machine code is cached next to the sources, or
+in the user's cache, until the function's own file changes. After a change of a function that
+another file calls, run `make clean-compiled`.
 """
 
 from collections.abc import Callable
@@ -13,25 +13,27 @@ from rag_model.extras import require
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return a function compiled for this processor; it releases Python's lock, and divides as numpy does.
+    """Compile a function for this processor; it releases the GIL, and divides as numpy does.
 
-    Where no folder can be written, as in a container with a read-only disk, each process compiles again.
+    If no cache folder is writable, as in a container with a read-only disk, each process compiles
+    again.
     """
     return _compiled(function, {})
 
 
 def bare(function: Callable[..., Any]) -> Any:
-    """Return a function compiled likewise, which makes no array: so it need not count who holds those it is given.
+    """Compile a function that allocates no arrays, without reference counts of its array arguments.
 
-    The counts are atomic, five nanoseconds for each array of each call: for a list of few postings, most of the work.
+    The counts are atomic and take five nanoseconds per array and call: most of the time for a short
+    list.
     """
     return _compiled(function, {"_nrt": False})
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Return a function compiled likewise, which becomes a part of those that call it.
+    """Compile a function like `bare`, and inline it into its callers.
 
-    A call passes each array as seven numbers: for a list of few postings, most of the work.
+    A call passes each array as seven numbers, which takes most of the time for a short list.
     """
     return _compiled(function, {"_nrt": False, "forceinline": True})
 
@@ -41,3 +43,58 @@ def _compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
     with suppress(RuntimeError):
         return compiler(function, cache=True, nogil=True, error_model="numpy", **settings)
     return compiler(function, nogil=True, error_model="numpy", **settings)
+
+
+_numba = require("numba", extra="text")
+_ir = require("llvmlite.ir", extra="text")
+_WORD = _ir.IntType(64)
+
+
+def _instruction(function: Callable[..., Any]) -> Any:
+    """Return an intrinsic for compiled code.
+
+    `function` gives its types and generates its machine code.
+    """
+    return require("numba.extending", extra="text").intrinsic(function)
+
+
+def _place(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [offset]), _WORD.as_pointer())
+
+
+@_instruction
+def load64(_: Any, data: Any, at: Any) -> Any:
+    """Return data[at:at + 8] as a little-endian uint64.
+
+    `data` is uint8, and bounds are not checked.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_place(context, builder, signature.args[0], *arguments), align=1)
+
+    return _numba.types.uint64(data, _numba.types.int64), generate
+
+
+@_instruction
+def store64(_: Any, out: Any, at: Any, word: Any) -> Any:
+    """Write a uint64 to out[at:at + 8], little-endian.
+
+    `out` is uint8, and bounds are not checked.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _place(context, builder, signature.args[0], *arguments[:2]), align=1)
+        return context.get_dummy_value()
+
+    return _numba.types.void(out, _numba.types.int64, _numba.types.uint64), generate
+
+
+@_instruction
+def bit_length(_: Any, value: Any) -> Any:
+    """Return the number of bits of an int64 >= 0; 0 has none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.sub(_WORD(64), builder.ctlz(arguments[0], _ir.IntType(1)(0)))
+
+    return _numba.types.int64(_numba.types.int64), generate

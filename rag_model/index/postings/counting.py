@@ -1,13 +1,19 @@
-"""Count the terms of a part's passages: its postings, as a function of the passages alone.
+"""Count the terms of a part's passages, which gives its postings.
 
-Tokens are found and counted by compiled loops; the analyzer sees a distinct token once. So it takes little more than
-reading the text, and the terms are those of `Analyzer.terms`.
+Compiled loops split texts into tokens and number them, so that each distinct token is analyzed only
+once. That takes little more time than reading the text, and gives the terms of `Analyzer.terms`.
+
+A token is a word of ASCII letters and digits in lower case; or, unchanged, a run of characters up
+to white space that includes another character. Analyzing the tokens one by one gives the terms of
+the whole text, because no rule of the analyzer looks beyond ASCII white space, and a run of ASCII
+characters has no other words than these.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,157 +25,332 @@ from rag_model.errors import UsageError
 from rag_model.index.files.pieces import Array
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.compiled import bare
-from rag_model.index.postings.part import MOST, MOST_ROWS, PartPostings, joined, narrow
-from rag_model.index.postings.tokens import no_tokens, scan, with_room
+from rag_model.index.postings.part import MAX_PART_ROWS, MAX_UINT16, PartPostings, join_terms, to_smallest_dtype
 
-_GATHERED = 1 << 10
+_APOSTROPHE, _UNDERSCORE, _S, _FEED, _ASCII = ord("'"), ord("_"), ord("s"), ord("\n"), 128
+_LOWERCASE = np.array(
+    [ord(chr(byte).lower()) if byte < 128 and chr(byte).isalnum() else 0 for byte in range(256)], np.uint8
+)
+_IS_WHITESPACE = np.array([byte in b" \t\n\r" for byte in range(256)])
+_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
+_FOLD, _ONE = np.uint64(32), np.uint64(1)
+_MIN_CAPACITY = 1 << 12
+
+
+class TokenTable(NamedTuple):
+    """A hash table that numbers distinct tokens."""
+
+    # Number of the token in each slot, -1 if free; the length is a power of two.
+    slots: npt.NDArray[np.int32]
+    hashes: npt.NDArray[np.uint64]  # of each token
+    ends: npt.NDArray[np.int64]  # 0, and the end of each token in `text`, including its line feed
+    text: npt.NDArray[np.uint8]  # tokens, each followed by a line feed, which no token contains
+    token_count: npt.NDArray[np.int64]  # (1,)
+
+
+def create_token_table() -> TokenTable:
+    """Return an empty table."""
+    return _allocate_table(_MIN_CAPACITY, _MIN_CAPACITY, np.zeros(1, np.int64))
+
+
+def grow_token_table(tokens: TokenTable, size: int) -> TokenTable:
+    """Return the table, or a larger copy, with room for tokens of `size` more bytes, including line
+    feeds.
+    """
+    count = int(tokens.token_count[0])
+    min_capacity, text_bytes = count + size // 2 + 2, int(tokens.ends[count])
+    if min_capacity <= len(tokens.hashes) and text_bytes + size <= len(tokens.text):
+        return tokens
+    larger = _allocate_table(max(min_capacity, 2 * count), max(text_bytes + size, 2 * text_bytes), tokens.token_count)
+    larger.hashes[:count] = tokens.hashes[:count]
+    larger.ends[: count + 1] = tokens.ends[: count + 1]
+    larger.text[:text_bytes] = tokens.text[:text_bytes]
+    _fill_slots(larger)
+    return larger
+
+
+def _allocate_table(capacity: int, size: int, count: npt.NDArray[np.int64]) -> TokenTable:
+    slots = np.full(1 << (2 * capacity - 1).bit_length(), -1, np.int32)
+    return TokenTable(
+        slots, np.empty(capacity, np.uint64), np.zeros(capacity + 1, np.int64), np.empty(max(size, 1), np.uint8), count
+    )
+
+
+@bare
+def _fill_slots(tokens):
+    """Insert all tokens into empty slots."""
+    mask = np.uint64(len(tokens.slots) - 1)
+    for number in range(tokens.token_count[0]):
+        slot = tokens.hashes[number] & mask
+        while tokens.slots[slot] >= 0:
+            slot = (slot + np.uint64(1)) & mask
+        tokens.slots[slot] = number
+
+
+@bare
+def _number_token(slots, hashes, ends, text, count_array, size, token_hash):
+    """Return the number of the token that has been written after the last one of the table.
+
+    Insert it if it is new.
+    """
+    token_hash ^= token_hash >> _FOLD
+    count = count_array[0]
+    mask, begin = np.uint64(len(slots) - 1), ends[count]
+    slot = token_hash & mask
+    while True:
+        number = slots[slot]
+        if number < 0:
+            slots[slot], hashes[count], ends[count + 1] = count, token_hash, begin + size + 1
+            text[begin + size] = _FEED
+            count_array[0] = count + 1
+            return count
+        if hashes[number] == token_hash and ends[number + 1] - ends[number] == size + 1:
+            token_begin, i = ends[number], 0
+            while i < size and text[token_begin + i] == text[begin + i]:
+                i += 1
+            if i == size:
+                return np.int64(number)
+        slot = (slot + _ONE) & mask
+
+
+@bare
+def _scan_ascii(data, first, end, slots, hashes, ends, text, count_array, out, position):
+    """Append the numbers of the words of ASCII text data[first:end] to `out`.
+
+    Return the new end.
+    """
+    while first < end:
+        byte = _LOWERCASE[data[first]]
+        if byte == 0:
+            first += 1
+            if data[first - 1] == _APOSTROPHE and first < end and _LOWERCASE[data[first]] == _S:
+                next_byte = data[first + 1] if first + 1 < end else np.uint8(0)
+                if _LOWERCASE[next_byte] == 0 and next_byte != _UNDERSCORE:  # a possessive
+                    first += 1
+            continue
+        begin, size, token_hash = ends[count_array[0]], 0, _BASIS
+        while byte != 0:
+            text[begin + size] = byte
+            size += 1
+            token_hash = (token_hash ^ np.uint64(byte)) * _PRIME
+            first += 1
+            if first == end:
+                break
+            byte = _LOWERCASE[data[first]]
+        out[position] = _number_token(slots, hashes, ends, text, count_array, size, token_hash)
+        position += 1
+    return position
+
+
+@bare
+def _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position):
+    """Scan any text like `_scan_ascii`.
+
+    Runs with a character beyond ASCII are tokens as a whole.
+    """
+    while first < last:
+        run_end, is_ascii = first, True
+        while run_end < last and not _IS_WHITESPACE[data[run_end]]:
+            is_ascii = is_ascii and data[run_end] < _ASCII
+            run_end += 1
+        if is_ascii:
+            position = _scan_ascii(data, first, run_end, slots, hashes, ends, text, count_array, out, position)
+        else:
+            begin, token_hash = ends[count_array[0]], _BASIS
+            for i in range(first, run_end):
+                text[begin + i - first] = data[i]
+                token_hash = (token_hash ^ np.uint64(data[i])) * _PRIME
+            out[position] = _number_token(slots, hashes, ends, text, count_array, run_end - first, token_hash)
+            position += 1
+        first = run_end + 1
+    return position
+
+
+@bare
+def _scan_texts(data, offsets, slots, hashes, ends, text, count_array, out, out_ends):
+    position = 0
+    for text_number in range(len(out_ends)):
+        first, last, byte_bits = np.int64(offsets[text_number]), np.int64(offsets[text_number + 1]), np.uint8(0)
+        for i in range(first, last):
+            byte_bits |= data[i]
+        if byte_bits < _ASCII:
+            position = _scan_ascii(data, first, last, slots, hashes, ends, text, count_array, out, position)
+        else:
+            position = _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position)
+        out_ends[text_number] = position
+
+
+def number_tokens(data: Array, offsets: Array, tokens: TokenTable, out: Array, ends: Array) -> None:
+    """Number the tokens of texts.
+
+    Args:
+        data: uint8, the texts in UTF-8, concatenated.
+        offsets: (n + 1,) begin of each text, and the end of the last one.
+        tokens: with room for all bytes, and one more for each text.
+        out: int32, with room for as many tokens; filled with their numbers, text after text.
+        ends: (n,) int64, filled with the end of each text's tokens in `out`.
+    """
+    _scan_texts(
+        data, offsets, *tokens, out, ends
+    )  # passing the arrays one by one takes a third less time than a record
+
+
+_MIN_BATCH_ROWS = 1 << 10
 Ints = npt.NDArray[np.int64]
 
 
-def counted(passages: Path, analyzer: Analyzer) -> PartPostings:
-    """Return the postings of a part's passages, titles included; a weight is how often a passage holds a term.
+def count_passages(passages: Path, analyzer: Analyzer) -> PartPostings:
+    """Return the postings of a part's passages, including titles; weights are term frequencies.
 
     Raises:
         InputError: the file is damaged.
-        UsageError: the part has more rows than a piece can number.
+        UsageError: the part has too many passages.
     """
     with PassageFile(passages) as file:
-        if file.n_rows >= MOST_ROWS:
-            raise UsageError(f"{passages} has {file.n_rows:,} passages: a part may have up to {MOST_ROWS - 1:,}")
-        return counted_texts(texts_of(file.iter_batches(["title", "text"])), analyzer)
+        if file.n_rows >= MAX_PART_ROWS:
+            raise UsageError(f"{passages} has {file.n_rows:,} passages: a part may have up to {MAX_PART_ROWS - 1:,}")
+        return count_texts(iter_texts(file.iter_batches(["title", "text"])), analyzer)
 
 
-def texts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Array]:
-    """Yield title and text of each batch's passages, as one string."""
+def iter_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Array]:
+    """Yield the texts of each batch's passages, with their titles in front."""
     for batch in batches:
         yield pc.binary_join_element_wise(batch["title"], batch["text"], " ")
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of `_GATHERED` and more, but for the last: many small ones take longer."""
-    held, rows = list[pa.RecordBatch](), 0
+def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Merge small batches, which take longer, into batches of `_MIN_BATCH_ROWS` or more.
+
+    The last may be smaller.
+    """
+    pending, rows = list[pa.RecordBatch](), 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         rows += len(batch)
-        if rows >= _GATHERED:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, rows = [], 0
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+        if rows >= _MIN_BATCH_ROWS:
+            yield from pa.Table.from_batches(pending).combine_chunks().to_batches()
+            pending, rows = [], 0
+    if pending:
+        yield from pa.Table.from_batches(pending).combine_chunks().to_batches()
 
 
-def counted_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings:
-    """Return the postings of texts, given as arrays of strings in row order."""
-    counter = _Counter(analyzer)
+def count_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings:
+    """Return the postings of texts, which are arrays of strings in row order."""
+    counter = _PostingsCounter(analyzer)
     for texts in batches:
         counter.add(texts)
     return counter.postings()
 
 
 @bare
-def _count(numbers, ends, starts, terms, at_terms, found, weights, counts, lengths):
-    """Count the terms of some texts.
+def _count(numbers, ends, starts, terms, positions, text_terms, weights, counts, lengths):
+    """Count the terms of texts.
 
     Args:
-        numbers: tokens, text after text.
-        ends: (n,) where those of each text end.
-        starts: where the terms of each token begin in `terms`, and where the last ones end.
-        terms: numbers of terms.
-        at_terms: (t,) int64, filled with -1.
-        found: int32, filled with the terms of each text, each once.
-        weights: uint16, filled with how often the text holds it.
-        counts: (n,) int64, filled with the number of different terms of each text.
+        numbers: of the tokens, text after text.
+        ends: (n,) end of each text's tokens.
+        starts: begin of each token's terms in `terms`, and the end of the last ones.
+        terms: numbers of the terms of all tokens.
+        positions: (t,) int64, filled with -1; last posting of each term.
+        text_terms: int32, filled with the distinct terms of each text.
+        weights: uint16, filled with their frequencies.
+        counts: (n,) int64, filled with the number of distinct terms of each text.
         lengths: (n,) int64, filled with the number of terms of each text.
 
     Returns:
-        How many were found.
+        The number of postings.
     """
-    first, at = 0, 0
+    first, next_posting = 0, 0
     for text in range(len(ends)):
-        begin, length = at, 0
+        text_begin, length = next_posting, 0
         for i in range(first, ends[text]):
             for j in range(starts[numbers[i]], starts[numbers[i] + 1]):
                 term = terms[j]
                 length += 1
-                if at_terms[term] >= begin:
-                    weights[at_terms[term]] = min(weights[at_terms[term]] + 1, MOST)
+                if positions[term] >= text_begin:
+                    weights[positions[term]] = min(weights[positions[term]] + 1, MAX_UINT16)
                 else:
-                    at_terms[term] = at
-                    found[at], weights[at] = term, 1
-                    at += 1
-        counts[text], lengths[text], first = at - begin, length, ends[text]
-    return at
+                    positions[term] = next_posting
+                    text_terms[next_posting], weights[next_posting] = term, 1
+                    next_posting += 1
+        counts[text], lengths[text], first = next_posting - text_begin, length, ends[text]
+    return next_posting
 
 
 @bare
 def _sort(terms, weights, counts, begins, rows, sorted_weights):
-    """Sort postings by term; `counts` are those of each row, `begins` the place of each term's first one."""
-    at = 0
+    """Sort postings by term, given the number of postings of each row and the begin of each term."""
+    posting = 0
     for row in range(len(counts)):
         for _ in range(counts[row]):
-            place = begins[terms[at]]
-            begins[terms[at]] = place + 1
-            rows[place], sorted_weights[place] = row, weights[at]
-            at += 1
+            position = begins[terms[posting]]
+            begins[terms[posting]] = position + 1
+            rows[position], sorted_weights[position] = row, weights[posting]
+            posting += 1
 
 
-class _Counter:
-    """Postings of the texts so far, row after row; terms are numbered in the order in which they are met."""
+class _PostingsCounter:
+    """Collects postings row after row.
+
+    Terms are numbered in the order of their first occurrence.
+    """
 
     def __init__(self, analyzer: Analyzer) -> None:
-        self._analyzer, self._tokens = analyzer, no_tokens()
-        self._numbers: dict[bytes, int] = defaultdict(count().__next__)  # of terms; a new one has the next
-        self._terms = np.empty(0, np.int32)  # of the tokens, one after another
-        self._starts = np.zeros(1, np.int64)  # where those of each token begin
-        self._found: list[tuple[Array, Array, Array, Array]] = []  # see `_count`
+        self._analyzer, self._tokens = analyzer, create_token_table()
+        # Of terms; a new term gets the next number.
+        self._numbers: dict[bytes, int] = defaultdict(count().__next__)
+        self._terms = np.empty(0, np.int32)  # of all tokens, concatenated
+        # Begin of each token's terms, and the end of the last ones.
+        self._starts = np.zeros(1, np.int64)
+        self._batches: list[tuple[Array, Array, Array, Array]] = []  # see `_count`
 
     def add(self, texts: pa.Array) -> None:
-        """Count some more texts."""
+        """Count the terms of the next texts."""
         numbers, ends = self._scan(texts.cast(pa.string()))
-        most = int(np.diff(self._starts)[numbers].sum())
-        found, weights = np.empty(most, np.int32), np.empty(most, np.uint16)
+        max_postings = int(np.diff(self._starts)[numbers].sum())
+        text_terms, weights = np.empty(max_postings, np.int32), np.empty(max_postings, np.uint16)
         counts, lengths = np.empty(len(texts), np.int64), np.empty(len(texts), np.int64)
-        at_terms = np.full(len(self._numbers), -1)
-        size = _count(numbers, ends, self._starts, self._terms, at_terms, found, weights, counts, lengths)
-        self._found.append((found[:size].copy(), weights[:size].copy(), counts, lengths))
+        positions = np.full(len(self._numbers), -1)
+        count = _count(numbers, ends, self._starts, self._terms, positions, text_terms, weights, counts, lengths)
+        self._batches.append((text_terms[:count].copy(), weights[:count].copy(), counts, lengths))
 
     def postings(self) -> PartPostings:
-        """Return the postings by term."""
-        none = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
-        found, weights, counts, lengths = map(np.concatenate, zip(none, *self._found, strict=True))
+        """Return the postings, sorted by term."""
+        empty = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
+        text_terms, weights, counts, lengths = map(np.concatenate, zip(empty, *self._batches, strict=True))
         order = sorted(self._numbers)
-        places = np.empty(len(order), np.int64)  # number -> place in the order
-        places[np.fromiter(map(self._numbers.__getitem__, order), np.int64, len(order))] = np.arange(len(order))
-        numbers = places[found]
+        rank_of_number = np.empty(len(order), np.int64)  # number -> rank in the order
+        rank_of_number[np.fromiter(map(self._numbers.__getitem__, order), np.int64, len(order))] = np.arange(len(order))
+        numbers = rank_of_number[text_terms]
         sizes = np.bincount(numbers, minlength=len(order))
         ends = np.cumsum(sizes)
-        rows, sorted_weights = np.empty(len(found), np.uint32), np.empty(len(found), np.uint16)
+        rows, sorted_weights = np.empty(len(text_terms), np.uint32), np.empty(len(text_terms), np.uint16)
         _sort(numbers, weights, counts, ends - sizes, rows, sorted_weights)
-        most = int(weights.max(initial=0)) + 1
+        max_weight = int(weights.max(initial=0)) + 1
         return PartPostings(
-            np.minimum(lengths, MOST).astype("<u2"),
-            *joined(order),
+            np.minimum(lengths, MAX_UINT16).astype("<u2"),
+            *join_terms(order),
             ends.astype("<i8"),
-            narrow(rows, len(counts)),
-            narrow(sorted_weights, most),
+            to_smallest_dtype(rows, len(counts)),
+            to_smallest_dtype(sorted_weights, max_weight),
         )
 
     def _scan(self, texts: pa.Array) -> tuple[Array, Ints]:
-        """Return the numbers of the texts' tokens, and where those of each text end; all are analysed."""
+        """Number all tokens, and analyze new ones; return the numbers, and the end of each text."""
         _, offsets, data = texts.buffers()
-        places = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
-        size, known = int(places[-1] - places[0]), int(self._tokens.known[0])
-        self._tokens = with_room(self._tokens, size + len(texts))
+        text_offsets = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
+        size, known_before = int(text_offsets[-1] - text_offsets[0]), int(self._tokens.token_count[0])
+        self._tokens = grow_token_table(self._tokens, size + len(texts))
         numbers, ends = np.empty(size, np.int32), np.empty(len(texts), np.int64)
-        scan(np.frombuffer(data or b"", np.uint8), places, self._tokens, numbers, ends)
-        self._analyse(known)
+        number_tokens(np.frombuffer(data or b"", np.uint8), text_offsets, self._tokens, numbers, ends)
+        self._analyze_tokens(known_before)
         return numbers[: ends[-1] if len(ends) else 0], ends
 
-    def _analyse(self, known: int) -> None:
-        """Give the tokens from number `known` on their terms."""
+    def _analyze_tokens(self, first_new: int) -> None:
+        """Compute the terms of the tokens from number `first_new` on."""
         tokens = self._tokens
-        first, last = tokens.ends[known], tokens.ends[int(tokens.known[0])]
-        made, sizes = self._analyzer.terms_of_tokens(tokens.text[first:last].tobytes().split(b"\n")[:-1])
-        terms = np.fromiter(map(self._numbers.__getitem__, made), np.int32, len(made))
+        first, last = tokens.ends[first_new], tokens.ends[int(tokens.token_count[0])]
+        token_terms, sizes = self._analyzer.terms_of_tokens(tokens.text[first:last].tobytes().split(b"\n")[:-1])
+        terms = np.fromiter(map(self._numbers.__getitem__, token_terms), np.int32, len(token_terms))
         self._terms = np.concatenate([self._terms, terms])
         self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(sizes, dtype=np.int64)])

@@ -1,8 +1,9 @@
-"""The index of words of a later snapshot, made of an earlier one's file: by a build, and by a pull in place of a fetch.
+"""Derive the BM25 index of a snapshot from the index file of a previous one, in a build or instead
+of a download.
 
-The file is a function of the passages' terms alone. So the postings of passages that the earlier snapshot has too are
-carried over under their new rows, the others are counted from their text, and the result is what a whole build gives,
-byte for byte.
+The file is a function of the passages' terms. So the postings of passages that the previous
+snapshot has too are carried over to their new rows, the others are counted from their text, and the
+result equals that of a full build, byte for byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,152 +17,183 @@ import pyarrow as pa
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Array
-from rag_model.index.plan import Facts
+from rag_model.index.plan import IndexStats
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.carry import DAMAGED, DF, FULL, LEFT, STATE, carry, no_scratch
+from rag_model.index.postings.carry import (
+    DAMAGED,
+    DF,
+    FULL,
+    LENGTH_SHIFT,
+    MAX_ROWS,
+    REMOVED,
+    ROW_SHIFT,
+    STATE_SIZE,
+    TERMS_LEFT,
+    allocate_scratch,
+    carry_over,
+)
 from rag_model.index.postings.compiled import bare, compiled
-from rag_model.index.postings.counting import counted_texts, gathered, texts_of
-from rag_model.index.postings.file import PostingsFile
-from rag_model.index.postings.lists import ROOM
-from rag_model.index.postings.moving import LENGTH, MOST_ROWS, ROW, WENT
+from rag_model.index.postings.counting import count_texts, gather_batches, iter_texts
+from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
+from rag_model.index.postings.lists import MAX_POSTING_BYTES
 from rag_model.index.postings.part import PartPostings
-from rag_model.index.postings.writing import Written, write_index
 
-_KEPT = 0.5  # share of the passages that must be there already, for less it is quicker to count or fetch them all
-_TERMS = 1 << 14  # of a batch
-_TEXT = 1 << 21  # bytes of their terms; a longer one is of no analyzer
-_LISTS = 1 << 22  # bytes of room for their lists
+_MIN_REUSED_SHARE = (
+    # Share of the passages that must be there already, for less it is quicker to count or fetch
+    # them all.
+    0.5
+)
+_BATCH_TERMS = 1 << 14
+_BATCH_TEXT_BYTES = 1 << 21  # of all terms of a batch; no analyzer returns a longer term
+_BATCH_LIST_BYTES = 1 << 22  # initial capacity for the lists of a batch
 
 
-def derived(
-    before: Path,
-    kept: Rows,
+def derive_index(
+    previous_path: Path,
+    previous_rows: Rows,
     texts: Callable[[Rows], Iterator[pa.RecordBatch]],
     analyzer: Analyzer,
     out: Path,
-    most: int,
-) -> Facts | None:
-    """Write the index file of passages, most of which an earlier file has.
+    max_new: int,
+) -> IndexStats | None:
+    """Write the index file of passages, most of which a previous file has.
 
     Args:
-        before: the earlier file.
-        kept: (n,) the earlier row of each passage; -1: it was not there. Passages that are not in their former order
-            are counted from their text.
-        texts: yields title and text of the passages of these rows, ascending.
-        analyzer: the one that both files were built with.
-        out: the later file.
-        most: passages that may be new.
+        previous_path: the previous file.
+        previous_rows: (n,) row of each passage in the previous snapshot, -1 for new ones. Passages
+            that are not in their former order are counted from their text.
+        texts: yields title and text of the passages at ascending rows.
+        analyzer: that of both files.
+        out: path to write.
+        max_new: largest number of new passages.
 
     Returns:
-        The facts of a merge; None if it was not written: too many passages are new.
+        The statistics of the file; None if it was not written, because too many passages are new.
 
     Raises:
-        InputError: the earlier file is damaged, or there are more or fewer texts than new passages.
+        InputError: the previous file is damaged, or the number of texts differs from that of new
+            passages.
         ResourceError: `out` cannot be written.
     """
-    file = PostingsFile(before)
-    n, held = file.layout.n, rising(np.where(kept < file.layout.n, kept, -1))
-    fresh = np.flatnonzero(~held)
-    if file.layout.scale or max(n, len(kept)) > MOST_ROWS or len(fresh) > min((1 - _KEPT) * len(kept), most):
+    file = PostingsFile(previous_path)
+    n = file.layout.n
+    is_carried = longest_rising_subsequence(np.where(previous_rows < n, previous_rows, -1))
+    new_rows = np.flatnonzero(~is_carried)
+    if (
+        file.layout.scale
+        or max(n, len(previous_rows)) > MAX_ROWS
+        or len(new_rows) > min((1 - _MIN_REUSED_SHARE) * len(previous_rows), max_new)
+    ):
         return None
-    others = counted_texts(texts_of(gathered(texts(fresh))), analyzer)
-    if len(others.lengths) != len(fresh):
+    new_postings = count_texts(iter_texts(gather_batches(texts(new_rows))), analyzer)
+    if len(new_postings.lengths) != len(new_rows):
         raise InputError(
-            f"there are {len(others.lengths)} texts of {len(fresh)} new passages: fetch or build them again"
+            f"there are {len(new_postings.lengths)} texts of {len(new_rows)} new passages: fetch or build them again"
         )
-    lengths, moved, words = np.empty(len(kept), "<u2"), np.full(n, WENT), np.empty(len(fresh), np.int64)
-    _place(kept, held, file.lengths, others.lengths, lengths, moved, words)
-    postings = words[others.rows] | others.weights if len(fresh) else words
+    lengths, row_words = np.empty(len(previous_rows), "<u2"), np.full(n, REMOVED)
+    new_words = np.empty(len(new_rows), np.int64)
+    _assign_rows(previous_rows, is_carried, file.lengths, new_postings.lengths, lengths, row_words, new_words)
+    posting_words = new_words[new_postings.rows] | new_postings.weights if len(new_rows) else new_words
 
-    def lists(mapped: Array, written: IO[bytes]) -> Iterator[Written]:
-        return _carried(file, moved, others, postings, written)
+    def write_lists(_: Array, out_file: IO[bytes]) -> Iterator[TermBatch]:
+        return _write_lists(file, row_words, new_postings, posting_words, out_file)
 
-    return write_index(out, [lengths], lists)
+    return write_index(out, [lengths], write_lists)
 
 
-def _carried(file: PostingsFile, moved: Array, others: PartPostings, words: Array, out: IO[bytes]) -> Iterator[Written]:
-    """Write all lists to a file; yield their terms batch by batch."""
-    earlier = file.dictionary, file.lists, file.layout.lists, moved
-    new = others.text, others.cuts, others.ends, words
-    state, term, scratch, why = (
-        np.zeros(STATE, np.int64),
-        np.empty(_TEXT, np.uint8),
-        no_scratch(int(np.diff(others.ends, prepend=0).max(initial=0))),
+def _write_lists(
+    file: PostingsFile, row_words: Array, new_postings: PartPostings, posting_words: Array, out: IO[bytes]
+) -> Iterator[TermBatch]:
+    """Write all lists to a file; yield the terms batch by batch."""
+    previous = file.dictionary, file.lists, file.layout.lists, row_words
+    new_terms = new_postings.text, new_postings.term_ends, new_postings.ends, posting_words
+    state, term, scratch, status = (
+        np.zeros(STATE_SIZE, np.int64),
+        np.empty(_BATCH_TEXT_BYTES, np.uint8),
+        allocate_scratch(int(np.diff(new_postings.ends, prepend=0).max(initial=0))),
         FULL,
     )
-    state[LEFT] = file.layout.terms
-    text, numbers, room = np.empty(_TEXT, np.uint8), np.empty((3, _TERMS), np.int64), np.empty(_LISTS, np.uint8)
-    while why == FULL:
-        why, count, size = carry(*earlier, *new, state, term, *scratch, text, *numbers, room)
-        most = ROOM * (int(state[DF]) + len(words))
-        if why == DAMAGED or (why == FULL and count == 0 and most <= len(room)):
-            raise file.damaged()
-        out.write(room[:size].data)
+    state[TERMS_LEFT] = file.layout.terms
+    text, numbers, list_buffer = (
+        np.empty(_BATCH_TEXT_BYTES, np.uint8),
+        np.empty((3, _BATCH_TERMS), np.int64),
+        np.empty(_BATCH_LIST_BYTES, np.uint8),
+    )
+    while status == FULL:
+        status, count, size = carry_over(*previous, *new_terms, state, term, *scratch, text, *numbers, list_buffer)
+        max_bytes = MAX_POSTING_BYTES * (int(state[DF]) + len(posting_words))
+        if status == DAMAGED or (status == FULL and count == 0 and max_bytes <= len(list_buffer)):
+            raise file.damaged_error()
+        out.write(list_buffer[:size].data)
         yield text, numbers[0, :count], numbers[1, :count], numbers[2, :count]
         if count == 0:
-            room = np.empty(most, np.uint8)
+            list_buffer = np.empty(max_bytes, np.uint8)
 
 
 @bare
-def _place(kept, held, before, new, lengths, moved, words):
-    """Fill in lengths of all passages, and words without a weight (`moving`) of the earlier ones and of the new ones.
+def _assign_rows(previous_rows, is_carried, previous_lengths, new_lengths, lengths, row_words, new_words):
+    """Compute the lengths of all passages, and the words (see `carry`) of previous and new rows,
+    without weights.
 
     Args:
-        kept: (n,) the earlier row of each.
-        held: (n,) whether its postings are carried over; else it is the next new one.
-        before: (earlier rows,) uint16, lengths of the earlier passages.
-        new: (f,) uint16, those of the new ones.
-        lengths: (n,) uint16, filled in.
-        moved: (earlier rows,) int64, filled in where a passage stayed.
-        words: (f,) int64, filled in.
+        previous_rows: (n,) row of each passage in the previous snapshot.
+        is_carried: (n,) whether its postings are carried over; otherwise it is the next new
+            passage.
+        previous_lengths: (previous rows,) uint16.
+        new_lengths: (f,) uint16, of the new passages.
+        lengths: (n,) uint16, filled.
+        row_words: (previous rows,) int64, filled for the passages that are carried over.
+        new_words: (f,) int64, filled.
     """
-    fresh = 0
-    for row in range(len(kept)):
-        if held[row]:
-            lengths[row] = before[kept[row]]
-            moved[kept[row]] = np.int64(row) << ROW | np.int64(lengths[row]) << LENGTH
+    next_new = 0
+    for row in range(len(previous_rows)):
+        if is_carried[row]:
+            lengths[row] = previous_lengths[previous_rows[row]]
+            row_words[previous_rows[row]] = np.int64(row) << ROW_SHIFT | np.int64(lengths[row]) << LENGTH_SHIFT
         else:
-            lengths[row] = new[fresh]
-            words[fresh] = np.int64(row) << ROW | np.int64(lengths[row]) << LENGTH
-            fresh += 1
+            lengths[row] = new_lengths[next_new]
+            new_words[next_new] = np.int64(row) << ROW_SHIFT | np.int64(lengths[row]) << LENGTH_SHIFT
+            next_new += 1
 
 
 @bare
-def _rise(kept):
-    """Return whether each of (n,) rows that is not below 0 is above the one before."""
-    last, rise = np.int64(-1), True
-    for row in kept:
-        rise = rise and (row < 0 or row > last)
+def _is_rising(rows):
+    """Whether the non-negative ones of (n,) rows are strictly ascending."""
+    last, is_rising = np.int64(-1), True
+    for row in rows:
+        is_rising = is_rising and (row < 0 or row > last)
         last = max(last, row)
-    return rise
+    return is_rising
 
 
-def rising(kept: Rows) -> npt.NDArray[np.bool_]:
-    """Return which of (n,) rows, -1 for none, make up the longest sequence in which each is above the one before."""
-    if _rise(kept):
-        return kept >= 0
-    there, chosen = np.flatnonzero(kept >= 0), np.zeros(len(kept), np.bool_)
-    chosen[there[_longest(kept[there])]] = True
-    return chosen
+def longest_rising_subsequence(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Return a mask of (n,) rows, of which -1 is ignored: a longest strictly ascending subsequence."""
+    if _is_rising(rows):
+        return rows >= 0
+    positions, is_chosen = np.flatnonzero(rows >= 0), np.zeros(len(rows), np.bool_)
+    is_chosen[positions[_longest_rising(rows[positions])]] = True
+    return is_chosen
 
 
 @compiled
-def _longest(rows):
-    """Return the places of a longest rising sequence: of each length, the one that ends lowest (Schensted 1961)."""
-    ends, before, size = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), 0
+def _longest_rising(rows):
+    """Return the positions of a longest ascending subsequence, by patience sorting (Schensted
+    1961).
+    """
+    ends, predecessors, size = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), 0
     for i in range(len(rows)):
         low, high = 0, size
-        while low < high:  # the first that does not end below this row
+        while low < high:  # find the first subsequence that does not end below this row
             middle = (low + high) // 2
             if rows[ends[middle]] < rows[i]:
                 low = middle + 1
             else:
                 high = middle
-        before[i] = ends[low - 1] if low else -1
+        predecessors[i] = ends[low - 1] if low else -1
         ends[low] = i
         size = max(size, low + 1)
-    found, at = np.empty(size, np.int64), ends[size - 1]
-    for place in range(size - 1, -1, -1):
-        found[place] = at
-        at = before[at]
-    return found
+    positions, position = np.empty(size, np.int64), ends[size - 1]
+    for rank in range(size - 1, -1, -1):
+        positions[rank] = position
+        position = predecessors[position]
+    return positions

@@ -1,183 +1,205 @@
-"""The terms of an index in order, front-coded in groups of 16, with the number and the place of their postings.
+"""The term dictionary: sorted terms, front-coded in groups of 16, with the size of their posting
+lists.
 
-A group begins with a whole term; the others leave out what they share with the term before. Each term is
+A group begins with a complete term; the others leave out the prefix that they share with the term
+before. Each term is
 
 * a varint: bytes shared with the term before (0 for the first of a group)
 * a varint: bytes that follow, then these bytes
 * a varint: postings
 * a varint: bytes of the list
 
-and an array tells where each group begins, here and among the lists (two int64).
+An array has the offset of each group in the dictionary, and that of its first list (two int64).
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import bare, compiled, inlined
-from rag_model.index.postings.machine import bit_length, load64, store64
-from rag_model.index.postings.packing import get_varint, put_varint
+from rag_model.index.postings.compiled import bare, bit_length, compiled, inlined, load64, store64
+from rag_model.index.postings.packing import read_varint, write_varint
 
 GROUP = 16  # terms
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-_MOST = 4 * 10  # bytes of a term's numbers at most
+_MAX_NUMBER_BYTES = 4 * 10  # of a term's four varints
 
 
 class DictionaryWriter:
-    """Writes terms, given in ascending order, as bytes."""
+    """Encodes terms, which must be added in ascending order."""
 
     def __init__(self) -> None:
-        """Begin without terms."""
+        """Start without terms."""
         self.terms = 0
-        self._before = np.empty(0, np.uint8)
+        self._previous_term = np.empty(0, np.uint8)
         self._ends = np.zeros(2, np.int64)  # bytes of all terms, and of all lists, so far
 
-    def put(self, text: Bytes, ends: Ints, postings: Ints, sizes: Ints) -> tuple[bytes, bytes]:
-        """Return the bytes of some terms, and of the groups that begin with one of them.
+    def write_terms(self, text: Bytes, ends: Ints, postings: Ints, sizes: Ints) -> tuple[bytes, bytes]:
+        """Return the bytes of the next terms, and those of the groups that begin with one of them.
 
         Args:
-            text: the terms one after another.
-            ends: (t,) where each ends.
-            postings: (t,) of each.
-            sizes: (t,) bytes of each term's list; it follows the list before.
+            text: the terms, concatenated.
+            ends: (t,) end of each term in `text`.
+            postings: (t,) number of postings of each term.
+            sizes: (t,) bytes of each term's list; the lists are contiguous.
         """
         if not len(ends):
             return b"", b""
-        out = np.empty(int(ends[-1]) + _MOST * len(ends), np.uint8)
+        out = np.empty(int(ends[-1]) + _MAX_NUMBER_BYTES * len(ends), np.uint8)
         groups = np.empty((len(ends) // GROUP + 1, 2), np.int64)
-        size, begun = _put_terms(text, ends, postings, sizes, self.terms, self._before, self._ends, out, groups)
+        size, group_count = _write_terms(
+            text, ends, postings, sizes, self.terms, self._previous_term, self._ends, out, groups
+        )
         self.terms += len(ends)
-        self._before = text[ends[-2] if len(ends) > 1 else 0 : ends[-1]].copy()
-        return out[:size].tobytes(), groups[:begun].astype("<i8").tobytes()
+        self._previous_term = text[ends[-2] if len(ends) > 1 else 0 : ends[-1]].copy()
+        return out[:size].tobytes(), groups[:group_count].astype("<i8").tobytes()
 
 
 @inlined
-def shared_bytes(one, first, other, second, most):
-    """Return how many bytes of one[first:] and other[second:] are the same, up to `most`; both have so many."""
-    same = 0
-    while same < most and first + same + 8 <= len(one) and second + same + 8 <= len(other):
-        differ = load64(one, first + same) ^ load64(other, second + same)
+def shared_bytes(left, left_begin, right, right_begin, limit):
+    """Return the length of the common prefix of left[left_begin:] and right[right_begin:], up to
+    `limit` bytes.
+    """
+    prefix = 0
+    while prefix < limit and left_begin + prefix + 8 <= len(left) and right_begin + prefix + 8 <= len(right):
+        differ = load64(left, left_begin + prefix) ^ load64(right, right_begin + prefix)
         if differ != 0:
             lowest = bit_length(np.int64(differ & (~differ + np.uint64(1)))) - 1
-            return min(most, same + (lowest >> 3))
-        same += 8
-    while same < most and one[first + same] == other[second + same]:
-        same += 1
-    return min(most, same)
+            return min(limit, prefix + (lowest >> 3))
+        prefix += 8
+    while prefix < limit and left[left_begin + prefix] == right[right_begin + prefix]:
+        prefix += 1
+    return min(limit, prefix)
 
 
 @bare
-def _put_terms(text, ends, postings, sizes, number, before, totals, out, groups):
-    """Write terms, the first of which has this `number`; return the bytes written, and the groups begun."""
-    at, begun, first, former = 0, 0, 0, 0
+def _write_terms(text, ends, postings, sizes, first_number, previous_term, totals, out, groups):
+    """Write terms numbered from `first_number`.
+
+    Return the number of bytes and of groups written.
+    """
+    offset, group_count, begin, previous_begin = 0, 0, 0, 0
     for term in range(len(ends)):
-        size, shared = ends[term] - first, 0
-        if (number + term) % GROUP == 0:
-            groups[begun, 0], groups[begun, 1] = totals[0] + at, totals[1]
-            begun += 1
+        size, prefix = ends[term] - begin, 0
+        if (first_number + term) % GROUP == 0:
+            groups[group_count, 0], groups[group_count, 1] = totals[0] + offset, totals[1]
+            group_count += 1
         elif term == 0:
-            shared = shared_bytes(text, 0, before, 0, min(size, len(before)))
+            prefix = shared_bytes(text, 0, previous_term, 0, min(size, len(previous_term)))
         else:
-            shared = shared_bytes(text, first, text, former, min(size, first - former))
-        at = put_varint(out, put_varint(out, at, shared), size - shared)
-        if first + size + 8 <= len(text):  # else words may end behind the text
-            for i in range(shared, size, 8):
-                store64(out, at + i - shared, load64(text, first + i))
+            prefix = shared_bytes(text, begin, text, previous_begin, min(size, begin - previous_begin))
+        offset = write_varint(out, write_varint(out, offset, prefix), size - prefix)
+        if begin + size + 8 <= len(text):  # otherwise a word would end outside of the text
+            for i in range(prefix, size, 8):
+                store64(out, offset + i - prefix, load64(text, begin + i))
         else:
-            for i in range(shared, size):
-                out[at + i - shared] = text[first + i]
-        at = put_varint(out, put_varint(out, at + size - shared, postings[term]), sizes[term])
+            for i in range(prefix, size):
+                out[offset + i - prefix] = text[begin + i]
+        offset = write_varint(out, write_varint(out, offset + size - prefix, postings[term]), sizes[term])
         totals[1] += sizes[term]
-        former, first = first, ends[term]
-    totals[0] += at
-    return at, begun
+        previous_begin, begin = begin, ends[term]
+    totals[0] += offset
+    return offset, group_count
 
 
 @bare
-def _compare(asked, data, at, size):
-    """Return -1, 0 or 1 as `asked` is before, equal to or behind data[at:at + size]."""
-    for i in range(min(len(asked), size)):
-        if asked[i] != data[at + i]:
-            return -1 if asked[i] < data[at + i] else 1
-    if len(asked) == size:
+def _compare(term, data, begin, size):
+    """Compare `term` with data[begin:begin + size]: -1, 0 or 1."""
+    for i in range(min(len(term), size)):
+        if term[i] != data[begin + i]:
+            return -1 if term[i] < data[begin + i] else 1
+    if len(term) == size:
         return 0
-    return -1 if len(asked) < size else 1
+    return -1 if len(term) < size else 1
 
 
 @bare
-def _look_up(asked, data, groups, terms):
-    """Return a term's postings, and begin and end of its list; 0 postings if it is unknown, -1 of a damaged file."""
+def _look_up_term(term, data, groups, terms):
+    """Return a term's postings, begin and end of its list.
+
+    The number of postings is 0 if the term is unknown, and -1 if the file is damaged.
+    """
     end = len(data)
     low, high = 0, len(groups)
-    while low < high:  # the last group whose first term is not behind `asked`
+    while low < high:  # find the last group whose first term is not after `term`
         middle = (low + high) // 2
-        at = groups[middle, 0]
-        if at < 0 or at >= end:
+        offset = groups[middle, 0]
+        if offset < 0 or offset >= end:
             return -1, 0, 0
-        shared, at = get_varint(data, at, end)
-        size, at = get_varint(data, at, end)
-        if shared != 0 or size < 0 or size > end - at:
+        prefix, offset = read_varint(data, offset, end)
+        size, offset = read_varint(data, offset, end)
+        if prefix != 0 or size < 0 or size > end - offset:
             return -1, 0, 0
-        if _compare(asked, data, at, size) < 0:
+        if _compare(term, data, offset, size) < 0:
             high = middle
         else:
             low = middle + 1
     if low == 0:
         return 0, 0, 0
     group = low - 1
-    at, begin = groups[group, 0], groups[group, 1]
-    # `same` bytes of `asked` are those of the term before: a term that shares more or fewer needs no comparison.
-    same = 0
+    offset, begin = groups[group, 0], groups[group, 1]
+    # The term before shares `matched_bytes` with `term`. A term that shares more or fewer bytes
+    # with the term
+    # before needs no comparison.
+    matched_bytes = 0
     for _ in range(min(GROUP, terms - group * GROUP)):
-        shared, at = get_varint(data, at, end)
-        size, at = get_varint(data, at, end)
-        if shared < 0 or size < 0 or size > end - at:
+        prefix, offset = read_varint(data, offset, end)
+        size, offset = read_varint(data, offset, end)
+        if prefix < 0 or size < 0 or size > end - offset:
             return -1, 0, 0
-        found = False
-        if shared == same:
+        is_match = False
+        if prefix == matched_bytes:
             matched = 0
-            while matched < size and same + matched < len(asked) and asked[same + matched] == data[at + matched]:
+            while (
+                matched < size
+                and matched_bytes + matched < len(term)
+                and term[matched_bytes + matched] == data[offset + matched]
+            ):
                 matched += 1
-            same += matched
-            found = matched == size and same == len(asked)
-        elif shared < same:
-            same = shared
-        at += size
-        postings, at = get_varint(data, at, end)
-        size, at = get_varint(data, at, end)
+            matched_bytes += matched
+            is_match = matched == size and matched_bytes == len(term)
+        elif prefix < matched_bytes:
+            matched_bytes = prefix
+        offset += size
+        postings, offset = read_varint(data, offset, end)
+        size, offset = read_varint(data, offset, end)
         if postings < 1 or size < 1:
             return -1, 0, 0
-        if found:
+        if is_match:
             return postings, begin, begin + size
         begin += size
     return 0, 0, 0
 
 
 @compiled
-def look_up(asked, ends, data, groups, terms, found):
-    """Find several terms.
+def look_up_terms(text, ends, data, groups, terms, entries):
+    """Look up several terms.
 
     Args:
-        asked: uint8, the terms one after another.
-        ends: (t,) int64: where each ends.
+        text: uint8, the terms, concatenated.
+        ends: (t,) int64 end of each term in `text`.
         data: uint8, the dictionary.
         groups: (g, 2) int64, see the module.
-        terms: in the dictionary.
-        found: (t, 3) int64, filled with postings, begin and end of the list; 0 postings: the term is unknown; -1: the
-            dictionary is damaged.
+        terms: number of terms in the dictionary.
+        entries: (t, 3) int64, filled with postings, begin and end of each list; 0 postings if the
+            term is unknown, -1 if the dictionary is damaged.
     """
-    first = 0
+    begin = 0
     for term in range(len(ends)):
-        found[term, 0], found[term, 1], found[term, 2] = _look_up(asked[first : ends[term]], data, groups, terms)
-        first = ends[term]
+        entries[term, 0], entries[term, 1], entries[term, 2] = _look_up_term(
+            text[begin : ends[term]], data, groups, terms
+        )
+        begin = ends[term]
 
 
-def find(
+def find_terms(
     terms: list[bytes], data: npt.NDArray[np.uint8], groups: npt.NDArray[np.int64], count: int
 ) -> npt.NDArray[np.int64]:
-    """Return what `look_up` finds of `terms`: (t, 3) int64."""
-    asked = np.frombuffer(b"".join(terms), np.uint8)
+    """Return postings, begin and end of the list of each term, (t, 3) int64.
+
+    See `look_up_terms`.
+    """
+    text = np.frombuffer(b"".join(terms), np.uint8)
     ends = np.cumsum([len(term) for term in terms], dtype=np.int64)
-    found = np.zeros((len(terms), 3), np.int64)
-    look_up(asked, ends, data, groups, count, found)
-    return found
+    entries = np.zeros((len(terms), 3), np.int64)
+    look_up_terms(text, ends, data, groups, count, entries)
+    return entries

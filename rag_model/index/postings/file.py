@@ -1,4 +1,5 @@
-"""The file of an index of terms: lengths of passages, lists of postings, the dictionary of terms; mapped for search.
+"""The file of an inverted index: passage lengths, posting lists and the term dictionary, mapped for
+search.
 
 | offset | bytes | what |
 | --- | --- | --- |
@@ -6,40 +7,47 @@
 | 8 | 64 | eight int64: passages n, terms, postings, total length of all passages, size of the lists, size of the |
 |   |    | dictionary, groups of the dictionary, scale |
 | 72 | 2 n | length of each passage, uint16 |
-|    |     | lists of the terms, in their order (`lists`), and 8 zero bytes |
-|    |     | dictionary (`dictionary`) |
+|    |     | posting lists in the order of their terms (`lists`), and 8 zero bytes |
+|    |     | term dictionary (`dictionary`) |
 |    | 16 g | groups of the dictionary, int64 |
 
-Each begins at a multiple of 8; bytes before it are 0. The scale says what weights are: 0, how often a passage holds a
-term; else `scale` units are a weight of 1.
+Each section begins at a multiple of 8, after zero bytes. The scale defines the weights: 0 for term
+frequencies; otherwise `scale` units are a weight of 1.
 
-Nothing in it depends on statistics of the corpus but the three sums n, postings of a term and total length, which are
-added up when parts are merged. So BM25's weights are computed when a question is asked. Terms are words in UTF-8, or
-numbers of an encoder's vocabulary (`part.numbered`).
+Of the corpus statistics, the file contains only the three sums n, postings of a term and total
+length, which are added up when parts are merged. BM25's weights are computed at search time. Terms
+are words in UTF-8, or numbers of an encoder's vocabulary (`part.encode_term_ids`).
 """
 
 import mmap
+import shutil
 import struct
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Self
+from tempfile import TemporaryFile
+from typing import IO, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, ResourceError
+from rag_model.index.files.pieces import Array
+from rag_model.index.plan import IndexStats
+from rag_model.index.postings.dictionary import DictionaryWriter
 from rag_model.index.postings.packing import PADDING
 
 MAGIC = b"BWPOST1\n"
 _HEADER = struct.Struct("<8s8q")
-AT_LENGTHS = _HEADER.size  # where the lengths of passages begin
-_MOST_ROWS = 1 << 32
+LENGTHS_OFFSET = _HEADER.size  # of the passage lengths
+_MAX_ROWS = 1 << 32
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the header of a file says."""
+    """The header of the file: the sizes of its sections."""
 
     n: int  # passages
     terms: int
@@ -59,12 +67,12 @@ class Layout:
         """Read the header of a whole file.
 
         Raises:
-            ValueError: it is none, or not of a file of this size.
+            ValueError: the header is invalid, or the file has another size.
         """
         if len(file) < _HEADER.size:
             raise ValueError("too short")
         magic, *numbers = _HEADER.unpack(file[: _HEADER.size].tobytes())
-        if magic != MAGIC or min(numbers) < 0 or numbers[0] >= _MOST_ROWS:
+        if magic != MAGIC or min(numbers) < 0 or numbers[0] >= _MAX_ROWS:
             raise ValueError("no header")
         layout = cls(*numbers)
         if layout.size != len(file):
@@ -72,64 +80,67 @@ class Layout:
         return layout
 
     @property
-    def at_lists(self) -> int:
-        """Where the lists begin."""
-        return _aligned(AT_LENGTHS + 2 * self.n)
+    def lists_offset(self) -> int:
+        """Offset of the posting lists."""
+        return _align(LENGTHS_OFFSET + 2 * self.n)
 
     @property
-    def at_dictionary(self) -> int:
-        """Where the dictionary begins."""
-        return _aligned(self.at_lists + self.lists + PADDING)
+    def dictionary_offset(self) -> int:
+        """Offset of the dictionary."""
+        return _align(self.lists_offset + self.lists + PADDING)
 
     @property
-    def at_groups(self) -> int:
-        """Where the groups begin."""
-        return _aligned(self.at_dictionary + self.dictionary)
+    def groups_offset(self) -> int:
+        """Offset of the groups of the dictionary."""
+        return _align(self.dictionary_offset + self.dictionary)
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return self.at_groups + 16 * self.groups
+        return self.groups_offset + 16 * self.groups
 
 
-def _aligned(place: int) -> int:
-    return -(-place // 8) * 8
+def _align(offset: int) -> int:
+    return -(-offset // 8) * 8
 
 
 class PostingsFile:
-    """A file that is open for reading; its arrays are mapped, or without `mapped` loaded."""
+    """An inverted index that is open for reading.
+
+    Its arrays are mapped, or loaded without `mapped`.
+    """
 
     def __init__(self, path: Path, *, mapped: bool = True) -> None:
         """Open a file.
 
         Raises:
-            InputError: it is missing, truncated or no such file.
+            InputError: it is missing, truncated or not an inverted index.
         """
         self.path = path
         try:
             data = _read(path, mapped=mapped)
             layout = Layout.unpack(data)
-        except FileNotFoundError as missing:
-            raise InputError(f"there is no index file {path}: build or pull it first") from missing
+        except FileNotFoundError as error:
+            raise InputError(f"there is no index file {path}: build or pull it first") from error
         except (OSError, ValueError) as broken:
-            raise InputError(f"{path} is not a complete index of terms: fetch or build it again") from broken
+            raise InputError(f"{path} is not a complete inverted index: fetch or build it again") from broken
         self.layout = layout
-        self.lengths = data[AT_LENGTHS : AT_LENGTHS + 2 * layout.n].view("<u2")
-        self.lists = data[layout.at_lists : layout.at_dictionary]  # padded
-        self.dictionary = data[layout.at_dictionary : layout.at_dictionary + layout.dictionary]
-        self.groups = data[layout.at_groups :].view("<i8").reshape(-1, 2)  # (2 g,) -> (g, 2)
+        self.lengths = data[LENGTHS_OFFSET : LENGTHS_OFFSET + 2 * layout.n].view("<u2")
+        self.lists = data[layout.lists_offset : layout.dictionary_offset]  # padded
+        self.dictionary = data[layout.dictionary_offset : layout.dictionary_offset + layout.dictionary]
+        self.groups = data[layout.groups_offset :].view("<i8").reshape(-1, 2)  # (2 g,) -> (g, 2)
 
     @property
     def mean_length(self) -> float:
-        """The mean length of a passage; 1 where no passage has a term."""
+        """The mean length of a passage; 1 if no passage has a term."""
         return self.layout.total_length / self.layout.n if self.layout.total_length else 1.0
 
-    def of_another_kind(self, what: str) -> InputError:
-        """Return the error of a file that holds something else."""
-        return InputError(f"{self.path} is an index of {what}: fetch or build it again")
+    def wrong_content_error(self, content: str) -> InputError:
+        """Return the error for a file with other content than expected."""
+        return InputError(f"{self.path} is an index of {content}: fetch or build it again")
 
-    def damaged(self) -> InputError:
-        """Return the error of a file whose bytes make no sense."""
+    def damaged_error(self) -> InputError:
+        """Return the error for a file with invalid bytes."""
         return InputError(f"{self.path} is damaged: fetch or build it again")
 
 
@@ -138,3 +149,71 @@ def _read(path: Path, *, mapped: bool) -> Bytes:
         if mapped:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         return np.frombuffer(file.read(), np.uint8)
+
+
+Ints = npt.NDArray[np.int64]
+# Concatenated terms; for each its end, postings, list bytes.
+TermBatch = tuple[npt.NDArray[np.uint8], Ints, Ints, Ints]
+
+
+def write_index(
+    out: Path, lengths: Iterable[Array], write_lists: Callable[[Array, IO[bytes]], Iterator[TermBatch]], scale: int = 0
+) -> IndexStats:
+    """Write an index file.
+
+    Args:
+        out: the file.
+        lengths: uint16 lengths of all passages, in row order.
+        write_lists: called with the (n,) lengths of all passages, mapped, and a file; appends the
+            lists of all terms to the file, in order, and yields the terms in batches.
+        scale: of `Layout`.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    try:
+        with out.open("w+b") as file:
+            layout = replace(_write_body(file, lengths, write_lists), scale=scale)
+            file.seek(0)
+            file.write(layout.pack())
+    except OSError as error:
+        raise ResourceError(f"cannot write {out}: {error.strerror}") from error
+    return {"rows": layout.n, "terms": layout.terms, "postings": layout.postings, "bytes": layout.size}
+
+
+def _write_body(
+    file: IO[bytes], lengths: Iterable[Array], write_lists: Callable[[Array, IO[bytes]], Iterator[TermBatch]]
+) -> Layout:
+    file.seek(LENGTHS_OFFSET)
+    n, total, postings, dictionary = 0, 0, 0, DictionaryWriter()
+    for part_lengths in lengths:
+        n, total = n + len(part_lengths), total + int(part_lengths.sum(dtype=np.int64))
+        file.write(part_lengths.tobytes())
+    _pad_to_word(file)
+    file.flush()
+    at_lists = file.tell()
+    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "<u2", n, LENGTHS_OFFSET)
+    with ExitStack() as stack:
+        terms, groups = (stack.enter_context(TemporaryFile(dir=Path(file.name).parent)) for _ in range(2))
+        for text, ends, counts, sizes in write_lists(mapped, file):
+            encoded = dictionary.write_terms(text, ends, counts, sizes)
+            terms.write(encoded[0])
+            groups.write(encoded[1])
+            postings += int(counts.sum())
+        size = file.tell() - at_lists
+        file.write(bytes(PADDING))
+        sizes_written = [_append_file(file, temporary) for temporary in (terms, groups)]
+    return Layout(n, dictionary.terms, postings, total, size, sizes_written[0], sizes_written[1] // 16)
+
+
+def _append_file(file: IO[bytes], temporary: IO[bytes]) -> int:
+    """Append a temporary file at a multiple of 8; return its size in bytes."""
+    _pad_to_word(file)
+    size = temporary.tell()
+    temporary.seek(0)
+    shutil.copyfileobj(temporary, file)
+    return size
+
+
+def _pad_to_word(file: IO[bytes]) -> None:
+    file.write(bytes(-file.tell() % 8))

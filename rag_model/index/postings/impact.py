@@ -1,8 +1,9 @@
-"""The kind `impact`: postings of an encoder's weighted terms, in one byte each or in one bit.
+"""The index kind `impact`: an inverted index of the weighted terms of a sparse encoder.
 
-A recipe asks for it by `[index.splade] factory = "Impact"`, over a representation of the kind `sparse`; `Impact1` keeps
-which terms a passage has, and not how much they weigh: a bag of terms. `search` takes `terms`, how many of a question's
-terms are looked up. The file, its merge and its search are those of BM25.
+A recipe selects it by `[index.splade] factory = "Impact"`, over a `sparse` representation. `Impact`
+stores a byte per weight; `Impact1` stores only which terms a passage has, a bag of terms. The
+search parameter `terms` limits the query terms that are looked up. The file, the merge and the
+search are those of BM25.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,153 +12,169 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseFile, SparseVectors
+from rag_model.arrays import Partition
+from rag_model.corpus.ragged_file import QUERY_UNITS, SparseFile, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Array
-from rag_model.index.kind import Entry, IndexFiles, Measurement, Represents, SparseTrial
-from rag_model.index.plan import Facts, IndexPlan
-from rag_model.index.postings.joined import HELD, PostingsKind, stamp
-from rag_model.index.postings.parameters import check_terms
-from rag_model.index.sizing.estimate import PROCESS, Estimate
-from rag_model.partition import Partition
+from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, SparseQuerySet
+from rag_model.index.plan import IndexPlan, IndexStats
+from rag_model.index.postings.base_kind import (
+    MERGE_BYTES_PER_PASSAGE,
+    PostingsKind,
+    check_impact_parameters,
+    scatter_stamp,
+)
+from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
-    from rag_model.index.postings.impacts import ImpactIndex
+    from rag_model.index.postings.search import ImpactIndex
 
-_BITS = {"Impact": 8, "Impact1": 1}  # of a weight
-TERMS = 128  # of a passage, for estimates: SPLADE's models have 100 to 200 on passages of 100 words
-_GAP = 10  # bits of a posting's row, for estimates: of 128 terms by Zipf's law in 40,000 passages
-ROW_BYTES = 5 * TERMS + 4  # of a passage in its part's file
-_PIECE = 8 * TERMS  # bytes a passage in a part's piece
-_SORTED = 48 * TERMS  # bytes a passage in memory while a part is sorted
-_RATE = 2e7  # bytes of rows a second that one core sorts
-_MERGED = 5e6  # postings a second that one core merges
+_WEIGHT_BITS = {"Impact": 8, "Impact1": 1}
+TERMS_PER_PASSAGE = 128  # for estimates: SPLADE models give passages of 100 words 100 to 200 terms
+_GAP_BITS = 10  # of a row, for estimates: of 128 terms by Zipf's law in 40,000 passages
+ROW_FILE_BYTES = 5 * TERMS_PER_PASSAGE + 4  # per passage in the file of its part
+_PIECE_BYTES = 8 * TERMS_PER_PASSAGE  # per passage in the piece of its part
+_SORT_BYTES = 48 * TERMS_PER_PASSAGE  # of memory per passage while a part is sorted
+_SORT_RATE = 2e7  # bytes of rows that one core sorts per second
+_MERGE_RATE = 5e6  # postings that one core merges per second
 
 
 class ImpactKind(PostingsKind):
-    """Weighted terms of a vocabulary."""
+    """The kind `impact`: weighted terms of a vocabulary."""
 
     name: ClassVar[str] = "impact"
-    represents: ClassVar[Represents] = "sparse"
+    represents: ClassVar[RepresentationType] = "sparse"
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
     VERSION: ClassVar[int] = 1
 
     def takes(self, factory: str) -> bool:
         """Whether a factory string is `Impact` or `Impact1`."""
-        return factory in _BITS
+        return factory in _WEIGHT_BITS
 
     def check(self, recipe: Any) -> None:
-        """Check `terms` of `search`.
+        """Check the search parameter `terms`.
 
         Raises:
             UsageError: a setting is unknown or wrong.
         """
         super().check(recipe)
         if recipe.settings:
-            raise UsageError(f"settings do not apply to {recipe.factory}: Impact keeps a byte a weight, Impact1 a bit")
+            raise UsageError(f"settings do not apply to {recipe.factory}: leave them out")
         self.check_search({}, recipe.search)
 
-    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
-        """Check `terms`."""
-        check_terms(parameters)
+    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
+        """Check the search parameter `terms`."""
+        check_impact_parameters(parameters)
 
-    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Sort a part's weighted terms by term."""
         from rag_model.index.postings.part import PartPostings  # noqa: PLC0415
 
-        held = SparseVectors.joined(list(SparseFile(rows).blocks()))
-        postings = PartPostings.weighted(held.terms, _kept(plan.factory, held.weights), held.offsets)
-        postings.write(out, stamp(plan, trained, number))
-        return {"rows": len(held), "terms": len(postings.terms), "postings": len(postings.rows)}
+        vectors = SparseVectors.concatenate(list(SparseFile(rows).iter_batches()))
+        postings = PartPostings.from_weighted_terms(
+            vectors.terms, _quantize_weights(plan.factory, vectors.weights), vectors.offsets
+        )
+        postings.write(out, scatter_stamp(plan, trained, number))
+        return {"rows": len(vectors), "terms": len(postings.terms), "postings": len(postings.rows)}
 
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
-        """Return the scale of the parts' weights, which they share; 1 of a bag of terms.
+        """Return the common scale of the parts' weights; 1 for a bag of terms.
 
         Raises:
-            InputError: they do not share it.
+            InputError: the scales differ.
         """
-        known = sorted({SparseFile(path).scale for path in rows})
-        if len(known) != 1:
-            raise InputError(f"the parts' weights have the scales {known}: encode all of them by one encoder")
-        return 1 if _BITS[plan.factory] == 1 else known[0]
+        scales = sorted({SparseFile(path).scale for path in rows})
+        if len(scales) != 1:
+            raise InputError(f"the parts' weights have the scales {scales}: encode all parts with one encoder")
+        return 1 if _WEIGHT_BITS[plan.factory] == 1 else scales[0]
 
-    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "ImpactIndex":
+    def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> "ImpactIndex":
         """Open the file.
 
         Raises:
-            InputError: the file is damaged, or an index of words.
+            InputError: the file is damaged, or a BM25 index.
             MissingExtraError: the text extra is not installed.
         """
-        from rag_model.index.postings.impacts import ImpactIndex  # noqa: PLC0415
+        from rag_model.index.postings.search import ImpactIndex  # noqa: PLC0415
 
         return ImpactIndex(files.index, entry["search"], mmap=mmap)
 
-    def measure(self, files: IndexFiles, entry: Entry, trial: SparseTrial) -> Measurement:
-        """Compare search with a reading of every posting, and the scores with the passages' own weights."""
+    def measure(self, files: IndexFiles, entry: IndexEntry, trial: SparseQuerySet) -> IndexMeasurement:
+        """Compare search with and without skipping, and the scores with the weights of the
+        passages.
+        """
         index = self.open(files, entry)
-        index.hold_few()
-        scores, found = index.search(trial.questions, trial.k)
-        every = index.search(trial.questions, trial.k, skip=False)[1]
-        _check_scores(index, trial.questions, scores, found, files.rows(), str(entry["factory"]))
-        source = float((found == trial.rows[:, None]).any(axis=1).mean())
+        index.use_small_cache()
+        scores, rows = index.search(trial.queries, trial.k)
+        exhaustive_rows = index.search(trial.queries, trial.k, skip=False)[1]
+        _check_scores(index, trial.queries, scores, rows, files.rows(), str(entry["factory"]))
+        source_recall = float((rows == trial.rows[:, None]).any(axis=1).mean())
         layout = index.file.layout
-        figures = {
-            f"source@{trial.k}": round(source, 4),
+        metrics = {
+            f"source@{trial.k}": round(source_recall, 4),
             "terms": layout.terms,
             "terms_a_passage": round(layout.postings / max(1, layout.n), 1),
             "bytes_a_passage": round(layout.size / max(1, layout.n)),
         }
-        return Measurement((found == every).mean(axis=1), figures=figures)
+        return IndexMeasurement((rows == exhaustive_rows).mean(axis=1), metrics=metrics)
 
-    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
-        """Return what the build costs at 128 terms a passage."""
-        part, size = part_rows or min(plan.n, 100_000), plan.n * passage_bytes(plan)
-        stages = {"train": PROCESS, "scatter": PROCESS + part * _SORTED, "merge": 2 * PROCESS + plan.n * HELD}
-        return Estimate(stages, size + PROCESS, size, size + plan.n * _PIECE)
+    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
+        """Estimate the resources of a build, with 128 terms per passage."""
+        part_size, size = part_rows or min(plan.n, 100_000), plan.n * bytes_per_passage(plan)
+        stages = {
+            "train": PROCESS_BYTES,
+            "scatter": PROCESS_BYTES + part_size * _SORT_BYTES,
+            "merge": 2 * PROCESS_BYTES + plan.n * MERGE_BYTES_PER_PASSAGE,
+        }
+        return ResourceEstimate(stages, size + PROCESS_BYTES, size, size + plan.n * _PIECE_BYTES)
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return the seconds to sort a part's rows, or to merge all postings."""
-        return {"scatter": size / _RATE, "merge": plan.n * TERMS / _MERGED}.get(stage, 0.01)
+        """Estimate the seconds to sort a part's rows, or to merge all postings."""
+        return {"scatter": size / _SORT_RATE, "merge": plan.n * TERMS_PER_PASSAGE / _MERGE_RATE}.get(stage, 0.01)
 
 
-def passage_bytes(plan: IndexPlan) -> int:
-    """Return the bytes of a passage of 128 terms in the index file."""
-    return 2 + TERMS * (_GAP + (_BITS[plan.factory] if _BITS[plan.factory] > 1 else 0)) // 8
+def bytes_per_passage(plan: IndexPlan) -> int:
+    """Return the bytes of a passage of 128 terms in the file."""
+    return (
+        2 + TERMS_PER_PASSAGE * (_GAP_BITS + (_WEIGHT_BITS[plan.factory] if _WEIGHT_BITS[plan.factory] > 1 else 0)) // 8
+    )
 
 
-def _kept(factory: str, weights: Array) -> Array:
-    """Return the weights that an index keeps: all, or ones."""
-    return np.ones_like(weights) if _BITS[factory] == 1 else weights
+def _quantize_weights(factory: str, weights: Array) -> Array:
+    """Return the weights that an index stores: `weights`, or ones for a bag of terms."""
+    return np.ones_like(weights) if _WEIGHT_BITS[factory] == 1 else weights
 
 
 def _check_scores(
-    index: "ImpactIndex", questions: Vectors, scores: Vectors, found: Rows, rows: Sequence[Path], factory: str
+    index: "ImpactIndex", queries: Vectors, scores: Vectors, rows: Rows, paths: Sequence[Path], factory: str
 ) -> None:
-    """Check that scores are the products of the questions' and the passages' weights.
+    """Check that the scores are inner products of the weights of queries and passages.
 
     Raises:
-        InputError: they are not.
+        InputError: a score differs.
     """
-    wanted = np.unique(found[found >= 0])
-    held, unit = _taken(rows, wanted), QUESTION_UNITS * index.file.layout.scale
-    table = np.zeros(int(held.terms.max(initial=0)) + 1, np.int64)  # units of a question by term
-    for terms, units, told, own in zip(*index.heaviest(questions), scores, found, strict=True):
-        table[:] = 0
-        known = terms < len(table)
-        np.add.at(table, terms[known], units[known])
-        passages = held.take(np.searchsorted(wanted, own[own >= 0]))
-        sums = np.concatenate([[0], np.cumsum(table[passages.terms] * _kept(factory, passages.weights))])
-        products = (sums[passages.offsets[1:]] - sums[passages.offsets[:-1]]) / unit
-        if not np.array_equal(products.astype(np.float32), told[own >= 0]):
-            raise InputError(f"{index.file.path} has other weights than the passages: build it again")
+    unique_rows = np.unique(rows[rows >= 0])
+    vectors, units_per_score = _read_rows(paths, unique_rows), QUERY_UNITS * index.file.layout.scale
+    query_units = np.zeros(int(vectors.terms.max(initial=0)) + 1, np.int64)  # by term
+    for terms, units, query_scores, query_rows in zip(*index.select_terms(queries), scores, rows, strict=True):
+        query_units[:] = 0
+        in_table = terms < len(query_units)
+        np.add.at(query_units, terms[in_table], units[in_table])
+        passages = vectors.take(np.searchsorted(unique_rows, query_rows[query_rows >= 0]))
+        sums = np.concatenate(
+            [[0], np.cumsum(query_units[passages.terms] * _quantize_weights(factory, passages.weights))]
+        )
+        products = (sums[passages.offsets[1:]] - sums[passages.offsets[:-1]]) / units_per_score
+        if not np.array_equal(products.astype(np.float32), query_scores[query_rows >= 0]):
+            raise InputError(f"the weights in {index.file.path} differ from those of the passages: build it again")
 
 
-def _taken(rows: Sequence[Path], wanted: Rows) -> SparseVectors:
-    """Return the passages at ascending rows of all parts."""
-    files = [SparseFile(path) for path in rows]
+def _read_rows(paths: Sequence[Path], rows: Rows) -> SparseVectors:
+    """Return the passages at ascending global rows."""
+    files = [SparseFile(path) for path in paths]
     partition = Partition(file.n for file in files)
-    return SparseVectors.joined([files[number].take(local) for number, _, local in partition.split(wanted)])
+    return SparseVectors.concatenate([files[number].take(local) for number, _, local in partition.split(rows)])
 
 
 KIND = ImpactKind()

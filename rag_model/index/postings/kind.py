@@ -1,8 +1,8 @@
-"""The kind `bm25`: postings of terms with their frequencies, ranked by BM25.
+"""The index kind `bm25`: an inverted index of words with their frequencies, ranked by BM25.
 
-A recipe asks for it by `[index.bm25] factory = "BM25"`. Its settings are `language`, of the stemmer; and `search` takes
-`k1` and `b`, which any question may change. What works on postings is imported when it is called: it needs numba, which
-takes a second, and reading a recipe does not.
+A recipe selects it by `[index.bm25] factory = "BM25"`. Its setting is `language`, that of the
+stemmer; its search parameters are `k1` and `b`. Modules that need numba, whose import takes a
+second, are imported when they are used, because reading a recipe does not need them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.index.files.engine import Rows
-from rag_model.index.kind import Entry, IndexFiles, Measurement, TextTrial
-from rag_model.index.plan import Facts, IndexPlan
+from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, TextQuerySet
+from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.joined import HELD, PostingsKind, stamp
-from rag_model.index.postings.parameters import K1, B, check_parameters
-from rag_model.index.sizing.estimate import PROCESS, Estimate
+from rag_model.index.postings.base_kind import (
+    K1,
+    MERGE_BYTES_PER_PASSAGE,
+    B,
+    PostingsKind,
+    check_bm25_parameters,
+    scatter_stamp,
+)
+from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,121 +31,130 @@ if TYPE_CHECKING:
     from rag_model.index.postings.search import Bm25Index
 
 _LANGUAGE = "english"
-_BYTES = 90  # a passage of about 100 words, in the index; its terms' dictionary is a fifth of that
-_COUNTED = 2_000  # bytes a passage in memory while its terms are counted
-_CARRIED = 30  # bytes a passage in memory while postings are carried over
-_FRESH = 1 << 18  # new passages at most; with more the index is built as a whole
-_PIECE = 300  # bytes a passage in a part's piece
-_RATE = 1.2e7  # bytes of compressed passages a second that one core analyses
-_MERGED = 500_000  # passages a second that one core merges
+_BYTES_PER_PASSAGE = 90  # of about 100 words, in the file; a fifth of it is the dictionary
+_COUNT_BYTES = 2_000  # of memory per passage while its terms are counted
+_CARRY_BYTES = 30  # of memory per passage while postings are carried over
+_MAX_NEW_PASSAGES = 1 << 18  # with more the index is built from scratch
+_PIECE_BYTES = 300  # per passage in the piece of its part
+_ANALYZE_RATE = 1.2e7  # bytes of compressed passages that one core analyzes per second
+_MERGE_RATE = 500_000  # passages that one core merges per second
 
 
 class Bm25Kind(PostingsKind):
-    """Words and how often each passage has them."""
+    """The kind `bm25`: the words of passages and their frequencies."""
 
     name: ClassVar[str] = "bm25"
     libraries: ClassVar[tuple[str, ...]] = ("PyStemmer",)
-    VERSION: ClassVar[int] = 1  # raise with it `file.MAGIC`, or `derive` mixes postings of two
+    # Increase `file.MAGIC` too, or `derive` mixes postings of two versions.
+    VERSION: ClassVar[int] = 1
 
     def takes(self, factory: str) -> bool:
         """Whether a factory string is `BM25`."""
         return factory == "BM25"
 
     def check(self, recipe: Any) -> None:
-        """Check the settings `language`, and `k1` and `b` of `search`.
+        """Check the setting `language`, and the search parameters `k1` and `b`.
 
         Raises:
             MissingExtraError: the text extra is not installed.
-            UsageError: one is unknown or wrong.
+            UsageError: a setting or a parameter is unknown or wrong.
         """
         super().check(recipe)
         unknown = sorted(set(recipe.settings) - {"language"})
         if unknown:
             raise UsageError(f"{unknown[0]} is not a setting of {recipe.factory}: it takes language")
         Analyzer(recipe.settings.get("language", _LANGUAGE))
-        check_parameters(recipe.search)
+        check_bm25_parameters(recipe.search)
 
-    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
-        """Check `k1` and `b`."""
-        check_parameters(parameters)
+    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
+        """Check the search parameters `k1` and `b`."""
+        check_bm25_parameters(parameters)
 
     def plan(
         self, recipe: Any, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
     ) -> IndexPlan:
-        """Return a plan with the analyzer's language and fingerprint among its settings."""
+        """Return a plan whose settings include the analyzer's language and fingerprint."""
         plan = super().plan(recipe, n, width, memory=memory, part_rows=part_rows)
         language = recipe.settings.get("language", _LANGUAGE)
         settings = {"language": language, "analyzer": Analyzer(language).fingerprint}
         return replace(plan, settings=settings, search={"k1": K1, "b": B, **recipe.search})
 
-    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
-        """Count and sort the terms of a part's passages, titles included."""
-        from rag_model.index.postings.counting import counted  # noqa: PLC0415
+    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
+        """Count and sort the terms of a part's passages, including titles."""
+        from rag_model.index.postings.counting import count_passages  # noqa: PLC0415
 
-        postings = counted(rows, _analyzer(plan.settings))
-        return postings.write(out, stamp(plan, trained, number))
+        postings = count_passages(rows, _load_analyzer(plan.settings))
+        return postings.write(out, scatter_stamp(plan, trained, number))
 
     def derive(
         self,
-        earlier: Entry,
-        entry: Entry,
+        earlier: IndexEntry,
+        entry: IndexEntry,
         before: Path,
         kept: Rows,
         texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
         out: Path,
-    ) -> Facts | None:
-        """Write the index file of passages that an earlier one mostly has; see `DerivingKind`."""
+    ) -> IndexStats | None:
+        """Derive the index file from that of a previous snapshot; see `DerivingKind`."""
         if earlier["settings"] != entry["settings"]:
             return None
-        from rag_model.index.postings.derive import derived  # noqa: PLC0415
+        from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
 
-        return derived(before, kept, texts, _analyzer(entry["settings"]), out, most=_FRESH)
+        return derive_index(before, kept, texts, _load_analyzer(entry["settings"]), out, max_new=_MAX_NEW_PASSAGES)
 
-    def to_derive(self, n: int) -> int:
-        """Return the bytes of memory for rows, and for the terms of some new passages."""
-        return PROCESS + n * _CARRIED + min(n, _FRESH) * _COUNTED
+    def derive_memory_bytes(self, n: int) -> int:
+        """Estimate the memory for all rows, and for the terms of new passages."""
+        return PROCESS_BYTES + n * _CARRY_BYTES + min(n, _MAX_NEW_PASSAGES) * _COUNT_BYTES
 
-    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "Bm25Index":
-        """Open the file; a question is analyzed as the passages were.
+    def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> "Bm25Index":
+        """Open the file, with the analyzer that the passages were analyzed with.
 
         Raises:
             InputError: the file is damaged.
             MissingExtraError: the text extra is not installed.
-            StoreError: it was built by another analyzer than the one installed here.
+            StoreError: the analyzer that is installed gives other terms than that of the build.
         """
         from rag_model.index.postings.search import Bm25Index  # noqa: PLC0415
 
-        return Bm25Index(files.index, _analyzer(entry["settings"]), entry["search"], mmap=mmap)
+        return Bm25Index(files.index, _load_analyzer(entry["settings"]), entry["search"], mmap=mmap)
 
-    def measure(self, files: IndexFiles, entry: Entry, trial: TextTrial) -> Measurement:
-        """Compare search with a reading of every posting, and postings with the words of the questions' passages."""
+    def measure(self, files: IndexFiles, entry: IndexEntry, trial: TextQuerySet) -> IndexMeasurement:
+        """Compare search with and without skipping, and look up the words of the passages that
+        queries come from.
+        """
         index = self.open(files, entry)
-        index.hold_few()
-        found = index.search(trial.questions, trial.k)[1]
-        every = index.every(trial.questions, trial.k)
+        index.use_small_cache()
+        rows = index.search(trial.queries, trial.k)[1]
+        exhaustive_rows = index.search_exhaustively(trial.queries, trial.k)
         _check_sources(index, trial)
-        source = float((found == trial.rows[:, None]).any(axis=1).mean())
+        source_recall = float((rows == trial.rows[:, None]).any(axis=1).mean())
         layout = index.file.layout
-        figures = {f"source@{trial.k}": round(source, 4), "terms": layout.terms, "postings": layout.postings}
-        return Measurement((found == every).mean(axis=1), figures=figures)
+        metrics = {f"source@{trial.k}": round(source_recall, 4), "terms": layout.terms, "postings": layout.postings}
+        return IndexMeasurement((rows == exhaustive_rows).mean(axis=1), metrics=metrics)
 
-    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
-        """Return what the build costs: a part in memory while it is analysed, a batch of postings while merged."""
-        part = (part_rows or min(plan.n, 100_000)) * _COUNTED
-        size = plan.n * _BYTES
-        stages = {"train": PROCESS, "scatter": PROCESS + part, "merge": 2 * PROCESS + plan.n * HELD}
-        return Estimate(stages, size + PROCESS, size, size + plan.n * _PIECE)
+    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
+        """Estimate the resources of a build: a part is in memory while it is analyzed, a batch
+        while it is merged.
+        """
+        part_bytes = (part_rows or min(plan.n, 100_000)) * _COUNT_BYTES
+        size = plan.n * _BYTES_PER_PASSAGE
+        stages = {
+            "train": PROCESS_BYTES,
+            "scatter": PROCESS_BYTES + part_bytes,
+            "merge": 2 * PROCESS_BYTES + plan.n * MERGE_BYTES_PER_PASSAGE,
+        }
+        return ResourceEstimate(stages, size + PROCESS_BYTES, size, size + plan.n * _PIECE_BYTES)
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return the seconds to analyse a part's compressed passages, or to merge all postings."""
-        return {"scatter": size / _RATE, "merge": plan.n / _MERGED}.get(stage, 0.01)
+        """Estimate the seconds to analyze a part's compressed passages, or to merge all postings."""
+        return {"scatter": size / _ANALYZE_RATE, "merge": plan.n / _MERGE_RATE}.get(stage, 0.01)
 
 
-def _analyzer(settings: Any) -> Analyzer:
+def _load_analyzer(settings: Any) -> Analyzer:
     """Return the analyzer that an index was built with.
 
     Raises:
-        StoreError: the one installed here gives other terms.
+        StoreError: the analyzer that is installed gives other terms.
     """
     analyzer = Analyzer(settings["language"])
     if analyzer.fingerprint != settings["analyzer"]:
@@ -150,16 +165,16 @@ def _analyzer(settings: Any) -> Analyzer:
     return analyzer
 
 
-def _check_sources(index: "Bm25Index", trial: TextTrial) -> None:
-    """Check that the index knows each question's words: a question is a sentence of a passage.
+def _check_sources(index: "Bm25Index", trial: TextQuerySet) -> None:
+    """Check that the index has the terms of each query, which is a sentence of a passage.
 
     Raises:
-        InputError: it does not.
+        InputError: a term is missing.
     """
-    for question in trial.questions:
-        missing = index.missing(question)
-        if missing:
-            raise InputError(f"{index.file.path} lacks the term {missing[0]!r} of a passage: build it again")
+    for query in trial.queries:
+        missing_terms = index.find_missing_terms(query)
+        if missing_terms:
+            raise InputError(f"{index.file.path} lacks the term {missing_terms[0]!r} of a passage: build it again")
 
 
 KIND = Bm25Kind()

@@ -1,112 +1,334 @@
-"""The k best passages of a question by its terms' postings, exactly, without reading those that cannot be among them.
+"""Exact top-k search over encoded posting lists by MaxScore, which skips postings that cannot
+matter.
 
-MaxScore (Turtle and Flood 1995) over windows of rows, with bounds of blocks (Ding and Suel 2011): in each window the
-terms whose bounds together do not reach the k-th best score so far are not *essential*. A passage that has none of the
-essential terms cannot be among the best; so these are added up row by row, and only promising rows are looked up in the
-lists of the others.
+MaxScore (Turtle and Flood 1995) over windows of rows, with upper bounds of blocks (Ding and Suel
+2011): in each window the terms whose bounds together do not reach the k-th best score so far are
+*non-essential*. A passage without an essential term cannot be among the best. So the essential
+lists are added up row by row, and only promising rows are looked up in the others.
 
-Scores are whole numbers (for BM25 units of 2^-32): sums of integers do not depend on their order. So what is skipped
-changes nothing, not even among equal scores, which are ordered by row.
+A posting adds factor * contribution to a score. The factor belongs to the query's term, and
+
+    contribution = weight / (saturation * weight + fixed + slope * length)
+
+BM25 and impacts are two settings of this equation (`Weighting`), so one search serves both. A
+contribution grows with the weight and falls with the passage's length whatever the setting is, so
+an upper bound by the largest weight and the shortest length of a block holds for all of them.
+
+Scores are integers (for BM25 in units of 2^-32), whose sums do not depend on their order. So
+skipping changes nothing, not even among equal scores, which are ordered by row.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
 from rag_model.index.postings.compiled import compiled
-from rag_model.index.postings.cursor import (
-    AT,
-    AT_BLOCK,
-    BEFORE,
-    BEGIN,
-    BLOCKS,
-    COUNT,
+from rag_model.index.postings.lists import HEADER_BYTES, MAX_HEADER_WEIGHT, read_last_row, read_uint16
+from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
+
+# Elements of a cursor, the state of a reader of one list. Postings, begin, end and blocks of the
+# list; the
+# current block, the offset of its data, the row before it and its last row; the block that is
+# decoded, the
+# number of its postings, and the position in it. A block is decoded only if its postings are
+# needed.
+(
     DF,
-    END,
-    HELD,
-    LAST,
-    NUMBERS,
-    header_of,
-    next_block,
-    part_of,
-    read_block,
-    start,
-    units,
-)
-from rag_model.index.postings.heap import push, sort
-from rag_model.index.postings.lists import MOST_WEIGHT, last_row, two_bytes
-from rag_model.index.postings.packing import BLOCK
+    LIST_BEGIN,
+    LIST_END,
+    BLOCKS,
+    BLOCK_INDEX,
+    BLOCK_DATA,
+    ROW_BEFORE,
+    LAST_ROW,
+    DECODED_BLOCK,
+    BLOCK_COUNT,
+    POSITION,
+) = range(11)
+CURSOR_SIZE = 11
+BEYOND_ROWS = np.int64(1) << 40  # larger than any row
+_MAX_UINT32 = (np.int64(1) << 32) - 1  # of rows and weights in arrays of four bytes
+
+
+@compiled
+def contribution(weight, length, weighting):
+    """Return what a posting adds to a score per unit of the term's factor; see the module."""
+    return np.float32(weight / (weighting.saturation * weight + weighting.fixed + weighting.slope * length))
+
+
+@compiled
+def score_units(factor, contribution):
+    """Return a posting's share of a score: at least 1 unit, so that every passage with the term is
+    found.
+    """
+    return max(np.int64(1), np.int64(factor * contribution))
+
+
+@compiled
+def header_offset(cursor, block):
+    """Return the offset of a block's header."""
+    return cursor[LIST_BEGIN] + HEADER_BYTES * block
+
+
+@compiled
+def start_cursor(cursor, data, lists, rows, weights):
+    """Move a cursor to the first block of its list; return whether the list is valid."""
+    begin, end = cursor[LIST_BEGIN], cursor[LIST_END]
+    if begin < 0 or end > lists or begin >= end or cursor[DF] < 1:
+        return False
+    blocks = (cursor[DF] + BLOCK - 1) // BLOCK
+    cursor[BLOCKS], cursor[BLOCK_INDEX], cursor[ROW_BEFORE], cursor[POSITION], cursor[DECODED_BLOCK] = (
+        blocks,
+        0,
+        -1,
+        0,
+        -1,
+    )
+    if cursor[DF] == 1:
+        value, offset = read_varint(data, begin, end)
+        if value < 0:
+            return False
+        rows[0], weights[0] = value >> 1, 1
+        if value & 1:
+            weight_rest, offset = read_varint(data, offset, end)
+            if not 0 <= weight_rest < _MAX_UINT32:
+                return False
+            weights[0] = weight_rest + 2
+        cursor[LAST_ROW], cursor[DECODED_BLOCK], cursor[BLOCK_COUNT] = rows[0], 0, 1
+        return True
+    if blocks == 1:
+        cursor[BLOCK_COUNT] = cursor[DF]
+        if decode_block(data, begin, end, -1, cursor[DF], rows, weights) < 0:
+            return False
+        cursor[LAST_ROW], cursor[DECODED_BLOCK] = rows[cursor[DF] - 1], 0
+        return True
+    cursor[BLOCK_DATA] = begin + HEADER_BYTES * blocks
+    if cursor[BLOCK_DATA] > end:
+        return False
+    cursor[LAST_ROW] = read_last_row(data, begin)
+    return True
+
+
+@compiled
+def next_block(cursor, data):
+    """Move a cursor to its next block; after the last one `LAST_ROW` is `BEYOND_ROWS`."""
+    header = header_offset(cursor, cursor[BLOCK_INDEX])
+    if cursor[BLOCKS] > 1:
+        cursor[BLOCK_DATA] += read_uint16(data, header + 4)
+    cursor[BLOCK_INDEX] += 1
+    cursor[POSITION] = 0
+    if cursor[BLOCK_INDEX] >= cursor[BLOCKS]:
+        cursor[LAST_ROW] = BEYOND_ROWS
+        cursor[ROW_BEFORE] = cursor[LAST_ROW]
+    else:
+        cursor[ROW_BEFORE] = cursor[LAST_ROW]
+        cursor[LAST_ROW] = read_last_row(data, header + HEADER_BYTES)
+
+
+@compiled
+def read_block(cursor, data, rows, weights):
+    """Decode the cursor's block, unless it is decoded already; return whether it is valid."""
+    if cursor[DECODED_BLOCK] == cursor[BLOCK_INDEX]:
+        return True
+    block = cursor[BLOCK_INDEX]
+    count = BLOCK if block + 1 < cursor[BLOCKS] else cursor[DF] - BLOCK * block
+    if decode_block(data, cursor[BLOCK_DATA], cursor[LIST_END], cursor[ROW_BEFORE], count, rows, weights) < 0:
+        return False
+    if rows[count - 1] != cursor[LAST_ROW]:
+        return False
+    cursor[DECODED_BLOCK], cursor[BLOCK_COUNT] = block, count
+    return True
+
+
+@compiled
+def read_list(data, lists, entry, rows, weights):
+    """Decode a list.
+
+    Args:
+        data: uint8, all lists, padded.
+        lists: bytes of all lists.
+        entry: (3,) postings, begin and end of the list.
+        rows: (postings,) filled with the rows, ascending.
+        weights: (postings,) int64, filled with the weights.
+
+    Returns:
+        Whether the list is valid.
+    """
+    cursor, position = np.zeros(CURSOR_SIZE, np.int64), 0
+    cursor[DF], cursor[LIST_BEGIN], cursor[LIST_END] = entry[0], entry[1], entry[2]
+    block_rows, block_weights = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+    if not start_cursor(cursor, data, lists, block_rows, block_weights):
+        return False
+    while cursor[BLOCK_INDEX] < cursor[BLOCKS]:
+        if (
+            not read_block(cursor, data, block_rows, block_weights) or cursor[LAST_ROW] > _MAX_UINT32
+        ):  # rows may hold four bytes
+            return False
+        for i in range(cursor[BLOCK_COUNT]):
+            rows[position + i], weights[position + i] = block_rows[i], block_weights[i]
+        position += cursor[BLOCK_COUNT]
+        next_block(cursor, data)
+    return True
+
+
+MAX_IMPACT = 255  # the largest weight of an impact index, in one byte
+
+
+class Weighting(NamedTuple):
+    """The parameters of the contribution of a posting (see the module); passed to compiled code."""
+
+    limit: float  # upper bound of all contributions
+    saturation: float
+    fixed: float
+    slope: float
+
+
+IMPACT = Weighting(float(MAX_IMPACT), 0.0, 1.0, 0.0)  # the weight itself
+
+
+def bm25_weighting(k1: float, b: float, mean_length: float) -> Weighting:
+    """Return the weighting of BM25: tf / (tf + k1 (1 - b + b * length / mean_length))."""
+    return Weighting(1.0, 1.0, k1 * (1 - b), k1 * b / mean_length)
+
+
+@compiled
+def _sink(scores, rows, position, size):
+    """Move an element down the heap. The loop calls no function, which would update the arrays'
+    reference counts.
+    """
+    score, row = scores[position], rows[position]
+    while True:
+        child = 2 * position + 1
+        if child >= size:
+            break
+        sibling = child + 1
+        if sibling < size and (
+            scores[sibling] < scores[child] or (scores[sibling] == scores[child] and rows[sibling] > rows[child])
+        ):
+            child = sibling
+        if not (scores[child] < score or (scores[child] == score and rows[child] > row)):
+            break
+        scores[position], rows[position] = scores[child], rows[child]
+        position = child
+    scores[position], rows[position] = score, row
+
+
+@compiled
+def push_hit(scores, rows, size, k, score, row):
+    """Add a hit to a heap of the k best with the worst on top, or replace the worst.
+
+    Return the heap's size.
+    """
+    if size == k:
+        scores[0], rows[0] = score, row
+        _sink(scores, rows, 0, k)
+        return size
+    position = size
+    while position:
+        parent = (position - 1) >> 1
+        if not (score < scores[parent] or (score == scores[parent] and row > rows[parent])):
+            break
+        scores[position], rows[position] = scores[parent], rows[parent]
+        position = parent
+    scores[position], rows[position] = score, row
+    return size + 1
+
+
+@compiled
+def sort_hits(scores, rows, size):
+    """Sort a heap, best first."""
+    for last in range(size - 1, 0, -1):
+        scores[0], scores[last] = scores[last], scores[0]
+        rows[0], rows[last] = rows[last], rows[0]
+        _sink(scores, rows, 0, last)
+
 
 WINDOW = 4_096  # rows
-_SCANNED = 2_048  # blocks of a list whose headers are read for the bound of the whole list
-_SAMPLED = 4_096  # postings of a list that are read for a first threshold
+# A list with more blocks gets the general bound, without a scan of its headers.
+_MAX_SCANNED_BLOCKS = 2_048
+_MAX_SAMPLED_POSTINGS = 4_096  # a list with more postings is not read for a first threshold
 DAMAGED = -1
 
 
 @compiled
-def _part(weight, length, factor, weighting):
-    return units(factor, part_of(weight, length, weighting))
+def _score(weight, length, factor, weighting):
+    return score_units(factor, contribution(weight, length, weighting))
 
 
 @compiled
-def _bound(weight, length, factor, weighting):
-    """Return at least `_part` of each posting up to `weight` in passages of `length` or more; a unit for rounding."""
-    if weight >= MOST_WEIGHT:
+def _block_bound(weight, length, factor, weighting):
+    """Return an upper bound of `_score` for weights up to `weight` and lengths from `length`.
+
+    It includes 1 unit for rounding.
+    """
+    if weight >= MAX_HEADER_WEIGHT:
         return np.int64(factor * weighting.limit) + 1
-    return _part(weight, length, factor, weighting) + 1
+    return _score(weight, length, factor, weighting) + 1
 
 
 @compiled
 def _list_bound(cursor, data, weights, rows, lengths, factor, weighting):
-    """Return a bound of all postings of a list."""
-    most = np.int64(0)
+    """Return an upper bound of the score of all postings of a list."""
+    upper_bound = np.int64(0)
     if cursor[BLOCKS] == 1:
-        for i in range(cursor[COUNT]):
-            most = max(most, _part(weights[i], lengths[rows[i]], factor, weighting))
-        return most
-    if cursor[BLOCKS] > _SCANNED:
-        return _bound(MOST_WEIGHT, 0, factor, weighting)
+        for i in range(cursor[BLOCK_COUNT]):
+            upper_bound = max(upper_bound, _score(weights[i], lengths[rows[i]], factor, weighting))
+        return upper_bound
+    if cursor[BLOCKS] > _MAX_SCANNED_BLOCKS:
+        return _block_bound(MAX_HEADER_WEIGHT, 0, factor, weighting)
     for block in range(cursor[BLOCKS]):
-        at = header_of(cursor, block)
-        most = max(most, _bound(np.int64(data[at + 6]), two_bytes(data, at + 7), factor, weighting))
-    return most
+        header = header_offset(cursor, block)
+        upper_bound = max(
+            upper_bound, _block_bound(np.int64(data[header + 6]), read_uint16(data, header + 7), factor, weighting)
+        )
+    return upper_bound
 
 
 @compiled
-def _window_bound(cursor, data, rows, first, behind, whole, factor, weighting):
-    """Return a bound of a list's postings with rows in [first, behind); moves the cursor to `first`."""
-    while cursor[LAST] < first:
+def _window_bound(cursor, data, rows, first, end, list_bound, factor, weighting):
+    """Return an upper bound of a list's postings with rows in [first, end).
+
+    Move the cursor to `first`.
+    """
+    while cursor[LAST_ROW] < first:
         next_block(cursor, data)
-    if cursor[BLOCKS] == 1 and cursor[AT_BLOCK] == 0:
-        while rows[cursor[AT]] < first:
-            cursor[AT] += 1
-        cursor[BEFORE] = rows[cursor[AT]] - 1
-    block = cursor[AT_BLOCK]
-    if block >= cursor[BLOCKS] or cursor[BEFORE] >= behind - 1:
+    if cursor[BLOCKS] == 1 and cursor[BLOCK_INDEX] == 0:
+        while rows[cursor[POSITION]] < first:
+            cursor[POSITION] += 1
+        cursor[ROW_BEFORE] = rows[cursor[POSITION]] - 1
+    block = cursor[BLOCK_INDEX]
+    if block >= cursor[BLOCKS] or cursor[ROW_BEFORE] >= end - 1:
         return np.int64(0)
     if cursor[BLOCKS] == 1:
-        return whole
-    most = np.int64(0)
+        return list_bound
+    upper_bound = np.int64(0)
     while True:
-        at = header_of(cursor, block)
-        most = max(most, _bound(np.int64(data[at + 6]), two_bytes(data, at + 7), factor, weighting))
+        header = header_offset(cursor, block)
+        upper_bound = max(
+            upper_bound, _block_bound(np.int64(data[header + 6]), read_uint16(data, header + 7), factor, weighting)
+        )
         block += 1
-        if block >= cursor[BLOCKS] or last_row(data, at) >= behind - 1:
-            return min(most, whole)
+        if block >= cursor[BLOCKS] or read_last_row(data, header) >= end - 1:
+            return min(upper_bound, list_bound)
 
 
 @compiled
-def _add(cursor, data, rows, weights, first, behind, lengths, factor, weighting, sums):
-    """Add a list's postings with rows in [first, behind) to their sums; return whether its bytes make sense."""
-    while cursor[AT_BLOCK] < cursor[BLOCKS] and cursor[BEFORE] < behind - 1:
+def _add_postings(cursor, data, rows, weights, first, end, lengths, factor, weighting, sums):
+    """Add a list's postings with rows in [first, end) to `sums`.
+
+    Return whether the list is valid.
+    """
+    while cursor[BLOCK_INDEX] < cursor[BLOCKS] and cursor[ROW_BEFORE] < end - 1:
         if not read_block(cursor, data, rows, weights):
             return False
-        at, count = cursor[AT], cursor[COUNT]
-        while at < count and rows[at] < first:
-            at += 1
-        while at < count and rows[at] < behind:
-            sums[rows[at] - first] += _part(weights[at], lengths[rows[at]], factor, weighting)
-            at += 1
-        cursor[AT] = at
-        if at < count:
+        position, count = cursor[POSITION], cursor[BLOCK_COUNT]
+        while position < count and rows[position] < first:
+            position += 1
+        while position < count and rows[position] < end:
+            sums[rows[position] - first] += _score(weights[position], lengths[rows[position]], factor, weighting)
+            position += 1
+        cursor[POSITION] = position
+        if position < count:
             return True
         next_block(cursor, data)
     return True
@@ -114,128 +336,138 @@ def _add(cursor, data, rows, weights, first, behind, lengths, factor, weighting,
 
 @compiled
 def _probe(cursor, data, rows, weights, row, lengths, factor, weighting):
-    """Return a row's part by a list, 0 without a posting, or `DAMAGED`; rows are asked for in ascending order."""
-    while cursor[LAST] < row:
+    """Return the score of a row in a list, 0 without a posting, or `DAMAGED`.
+
+    Rows must ascend from call to call.
+    """
+    while cursor[LAST_ROW] < row:
         next_block(cursor, data)
-    if cursor[AT_BLOCK] >= cursor[BLOCKS] or cursor[BEFORE] >= row:
+    if cursor[BLOCK_INDEX] >= cursor[BLOCKS] or cursor[ROW_BEFORE] >= row:
         return np.int64(0)
     if not read_block(cursor, data, rows, weights):
         return np.int64(DAMAGED)
-    low, high = cursor[AT], cursor[COUNT]
+    low, high = cursor[POSITION], cursor[BLOCK_COUNT]
     while low < high:
         middle = (low + high) >> 1
         if rows[middle] < row:
             low = middle + 1
         else:
             high = middle
-    cursor[AT] = low
-    if low < cursor[COUNT] and rows[low] == row:
-        return _part(weights[low], lengths[row], factor, weighting)
+    cursor[POSITION] = low
+    if low < cursor[BLOCK_COUNT] and rows[low] == row:
+        return _score(weights[low], lengths[row], factor, weighting)
     return np.int64(0)
 
 
 @compiled
 def _first_threshold(cursors, t, data, rows, weights, lengths, factor, weighting, k):
-    """Return the k-th best part of a list that has k postings: no passage below it is among the k best."""
-    best, ids, size = np.empty(k, np.int64), np.empty(k, np.int64), 0
+    """Return the k-th best score in a list of k or more postings: a lower bound of the k-th best
+    score of all.
+    """
+    heap_scores, heap_rows, size = np.empty(k, np.int64), np.empty(k, np.int64), 0
     cursor = cursors[t].copy()
-    while cursor[AT_BLOCK] < cursor[BLOCKS]:
+    while cursor[BLOCK_INDEX] < cursor[BLOCKS]:
         if not read_block(cursor, data, rows, weights):
             return np.int64(DAMAGED)
-        for i in range(cursor[COUNT]):
+        for i in range(cursor[BLOCK_COUNT]):
             if rows[i] >= len(lengths):
                 return np.int64(DAMAGED)
-            score = _part(weights[i], lengths[rows[i]], factor, weighting)
-            if size < k or score > best[0]:
-                size = push(best, ids, size, k, score, rows[i])
+            score = _score(weights[i], lengths[rows[i]], factor, weighting)
+            if size < k or score > heap_scores[0]:
+                size = push_hit(heap_scores, heap_rows, size, k, score, rows[i])
         next_block(cursor, data)
-    cursors[t, HELD] = -1 if cursor[BLOCKS] > 1 else 0
-    return best[0]
+    cursors[t, DECODED_BLOCK] = -1 if cursor[BLOCKS] > 1 else 0
+    return heap_scores[0]
 
 
 @compiled
-def search(data, lists, lengths, found, factors, weighting, k, skip, scores, rows):
-    """Find the k best rows of a question.
+def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, rows):
+    """Find the k best rows of a query.
 
     Args:
         data: uint8, the lists, padded.
         lists: bytes of all lists.
-        lengths: (n,) uint16.
-        found: (t, 3) int64 of each known term: postings, begin and end of its list.
-        factors: (t,) float64, above 0, in units: for BM25 idf times how often the question has the term.
-        weighting: what a posting's weight and its passage's length make of a factor (`weighting`).
+        lengths: (n,) uint16 lengths of the passages.
+        entries: (t, 3) int64: postings, begin and end of each term's list.
+        factors: (t,) float64, above 0, in units; for BM25 the idf times the term's count in the
+            query.
+        weighting: `Weighting` of the postings.
         k: at least 1.
         skip: False reads every posting.
-        scores: (k,) int64, filled with scores in units, best first.
-        rows: (k,) int64, filled with their rows; equal scores in the order of rows.
+        scores: (k,) int64, filled with the scores in units, best first.
+        rows: (k,) int64, filled with the rows; equal scores are ordered by row.
 
     Returns:
-        How many were found; `DAMAGED` if the lists' bytes make no sense.
+        The number of hits; `DAMAGED` if a list is damaged.
     """
-    n, t = len(lengths), len(found)
-    cursors = np.zeros((t, NUMBERS), np.int64)
-    held_rows, held_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
-    wholes, bounds = np.empty(t, np.int64), np.empty(t, np.int64)
+    n, t = len(lengths), len(entries)
+    cursors = np.zeros((t, CURSOR_SIZE), np.int64)
+    block_rows, block_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
+    list_bounds, bounds = np.empty(t, np.int64), np.empty(t, np.int64)
     threshold = np.int64(0)
     for i in range(t):
-        cursors[i, DF], cursors[i, BEGIN], cursors[i, END] = found[i, 0], found[i, 1], found[i, 2]
-        if not start(cursors[i], data, lists, held_rows[i], held_weights[i]):
+        cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
+        if not start_cursor(cursors[i], data, lists, block_rows[i], block_weights[i]):
             return DAMAGED
-        if cursors[i, BLOCKS] == 1 and cursors[i, LAST] >= n:
+        if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
             return DAMAGED
-        wholes[i] = _list_bound(cursors[i], data, held_weights[i], held_rows[i], lengths, factors[i], weighting)
-        if skip and k <= found[i, 0] <= _SAMPLED and wholes[i] > threshold:
-            first = _first_threshold(cursors, i, data, held_rows[i], held_weights[i], lengths, factors[i], weighting, k)
-            if first == DAMAGED:
+        list_bounds[i] = _list_bound(cursors[i], data, block_weights[i], block_rows[i], lengths, factors[i], weighting)
+        if skip and k <= entries[i, 0] <= _MAX_SAMPLED_POSTINGS and list_bounds[i] > threshold:
+            begin = _first_threshold(
+                cursors, i, data, block_rows[i], block_weights[i], lengths, factors[i], weighting, k
+            )
+            if begin == DAMAGED:
                 return DAMAGED
-            threshold = max(threshold, first - 1)
+            threshold = max(threshold, begin - 1)
     order, reach = np.arange(t), np.zeros(t + 1, np.int64)
     sums = np.zeros(WINDOW, np.int64)
-    size, first = 0, 0
-    while first < n:
-        behind = min(first + WINDOW, n)
+    size, begin = 0, 0
+    while begin < n:
+        end = min(begin + WINDOW, n)
         for i in range(t):
-            bounds[i] = _window_bound(cursors[i], data, held_rows[i], first, behind, wholes[i], factors[i], weighting)
-        for i in range(1, t):  # by bound, ascending
-            one, at = order[i], i
-            while at and bounds[order[at - 1]] > bounds[one]:
-                order[at] = order[at - 1]
-                at -= 1
-            order[at] = one
+            bounds[i] = _window_bound(
+                cursors[i], data, block_rows[i], begin, end, list_bounds[i], factors[i], weighting
+            )
+        for i in range(1, t):  # insertion sort by bound, ascending
+            list_number, slot = order[i], i
+            while slot and bounds[order[slot - 1]] > bounds[list_number]:
+                order[slot] = order[slot - 1]
+                slot -= 1
+            order[slot] = list_number
         optional = 0
         for i in range(t):
             reach[i + 1] = reach[i] + bounds[order[i]]
             if (skip and reach[i + 1] <= threshold) or bounds[order[i]] == 0:
                 optional = i + 1
         if optional == t:
-            ahead = behind
-            if reach[t] == 0:  # nothing here: go on where the next block begins
-                ahead = n
+            next_begin = end
+            if reach[t] == 0:  # the window is empty: continue at the next block
+                next_begin = n
                 for i in range(t):
-                    if cursors[i, AT_BLOCK] < cursors[i, BLOCKS]:
-                        ahead = min(ahead, max(behind, cursors[i, BEFORE] + 1))
-            first = ahead
+                    if cursors[i, BLOCK_INDEX] < cursors[i, BLOCKS]:
+                        next_begin = min(next_begin, max(end, cursors[i, ROW_BEFORE] + 1))
+            begin = next_begin
             continue
         for i in range(optional, t):
             j = order[i]
-            if not _add(
+            if not _add_postings(
                 cursors[j],
                 data,
-                held_rows[j],
-                held_weights[j],
-                first,
-                behind,
+                block_rows[j],
+                block_weights[j],
+                begin,
+                end,
                 lengths,
                 factors[j],
                 weighting,
                 sums,
             ):
                 return DAMAGED
-        for place in range(behind - first):
-            score = sums[place]
+        for position in range(end - begin):
+            score = sums[position]
             if score == 0:
                 continue
-            sums[place] = 0
+            sums[position] = 0
             i = optional
             while i and score + reach[i] > threshold:
                 i -= 1
@@ -243,23 +475,23 @@ def search(data, lists, lengths, found, factors, weighting, k, skip, scores, row
                 if bounds[j] == 0:
                     i = 0
                     break
-                more = _probe(
+                extra = _probe(
                     cursors[j],
                     data,
-                    held_rows[j],
-                    held_weights[j],
-                    first + place,
+                    block_rows[j],
+                    block_weights[j],
+                    begin + position,
                     lengths,
                     factors[j],
                     weighting,
                 )
-                if more == DAMAGED:
+                if extra == DAMAGED:
                     return DAMAGED
-                score += more
+                score += extra
             if i == 0 and score > threshold:
-                size = push(scores, rows, size, k, score, first + place)
+                size = push_hit(scores, rows, size, k, score, begin + position)
                 if size == k:
                     threshold = max(threshold, scores[0])
-        first = behind
-    sort(scores, rows, size)
+        begin = end
+    sort_hits(scores, rows, size)
     return size

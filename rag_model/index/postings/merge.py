@@ -1,114 +1,361 @@
-"""Join the parts' postings into one file, as a stream: terms in order, and of each the parts' postings in row order.
+"""Merge the postings of all parts into one file, as a stream: terms in order, rows in order within
+a term.
 
-The result is a function of the passages' terms alone: however rows are divided into parts, the bytes are the same. A
-batch of terms with up to a million postings is in memory, and of each part a window of its terms and of its postings;
-a term with more postings goes through in steps of that size. With thousands of parts batches and windows grow with
-their number: every batch asks every part, and every window is a read, so both would grow with its square.
+The bytes are a function of the passages' terms; they do not depend on the division into parts. In
+memory are a batch of terms with up to a million postings, and for each part a window of its terms
+and of its postings. A term with more postings is written in steps of that size. With thousands of
+parts, batches and windows grow with the number of parts: otherwise the number of requests (batches
+x parts) and of reads (windows x parts) would grow with its square.
+
+A heap of the parts, ordered by their next terms, gives the terms in order, and for each term its
+parts in order.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rag_model.errors import InputError
 from rag_model.index.files.pieces import Array
-from rag_model.index.plan import Facts
-from rag_model.index.postings.lists import AT_OUT, HEADER, NUMBERS, ROOM, begin_list, end_block, put_lists, put_postings
-from rag_model.index.postings.packing import BLOCK, SIZES
+from rag_model.index.plan import IndexStats
+from rag_model.index.postings.compiled import bare, compiled
+from rag_model.index.postings.file import TermBatch, write_index
+from rag_model.index.postings.lists import (
+    BLOCK_OFFSET,
+    HEADER_BYTES,
+    MAX_POSTING_BYTES,
+    WRITER_SIZE,
+    add_postings,
+    begin_list,
+    end_block,
+    write_lists,
+)
+from rag_model.index.postings.packing import BLOCK, SCRATCH_SIZE
 from rag_model.index.postings.part import PartReader
-from rag_model.index.postings.windows import DONE, EMPTY, Batch, clear, filled, no_batch, no_windows, take, terms_in
-from rag_model.index.postings.writing import Written, write_index
 
-_TERMS = 2_048  # of a part, in memory at once
-_ALL_TERMS = 1 << 20  # of all parts together, but for `_FEWEST` of each
-_FEWEST = 1_024
-_POSTINGS = 1 << 20  # of a batch, or `_EACH` for each part if that is more
-_EACH = 1 << 11
-_AHEAD = 1 << 23  # postings of all parts together that are read ahead, but for `_LEAST` of each
-_LEAST = 1 << 12
-_BATCH = 1 << 16  # terms of a batch
-_SHARES = 1 << 8  # terms of a batch that may have postings in all parts
-_LONGEST = 1 << 12  # bytes of a term, at least
-_TEXT = (1 << 31) - 1  # bytes of a window's terms
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+_KEY_BYTES = 8
+# Status of `take_terms`: no term is left, the batch is full, a window is empty.
+DONE, FULL, EMPTY = range(3)
+# Elements of `Batch.numbers`.
+_HEAP_SIZE, _TEXT_SIZE, _TERM_COUNT, _SHARE_COUNT, _POSTING_COUNT = range(5)
 
 
-def merge(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Facts:
-    """Write the index file of parts that are given in row order; `scale` as of `file.Layout`.
+class Windows(NamedTuple):
+    """The next terms of each part, in memory."""
+
+    text: Bytes  # (parts, bytes)
+    term_ends: npt.NDArray[np.int32]  # (parts, terms + 1) 0, and the end of each term in `text`
+    counts: npt.NDArray[np.int32]  # (parts, terms) postings of each term
+    next_term: Ints  # (parts,) index of the next term
+    sizes: Ints  # (parts,) number of terms
+    heap: Ints  # (parts,) parts by their next terms
+    # (parts,) first eight bytes of the next term as a number, padded with 0
+    keys: npt.NDArray[np.uint64]
+    lengths: Ints  # (parts,) bytes of the next term
+    needs_terms: npt.NDArray[np.bool_]  # (parts,) not in the heap, because the window is used up
+
+
+class Batch(NamedTuple):
+    """Consecutive terms of all parts, and their shares: the postings of a term in one part."""
+
+    text: Bytes  # concatenated terms
+    term_ends: Ints  # (capacity,) end of each term
+    counts: Ints  # (capacity,) postings of each term
+    ends: Ints  # (capacity,) end of each term's shares
+    parts: Ints  # (capacity,) part of each share
+    shares: Ints  # (capacity,) postings of each share
+    # See `_HEAP_SIZE`: sizes of the heap, and of the batch's text, terms, shares and postings.
+    numbers: Ints
+
+
+def create_windows(parts: int, terms: int) -> Windows:
+    """Return empty windows with a capacity of `terms` terms per part."""
+    return Windows(
+        np.empty((parts, 1), np.uint8),
+        np.zeros((parts, terms + 1), np.int32),
+        np.zeros((parts, terms), np.int32),
+        np.zeros(parts, np.int64),
+        np.zeros(parts, np.int64),
+        np.zeros(parts, np.int64),
+        np.zeros(parts, np.uint64),
+        np.zeros(parts, np.int64),
+        np.ones(parts, np.bool_),
+    )
+
+
+def set_window(windows: Windows, part: int, text: Bytes, ends: Ints, counts: Ints) -> Windows:
+    """Store a part's next terms, which end at `ends` in `text`.
+
+    Return the windows, enlarged if necessary.
+    """
+    if len(text) > windows.text.shape[1]:
+        wider = np.empty((len(windows.text), 2 * len(text)), np.uint8)
+        wider[:, : windows.text.shape[1]] = windows.text
+        windows = windows._replace(text=wider)
+    windows.text[part, : len(text)] = text
+    windows.term_ends[part, 1 : len(ends) + 1] = ends
+    windows.counts[part, : len(counts)] = counts
+    windows.next_term[part], windows.sizes[part] = 0, len(counts)
+    return windows
+
+
+def create_batch(terms: int, shares: int, size: int) -> Batch:
+    """Return an empty batch with a capacity in terms, in shares, and in bytes of terms."""
+    term_ends, counts, ends = (np.empty(terms, np.int64) for _ in range(3))
+    return Batch(
+        np.empty(size, np.uint8),
+        term_ends,
+        counts,
+        ends,
+        np.empty(shares, np.int64),
+        np.empty(shares, np.int64),
+        np.zeros(5, np.int64),
+    )
+
+
+def clear_batch(batch: Batch) -> None:
+    """Remove all terms from a batch."""
+    batch.numbers[_TEXT_SIZE:] = 0
+
+
+def count_terms(batch: Batch) -> int:
+    """Return the number of terms of a batch."""
+    return int(batch.numbers[_TERM_COUNT])
+
+
+@bare
+def _compare_parts(windows, a, b):
+    """Compare the next terms of two parts: negative, 0 or positive."""
+    if windows.keys[a] != windows.keys[b]:
+        return -1 if windows.keys[a] < windows.keys[b] else 1
+    length_a, length_b = windows.lengths[a], windows.lengths[b]
+    if min(length_a, length_b) > _KEY_BYTES:
+        begin_a, begin_b = windows.term_ends[a, windows.next_term[a]], windows.term_ends[b, windows.next_term[b]]
+        for i in range(_KEY_BYTES, min(length_a, length_b)):
+            if windows.text[a, begin_a + i] != windows.text[b, begin_b + i]:
+                return np.int64(windows.text[a, begin_a + i]) - np.int64(windows.text[b, begin_b + i])
+    return length_a - length_b
+
+
+@bare
+def _precedes(windows, a, b):
+    """Whether part `a` precedes part `b`, by their next terms and then by number."""
+    order = _compare_parts(windows, a, b)
+    return order < 0 or (order == 0 and a < b)
+
+
+@bare
+def _set_key(windows, part):
+    begin, end = windows.term_ends[part, windows.next_term[part]], windows.term_ends[part, windows.next_term[part] + 1]
+    key = np.uint64(0)
+    for i in range(begin, begin + _KEY_BYTES):
+        key = (key << np.uint64(8)) | (np.uint64(windows.text[part, i]) if i < end else np.uint64(0))
+    windows.keys[part], windows.lengths[part] = key, end - begin
+
+
+@bare
+def _push_part(windows, numbers, part):
+    heap, slot = windows.heap, numbers[_HEAP_SIZE]
+    numbers[_HEAP_SIZE] += 1
+    while slot and _precedes(windows, part, heap[(slot - 1) >> 1]):
+        heap[slot] = heap[(slot - 1) >> 1]
+        slot = (slot - 1) >> 1
+    heap[slot] = part
+
+
+@bare
+def _pop_part(windows, numbers):
+    heap = windows.heap
+    top = heap[0]
+    numbers[_HEAP_SIZE] -= 1
+    size, part, slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
+    while True:
+        child = 2 * slot + 1
+        if child >= size:
+            break
+        if child + 1 < size and _precedes(windows, heap[child + 1], heap[child]):
+            child += 1
+        if not _precedes(windows, heap[child], part):
+            break
+        heap[slot] = heap[child]
+        slot = child
+    heap[slot] = part
+    return top
+
+
+@bare
+def _add_term(windows, batch, same_parts, part_count, postings):
+    """Add the next term of same_parts[:part_count], which have it in common, to a batch."""
+    numbers, part = batch.numbers, same_parts[0]
+    term, share, text_size = numbers[_TERM_COUNT], numbers[_SHARE_COUNT], numbers[_TEXT_SIZE]
+    begin, end = windows.term_ends[part, windows.next_term[part]], windows.term_ends[part, windows.next_term[part] + 1]
+    for i in range(begin, end):
+        batch.text[text_size] = windows.text[part, i]
+        text_size += 1
+    for i in range(part_count):
+        batch.parts[share], batch.shares[share] = (
+            same_parts[i],
+            windows.counts[same_parts[i], windows.next_term[same_parts[i]]],
+        )
+        share += 1
+    batch.term_ends[term], batch.counts[term], batch.ends[term] = text_size, postings, share
+    numbers[_TERM_COUNT], numbers[_SHARE_COUNT], numbers[_TEXT_SIZE] = term + 1, share, text_size
+    numbers[_POSTING_COUNT] += postings
+
+
+@compiled
+def take_terms(windows, batch, max_postings):
+    """Move terms from the windows to a batch, until it is full or a window is used up.
+
+    Args:
+        windows: of all parts.
+        batch: is appended to.
+        max_postings: of a batch; a term with more postings gets a batch of its own.
+
+    Returns:
+        `DONE`; `FULL`; or `EMPTY` if the windows of the parts with `needs_terms` must be filled. A
+        part that has no more terms is ignored from then on.
+    """
+    numbers, parts = batch.numbers, len(windows.next_term)
+    for part in range(parts):
+        if windows.needs_terms[part] and windows.next_term[part] < windows.sizes[part]:
+            windows.needs_terms[part] = False
+            _set_key(windows, part)
+            _push_part(windows, numbers, part)
+    same_parts = np.empty(parts, np.int64)
+    while numbers[_HEAP_SIZE]:
+        part_count, postings = 0, 0
+        while numbers[_HEAP_SIZE] and (part_count == 0 or _compare_parts(windows, same_parts[0], windows.heap[0]) == 0):
+            same_parts[part_count] = _pop_part(windows, numbers)
+            postings += windows.counts[same_parts[part_count], windows.next_term[same_parts[part_count]]]
+            part_count += 1
+        part, next_term = same_parts[0], windows.next_term[same_parts[0]]
+        size = windows.term_ends[part, next_term + 1] - windows.term_ends[part, next_term]
+        if (
+            numbers[_TERM_COUNT] + 1 > len(batch.term_ends)
+            or numbers[_SHARE_COUNT] + part_count > len(batch.parts)
+            or numbers[_TEXT_SIZE] + size > len(batch.text)
+            or (numbers[_TERM_COUNT] and numbers[_POSTING_COUNT] + postings > max_postings)
+        ):
+            for i in range(part_count):
+                _push_part(windows, numbers, same_parts[i])
+            return FULL
+        _add_term(windows, batch, same_parts, part_count, postings)
+        any_empty = False
+        for i in range(part_count):
+            windows.next_term[same_parts[i]] += 1
+            if windows.next_term[same_parts[i]] < windows.sizes[same_parts[i]]:
+                _set_key(windows, same_parts[i])
+                _push_part(windows, numbers, same_parts[i])
+            else:
+                windows.needs_terms[same_parts[i]] = any_empty = True
+        if any_empty:
+            return EMPTY
+    return DONE
+
+
+_WINDOW_TERMS = 2_048  # per part
+# Of all parts together, unless that is less than `_MIN_WINDOW_TERMS` per part.
+_MAX_WINDOW_TERMS = 1 << 20
+_MIN_WINDOW_TERMS = 1_024
+_BATCH_POSTINGS = 1 << 20  # or `_BATCH_POSTINGS_PER_PART` times the number of parts if that is more
+_BATCH_POSTINGS_PER_PART = 1 << 11
+# Postings of all parts together, unless that is less than `_MIN_READ_AHEAD` per part.
+_READ_AHEAD = 1 << 23
+_MIN_READ_AHEAD = 1 << 12
+_BATCH_TERMS = 1 << 16
+_FULL_TERMS_PER_BATCH = 1 << 8  # terms with postings in all parts for which a batch has room
+_MIN_MAX_TERM_BYTES = 1 << 12  # a batch has room for terms of at least this length
+_MAX_WINDOW_BYTES = (1 << 31) - 1  # of the terms of a window
+
+
+def merge_parts(parts: Sequence[PartReader], out: Path, scale: int = 0) -> IndexStats:
+    """Write the index file of parts, which are given in row order.
+
+    `scale` is that of `file.Layout`.
 
     Raises:
         InputError: a part is damaged.
         ResourceError: the file cannot be written.
     """
-    return write_index(out, (part.lengths() for part in parts), partial(_lists, parts), scale)
+
+    def write_lists(lengths: Array, file: IO[bytes]) -> Iterator[TermBatch]:
+        for batch, sizes in _ListMerger(parts, lengths, file).batches():
+            count = count_terms(batch)
+            yield batch.text, batch.term_ends[:count], batch.counts[:count], sizes
+
+    return write_index(out, (part.read_lengths() for part in parts), write_lists, scale)
 
 
-def _lists(parts: Sequence[PartReader], lengths: Array, file: IO[bytes]) -> Iterator[Written]:
-    for batch, sizes in _Joined(parts, lengths, file).batches():
-        count = terms_in(batch)
-        yield batch.text, batch.cuts[:count], batch.counts[:count], sizes
-
-
-class _Joined:
-    """The lists of all terms, written to a file batch by batch."""
+class _ListMerger:
+    """Writes the lists of all terms to a file, batch by batch."""
 
     def __init__(self, parts: Sequence[PartReader], lengths: Array, file: IO[bytes]) -> None:
         self.lengths = lengths
         self._parts, self._file = parts, file
         self._first_rows = np.cumsum([0, *(part.n for part in parts)], dtype=np.int64)[:-1]
-        self._postings = np.zeros(len(parts), np.int64)  # of each part, that were read
-        self._held = [part.postings(0, 0) for part in parts]  # those that are not in a batch yet: rows and weights
-        self._terms, self._ends = np.zeros(len(parts), np.int64), np.array([part.terms for part in parts])
-        self._window = min(_TERMS, max(_FEWEST, _ALL_TERMS // max(1, len(parts))))
-        self._ahead = max(_LEAST, _AHEAD // max(1, len(parts)))
-        self._most = max(_POSTINGS, _EACH * len(parts))
-        self._windows = no_windows(len(parts), self._window)
+        self._postings_read = np.zeros(len(parts), np.int64)  # of each part
+        # Rows and weights of each part that have been read but not yet written.
+        self._buffers = [part.read_postings(0, 0) for part in parts]
+        self._terms_read, self._term_counts = np.zeros(len(parts), np.int64), np.array([part.terms for part in parts])
+        self._window = min(_WINDOW_TERMS, max(_MIN_WINDOW_TERMS, _MAX_WINDOW_TERMS // max(1, len(parts))))
+        self._read_ahead = max(_MIN_READ_AHEAD, _READ_AHEAD // max(1, len(parts)))
+        self._max_batch_postings = max(_BATCH_POSTINGS, _BATCH_POSTINGS_PER_PART * len(parts))
+        self._windows = create_windows(len(parts), self._window)
 
     def batches(self) -> Iterator[tuple[Batch, Array]]:
-        """Write all lists; yield the terms in order, with the bytes of each one's list."""
-        for part in np.flatnonzero(self._ends).tolist():
-            self._fill(part)
-        batch, told = no_batch(_BATCH, max(_BATCH, _SHARES * len(self._parts)), _LONGEST * 16 + 16 * _BATCH), EMPTY
-        while told != DONE:
-            told = take(self._windows, batch, self._most)
-            if told == EMPTY:
-                for part in np.flatnonzero(self._windows.waiting & (self._terms < self._ends)).tolist():
-                    self._fill(part)
-            elif terms_in(batch):
-                yield batch, self._put(batch)
-                clear(batch)
-            elif told != DONE:  # a term that no analyzer makes
-                raise _damaged()
+        """Write all lists.
 
-    def _fill(self, number: int) -> None:
-        """Read more terms of a part."""
-        part, first = self._parts[number], int(self._terms[number])
+        Yield batches of terms in order, with the size of each term's list in bytes.
+        """
+        for part in np.flatnonzero(self._term_counts).tolist():
+            self._fill_window(part)
+        max_shares = max(_BATCH_TERMS, _FULL_TERMS_PER_BATCH * len(self._parts))
+        batch = create_batch(_BATCH_TERMS, max_shares, 16 * (_MIN_MAX_TERM_BYTES + _BATCH_TERMS))
+        status = EMPTY
+        while status != DONE:
+            status = take_terms(self._windows, batch, self._max_batch_postings)
+            if status == EMPTY:
+                for part in np.flatnonzero(self._windows.needs_terms & (self._terms_read < self._term_counts)).tolist():
+                    self._fill_window(part)
+            elif count_terms(batch):
+                yield batch, self._write_batch(batch)
+                clear_batch(batch)
+            elif status != DONE:  # a term that is longer than an empty batch
+                raise _damaged_error()
+
+    def _fill_window(self, number: int) -> None:
+        """Read the next terms of a part."""
+        part, first = self._parts[number], int(self._terms_read[number])
         last = min(first + self._window, part.terms)
-        text, ends, counts = part.dictionary(first, last)
+        text, ends, counts = part.read_terms(first, last)
         if (
             counts.min() < 1
             or counts.max() > part.n
             or ends[0] < 1
             or (ends[1:] <= ends[:-1]).any()
-            or ends[-1] > _TEXT
+            or ends[-1] > _MAX_WINDOW_BYTES
         ):
-            raise _damaged()
-        self._windows = filled(self._windows, number, text, ends, counts)
-        self._terms[number] = last
+            raise _damaged_error()
+        self._windows = set_window(self._windows, number, text, ends, counts)
+        self._terms_read[number] = last
 
-    def _put(self, batch: Batch) -> Array:
-        """Write the lists of a batch; return the bytes of each."""
-        count = terms_in(batch)
-        if count == 1 and batch.counts[0] > self._most:
-            return np.array([self._put_long(batch)])
+    def _write_batch(self, batch: Batch) -> Array:
+        """Write the lists of a batch; return their sizes in bytes."""
+        count = count_terms(batch)
+        if count == 1 and batch.counts[0] > self._max_batch_postings:
+            return np.array([self._write_long_list(batch)])
         shares = int(batch.ends[count - 1])
         sizes_of_parts = np.bincount(batch.parts[:shares], batch.shares[:shares], len(self._parts)).astype(np.int64)
-        read = [self._read(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
-        rows, weights = _end_to_end(read)
-        out, sizes = np.empty(ROOM * (len(rows) + count), np.uint8), np.empty(count, np.int64)
-        written = put_lists(
+        parts_read = [self._read_postings(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
+        rows, weights = _concatenate(parts_read)
+        out, sizes = np.empty(MAX_POSTING_BYTES * (len(rows) + count), np.uint8), np.empty(count, np.int64)
+        bytes_written = write_lists(
             batch.shares,
             batch.counts,
             batch.ends[:count],
@@ -121,56 +368,56 @@ class _Joined:
             out,
             sizes,
         )
-        if written < 0:
-            raise _damaged()
-        self._file.write(out[:written].data)
+        if bytes_written < 0:
+            raise _damaged_error()
+        self._file.write(out[:bytes_written].data)
         return sizes
 
-    def _put_long(self, batch: Batch) -> int:
-        """Write the list of one frequent term step by step; return its bytes."""
+    def _write_long_list(self, batch: Batch) -> int:
+        """Write the list of one frequent term in steps; return its size in bytes."""
         begin, count = self._file.tell(), int(batch.counts[0])
-        headers = np.empty(HEADER * (-(-count // BLOCK)), np.uint8)
-        writer, sizes = np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64)
-        gaps, less = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
-        out = np.empty(ROOM * (_POSTINGS + BLOCK), np.uint8)
+        headers = np.empty(HEADER_BYTES * (-(-count // BLOCK)), np.uint8)
+        writer, sizes = np.zeros(WRITER_SIZE, np.int64), np.zeros(SCRATCH_SIZE, np.int64)
+        gaps, weights_less_one = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
+        out = np.empty(MAX_POSTING_BYTES * (_BATCH_POSTINGS + BLOCK), np.uint8)
         begin_list(writer, 0, 0)
         self._file.seek(begin + len(headers))
         for share in range(int(batch.ends[0])):
-            part, left = int(batch.parts[share]), int(batch.shares[share])
-            while left:
-                rows, weights = _end_to_end([self._read(part, min(left, _POSTINGS))])
-                left -= len(rows)
-                own = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
-                if not put_postings(*own, writer, gaps, less, sizes, out, headers):
-                    raise _damaged()
-                self._file.write(out[: writer[AT_OUT]].data)
-                writer[AT_OUT] = 0
-        end_block(writer, gaps, less, sizes, out, headers)
-        self._file.write(out[: writer[AT_OUT]].data)
+            part, unread = int(batch.parts[share]), int(batch.shares[share])
+            while unread:
+                rows, weights = _concatenate([self._read_postings(part, min(unread, _BATCH_POSTINGS))])
+                unread -= len(rows)
+                part_postings = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
+                if not add_postings(*part_postings, writer, gaps, weights_less_one, sizes, out, headers):
+                    raise _damaged_error()
+                self._file.write(out[: writer[BLOCK_OFFSET]].data)
+                writer[BLOCK_OFFSET] = 0
+        end_block(writer, gaps, weights_less_one, sizes, out, headers)
+        self._file.write(out[: writer[BLOCK_OFFSET]].data)
         end = self._file.tell()
         self._file.seek(begin)
         self._file.write(headers.data)
         self._file.seek(end)
         return end - begin
 
-    def _read(self, number: int, count: int) -> tuple[Array, Array]:
-        """Return rows, counted from the part's first, and weights of the next postings of a part."""
-        rows, weights = self._held[number]
+    def _read_postings(self, number: int, count: int) -> tuple[Array, Array]:
+        """Return the rows, within the part, and the weights of a part's next postings."""
+        rows, weights = self._buffers[number]
         if count > len(rows):
-            part, first = self._parts[number], int(self._postings[number])
-            last = max(first + count - len(rows), min(first + self._ahead, part.postings_in_all))
-            more = part.postings(first, last)
-            rows, weights = np.concatenate([rows, more[0]]), np.concatenate([weights, more[1]])
-            self._postings[number] = last
-        self._held[number] = rows[count:], weights[count:]
+            part, first = self._parts[number], int(self._postings_read[number])
+            last = max(first + count - len(rows), min(first + self._read_ahead, part.total_postings))
+            next_postings = part.read_postings(first, last)
+            rows, weights = np.concatenate([rows, next_postings[0]]), np.concatenate([weights, next_postings[1]])
+            self._postings_read[number] = last
+        self._buffers[number] = rows[count:], weights[count:]
         return rows[:count], weights[:count]
 
 
-def _end_to_end(read: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Return rows, uint32, and weights, uint16, of several parts end to end."""
-    rows, weights = (np.concatenate(columns) for columns in zip(*read, strict=True))
+def _concatenate(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Concatenate the rows and weights of several parts, as uint32 and uint16."""
+    rows, weights = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return rows.astype(np.uint32, copy=False), weights.astype(np.uint16, copy=False)
 
 
-def _damaged() -> InputError:
+def _damaged_error() -> InputError:
     return InputError("a part's postings are damaged: build them again")

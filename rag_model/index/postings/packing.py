@@ -1,103 +1,105 @@
-"""Blocks of postings as bytes: patched frame of reference (PFOR), compiled by numba.
+"""The byte format of a block of postings: patched frame of reference (PFOR), compiled by numba.
 
-Zukowski et al. 2006, "Super-Scalar RAM-CPU Cache Compression": most of a block's values are packed with b bits each,
-and the few that are larger keep their higher bits apart. A block holds up to 128 postings (row, weight):
+Zukowski et al. 2006, "Super-Scalar RAM-CPU Cache Compression": most values of a block are packed
+with b bits each, and the few larger ones, the exceptions, store their higher bits separately. A
+block holds up to 128 postings (row, weight):
 
 * a byte: the width b of gaps, + 128 if gaps have exceptions
 * a byte: the width c of weights, + 128 if weights have exceptions
-* row gaps - 1, b bits each, from the lowest bit on, up to a whole byte
-* weights - 1, c bits each, up to a whole byte
-* exceptions of the gaps, then of the weights: a byte with their number, then for each its place (one byte) and its
-  higher bits (a varint)
+* row gaps - 1, b bits each, starting at the lowest bit, padded to a whole byte
+* weights - 1, c bits each, padded to a whole byte
+* exceptions of the gaps, then of the weights: a byte with their number, and for each its position
+  (one byte) and its higher bits (a varint)
 
-Widths are those with the fewest bytes, so equal postings give equal bytes. A decoder never reads outside of the bytes
-that it was given, and returns -1 for bytes that are no block.
+The widths are those with the fewest bytes, so equal postings give equal bytes. A decoder never
+reads outside of the given bytes, and returns -1 for bytes that are not a block.
 """
 
 import numpy as np
 
-from rag_model.index.postings.compiled import bare, inlined
-from rag_model.index.postings.machine import bit_length, load64, store64
+from rag_model.index.postings.compiled import bare, bit_length, inlined, load64, store64
 
 BLOCK = 128  # postings
-PADDING = 8  # bytes behind the last block at least, so that whole words can be read
+PADDING = 8  # bytes after the last block, so that whole words can be read
 _EXCEPTIONS = 128  # flag of a width byte
-_MOST_BITS = 32
-_NONE, _ONE, _FOUR, _EIGHT = map(np.uint64, (0, 1, 4, 8))  # of no sign: indices that are vectors
-SIZES = BLOCK  # numbers that `encode` needs for its own use
+_MAX_BITS = 32
+# Unsigned: loops over such indices are vectorized.
+_NONE, _ONE, _FOUR, _EIGHT = map(np.uint64, (0, 1, 4, 8))
+SCRATCH_SIZE = BLOCK  # elements of the scratch array of `encode_block`
 
 
 @inlined
-def put_varint(out, at, value):
-    """Write a whole number >= 0 at out[at:], seven bits a byte, the lowest first; return the place behind it."""
+def write_varint(out, offset, value):
+    """Write an integer >= 0 at `offset`, seven bits per byte, the lowest first; return its end."""
     while value >= 128:
-        out[at] = (value & 127) | 128
+        out[offset] = (value & 127) | 128
         value >>= 7
-        at += 1
-    out[at] = value
-    return at + 1
+        offset += 1
+    out[offset] = value
+    return offset + 1
 
 
 @inlined
-def get_varint(data, at, end):
-    """Read what `put_varint` wrote; return the value and the place behind it, or (-1, end) if it is not whole."""
+def read_varint(data, offset, end):
+    """Read a varint at `offset`; return the value and its end, or (-1, end) if it is incomplete."""
     value, shift = np.int64(0), 0
-    while at < end and shift < 63:
-        byte = np.int64(data[at])
-        at += 1
+    while offset < end and shift < 63:
+        byte = np.int64(data[offset])
+        offset += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, at
+            return value, offset
         shift += 7
     return -1, end
 
 
 @inlined
-def _width(values, count, bits_of_all, larger):
-    """Return the width with the fewest bytes, and how many values are larger.
+def _choose_width(values, count, bits_of_all, counts_above):
+    """Return the width that takes the fewest bytes, and the number of exceptions.
 
-    From the largest value's width down, `larger[b]` of the values have more than b bits. It ends where each exception's
-    place and one byte more are too many: a width below all values' is never best, for with seven bits more each
-    exception has a byte less, or is none.
+    Widths are tried downwards from that of the largest value; `counts_above[b]` is filled with the
+    number of values of more than b bits. The loop ends when the exceptions alone, two bytes each,
+    take more than the best width so far. A width below that of all values is never the best: with
+    seven bits more, every exception takes a byte less, or none.
     """
-    most = bit_length(bits_of_all)
-    best, width, exceptions = (count * most + 7) // 8, most, np.int64(0)
-    larger[most] = 0
-    for bits in range(most - 1, -1, -1):
-        limit, more = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
+    max_bits = bit_length(bits_of_all)
+    best_bytes, width, exceptions = (count * max_bits + 7) // 8, max_bits, np.int64(0)
+    counts_above[max_bits] = 0
+    for bits in range(max_bits - 1, -1, -1):
+        limit, exception_count = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
         for i in range(count):
-            more = np.int32(more + (values[i] > limit))
-        if 1 + 2 * more > best:
+            exception_count = np.int32(exception_count + (values[i] > limit))
+        if 1 + 2 * exception_count > best_bytes:
             break
-        larger[bits] = more
-        cost = (count * bits + 7) // 8 + 1 + more
-        above = bits
-        while above < most:  # an exception's place is a byte, and so are 7 higher bits each
-            cost += larger[above]
-            above += 7
-        if cost <= best:
-            best, width, exceptions = cost, bits, np.int64(more)
+        counts_above[bits] = exception_count
+        cost = (count * bits + 7) // 8 + 1 + exception_count
+        extra_bits = bits
+        while extra_bits < max_bits:  # an exception takes a byte, and one for each 7 higher bits
+            cost += counts_above[extra_bits]
+            extra_bits += 7
+        if cost <= best_bytes:
+            best_bytes, width, exceptions = cost, bits, np.int64(exception_count)
     return width, exceptions
 
 
 @inlined
-def _pack(values, count, width, out, at):
-    """Write the lowest `width` bits of values, which are followed by zeros up to a multiple of 8.
+def _pack_values(values, count, width, out, offset):
+    """Write the lowest `width` bits of values, which must be padded with zeros to a multiple of 8.
 
     Returns:
-        The place behind. Up to 16 bytes behind it are written to.
+        The end. Up to 16 bytes after the end are overwritten.
     """
-    end = at + (count * width + 7) // 8
+    end = offset + (count * width + 7) // 8
     w, mask = np.uint64(width), np.uint64((np.int64(1) << width) - 1)
     if width == 0:
         return end
-    if width <= 8:  # eight values are `width` bytes: no group waits for the one before
+    if width <= 8:  # eight values take `width` bytes, so the groups are independent
         for i in range(_NONE, np.uint64(count), _EIGHT):
             word = _NONE
             for j in range(_EIGHT):
                 word |= (np.uint64(values[i + j]) & mask) << (j * w)
-            store64(out, at, word)
-            at += width
+            store64(out, offset, word)
+            offset += width
     elif width < 16:
         half = w * _FOUR
         for i in range(_NONE, np.uint64(count), _EIGHT):
@@ -105,180 +107,184 @@ def _pack(values, count, width, out, at):
             for j in range(_FOUR):
                 low |= (np.uint64(values[i + j]) & mask) << (j * w)
                 high |= (np.uint64(values[i + j + _FOUR]) & mask) << (j * w)
-            store64(out, at, low | (high << half))
-            store64(out, at + 8, high >> (np.uint64(64) - half))
-            at += width
+            store64(out, offset, low | (high << half))
+            store64(out, offset + 8, high >> (np.uint64(64) - half))
+            offset += width
     else:
-        held, bits = _NONE, _NONE
+        pending_bits, bits = _NONE, _NONE
         for i in range(np.uint64(count)):
-            held |= (np.uint64(values[i]) & mask) << bits
-            store64(out, at, held)
+            pending_bits |= (np.uint64(values[i]) & mask) << bits
+            store64(out, offset, pending_bits)
             bits += w
-            at += np.int64(bits >> np.uint64(3))
-            held >>= bits & np.uint64(56)
+            offset += np.int64(bits >> np.uint64(3))
+            pending_bits >>= bits & np.uint64(56)
             bits &= np.uint64(7)
     return end
 
 
 @inlined
-def _larger(values, first, last, limit):
-    """Return a word with a bit for each of values[first:last], at most 64 of them: whether it is above a limit."""
-    found = _NONE
+def _larger_mask(values, first, last, limit):
+    """Return a bit mask of the values above `limit` among values[first:last], which are at most 64."""
+    mask = _NONE
     for i in range(np.uint64(last - first)):
-        found |= np.uint64(values[np.uint64(first) + i] > limit) << i
-    return found
+        mask |= np.uint64(values[np.uint64(first) + i] > limit) << i
+    return mask
 
 
 @inlined
-def _put_exceptions(values, count, width, larger, out, at):
-    if larger == 0:
-        return at
-    out[at] = larger
-    at += 1
+def _write_exceptions(values, count, width, exception_count, out, offset):
+    if exception_count == 0:
+        return offset
+    out[offset] = exception_count
+    offset += 1
     limit, half, base = np.uint32((np.int64(1) << width) - 1), min(64, count), 0
-    found, others = _larger(values, 0, half, limit), _larger(values, half, count, limit)
-    for _ in range(larger):
-        if found == 0:
-            found, base = others, 64
-        i = base + bit_length(np.int64(found & (~found + _ONE))) - 1  # the place of the lowest bit
-        found &= found - _ONE
-        out[at] = i
-        at = put_varint(out, at + 1, np.int64(values[i]) >> width)
-    return at
+    mask, upper_mask = _larger_mask(values, 0, half, limit), _larger_mask(values, half, count, limit)
+    for _ in range(exception_count):
+        if mask == 0:
+            mask, base = upper_mask, 64
+        i = base + bit_length(np.int64(mask & (~mask + _ONE))) - 1  # the position of the lowest bit
+        mask &= mask - _ONE
+        out[offset] = i
+        offset = write_varint(out, offset + 1, np.int64(values[i]) >> width)
+    return offset
 
 
 @inlined
-def encode(gaps, weights, count, all_gaps, all_weights, sizes, out, at):
-    """Write a block; return the place behind it.
+def encode_block(gaps, weights, count, gap_bits, weight_bits, scratch, out, offset):
+    """Write a block; return its end.
 
     Args:
         gaps: (128,) uint32, each row minus the row before it minus 1.
-        weights: (128,) uint32, each weight minus 1, below 2^16. Of both, up to seven values behind the last become 0.
+        weights: (128,) uint32, each weight minus 1, below 2^16. In both arrays up to seven values
+            after the last are set to 0.
         count: postings, 1 ... 128.
-        all_gaps: the bits that any of the gaps has.
-        all_weights: those that any of the weights has.
-        sizes: (SIZES,) int64, for its own use.
-        out: uint8, with room for 16 bytes a posting, and 8 more.
-        at: where the block begins.
+        gap_bits: the OR of all gaps.
+        weight_bits: the OR of all weights minus 1.
+        scratch: (SCRATCH_SIZE,) int64, overwritten.
+        out: uint8, with room for 16 bytes per posting, and 8 more.
+        offset: of the block in `out`.
     """
-    b, more_gaps = _width(gaps, count, all_gaps, sizes)
-    c, more_weights = _width(weights, count, all_weights, sizes)
+    gap_width, gap_exceptions = _choose_width(gaps, count, gap_bits, scratch)
+    weight_width, weight_exceptions = _choose_width(weights, count, weight_bits, scratch)
     for i in range(count, (count + 7) // 8 * 8):
         gaps[i], weights[i] = 0, 0
-    out[at] = b | (_EXCEPTIONS if more_gaps else 0)
-    out[at + 1] = c | (_EXCEPTIONS if more_weights else 0)
-    at = _pack(gaps, count, b, out, at + 2)
-    at = _pack(weights, count, c, out, at)
-    at = _put_exceptions(gaps, count, b, more_gaps, out, at)
-    return _put_exceptions(weights, count, c, more_weights, out, at)
+    out[offset] = gap_width | (_EXCEPTIONS if gap_exceptions else 0)
+    out[offset + 1] = weight_width | (_EXCEPTIONS if weight_exceptions else 0)
+    offset = _pack_values(gaps, count, gap_width, out, offset + 2)
+    offset = _pack_values(weights, count, weight_width, out, offset)
+    offset = _write_exceptions(gaps, count, gap_width, gap_exceptions, out, offset)
+    return _write_exceptions(weights, count, weight_width, weight_exceptions, out, offset)
 
 
 @inlined
-def _unpack(data, at, width, count, out):
-    """Read `count` numbers of `width` bits, from byte `at` on, into `out`; up to seven more are written."""
+def _unpack_values(data, offset, width, count, out):
+    """Read `count` numbers of `width` bits at `offset` into `out`.
+
+    Up to seven elements more are overwritten.
+    """
     w, mask = np.uint64(width), (_ONE << np.uint64(width)) - _ONE
-    if width <= 8:  # as in `_pack`
+    if width <= 8:  # as in `_pack_values`
         for i in range(_NONE, np.uint64(count), _EIGHT):
-            word = load64(data, at)
+            word = load64(data, offset)
             for j in range(_EIGHT):
                 out[i + j] = np.int64((word >> (j * w)) & mask)
-            at += width
+            offset += width
     elif width < 16:
-        more, half = width >> 1, np.uint64(4 * (width & 1))
+        half_bytes, half_bits = width >> 1, np.uint64(4 * (width & 1))
         for i in range(_NONE, np.uint64(count), _EIGHT):
-            word = load64(data, at)
+            word = load64(data, offset)
             for j in range(_FOUR):
                 out[i + j] = np.int64((word >> (j * w)) & mask)
-            if i + _FOUR < np.uint64(count):  # else it may lie behind the padding
-                word = load64(data, at + more) >> half
+            if i + _FOUR < np.uint64(count):  # otherwise it may be outside of the padding
+                word = load64(data, offset + half_bytes) >> half_bits
                 for j in range(_FOUR):
                     out[i + _FOUR + j] = np.int64((word >> (j * w)) & mask)
-            at += width
+            offset += width
     else:
         bit = 0
         for i in range(np.uint64(count)):
-            out[i] = np.int64((load64(data, at + (bit >> 3)) >> np.uint64(bit & 7)) & mask)
+            out[i] = np.int64((load64(data, offset + (bit >> 3)) >> np.uint64(bit & 7)) & mask)
             bit += width
 
 
 @inlined
-def _patch(data, at, end, width, count, out):
-    """Add the higher bits of exceptions; return the place behind them, or -1."""
-    if at >= end:
+def _apply_exceptions(data, offset, end, width, count, out):
+    """Add the higher bits of the exceptions; return their end, or -1 if they are damaged."""
+    if offset >= end:
         return -1
-    more = np.int64(data[at])
-    at += 1
-    for _ in range(more):
-        if at >= end:
+    exception_count = np.int64(data[offset])
+    offset += 1
+    for _ in range(exception_count):
+        if offset >= end:
             return -1
-        place = np.int64(data[at])
-        high, at = get_varint(data, at + 1, end)
-        if place >= count or high < 0 or high >> (_MOST_BITS - width):
+        position = np.int64(data[offset])
+        high, offset = read_varint(data, offset + 1, end)
+        if position >= count or high < 0 or high >> (_MAX_BITS - width):
             return -1
-        out[place] |= high << width
-    return at
+        out[position] |= high << width
+    return offset
 
 
 @inlined
-def unpack_gaps(data, at, end, count, gaps):
-    """Read the gaps of a block as `encode` takes them; see `decode`.
+def unpack_gaps(data, offset, end, count, gaps):
+    """Read the gaps of a block, as `encode_block` takes them; see `decode_block`.
 
     Returns:
-        The place behind the gaps' exceptions; -1 if the bytes are no block.
+        The end of the gaps' exceptions; -1 if the bytes are not a block.
     """
-    if at + 2 > end:
+    if offset + 2 > end:
         return -1
-    b, c = np.int64(data[at]), np.int64(data[at + 1]) & 127
-    more, b = b >= _EXCEPTIONS, b & 127
-    behind = at + 2 + (count * b + 7) // 8 + (count * c + 7) // 8
-    if b > _MOST_BITS or c > _MOST_BITS or behind > end:
+    gap_width, weight_width = np.int64(data[offset]), np.int64(data[offset + 1]) & 127
+    has_exceptions, gap_width = gap_width >= _EXCEPTIONS, gap_width & 127
+    end_offset = offset + 2 + (count * gap_width + 7) // 8 + (count * weight_width + 7) // 8
+    if gap_width > _MAX_BITS or weight_width > _MAX_BITS or end_offset > end:
         return -1
-    _unpack(data, at + 2, b, count, gaps)
-    return _patch(data, behind, end, b, count, gaps) if more else behind
+    _unpack_values(data, offset + 2, gap_width, count, gaps)
+    return _apply_exceptions(data, end_offset, end, gap_width, count, gaps) if has_exceptions else end_offset
 
 
 @inlined
-def unpack(data, at, end, count, gaps, less):
-    """Read a block as `encode` takes it; see `decode`.
-
-    Args:
-        gaps: filled with the gaps of `count` rows.
-        less: filled with their weights minus 1.
+def unpack_block(data, offset, end, count, gaps, weights_less_one):
+    """Read a block as gaps and weights minus 1, as `encode_block` takes them; see `decode_block`.
 
     Returns:
-        The place behind the block; -1 if the bytes are no block.
+        The end of the block; -1 if the bytes are not a block.
     """
-    behind = unpack_gaps(data, at, end, count, gaps)
-    if behind < 0:
+    end_offset = unpack_gaps(data, offset, end, count, gaps)
+    if end_offset < 0:
         return -1
-    b, c = np.int64(data[at]) & 127, np.int64(data[at + 1])
-    more, c = c >= _EXCEPTIONS, c & 127
-    _unpack(data, at + 2 + (count * b + 7) // 8, c, count, less)
-    return _patch(data, behind, end, c, count, less) if more else behind
+    gap_width, weight_width = np.int64(data[offset]) & 127, np.int64(data[offset + 1])
+    has_exceptions, weight_width = weight_width >= _EXCEPTIONS, weight_width & 127
+    _unpack_values(data, offset + 2 + (count * gap_width + 7) // 8, weight_width, count, weights_less_one)
+    return (
+        _apply_exceptions(data, end_offset, end, weight_width, count, weights_less_one)
+        if has_exceptions
+        else end_offset
+    )
 
 
 @bare
-def decode(data, at, end, before, count, rows, weights):
-    """Read a block from data[at:end], which is followed by `PADDING` bytes.
+def decode_block(data, offset, end, row_before, count, rows, weights):
+    """Decode the block at `offset`.
 
     Args:
-        data: uint8.
-        at: where the block begins.
-        end: where its bytes, or those of the whole list, end.
-        before: the row before the block; -1 at the beginning of a list.
+        data: uint8, with `PADDING` bytes after `end`.
+        offset: of the block.
+        end: of the block, or of the list that it belongs to.
+        row_before: the row before the block; -1 at the beginning of a list.
         count: postings, 1 ... 128.
         rows: (128,) int64, filled with the rows, ascending.
         weights: (128,) int64, filled with the weights, at least 1.
 
     Returns:
-        The place behind the block; -1 if the bytes are no block.
+        The end of the block; -1 if the bytes are not a block.
     """
-    at = unpack(data, at, end, count, rows, weights)
-    if at < 0:
+    offset = unpack_block(data, offset, end, count, rows, weights)
+    if offset < 0:
         return -1
-    row = before
+    row = row_before
     for i in range(count):
         row += rows[i] + 1
         rows[i] = row
         weights[i] += 1
-    return at
+    return offset

@@ -1,7 +1,7 @@
-"""The postings of one part: its passages' terms, counted and sorted. What a worker makes, and a merge reads in ranges.
+"""The postings of one part: written by a worker as a piece, and read in ranges by the merge.
 
-A part's piece does not depend on other parts: rows are counted from the part's first row, and no statistic of the
-corpus is in it. So the piece of an unchanged part is used again whatever else has changed.
+A piece does not depend on other parts: rows are relative to the part's first row, and it contains
+no corpus statistics. So the piece of an unchanged part is reused whatever else has changed.
 """
 
 from collections.abc import Sequence
@@ -12,114 +12,121 @@ from typing import Self
 
 import numpy as np
 
-from rag_model.index.files.pieces import Array, Opener, Piece, write_piece
-from rag_model.index.plan import Facts
+from rag_model.index.files.pieces import Array, Opener, PieceReader, write_piece
+from rag_model.index.plan import IndexStats
 
-COUNT = 6  # arrays in a piece
-MOST = 65_535  # of a passage's length, and of a weight: two bytes; more is counted as this
-_LENGTHS, _TEXT, _CUTS, _ENDS, _ROWS, _WEIGHTS = range(COUNT)
-MOST_ROWS = 1 << 24  # of a part
+_ARRAY_COUNT = 6  # arrays in a piece
+MAX_UINT16 = 65_535  # larger lengths and weights are stored as this
+_LENGTHS, _TEXT, _TERM_ENDS, _ENDS, _ROWS, _WEIGHTS = range(_ARRAY_COUNT)
+MAX_PART_ROWS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class PartPostings:
     """All postings of a part, by term."""
 
-    lengths: Array  # (n,) uint16: terms of each passage
-    text: Array  # uint8: the terms one after another, ascending as bytes
-    cuts: Array  # (t,) int64: where each term ends in it
-    ends: Array  # (t,) int64: where the postings of each term end
-    rows: Array  # (p,) of the part, ascending within a term
+    lengths: Array  # (n,) uint16 number of terms of each passage
+    text: Array  # uint8, concatenated terms, in ascending order of their bytes
+    term_ends: Array  # (t,) int64 end of each term in `text`
+    ends: Array  # (t,) int64 end of each term's postings
+    rows: Array  # (p,) within the part, ascending within a term
     weights: Array  # (p,) at least 1
 
     @classmethod
-    def weighted(cls, terms: Array, weights: Array, offsets: Array) -> Self:
-        """Sort the weighted terms of passages, given in row order.
+    def from_weighted_terms(cls, terms: Array, weights: Array, offsets: Array) -> Self:
+        """Sort the weighted terms of passages, which are given in row order.
 
         Args:
-            terms: (p,) numbers below 2^24, none twice in a passage.
+            terms: (p,) numbers below 2^24, distinct within a passage.
             weights: (p,) from 1 to 65,535.
-            offsets: (n + 1,) where the terms of each passage begin, and the last ones end.
+            offsets: (n + 1,) begin of each passage's terms, and the end of the last ones.
         """
         lengths = np.diff(offsets)
-        keys = terms.astype(np.int64) * MOST_ROWS + np.repeat(np.arange(len(lengths)), lengths)  # term, then row
+        # Term, then row.
+        keys = terms.astype(np.int64) * MAX_PART_ROWS + np.repeat(np.arange(len(lengths)), lengths)
         order = np.argsort(keys)
-        known, counts = np.unique(terms, return_counts=True)
+        distinct_terms, counts = np.unique(terms, return_counts=True)
         return cls(
-            np.minimum(lengths, MOST).astype("<u2"),
-            *joined(numbered(known)),
+            np.minimum(lengths, MAX_UINT16).astype("<u2"),
+            *join_terms(encode_term_ids(distinct_terms)),
             np.cumsum(counts).astype("<i8"),
-            narrow(keys[order] % MOST_ROWS, len(lengths)),
-            narrow(weights[order], int(weights.max(initial=0)) + 1),
+            to_smallest_dtype(keys[order] % MAX_PART_ROWS, len(lengths)),
+            to_smallest_dtype(weights[order], int(weights.max(initial=0)) + 1),
         )
 
     @property
     def terms(self) -> list[bytes]:
         """The (t,) terms."""
-        places = [0, *self.cuts.tolist()]
+        bounds = [0, *self.term_ends.tolist()]
         text = self.text.tobytes()
-        return [text[first:last] for first, last in pairwise(places)]
+        return [text[first:last] for first, last in pairwise(bounds)]
 
-    def write(self, path: Path, stamp: str) -> Facts:
-        """Write the piece; return how many rows, terms and postings it has.
+    def write(self, path: Path, stamp: str) -> IndexStats:
+        """Write the piece; return its numbers of rows, terms and postings.
 
         Raises:
             ResourceError: the file cannot be written.
         """
-        write_piece(path, stamp, [self.lengths, self.text, self.cuts, self.ends, self.rows, self.weights])
+        write_piece(path, stamp, [self.lengths, self.text, self.term_ends, self.ends, self.rows, self.weights])
         return {"rows": len(self.lengths), "terms": len(self.ends), "postings": len(self.rows)}
 
 
-def joined(terms: Sequence[bytes]) -> tuple[Array, Array]:
-    """Return terms as one array of bytes, and where each ends in it."""
+def join_terms(terms: Sequence[bytes]) -> tuple[Array, Array]:
+    """Return the concatenated terms as uint8, and the end of each."""
     return np.frombuffer(b"".join(terms), np.uint8), np.cumsum(
         np.fromiter(map(len, terms), "<i8", len(terms)), dtype="<i8"
     )
 
 
-def narrow(values: Array, above: int) -> Array:
-    """Return numbers below `above` in the smallest type that holds them."""
-    return values.astype("u1" if above <= 1 << 8 else "<u2" if above <= 1 << 16 else "<u4")
+def to_smallest_dtype(values: Array, limit: int) -> Array:
+    """Return integers below `limit` in the smallest unsigned type for them."""
+    return values.astype("u1" if limit <= 1 << 8 else "<u2" if limit <= 1 << 16 else "<u4")
 
 
-def numbered(terms: Array) -> list[bytes]:
-    """Return the terms that numbers below 2^24 are: three bytes, the highest first, so that they ascend as numbers."""
+def encode_term_ids(terms: Array) -> list[bytes]:
+    """Encode numbers below 2^24 as terms of three bytes, big-endian, so that they sort like the
+    numbers.
+    """
     text = terms.astype(">u4").tobytes()
-    return [text[at + 1 : at + 4] for at in range(0, len(text), 4)]
+    return [text[begin + 1 : begin + 4] for begin in range(0, len(text), 4)]
 
 
 class PartReader:
-    """A piece that is read in ranges of terms and of postings."""
+    """Reads a piece in ranges of terms and of postings."""
 
     def __init__(self, opener: Opener, stamp: str, name: str) -> None:
         """Open a piece; close it after use.
 
         Raises:
-            InputError: it is missing, damaged or of another build.
+            InputError: it is missing, damaged or from another build.
         """
-        self._piece, self._name = Piece.open(opener, stamp, COUNT, name), name
-        self.n, self.terms = self._piece.rows(_LENGTHS), self._piece.rows(_CUTS)
-        self.postings_in_all = self._piece.rows(_ROWS)
+        self._piece, self._name = PieceReader.open(opener, stamp, _ARRAY_COUNT, name), name
+        self.n, self.terms = self._piece.count_rows(_LENGTHS), self._piece.count_rows(_TERM_ENDS)
+        self.total_postings = self._piece.count_rows(_ROWS)
 
-    def lengths(self) -> Array:
+    def read_lengths(self) -> Array:
         """Return the (n,) lengths of the part's passages."""
         return self._piece.read(_LENGTHS)
 
-    def dictionary(self, first: int, last: int) -> tuple[Array, Array, Array]:
-        """Return the terms [first, last) as bytes, where each ends in them, and how many postings each has."""
-        cuts = self._from(_CUTS, first, last)
-        text = self._piece.read(_TEXT, int(cuts[0]), int(cuts[-1]))
-        return text, cuts[1:] - cuts[0], np.diff(self._from(_ENDS, first, last))
+    def read_terms(self, first: int, last: int) -> tuple[Array, Array, Array]:
+        """Return the terms [first, last), concatenated; the end of each; and the number of postings
+        of each.
+        """
+        term_ends = self._read_ends(_TERM_ENDS, first, last)
+        text = self._piece.read(_TEXT, int(term_ends[0]), int(term_ends[-1]))
+        return text, term_ends[1:] - term_ends[0], np.diff(self._read_ends(_ENDS, first, last))
 
-    def postings(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return rows of the part and weights of the postings [first, last), terms in order."""
+    def read_postings(self, first: int, last: int) -> tuple[Array, Array]:
+        """Return the rows, within the part, and the weights of the postings [first, last) in the
+        order of terms.
+        """
         return self._piece.read(_ROWS, first, last), self._piece.read(_WEIGHTS, first, last)
 
     def close(self) -> None:
         """Close the piece."""
         self._piece.close()
 
-    def _from(self, array: int, first: int, last: int) -> Array:
-        """Return the ends of items [first, last), with the end of the item before them in front."""
+    def _read_ends(self, array: int, first: int, last: int) -> Array:
+        """Return the ends of items [first - 1, last), where the end of item -1 is 0."""
         ends = self._piece.read(array, max(first - 1, 0), last)
         return ends if first else np.concatenate([np.zeros(1, ends.dtype), ends])

@@ -1,29 +1,186 @@
-"""Search an index of words: a question's terms, their weights, and the best passages by them."""
+"""Search an inverted index: by the words of queries (BM25), or by the weighted terms of an encoder
+(impacts).
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from rag_model.corpus.ragged_file import MAX_TERMS as VOCABULARY
+from rag_model.corpus.ragged_file import QUERY_UNITS
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.postings import maxscore
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.parameters import K1, MOST_TERMS, B, check_parameters
-from rag_model.index.postings.ranking import Asked, PostingsIndex
-from rag_model.index.postings.weighting import bm25
+from rag_model.index.postings.base_kind import K1, MAX_TERMS, B, check_bm25_parameters, check_impact_parameters
+from rag_model.index.postings.decoded_search import SMALL_CACHE_POSTINGS, DecodedListCache
+from rag_model.index.postings.dictionary import find_terms
+from rag_model.index.postings.file import PostingsFile
+from rag_model.index.postings.maxscore import IMPACT, Weighting, bm25_weighting
+from rag_model.index.postings.part import encode_term_ids
 
-_UNIT = float(1 << 32)  # of scores
+Ints = npt.NDArray[np.int64]
+_MAX_CACHED_TERMS = 100_000  # of an index
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTerms:
+    """The terms of a batch of queries, concatenated."""
+
+    # (t, 3) postings, begin and end of each term's list; 0 postings if no passage has the term
+    lists: Ints
+    # (t,) above 0, in units: multiplied by a posting's contribution
+    factors: npt.NDArray[np.float64]
+    ends: Ints  # (q,) end of each query's terms
+
+    def slice_queries(self, first: int, last: int) -> "QueryTerms":
+        """Return the terms of the queries [first, last)."""
+        begin, end = int(self.ends[first - 1]) if first else 0, int(self.ends[last - 1])
+        return QueryTerms(self.lists[begin:end], self.factors[begin:end], self.ends[first:last] - begin)
+
+
+class PostingsIndex:
+    """Exact search of an inverted index. A subclass defines the terms of queries and their
+    weighting.
+    """
+
+    def __init__(self, path: Path, *, mmap: bool = True) -> None:
+        """Open a file, mapped or loaded.
+
+        Raises:
+            InputError: it is missing or damaged.
+        """
+        self.file = PostingsFile(path, mapped=mmap)
+        self._list_cache = DecodedListCache(self.file)
+        self._term_cache: dict[bytes, list[int]] = {}  # lists of terms that were looked up
+        self.n = self.file.layout.n
+
+    def rank(
+        self, query_terms: QueryTerms, k: int, weighting: Weighting, units_per_score: float, *, skip: bool = True
+    ) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each query, best first: (q, k) float32 scores, (q, k) int64
+        rows.
+
+        A hit has at least one term of the query. If there are fewer than k hits, the other rows are
+        -1 with score -inf. Equal scores are ordered by row.
+
+        Args:
+            query_terms: of all queries.
+            k: 1 <= k <= n.
+            weighting: of the postings.
+            units_per_score: a score of 1 in the units of the factors.
+            skip: False reads every posting, with the same result.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        shape = len(query_terms.ends), k
+        scores, rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
+        if len(query_terms.ends):
+            units, best_rows = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+            sizes = self._fill_best(query_terms, weighting, skip, units, best_rows)
+            is_hit = np.arange(k) < sizes[:, None]  # (q, k)
+            scores[is_hit], rows[is_hit] = units[is_hit] / units_per_score, best_rows[is_hit]
+        return scores, rows
+
+    def use_small_cache(self) -> None:
+        """Cache fewer decoded lists, for a few hundred queries. The results are the same."""
+        self._list_cache = DecodedListCache(self.file, SMALL_CACHE_POSTINGS)
+
+    def check_depth(self, k: int) -> None:
+        """Check the number of hits per query.
+
+        Raises:
+            UsageError: `k` is not in 1 ... n.
+        """
+        if not 1 <= k <= self.n:
+            raise UsageError(f"k is {k}, but the index holds {self.n} passages: ask for 1 to {self.n}")
+
+    def find_lists(self, terms: list[bytes]) -> Ints:
+        """Return postings, begin and end of each term's list, (t, 3).
+
+        The number of postings is 0 if no passage has the term.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        cache = self._term_cache
+        new_terms = [term for term in terms if term not in cache]
+        if len(cache) + len(new_terms) > _MAX_CACHED_TERMS:
+            cache, new_terms = {}, terms
+            self._term_cache = cache  # running searches keep the former one
+        if new_terms:
+            file = self.file
+            cache |= zip(
+                new_terms, find_terms(new_terms, file.dictionary, file.groups, file.layout.terms).tolist(), strict=True
+            )
+        entries = np.array([cache[term] for term in terms], np.int64).reshape(-1, 3)
+        if entries.min(initial=0) < 0 or entries[:, 0].max(initial=0) > self.n:
+            raise self.file.damaged_error()
+        return entries
+
+    def _fill_best(self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints) -> Ints:
+        """Fill in the best scores, in units, and rows of each query.
+
+        Return the number of hits of each.
+        """
+        if skip and self._list_cache.has_capacity(query_terms.lists):
+            sizes = self._list_cache.search(
+                query_terms.lists, query_terms.factors, query_terms.ends, weighting, scores, rows
+            )
+            if sizes is None:
+                raise self.file.damaged_error()
+            return sizes
+        if len(query_terms.ends) > 1:  # fewer queries may fit into the cache
+            half = len(query_terms.ends) // 2
+            halves = (
+                (query_terms.slice_queries(0, half), slice(half)),
+                (query_terms.slice_queries(half, len(query_terms.ends)), slice(half, None)),
+            )
+            return np.concatenate(
+                [
+                    self._fill_best(half_terms, weighting, skip, scores[half_range], rows[half_range])
+                    for half_terms, half_range in halves
+                ]
+            )
+        has_postings, file = query_terms.lists[:, 0] > 0, self.file
+        lists, factors = query_terms.lists[has_postings], query_terms.factors[has_postings]
+        if not len(lists):
+            return np.zeros(1, np.int64)
+        count: int = maxscore.search(
+            file.lists,
+            file.layout.lists,
+            file.lengths,
+            lists,
+            factors,
+            weighting,
+            scores.shape[1],
+            skip,
+            scores[0],
+            rows[0],
+        )
+        if count == maxscore.DAMAGED:
+            raise file.damaged_error()
+        return np.array([count])
+
+
+_SCORE_UNITS = float(1 << 32)  # in a score of 1
 
 
 class Bm25Index(PostingsIndex):
     """A `TextIndex` that ranks by BM25.
 
-    score(q, d) = Σ_t c(t, q) · ln(1 + (N - df + .5) / (df + .5)) · tf / (tf + k1 (1 - b + b · dl / avgdl))
+        score(q, d) = Σ_t c(t, q) · idf(t) · tf / (tf + k1 (1 - b + b · dl / avgdl))
+        idf(t) = ln(1 + (N - df + .5) / (df + .5))
 
-    over the terms t of the question, c(t, q) times in it: Robertson and Zaragoza 2009 without their constant factor
-    k1 + 1, with the idf of Lucene, which is never negative. N, df and avgdl are those of the whole corpus.
+    over the terms t of the query, which contains t c(t, q) times: Robertson and Zaragoza 2009
+    without the constant factor k1 + 1, and with the idf of Lucene, which is never negative. N, df
+    and avgdl are those of the whole corpus.
     """
 
     def __init__(self, path: Path, analyzer: Analyzer, defaults: Mapping[str, float], *, mmap: bool = True) -> None:
@@ -31,57 +188,160 @@ class Bm25Index(PostingsIndex):
 
         Args:
             path: of the index.
-            analyzer: the one that it was built with.
-            defaults: `k1` and `b`, where a search gives none.
-            mmap: map the file, instead of loading it.
+            analyzer: that of the passages.
+            defaults: `k1` and `b` of searches without these parameters.
+            mmap: map the file instead of loading it.
 
         Raises:
-            InputError: it is missing or damaged, or holds the weighted terms of an encoder.
+            InputError: it is missing or damaged, or an index of weighted terms.
         """
         super().__init__(path, mmap=mmap)
         if self.file.layout.scale:
-            raise self.file.of_another_kind("weighted terms, and not of words")
+            raise self.file.wrong_content_error("weighted terms, and not of words")
         self._analyzer = analyzer
         self.defaults = {"k1": K1, "b": B, **defaults}
 
-    def search(self, questions: Sequence[str], k: int, **parameters: Any) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each question, best first: (q, k) float32 scores, (q, k) int64 rows.
+    def search(self, queries: Sequence[str], k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each query, best first: (q, k) float32 scores, (q, k) int64
+        rows.
 
-        A passage is found if it holds a term of the question; where fewer than k are found, the rest is row -1 with
-        score -inf. Equal scores are ordered by row.
+        A hit has at least one term of the query. If there are fewer than k hits, the other rows are
+        -1 with score -inf. Equal scores are ordered by row.
 
         Args:
-            questions: texts.
+            queries: texts.
             k: 1 <= k <= n.
-            parameters: `k1` >= 0 and 0 <= `b` <= 1; and `skip`: False reads every posting, with the same result.
+            parameters: `k1` >= 0 and 0 <= `b` <= 1; and `skip`: False reads every posting, with the
+                same result.
 
         Raises:
             InputError: the file is damaged.
-            UsageError: `k` or a parameter is wrong, or a question has too many terms.
+            UsageError: `k` or a parameter is wrong, or a query has too many terms.
         """
         self.check_depth(k)
         skip = bool(parameters.pop("skip", True))
-        check_parameters(parameters)
-        chosen = self.defaults | parameters
-        weighting = bm25(chosen["k1"], chosen["b"], self.file.mean_length)
-        return self.ranked(self._asked(questions), k, weighting, _UNIT, skip=skip)
+        check_bm25_parameters(parameters)
+        values = self.defaults | parameters
+        weighting = bm25_weighting(values["k1"], values["b"], self.file.mean_length)
+        return self.rank(self._analyze_queries(queries), k, weighting, _SCORE_UNITS, skip=skip)
 
-    def every(self, questions: Sequence[str], k: int, **parameters: Any) -> Rows:
-        """Return the rows that `search` finds, having read every posting of the questions' terms, (q, k) int64."""
-        return self.search(questions, k, skip=False, **parameters)[1]
+    def search_exhaustively(self, queries: Sequence[str], k: int, **parameters: Any) -> Rows:
+        """Return the rows of `search` without skipping postings, (q, k) int64."""
+        return self.search(queries, k, skip=False, **parameters)[1]
 
-    def missing(self, text: str) -> list[str]:
-        """Return the terms of a text that no passage holds."""
+    def find_missing_terms(self, text: str) -> list[str]:
+        """Return the terms of a text that no passage has."""
         terms = list(dict.fromkeys(self._analyzer.terms(text)))
-        return [term.decode() for term, count in zip(terms, self.lists(terms)[:, 0], strict=True) if count < 1]
+        return [term.decode() for term, count in zip(terms, self.find_lists(terms)[:, 0], strict=True) if count < 1]
 
-    def _asked(self, questions: Sequence[str]) -> Asked:
-        counts = [Counter(self._analyzer.terms(question)) for question in questions]
-        for number, own in enumerate(counts, start=1):
-            if len(own) > MOST_TERMS:
-                raise UsageError(f"question {number} has {len(own):,} different words: ask with up to {MOST_TERMS:,}")
-        ends = np.cumsum([len(own) for own in counts], dtype=np.int64)
-        lists = self.lists([term for own in counts for term in own])
-        times = np.fromiter((count for own in counts for count in own.values()), np.float64, len(lists))
+    def _analyze_queries(self, queries: Sequence[str]) -> QueryTerms:
+        counts = [Counter(self._analyzer.terms(query)) for query in queries]
+        for number, term_counts in enumerate(counts, start=1):
+            if len(term_counts) > MAX_TERMS:
+                raise UsageError(
+                    f"question {number} has {len(term_counts):,} different words: ask with up to {MAX_TERMS:,}"
+                )
+        ends = np.cumsum([len(term_counts) for term_counts in counts], dtype=np.int64)
+        lists = self.find_lists([term for term_counts in counts for term in term_counts])
+        times = np.fromiter((count for term_counts in counts for count in term_counts.values()), np.float64, len(lists))
         idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
-        return Asked(lists, idf * times * _UNIT, ends)
+        return QueryTerms(lists, idf * times * _SCORE_UNITS, ends)
+
+
+_MAX_QUERY_WEIGHT = 1e6  # of a query's term, so that sums fit into 63 bits
+
+
+class ImpactIndex(PostingsIndex):
+    """A `SparseIndex`: score(q, d) = Σ_t w(t, q) · w(t, d) over the terms that query and passage
+    share.
+
+    The weights are integers, those of passages in bytes and those of queries in units of 1/4096. So
+    scores are integers too, and skipping postings does not change them.
+    """
+
+    def __init__(self, path: Path, defaults: Mapping[str, int], *, mmap: bool = True) -> None:
+        """Open a file; `defaults` are the parameters of searches without them.
+
+        Raises:
+            InputError: it is missing, damaged, or a BM25 index.
+        """
+        super().__init__(path, mmap=mmap)
+        if not self.file.layout.scale:
+            raise self.file.wrong_content_error("words, and not of weighted terms")
+        self.defaults = dict(defaults)
+
+    def search(self, queries: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each query, best first: (q, k) float32 scores, (q, k) int64
+        rows.
+
+        A hit has at least one term of the query. If there are fewer than k hits, the other rows are
+        -1 with score -inf. Equal scores are ordered by row.
+
+        Args:
+            queries: (q, l, 2) float32 terms and weights, as a `SparseEncoder` returns them; weight
+                0 is padding.
+            k: 1 <= k <= n.
+            parameters: `terms`, the number of terms with the largest weights that are looked up;
+                and `skip`: False reads every posting, with the same result.
+
+        Raises:
+            InputError: the file is damaged.
+            UsageError: `k` or a parameter is wrong, or a query has invalid terms or weights.
+        """
+        self.check_depth(k)
+        skip = bool(parameters.pop("skip", True))
+        check_impact_parameters(parameters)
+        query_terms = self._look_up_queries(queries, parameters.get("terms"))
+        return self.rank(query_terms, k, IMPACT, QUERY_UNITS * self.file.layout.scale, skip=skip)
+
+    def select_terms(self, queries: Vectors, limit: int | None = None) -> tuple[Ints, Ints]:
+        """Return the terms to look up and their weights in units, both (q, l) int64.
+
+        Padding has 0 units.
+
+        Raises:
+            UsageError: a query has invalid terms or weights.
+        """
+        terms, units = quantize_queries(queries)
+        limit = limit or self.defaults.get("terms")
+        if limit is None:
+            return terms, units
+        order = np.lexsort((terms, -units))[:, :limit]
+        return np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
+
+    def _look_up_queries(self, queries: Vectors, limit: int | None) -> QueryTerms:
+        terms, units = self.select_terms(queries, limit)
+        has_weight = units > 0  # (q, l)
+        counts = has_weight.sum(axis=1, dtype=np.int64)
+        if counts.max(initial=0) > MAX_TERMS:
+            raise UsageError(f"question {counts.argmax() + 1} has {counts.max():,} terms: ask with up to {MAX_TERMS:,}")
+        return QueryTerms(
+            self.find_lists(encode_term_ids(terms[has_weight])), units[has_weight].astype(np.float64), np.cumsum(counts)
+        )
+
+
+def quantize_queries(queries: Vectors) -> tuple[Ints, Ints]:
+    """Return the terms of queries and their weights in units, both (q, l) int64.
+
+    Padding has 0 units.
+
+    Raises:
+        UsageError: a term is not the number of a vocabulary entry, or a weight is negative, not
+            finite or too large.
+    """
+    if queries.ndim != 3 or queries.shape[2] != 2:
+        raise UsageError(f"questions of shape {queries.shape} are not weighted terms: use a sparse encoder")
+    terms, weights = queries[..., 0].astype(np.float64), queries[..., 1].astype(np.float64)
+    is_valid = (
+        (terms >= 0)
+        & (terms < VOCABULARY)
+        & (terms == np.floor(terms))
+        & (weights >= 0)
+        & (weights < _MAX_QUERY_WEIGHT)
+    )
+    if not is_valid.all():
+        raise UsageError(
+            f"question {int((~is_valid).any(axis=1).argmax()) + 1} has a term or a weight out of range: encode it again"
+        )
+    units = np.where(weights > 0, np.maximum(1, np.rint(weights * QUERY_UNITS)), 0)
+    return terms.astype(np.int64), units.astype(np.int64)

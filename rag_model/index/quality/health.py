@@ -1,170 +1,138 @@
-"""The quality of an index: recall against exact search, its cost in time and distance computations, and the causes.
+"""Inspect a finished index file: links and reachability of graphs, list sizes, quantisation error.
 
-Two graphs are compared at equal distance computations, never at equal `efSearch`: a denser graph does more work in each
-step (`curve.compare`). The causes are in the finished file (`examine`): links, list sizes, quantisation error.
+They explain the recall of an index. Everything is read from the memory-mapped file, so any file
+that faiss wrote can be inspected, with a few bytes of memory per node.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
-from typing import Self
 
-from rag_model.index.exact.scan import ExactIndex
-from rag_model.index.factory import Structure
-from rag_model.index.files.anatomy import GraphAnatomy, ListAnatomy, graph_anatomy, list_anatomy, quantization_error
-from rag_model.index.files.engine import Rows, Vectors, faiss
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.errors import InputError
+from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.index.quality.recall import ExactScore, Recalls, percentile5, recall_at
-from rag_model.index.search import IndexFile, open_index
+from rag_model.index.graphs.graph import BLOCK
+from rag_model.index.graphs.graph_file import GraphFile
+from rag_model.index.graphs.reach import ReachabilityTree
+from rag_model.index.quality.fit import relative_error
+from rag_model.index.quality.results import (
+    GraphStats,
+    IndexHealth,
+    ListStats,
+)
+from rag_model.index.search import open_index
 
-_REPEATS = 3  # minimum runs; the fastest counts, because other processes only slow a run down
-_SECONDS = 0.02  # minimum total seconds: a batch of a few milliseconds is easily disturbed as a whole
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """One point of an index's trade-off: search setting, recall, time and work."""
-
-    setting: str  # efSearch=128, nprobe=32, exact
-    recall_mean: float
-    recall_p5: float  # the fifth percentile over the queries: the recall of the worst 5 %
-    milliseconds: float  # per query, all queries searched as one batch
-    distances: float  # computed per query, mean: equal on every machine; for lists the compared codes, and
-    # the vectors of a refinement, without the centroids
+_SAMPLE_ROWS = 1_000  # decoded rows: the mean error is then exact to a few percent
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Queries whose true neighbours are known."""
+def compute_graph_stats(path: Path) -> GraphStats:
+    """Compute statistics of the graph in an HNSW file; holds 9 bytes per node.
 
-    vectors: Vectors  # (q, d) float32
-    k: int  # depth of recall
-    scores: Vectors  # (q, >= k) of exact search, best first; wider than k lets ties at the k-th place count
-    rows: Rows  # (q, >= k)
-    score: ExactScore | None = None  # exact scores, for ties that go on beyond `rows`
-
-    @classmethod
-    def of(cls, exact: ExactIndex, vectors: Vectors, k: int) -> Self:
-        """Find the true neighbours of `vectors` by exact search.
-
-        Raises:
-            UsageError: the vectors or `k` do not fit the index.
-        """
-        scores, rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
-        return cls(vectors, k, scores, rows, lambda queries, found: exact.score(vectors[queries], found))
-
-    def recalls(self, found: Rows) -> Recalls:
-        """Return the recall@k of each query, whose rows an index found: (q, >= k), -1 where there are fewer."""
-        return recall_at(found, self.rows, self.scores, self.k, self.score)
+    Raises:
+        InputError: the file is not an HNSW index.
+    """
+    graph = GraphFile.open(path)
+    degrees = np.zeros(graph.width + 1, np.int64)
+    linked = np.zeros(graph.n, bool)
+    for first in range(0, graph.n, BLOCK):
+        nodes = np.arange(first, min(first + BLOCK, graph.n))
+        links = graph.bottom(nodes)
+        degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))  # (m, 2M) -> (m,) -> (2M + 1,)
+        linked[links[(links >= 0) & (links != nodes[:, None])]] = True
+    unreachable = len(ReachabilityTree(graph).find_unreachable()) if graph.n else 0
+    return GraphStats(tuple(degrees.tolist()), int(graph.n - linked.sum()), unreachable)
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Statistics of a finished index file."""
-
-    kind: Structure
-    n: int
-    graph: GraphAnatomy | None = None
-    lists: ListAnatomy | None = None
-    quantization_error: float | None = None  # None: unknown, or not meaningful
-
-    def metrics(self) -> dict[str, float | int]:
-        """Return the figures by their names in a manifest; figures that do not apply are left out."""
-        found: dict[str, float | int | None] = {
-            "degree": round(self.graph.degree, 2) if self.graph else None,
-            "unlinked": self.graph.unlinked if self.graph else None,
-            "unreachable": self.graph.unreachable if self.graph else None,
-            "imbalance": round(self.lists.imbalance, 3) if self.lists else None,
-            "largest_list": self.lists.largest if self.lists else None,
-            "quantization_error": None if self.quantization_error is None else float(f"{self.quantization_error:.3g}"),
-        }
-        return {name: value for name, value in found.items() if value is not None}
+def compute_list_stats(index: FaissIndex) -> ListStats:
+    """Compute statistics of the inverted lists of an open index; holds 8 bytes per list."""
+    sizes = _list_sizes(faiss.extract_index_ivf(index))
+    buckets = np.bincount([int(size).bit_length() for size in sizes])
+    imbalance = len(sizes) * float(np.square(sizes, dtype=np.float64).sum()) / max(1, int(sizes.sum())) ** 2
+    return ListStats(len(sizes), tuple(buckets.tolist()), int(sizes.max()), imbalance)
 
 
-def examine(path: Path, vectors: Sequence[Path] = ()) -> Health:
-    """Examine any faiss file of a graph, of inverted lists or of plain vectors; the file is mapped, not loaded.
+def measure_quantization_error(index: FaissIndex, vectors: VectorFiles, seed: int = 0) -> float | None:
+    """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of nonzero rows x.
+
+    It is 0 for vectors stored unquantised, and None for codes that do not decode to vectors:
+    RaBitQ's only estimate inner products.
+
+    Args:
+        index: an open index, possibly mapped; its ids are rows of `vectors`.
+        vectors: the vectors that the index was built from.
+        seed: the seed of the sample of 1,000 rows.
+
+    Raises:
+        InputError: an id is not a row of `vectors`, or the vectors hold a NaN or an infinity.
+    """
+    count = int(index.ntotal)
+    if count == 0:
+        return None
+    lists = faiss.try_extract_index_ivf(index)
+    positions = np.sort(
+        np.random.default_rng(seed).choice(count, min(_SAMPLE_ROWS, count), replace=False, shuffle=False)
+    )
+    if lists is None:
+        rows, decoded = positions, index.reconstruct_batch(positions)
+    elif isinstance(faiss.downcast_index(lists), faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan):
+        return None
+    else:
+        rows, decoded = _decode_at(index, lists, positions)
+    if int(rows.max()) >= vectors.n:
+        raise InputError(
+            f"the index holds id {rows.max()} and there are {vectors.n} vectors: give those it was built from"
+        )
+    order = np.argsort(rows)
+    true = vectors.read_rows(rows[order])
+    return relative_error(true, decoded[order])  # both (m, d)
+
+
+def _decode_at(index: FaissIndex, lists: FaissIndex, positions: Rows) -> tuple[Rows, Vectors]:
+    """Return the ids and the decoded vectors at `positions`, (m,), in the concatenated lists."""
+    sizes = _list_sizes(lists)
+    ends = np.cumsum(sizes)
+    numbers = np.searchsorted(ends, positions, side="right")
+    offsets = positions - (ends - sizes)[numbers]
+    decoded = np.empty((len(positions), int(lists.d)), np.float32)
+    rows = np.empty(len(positions), np.int64)
+    for row_number, (number, offset) in enumerate(zip(numbers.tolist(), offsets.tolist(), strict=True)):
+        rows[row_number] = lists.invlists.get_single_id(number, offset)
+        lists.reconstruct_from_offset(number, offset, faiss.swig_ptr(decoded[row_number]))
+    return rows, _reverse_transforms(index, decoded)
+
+
+def _reverse_transforms(index: FaissIndex, decoded: Vectors) -> Vectors:
+    index = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    if isinstance(index, faiss.IndexPreTransform):
+        for step in reversed(range(index.chain.size())):
+            decoded = index.chain.at(step).reverse_transform(decoded)
+    return decoded
+
+
+def _list_sizes(lists: FaissIndex) -> npt.NDArray[np.int64]:
+    return np.array([lists.invlists.list_size(number) for number in range(lists.nlist)], np.int64)
+
+
+def inspect_index(path: Path, vectors: Sequence[Path] = ()) -> IndexHealth:
+    """Inspect any faiss file of a graph, of inverted lists or of plain vectors, memory-mapped.
 
     Args:
         path: the index file.
-        vectors: the `.npy` files that it was built from, in row order; without them there is no quantization error.
+        vectors: the `.npy` files that it was built from, in row order; needed for the quantisation
+            error.
 
     Raises:
-        InputError: the file is damaged or of another type, or the vectors are not those that it was built from.
+        InputError: the file is damaged or of another type, or was not built from `vectors`.
     """
     file = open_index(path)
-    kind, n = file.kind, file.n
-    error = quantization_error(file.opened, VectorFiles.of(vectors, n, file.dim)) if vectors else None
-    lists = list_anatomy(file.opened) if kind == "ivf" else None
-    del file  # an open graph holds 12 bytes a node, and its anatomy reads the file
-    return Health(kind, n, graph_anatomy(path) if kind == "hnsw" else None, lists, error)
-
-
-def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Effort]:
-    """Search with a range of settings; return one effort each, cheapest first.
-
-    `values` are those of `efSearch` or `nprobe`; by default they double, up to 512 or to all lists (1,024 at most).
-    Other parameters have the index's defaults. faiss counts distances for the whole process: another search in it at
-    the same time makes that figure wrong, but no other.
-
-    Raises:
-        UsageError: the queries or their depth do not fit the index.
-    """
-    parameter = {"hnsw": "efSearch", "ivf": "nprobe", "exact": ""}[index.kind]
-    if not parameter:
-        return [effort(index, trial, {})]
-    chosen = _steps(index) if values is None else sorted(values)
-    return [effort(index, trial, index.defaults | {parameter: value}) for value in chosen]
-
-
-def _steps(index: IndexFile) -> list[int]:
-    most = 512 if index.kind == "hnsw" else min(index.lists, 1024)
-    least = 16 if index.kind == "hnsw" else 1
-    return [*(1 << step for step in range(least.bit_length() - 1, (most - 1).bit_length())), most]
-
-
-def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Effort:
-    """Search with one setting, several times; return its recall and cost.
-
-    Raises:
-        UsageError: the queries, their depth or a parameter do not fit the index.
-    """
-    queries = len(trial.vectors)
-    _reset_counters()
-    found = index.search(trial.vectors, trial.k, **parameters)[1]  # also warms the caches
-    distances = _counted(index, queries) / queries + parameters.get("refine", 0) * trial.k
-    runs: list[float] = []
-    while len(runs) < _REPEATS or sum(runs) < _SECONDS:
-        runs.append(_seconds(index, trial, parameters))
-    recalls = trial.recalls(found)
-    return Effort(
-        setting=setting_name(parameters),
-        recall_mean=float(recalls.mean()),
-        recall_p5=percentile5(recalls),
-        milliseconds=1000 * min(runs) / queries,
-        distances=distances,
+    kind, n = file.structure, file.n
+    error = (
+        measure_quantization_error(file.faiss_index, VectorFiles.open_checked(vectors, n, file.dim))
+        if vectors
+        else None
     )
-
-
-def setting_name(parameters: Mapping[str, int]) -> str:
-    """Return the name of a setting in an `Effort`: `efSearch=128`, or `exact` if there is no parameter."""
-    return ", ".join(f"{name}={value}" for name, value in parameters.items()) or "exact"
-
-
-def _seconds(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> float:
-    start = perf_counter()
-    index.search(trial.vectors, trial.k, **parameters)
-    return perf_counter() - start
-
-
-def _reset_counters() -> None:
-    faiss.cvar.hnsw_stats.reset()
-    faiss.cvar.indexIVF_stats.reset()
-
-
-def _counted(index: IndexFile, queries: int) -> float:
-    if index.kind == "hnsw":
-        return float(faiss.cvar.hnsw_stats.ndis)
-    if index.kind == "ivf":
-        return float(faiss.cvar.indexIVF_stats.ndis)
-    return float(index.n * queries)
+    lists = compute_list_stats(file.faiss_index) if kind == "ivf" else None
+    del file  # an open graph holds 12 bytes per node, and its statistics are read from the file
+    return IndexHealth(kind, n, compute_graph_stats(path) if kind == "hnsw" else None, lists, error)

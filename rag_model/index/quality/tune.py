@@ -1,58 +1,68 @@
-"""Tune an index: find the smallest `efSearch` or `nprobe` that reaches a recall target.
+"""Tune the search settings of an index for a recall target, and evaluate a new index.
 
-Recall rises with the setting, so settings are doubled until one reaches the target, and the last step is bisected. Only
-recall decides, not time: the same file and the same queries give the same setting on every machine.
+`tune_search` finds the smallest `efSearch` or `nprobe` that reaches the target. Recall rises with
+the setting, so the setting is doubled until it reaches the target, and the last step is bisected.
+Only recall decides, not time, so the same file and queries give the same setting on every machine.
+
+`evaluate_index` measures recall against latency over a range of settings. It searches given
+queries, or the index's own vectors, and compares with exact search of the files that the index was
+built from. Its own vectors are easier queries: each is its own nearest neighbour.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.index.quality.health import Trial, setting_name
-from rag_model.index.search import IndexFile
+from rag_model.index.exact_search import ExactIndex
+from rag_model.index.files.engine import Vectors
+from rag_model.index.files.intake import inspect_vectors
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.quality.health import inspect_index
+from rag_model.index.quality.results import OperatingPoint, TuningResult
+from rag_model.index.quality.sweep import VectorQuerySet, format_setting, sweep_settings
+from rag_model.index.recipe import VectorPlan
+from rag_model.index.search import FaissFileIndex, open_index
 
-MOST_CANDIDATES = 2_048  # efSearch: a graph that misses its target even then is damaged
-MOST_LISTS = 1_024  # nprobe: finding this many lists costs as much as reading them
-LOOKS = (1, 2, 4, 8, 16, 32)  # refine: this many times k candidates are ranked again
-NEAR = 0.005  # tolerance below the best possible recall, if that misses the target
-_LOOK = 8  # codes that are read in the time of one vector of the refinement
+MAX_CANDIDATES = 2_048  # efSearch: a graph that misses its target even with this is damaged
+MAX_LISTS = 1_024  # nprobe: finding so many lists costs as much as reading them
+REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # refine: this many times k candidates are reranked
+CEILING_TOLERANCE = 0.005  # below the best possible recall, if the target cannot be reached
+_CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
 
-Recall = Callable[[int], float]  # of a setting, the mean over the queries
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """The search setting for a recall target."""
-
-    search: Mapping[str, int]  # efSearch, or nprobe and refine; empty for an index without parameters
-    recall: float  # its mean recall
-    note: str = ""  # one sentence if the target cannot be reached, else empty
+RecallFunction = Callable[[int], float]  # the mean recall over the queries, for a setting
 
 
 @dataclass(frozen=True, slots=True)
-class _Dial:
-    """The settings to try: one parameter from `least` to `most`, and factors of the refinement; 0: there is none."""
+class _SearchGrid:
+    """The settings to try: a parameter from `minimum` to `maximum`, and factors of the refinement.
+
+    The factor 0 stands for an index without a refinement.
+    """
 
     name: str
-    least: int
-    most: int
-    looks: tuple[int, ...] = (0,)
+    minimum: int
+    maximum: int
+    refine_factors: tuple[int, ...] = (0,)
 
-    def search(self, look: int, value: int) -> dict[str, int]:
-        return {self.name: value} | ({"refine": look} if look else {})
+    def search(self, refine_factor: int, value: int) -> dict[str, int]:
+        return {self.name: value} | ({"refine": refine_factor} if refine_factor else {})
 
 
-def tune(index: IndexFile, trial: Trial, target: float) -> Tuned:
-    """Return the smallest setting whose mean recall@k is at least `target`, and the next smaller one's is not.
+def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float) -> TuningResult:
+    """Return the smallest setting whose mean recall@k is at least `target`.
 
-    If no setting reaches it, return the smallest within .005 of the best one. A graph searched for k neighbours keeps
-    at least k candidates, so its settings begin at k. With a refinement, `nprobe` is found for each of several factors,
-    and the cheapest of these settings is taken.
+    If no setting reaches it, return the smallest within .005 of the best one. A graph searched for
+    k neighbours keeps at least k candidates, so its settings begin at k. With a refinement,
+    `nprobe` is searched for each of several factors, and the cheapest of these settings is
+    returned.
 
     Args:
-        index: its own default setting is not used.
-        trial: queries with their true neighbours; a few hundred distinguish recalls .01 apart.
+        index: the index; its own default setting is not used.
+        query_set: queries with their true neighbours; a few hundred distinguish recalls .01 apart.
         target: 0 < target < 1.
 
     Raises:
@@ -61,54 +71,67 @@ def tune(index: IndexFile, trial: Trial, target: float) -> Tuned:
     if not 0 < target < 1:
         raise UsageError(f"the recall target is {target}: give one between 0 and 1, such as 0.95")
 
-    def found(search: Mapping[str, int]) -> float:
-        rows = index.search(trial.vectors, trial.k, **search)[1]
-        return float(trial.recalls(rows).mean())
+    def mean_recall(search: Mapping[str, int]) -> float:
+        rows = index.search(query_set.vectors, query_set.k, **search)[1]
+        return float(query_set.compute_recalls(rows).mean())
 
-    if index.kind == "exact":
-        return Tuned({}, found({}))
-    dial = _dial(index, trial.k)
-    recall = cache(lambda look, value: found(dial.search(look, value)))
-    settings = _enough(recall, dial, target)
+    if index.structure == "exact":
+        return TuningResult({}, mean_recall({}))
+    grid = _build_grid(index, query_set.k)
+    recall = cache(lambda factor, value: mean_recall(grid.search(factor, value)))
+    settings = _find_sufficient(recall, grid, target)
     if settings:
-        best = min(settings, key=partial(_price, index, trial.k))
-        return Tuned(dial.search(*best), recall(*best))
-    ceiling = max(recall(look, value) for look in dial.looks for value in _doubled(dial.least, dial.most))
-    best = min(_enough(recall, dial, ceiling - NEAR), key=partial(_price, index, trial.k))
-    search = dial.search(*best)
-    return Tuned(search, recall(*best), _out_of_reach(index, trial.k, target, search, recall(*best), ceiling))
+        best = min(settings, key=partial(_estimate_cost, index, query_set.k))
+        return TuningResult(grid.search(*best), recall(*best))
+    ceiling = max(
+        recall(factor, value) for factor in grid.refine_factors for value in _double_up_to(grid.minimum, grid.maximum)
+    )
+    best = min(
+        _find_sufficient(recall, grid, ceiling - CEILING_TOLERANCE), key=partial(_estimate_cost, index, query_set.k)
+    )
+    search = grid.search(*best)
+    return TuningResult(
+        search, recall(*best), _explain_missed_target(index, query_set.k, target, search, recall(*best), ceiling)
+    )
 
 
-def _dial(index: IndexFile, k: int) -> _Dial:
-    if index.kind == "hnsw":
-        return _Dial("efSearch", k, max(k, min(MOST_CANDIDATES, index.n)))
-    looks = tuple(look for look in LOOKS if look == 1 or look * k < 2 * index.n) if "refine" in index.defaults else (0,)
-    return _Dial("nprobe", 1, min(MOST_LISTS, index.lists), looks)
+def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
+    if index.structure == "hnsw":
+        return _SearchGrid("efSearch", k, max(k, min(MAX_CANDIDATES, index.n)))
+    factors = (
+        tuple(factor for factor in REFINE_FACTORS if factor == 1 or factor * k < 2 * index.n)
+        if "refine" in index.defaults
+        else (0,)
+    )
+    return _SearchGrid("nprobe", 1, min(MAX_LISTS, index.lists), factors)
 
 
-def _enough(recall: Callable[[int, int], float], dial: _Dial, target: float) -> list[tuple[int, int]]:
-    """Return (refinement factor, smallest value that reaches `target`) for each factor with such a value."""
-    smallest = [(look, _smallest(partial(recall, look), dial.least, dial.most, target)) for look in dial.looks]
-    return [(look, value) for look, value in smallest if value is not None]
+def _find_sufficient(recall: Callable[[int, int], float], grid: _SearchGrid, target: float) -> list[tuple[int, int]]:
+    """Return (refinement factor, smallest value) for each factor that reaches `target`."""
+    smallest = [
+        (factor, _find_smallest(partial(recall, factor), grid.minimum, grid.maximum, target))
+        for factor in grid.refine_factors
+    ]
+    return [(factor, value) for factor, value in smallest if value is not None]
 
 
-def _price(index: IndexFile, k: int, setting: tuple[int, int]) -> float:
+def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
     """Return about how many codes a query reads; a vector of the refinement counts as 8 codes."""
-    look, value = setting
-    return value * index.n / max(1, index.lists) + _LOOK * look * k
+    refine_factor, value = setting
+    return value * index.n / max(1, index.lists) + _CODES_PER_VECTOR * refine_factor * k
 
 
-def _doubled(least: int, most: int) -> list[int]:
-    values = [least]
-    while values[-1] < most:
-        values.append(min(2 * values[-1], most))
+def _double_up_to(minimum: int, maximum: int) -> list[int]:
+    values = [minimum]
+    while values[-1] < maximum:
+        values.append(min(2 * values[-1], maximum))
     return values
 
 
-def _smallest(recall: Recall, least: int, most: int, target: float) -> int | None:
-    """Return the smallest value whose recall reaches `target`; None if the largest does not reach it."""
-    low = least - 1
-    for high in _doubled(least, most):
+def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: float) -> int | None:
+    """Return the smallest value whose recall reaches `target`; None if there is none."""
+    low = minimum - 1
+    for high in _double_up_to(minimum, maximum):
         if recall(high) >= target:
             break
         low = high
@@ -120,12 +143,81 @@ def _smallest(recall: Recall, least: int, most: int, target: float) -> int | Non
     return high
 
 
-def _out_of_reach(
-    index: IndexFile, k: int, target: float, search: Mapping[str, int], recall: float, ceiling: float
+def _explain_missed_target(
+    index: FaissFileIndex, k: int, target: float, search: Mapping[str, int], recall: float, ceiling: float
 ) -> str:
-    more = "more links" if index.kind == "hnsw" else "longer codes"
-    more += "" if index.kind == "hnsw" or "refine" in index.defaults else " or a refinement, Refine(SQfp16),"
+    advice = "more links" if index.structure == "hnsw" else "longer codes"
+    advice += "" if index.structure == "hnsw" or "refine" in index.defaults else " or a refinement, Refine(SQfp16),"
     return (
-        f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so {setting_name(search)} is set, "
-        f"which finds {recall:.3f}: {more} would find more"
+        f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so {format_setting(search)} is set, "
+        f"which finds {recall:.3f}: {advice} would find more"
     )
+
+
+DEPTH = 20  # neighbours searched per query
+_MAX_QUERIES = 1_000  # enough to distinguish recalls .005 apart
+_MIN_QUERIES = 100
+_MAX_PRODUCTS = 4e11  # multiplications of exact search: half a minute on two cores
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEvaluation:
+    """The measurements of a new index."""
+
+    query_count: int
+    uses_own_vectors: bool  # whether the queries are the index's own vectors
+    k: int  # depth of recall
+    points: tuple[OperatingPoint, ...]  # cheapest first
+    health: Mapping[str, float | int]  # by name, as in a manifest
+    search: Mapping[str, int]  # the setting to write into the file: the tuned one, else the default
+    note: str = ""  # a sentence if the recall target cannot be reached
+
+
+def evaluate_index(
+    path: Path, plan: VectorPlan, vectors: Sequence[Path], queries: Vectors | None = None
+) -> IndexEvaluation:
+    """Measure an index file, and tune it if its plan has a recall target.
+
+    Args:
+        path: the index file.
+        plan: the plan of the build.
+        vectors: the `.npy` files that it was built from, in order.
+        queries: (q, d) float32; None: up to 1,000 of its own vectors, drawn by the plan's seed.
+
+    Raises:
+        InputError: the index or a vector file is damaged.
+        UsageError: the queries do not fit the index.
+    """
+    query_vectors = (
+        VectorFiles(vectors).sample(_affordable_queries(plan), plan.seed + 1) if queries is None else queries
+    )
+    index, k = open_index(path), min(DEPTH, plan.n)
+    query_set = VectorQuerySet.from_exact_search(ExactIndex(vectors, plan.metric), query_vectors, k)
+    search, note = dict(plan.search), ""
+    if plan.recall_target is not None:
+        tuning = tune_search(index, query_set, plan.recall_target)
+        search, note = search | dict(tuning.search), tuning.note
+    points = tuple(sweep_settings(index, query_set))
+    return IndexEvaluation(
+        len(query_vectors), queries is None, k, points, inspect_index(path, vectors).metrics(), search, note
+    )
+
+
+def read_queries(path: Path, d: int, limit: int = _MAX_QUERIES) -> Vectors:
+    """Read encoded queries from a `.npy` or Parquet file: the first `limit`, (q, d) float32.
+
+    Raises:
+        InputError: the file is damaged or holds no vectors.
+        UsageError: the queries are of another dimension.
+    """
+    query_files = inspect_vectors([path])
+    if query_files.d != d:
+        raise UsageError(
+            f"the questions in {path} have {query_files.d} dimensions and the vectors {d}: use one encoder"
+        )
+    (block, *_) = query_files.files[0].blocks(limit)
+    return np.ascontiguousarray(block, dtype=np.float32)
+
+
+def _affordable_queries(plan: VectorPlan) -> int:
+    return min(plan.n, max(_MIN_QUERIES, min(_MAX_QUERIES, int(_MAX_PRODUCTS / (plan.n * plan.d)))))

@@ -1,1 +1,6 @@
-"""Token vectors in codes, and MaxSim over them: late interaction (ColBERT)."""
+"""Token-vector indexes for late interaction (ColBERT).
+
+* `kind`: the index kind `tokens`
+* `codec`, `build`: encode token vectors, and write the index file
+* `search`: the index file, and MaxSim over its passages
+"""

@@ -1,4 +1,8 @@
-"""The codecs of token vectors: a centroid, and a code of the residual; both are offered at any number of bytes.
+"""The codecs of token vectors: the id of a centroid, and a code of the residual, of any number of
+bytes.
+
+The centroids are unit vectors, and a vector is assigned to that with the largest inner product. The
+residual is the vector minus the centroid. A decoded vector is scaled to length 1.
 
 | factory | residual |
 | --- | --- |
@@ -9,29 +13,262 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import log2
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.errors import InputError, UsageError
-from rag_model.index.factory import divisor
-from rag_model.index.files.engine import Vectors
-from rag_model.index.files.tensors import Stream, read_tensors, write_tensors
-from rag_model.index.tokens.bits import ResidualBits
-from rag_model.index.tokens.centroids import CentroidIds
-from rag_model.index.tokens.products import ResidualProducts
+from rag_model.errors import InputError, ResourceError, UsageError
+from rag_model.index.factory import largest_divisor
+from rag_model.index.files import engine
+from rag_model.index.files.engine import FaissIndex, Vectors, faiss
+from rag_model.index.files.tensors import TensorStream, read_tensors, write_tensors
+from rag_model.index.recipe import POINTS_PER_LIST
 
 NAME = "MaxSim"
-_FORM = re.compile(NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pieces>\d+)(?P<narrow>x4)?))?")
+_FACTORY_PATTERN = re.compile(NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pieces>\d+)(?P<narrow>x4)?))?")
 _BITS = (1, 2, 4, 8)
 Array = npt.NDArray[Any]
+_ROUNDS = 8  # of k-means; ColBERTv2's code has 4
+# Tokens whose residuals give the quantiles: 8 million numbers at 128 dimensions.
+_SAMPLE_TOKENS = 1 << 16
+_WEIGHT_COUNTS = (2, 4, 16, 256)  # those whose numbers fill bytes
+_BLOCK = 1 << 14  # tokens encoded at a time
+_POINTS_PER_CENTROID = 256  # training tokens for each of a piece's vectors, as faiss takes them
+
+
+_MAX_UINT16_CENTROIDS = 1 << 16  # up to so many centroids an id has two bytes, else four
+CentroidIds = npt.NDArray[np.unsignedinteger]
+
+
+def check_float_array(array: npt.NDArray[Any], axes: int) -> None:
+    """Raise ValueError unless an array is float32, finite, and has `axes` axes."""
+    if array.dtype != np.float32 or array.ndim != axes or not np.isfinite(array).all():
+        raise ValueError("not the array of a codec")
+
+
+def ideal_centroid_count(tokens: int) -> int:
+    """Return 2^floor(log2(16 sqrt n)), the number of centroids for n tokens.
+
+    Source: Santhanam et al. 2022 (ColBERTv2), section 3.3, and its code,
+        `indexing/collection_indexer.py`.
+    """
+    return 1 << int(log2(16 * max(1, tokens) ** 0.5))
+
+
+def sample_size(tokens: int) -> int:
+    """Return the number of tokens to train with: enough for all centroids, at most half a million
+    (256 MB).
+    """
+    return min(tokens, max(1 << 16, min(1 << 19, POINTS_PER_LIST * ideal_centroid_count(tokens))))
+
+
+def centroid_count(tokens: int, sample: int) -> int:
+    """Return the ideal number of centroids, or the largest power of two that the sample can train
+    if that is less.
+    """
+    max_count = max(1, sample // POINTS_PER_LIST)
+    return min(ideal_centroid_count(tokens), 1 << (max_count.bit_length() - 1))
+
+
+def train_centroids(sample: Vectors, count: int, seed: int) -> Vectors:
+    """Return (count, d) float32 unit vectors, trained by spherical k-means on (t, d) vectors.
+
+    Raises:
+        ResourceError: memory ran out.
+    """
+    kmeans = faiss.Kmeans(
+        sample.shape[1],
+        count,
+        niter=_ROUNDS,
+        seed=1 + seed,
+        spherical=True,
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(sample),
+    )
+    with engine.translate_errors(ResourceError, f"{len(sample)} tokens could not be cut into {count} cells: use fewer"):
+        kmeans.train(sample)
+    centroids: Vectors = kmeans.centroids
+    return centroids
+
+
+def assign_centroids(centroids: Vectors, vectors: Vectors) -> CentroidIds:
+    """Return the centroid of each of (t, d) vectors, by inner product: (t,) uint16 or uint32."""
+    dtype = np.uint16 if len(centroids) <= _MAX_UINT16_CENTROIDS else np.uint32
+    if not len(vectors):
+        return np.empty(0, dtype)
+    with engine.translate_errors(InputError, "token vectors do not fit the centroids: train the index again"):
+        _, nearest_ids = faiss.knn(vectors, centroids, 1, metric=faiss.METRIC_INNER_PRODUCT)
+    ids: CentroidIds = nearest_ids[:, 0].astype(dtype)  # (t, 1) -> (t,)
+    return ids
+
+
+def normalize(vectors: Vectors) -> Vectors:
+    """Return vectors scaled to length 1."""
+    lengths = np.sqrt(np.einsum("td,td->t", vectors, vectors))[:, None]
+    scaled: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+    return scaled
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualBits:
+    """ColBERTv2's codec: b bits per component of the residual, by quantiles (Santhanam et al. 2022,
+    section 3.3).
+
+    All components share one set of quantiles: 2^b - 1 cut-offs at i / 2^b, and 2^b weights at (i +
+    .5) / 2^b.
+    """
+
+    centroids: Vectors  # (K, d)
+    cutoffs: npt.NDArray[np.float32]  # (2^b - 1,) ascending
+    weights: npt.NDArray[np.float32]  # (2^b,)
+
+    @classmethod
+    def train(cls, sample: Vectors, centroids: Vectors, bits: int) -> Self:
+        """Compute the quantiles of (t, d) unit vectors."""
+        sampled = sample[:: max(1, len(sample) // _SAMPLE_TOKENS)]
+        residuals = sampled - centroids[assign_centroids(centroids, sampled)]
+        quantiles = np.arange(1 << bits) / (1 << bits)
+        midpoints = quantiles + 0.5 / (1 << bits)
+        cutoffs, weights = np.quantile(residuals, quantiles[1:]), np.quantile(residuals, midpoints)
+        return cls(centroids, cutoffs.astype(np.float32), weights.astype(np.float32))
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """Create a codec from the result of `arrays`.
+
+        Raise ValueError if the arrays do not fit each other.
+        """
+        codec = cls(arrays["centroids"], arrays["cutoffs"], arrays["weights"])
+        check_float_array(codec.centroids, 2)
+        check_float_array(codec.cutoffs, 1)
+        check_float_array(codec.weights, 1)
+        if len(codec.cutoffs) + 1 != len(codec.weights) or len(codec.weights) not in _WEIGHT_COUNTS:
+            raise ValueError("quantiles that do not fit each other")
+        return codec
+
+    def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the trained arrays by name."""
+        return {"centroids": self.centroids, "cutoffs": self.cutoffs, "weights": self.weights}
+
+    @property
+    def bits(self) -> int:
+        """Bits per component."""
+        return len(self.weights).bit_length() - 1
+
+    @property
+    def width(self) -> int:
+        """Bytes of a residual's code."""
+        return int(self.centroids.shape[1]) * self.bits // 8
+
+    def encode(self, vectors: Vectors) -> tuple[CentroidIds, npt.NDArray[np.uint8]]:
+        """Return (t,) centroids and (t, width) codes of residuals.
+
+        The first component is in the low bits.
+        """
+        ids = assign_centroids(self.centroids, vectors)
+        codes = np.empty((len(vectors), self.width), np.uint8)
+        shifts = np.arange(8 // self.bits, dtype=np.uint8) * np.uint8(self.bits)
+        for first in range(0, len(vectors), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            buckets = np.searchsorted(self.cutoffs, vectors[block] - self.centroids[ids[block]]).astype(np.uint8)
+            # (t, d) -> (t, width, 8 / b) -> (t, width)
+            codes[block] = (buckets.reshape(len(buckets), self.width, -1) << shifts).sum(2, dtype=np.uint8)
+        return ids, codes
+
+    def decode(self, ids: CentroidIds, codes: npt.NDArray[np.uint8]) -> Vectors:
+        """Return (t, d) float32 unit vectors."""
+        rebuilt = self.centroids[ids]
+        # (t, width) -> (t, width, 8 / b) -> (t, d)
+        rebuilt += self._table()[codes].reshape(rebuilt.shape)
+        return normalize(rebuilt)
+
+    def _table(self) -> Vectors:
+        """Return the weights of each byte's codes, (256, 8 / b)."""
+        shifts = np.arange(8 // self.bits) * self.bits
+        table: Vectors = self.weights[np.arange(256)[:, None] >> shifts & (len(self.weights) - 1)]
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualProducts:
+    """A product quantizer of the residual with M pieces (Jégou et al. 2011).
+
+    It learns one of 2^b small vectors for each piece of the residual. At equal bytes it loses less
+    than `ResidualBits`, which ignores correlations between components, and spends as many bits on
+    components that hardly vary.
+    """
+
+    centroids: Vectors  # (K, d)
+    codebooks: Vectors  # (M, 2^b, d / M)
+    quantizer: FaissIndex = field(repr=False, compare=False)
+
+    @classmethod
+    def train(cls, sample: Vectors, centroids: Vectors, pieces: int, bits: int) -> Self:
+        """Train the codebooks with (t, d) unit vectors.
+
+        Raises:
+            ResourceError: memory ran out.
+        """
+        sampled = sample[:: max(1, len(sample) // (_POINTS_PER_CENTROID << bits))]
+        quantizer = faiss.ProductQuantizer(sample.shape[1], pieces, bits)
+        quantizer.cp.min_points_per_centroid = 1
+        if len(sampled) < 1 << bits:  # k-means needs as many points as centroids
+            sampled = np.resize(sampled, (1 << bits, sampled.shape[1]))
+        with engine.translate_errors(
+            ResourceError, f"{len(sampled)} residuals could not train {pieces} pieces: use fewer"
+        ):
+            quantizer.train(np.ascontiguousarray(sampled - centroids[assign_centroids(centroids, sampled)]))
+        codebooks = engine.copy_array(quantizer.centroids).reshape(pieces, 1 << bits, -1)
+        return cls(centroids, codebooks, quantizer)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """Create a codec from the result of `arrays`.
+
+        Raise ValueError if the arrays do not fit each other.
+        """
+        centroids, books = arrays["centroids"], arrays["books"]
+        check_float_array(centroids, 2)
+        check_float_array(books, 3)
+        pieces, centroids_per_piece, piece_width = books.shape
+        if centroids.shape[1] != pieces * piece_width or centroids_per_piece not in (16, 256):
+            raise ValueError("pieces that do not fit the centroids")
+        quantizer = faiss.ProductQuantizer(pieces * piece_width, pieces, centroids_per_piece.bit_length() - 1)
+        faiss.copy_array_to_vector(np.ascontiguousarray(books, np.float32).reshape(-1), quantizer.centroids)
+        return cls(centroids, books, quantizer)
+
+    def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the trained arrays by name."""
+        return {"centroids": self.centroids, "books": self.codebooks}
+
+    @property
+    def width(self) -> int:
+        """Bytes of a residual's code."""
+        return int(self.quantizer.code_size)
+
+    def encode(self, vectors: Vectors) -> tuple[CentroidIds, npt.NDArray[np.uint8]]:
+        """Return (t,) centroids and (t, width) codes of residuals, as faiss packs them."""
+        ids = assign_centroids(self.centroids, vectors)
+        if not len(ids):
+            return ids, np.empty((0, self.width), np.uint8)
+        with engine.translate_errors(InputError, "token vectors do not fit the codec: train the index again"):
+            codes: npt.NDArray[np.uint8] = self.quantizer.compute_codes(vectors - self.centroids[ids])
+        return ids, codes
+
+    def decode(self, ids: CentroidIds, codes: npt.NDArray[np.uint8]) -> Vectors:
+        """Return (t, d) float32 unit vectors."""
+        rebuilt = self.centroids[ids]
+        if len(ids):
+            rebuilt += self.quantizer.decode(np.ascontiguousarray(codes))
+        return normalize(rebuilt)
 
 
 class Codec(Protocol):
-    """Trained: turns unit vectors into codes and back."""
+    """A trained codec, which encodes unit vectors and decodes them."""
 
     @property
     def centroids(self) -> Vectors:
@@ -44,7 +281,7 @@ class Codec(Protocol):
         ...
 
     def encode(self, vectors: Vectors) -> tuple[CentroidIds, npt.NDArray[np.uint8]]:
-        """Return the centroids, (t,), and the residuals' codes, (t, width), of (t, d) unit vectors."""
+        """Return the (t,) centroids and (t, width) codes of the residuals of (t, d) unit vectors."""
         ...
 
     def decode(self, ids: CentroidIds, codes: npt.NDArray[np.uint8]) -> Vectors:
@@ -52,20 +289,20 @@ class Codec(Protocol):
         ...
 
     def arrays(self) -> Mapping[str, Array]:
-        """Return all that it has learnt, by name."""
+        """Return the trained arrays by name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What a factory string says of the codec."""
+class CodecFormat:
+    """The codec that a factory string describes."""
 
-    bits: int | None = None  # a component, by quantiles; None: a product quantizer
+    bits: int | None = None  # per component, by quantiles; None: a product quantizer
     pieces: int = 0  # of the product quantizer
     piece_bits: int = 8
 
     def __str__(self) -> str:
-        """Return it as a factory string has it."""
+        """Return the factory string."""
         if self.bits:
             return f"{NAME},Bits{self.bits}"
         return f"{NAME},PQ{self.pieces}{'x4' if self.piece_bits == 4 else ''}"
@@ -75,66 +312,68 @@ class Form:
         return d * self.bits // 8 if self.bits else self.pieces * self.piece_bits // 8
 
     def train(self, sample: Vectors, centroids: Vectors) -> Codec:
-        """Learn the codes of residuals from (t, d) unit vectors."""
+        """Train the codec with (t, d) unit vectors."""
         if self.bits:
             return ResidualBits.train(sample, centroids, self.bits)
         return ResidualProducts.train(sample, centroids, self.pieces, self.piece_bits)
 
 
-def takes(factory: str) -> bool:
-    """Whether a factory string asks for codes of token vectors."""
+def is_token_factory(factory: str) -> bool:
+    """Whether a factory string describes a token-vector index."""
     return factory.partition(",")[0] == NAME
 
 
-def form_of(factory: str, d: int | None = None) -> Form:
-    """Read a factory string; numbers that it leaves open are chosen for `d` dimensions.
+def parse_codec_factory(factory: str, d: int | None = None) -> CodecFormat:
+    """Parse a factory string; defaults are chosen for `d` dimensions.
 
     Raises:
-        UsageError: it is no such factory, or does not fit `d` dimensions.
+        UsageError: it is not a codec of token vectors, or does not fit `d` dimensions.
     """
-    found = _FORM.fullmatch(factory)
-    if found is None:
-        raise UsageError(f"{factory!r} is no codec of token vectors: use MaxSim, MaxSim,Bits2, MaxSim,PQ32 or similar")
-    if found["bits"]:
-        form = Form(bits=int(found["bits"]))
-        if form.bits not in _BITS or (d is not None and d * form.bits % 8):
+    match = _FACTORY_PATTERN.fullmatch(factory)
+    if match is None:
+        raise UsageError(f"{factory!r} is not a codec of token vectors: use MaxSim, MaxSim,Bits2 or MaxSim,PQ32")
+    if match["bits"]:
+        codec_format = CodecFormat(bits=int(match["bits"]))
+        if codec_format.bits not in _BITS or (d is not None and d * codec_format.bits % 8):
             raise UsageError(f"{factory} does not fill bytes: use 1, 2, 4 or 8 bits, and a multiple of 8 dimensions")
-        return form
-    pieces = int(found["pieces"] or (divisor(d, d // 4) or 1 if d else 0))
-    form = Form(pieces=pieces, piece_bits=4 if found["narrow"] else 8)
-    if found["pieces"] and (pieces < 1 or (d is not None and d % pieces) or (form.piece_bits == 4 and pieces % 2)):
+        return codec_format
+    pieces = int(match["pieces"] or (largest_divisor(d, d // 4) or 1 if d else 0))
+    codec_format = CodecFormat(pieces=pieces, piece_bits=4 if match["narrow"] else 8)
+    if match["pieces"] and (
+        pieces < 1 or (d is not None and d % pieces) or (codec_format.piece_bits == 4 and pieces % 2)
+    ):
         raise UsageError(f"{factory} cannot cut {d or 'the'} dimensions into {pieces} pieces: use a divisor of them")
-    return form
+    return codec_format
 
 
 def write_codec(codec: Codec, path: Path) -> None:
-    """Write a trained codec: a small file, the same for all workers."""
-    write_tensors(path, streams_of(codec), {"codec": type(codec).__name__})
+    """Write a trained codec to a small file, which all workers read."""
+    write_tensors(path, codec_streams(codec), {"codec": type(codec).__name__})
 
 
-def streams_of(codec: Codec) -> list[Stream]:
-    """Return a codec's arrays to be written."""
-    return [Stream(name, array.dtype, array.shape, [array]) for name, array in codec.arrays().items()]
+def codec_streams(codec: Codec) -> list[TensorStream]:
+    """Return the arrays of a codec as tensors to write."""
+    return [TensorStream(name, array.dtype, array.shape, [array]) for name, array in codec.arrays().items()]
 
 
 def read_codec(path: Path) -> Codec:
     """Read a trained codec.
 
     Raises:
-        InputError: the file is missing or damaged, or holds no codec.
+        InputError: the file is missing or damaged, or does not contain a codec.
     """
-    arrays, told = read_tensors(path, mmap=False)
-    return codec_of(arrays, told, path)
+    arrays, metadata = read_tensors(path, mmap=False)
+    return codec_from_arrays(arrays, metadata, path)
 
 
-def codec_of(arrays: Mapping[str, Array], told: Mapping[str, str], path: Path) -> Codec:
-    """Return the codec of a file from its arrays and metadata.
+def codec_from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str], path: Path) -> Codec:
+    """Create a codec from the arrays and the metadata of a file.
 
     Raises:
-        InputError: they hold none.
+        InputError: they do not describe a codec.
     """
     kinds = {kind.__name__: kind for kind in (ResidualBits, ResidualProducts)}
     try:
-        return kinds[told["codec"]].of(arrays)
-    except (KeyError, ValueError, TypeError, IndexError) as broken:
-        raise InputError(f"{path} holds no codec of token vectors: build it again") from broken
+        return kinds[metadata["codec"]].from_arrays(arrays)
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise InputError(f"{path} does not contain a codec of token vectors: build it again") from error

@@ -1,4 +1,6 @@
-"""The kind `tokens`: token vectors in codes, searched by MaxSim, alone or over the candidates of other indexes."""
+"""The index kind `tokens`: encoded token vectors, ranked by MaxSim: all of them, or candidates of
+other indexes.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,52 +9,66 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.index.exact.scan import best_of
+from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Opener
-from rag_model.index.kind import Entry, IndexFiles, Measurement, PlainKind, Represents, TokenTrial
-from rag_model.index.plan import Facts
-from rag_model.index.quality.fit import SAMPLE, Fit
-from rag_model.index.quality.recall import Floor, recall_at
-from rag_model.index.quality.tune import Tuned
-from rag_model.index.recipe import IndexRecipe, check_search
-from rag_model.index.sizing.estimate import PROCESS, Estimate
-from rag_model.index.tokens import build, centroids
-from rag_model.index.tokens.build import TokenPlan
-from rag_model.index.tokens.codec import form_of, read_codec, takes
-from rag_model.index.tokens.maxsim import maxsim
-from rag_model.index.tokens.rows import TokenRows
-from rag_model.index.tokens.search import TokenIndexFile
+from rag_model.index.kind import (
+    IndexEntry,
+    IndexFiles,
+    IndexMeasurement,
+    RepresentationType,
+    TokenQuerySet,
+    UnshardedKind,
+)
+from rag_model.index.plan import IndexStats
+from rag_model.index.quality.fit import SAMPLE_VECTORS
+from rag_model.index.quality.results import (
+    PROCESS_BYTES,
+    FitResult,
+    RecallFloor,
+    ResourceEstimate,
+    TuningResult,
+    compute_recall,
+)
+from rag_model.index.recipe import IndexRecipe, check_search_parameters
+from rag_model.index.tokens import build, codec
+from rag_model.index.tokens.build import TokenPlan, TokenRows
+from rag_model.index.tokens.codec import is_token_factory, parse_codec_factory, read_codec
+from rag_model.index.tokens.search import TokenIndexFile, maxsim
 
-TOKENS = 120  # vectors of a passage of 100 words and its title, punctuation dropped: for estimates
-# Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32 keeps .84, Bits2 .69.
-_CODED = Floor(mean=0.60, p5=0.25)
-_PRODUCTS = 4e10  # multiplications and additions per second of one core: 2.6e10 to 5e10 measured, codes included
-_MOVED = 5e7  # bytes of codes per second that one core joins
-_PART = 1 << 16  # passages of a part, if it is not known
-_ROUNDS = 20  # of k-means, the codes' included
+TOKENS_PER_PASSAGE = 120  # for estimates: of 100 words and the title, without punctuation
+# Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
+# keeps .84, Bits2 .69.
+_RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
+# Multiply-adds per second of one core: 2.6e10 to 5e10 measured, including those of the codes.
+_MULTIPLY_RATE = 4e10
+_MERGE_RATE = 5e7  # bytes of codes that one core copies per second
+_DEFAULT_PART_ROWS = 1 << 16  # if the size of the parts is unknown
+_KMEANS_ROUNDS = 20  # including those of the codes
 
 
-class TokenKind(PlainKind[TokenPlan]):
-    """`MaxSim`, `MaxSim,PQ32`, `MaxSim,Bits2`: a codec that is trained once, and codes part by part."""
+class TokenKind(UnshardedKind[TokenPlan]):
+    """The kind of `MaxSim`, `MaxSim,PQ32`, `MaxSim,Bits2`: one codec for all parts, and the codes
+    of each part.
+    """
 
     name: ClassVar[str] = "tokens"
-    represents: ClassVar[Represents] = "tokens"
+    represents: ClassVar[RepresentationType] = "tokens"
     suffix: ClassVar[str] = "safetensors"
     learns: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("faiss-cpu", "numpy")
     VERSION: ClassVar[int] = build.VERSION
 
     def takes(self, factory: str) -> bool:
-        """Whether a factory string asks for codes of token vectors."""
-        return takes(factory)
+        """Whether a factory string describes a token-vector index."""
+        return is_token_factory(factory)
 
     def check(self, recipe: IndexRecipe) -> None:
-        """Check the codec, and that nothing is set that does not apply."""
+        """Check the codec, and that no inapplicable setting is given."""
         if recipe.recall_target is not None:
             raise UsageError(f"recall_target does not apply to {recipe.factory}: leave it out")
-        form_of(recipe.factory)
-        check_search(recipe.search, ())
+        parse_codec_factory(recipe.factory)
+        check_search_parameters(recipe.search, ())
         if recipe.settings:
             raise UsageError(f"settings do not apply to {recipe.factory}: name the codec in the factory")
         if recipe.train_sample is not None and recipe.train_sample < 1:
@@ -64,7 +80,7 @@ class TokenKind(PlainKind[TokenPlan]):
         """Choose the codec for vectors of `width` components."""
         return TokenPlan(
             kind=self.name,
-            factory=str(form_of(recipe.factory, width)),
+            factory=str(parse_codec_factory(recipe.factory, width)),
             n=n,
             d=width,
             search={},
@@ -74,13 +90,13 @@ class TokenKind(PlainKind[TokenPlan]):
             train_sample=recipe.train_sample,
         )
 
-    def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> Facts:
-        """Learn centroids and codes from a sample of the tokens."""
-        return build.train(plan, rows, out)
+    def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Train centroids and codes with a sample of the tokens."""
+        return build.train_codec(plan, rows, out)
 
-    def scatter(self, plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+    def scatter(self, plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Encode a part."""
-        return build.scatter(plan, trained, rows, number, out)
+        return build.encode_part(plan, trained, rows, number, out)
 
     def merge(
         self,
@@ -90,13 +106,13 @@ class TokenKind(PlainKind[TokenPlan]):
         scattered: Sequence[Opener],
         shards: Sequence[Opener],
         out: Path,
-    ) -> Facts:
-        """Join the parts' codes as a stream."""
-        return build.merge(plan, trained, scattered, out)
+    ) -> IndexStats:
+        """Concatenate the codes of all parts as a stream."""
+        return build.merge_parts(plan, trained, scattered, out)
 
     def losses(self, plan: TokenPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far token vectors lie from what is rebuilt of them."""
-        return {"codes": build.loss(read_codec(trained), vectors)}
+        """Return the mean squared distance of token vectors from their reconstructions."""
+        return {"codes": build.reconstruction_loss(read_codec(trained), vectors)}
 
     def fit(
         self,
@@ -105,83 +121,89 @@ class TokenKind(PlainKind[TokenPlan]):
         losses: Mapping[str, float],
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
-    ) -> Fit:
-        """Compare the loss of the changed parts' tokens with that of the training."""
-        vectors = TokenRows([path for path, _ in changed], plan.d).sample(SAMPLE, plan.seed)
+    ) -> FitResult:
+        """Compare the loss of the changed parts' tokens with that of the training sample."""
+        vectors = TokenRows([path for path, _ in changed], plan.d).sample(SAMPLE_VECTORS, plan.seed)
         if not len(vectors):
-            return Fit(0, {})
-        now = self.losses(plan, trained, vectors)
-        return Fit(len(vectors), {name: (now[name], losses[name]) for name in now if name in losses})
+            return FitResult(0, {})
+        current_losses = self.losses(plan, trained, vectors)
+        return FitResult(
+            len(vectors), {name: (current_losses[name], losses[name]) for name in current_losses if name in losses}
+        )
 
-    def follow(self, plan: TokenPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Train: nothing is kept of an inherited file that does not fit."""
+    def follow(self, plan: TokenPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Train from scratch: a reused file that does not fit is of no use."""
         return self.train(plan, rows, out)
 
-    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> TokenIndexFile:
+    def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> TokenIndexFile:
         """Map the file."""
         return TokenIndexFile.open(files.index, mmap=mmap)
 
-    def measure(self, files: IndexFiles, entry: Entry, trial: TokenTrial) -> Measurement:
-        """Compare with MaxSim over the vectors as they were encoded, among a sample of the passages."""
-        index, every = self.open(files, entry), TokenRows(files.rows(), entry["d"])
+    def measure(self, files: IndexFiles, entry: IndexEntry, trial: TokenQuerySet) -> IndexMeasurement:
+        """Compare the ranking of sampled passages with that by their original vectors."""
+        index, token_rows = self.open(files, entry), TokenRows(files.rows(), entry["d"])
         k = min(trial.k, len(trial.rows))
-        tokens, coded = every.take(trial.rows), index.decoded(trial.rows)
-        scores, exact = _ranked(maxsim(trial.questions, tokens.vectors, tokens.offsets))
-        found = _ranked(maxsim(trial.questions, coded.vectors, coded.offsets))[1][:, :k]
-        figures = {
-            "tokens_a_passage": round(every.tokens / max(1, every.n), 1),
-            "bytes_a_passage": round(files.index.stat().st_size / max(1, every.n)),
-            "loss": round(float(np.square(tokens.vectors - coded.vectors).sum(axis=1).mean()), 4),
+        tokens, decoded = token_rows.take(trial.rows), index.decode(trial.rows)
+        scores, exact = _rank(maxsim(trial.queries, tokens.vectors, tokens.offsets))
+        approximate = _rank(maxsim(trial.queries, decoded.vectors, decoded.offsets))[1][:, :k]
+        metrics = {
+            "tokens_a_passage": round(token_rows.tokens / max(1, token_rows.n), 1),
+            "bytes_a_passage": round(files.index.stat().st_size / max(1, token_rows.n)),
+            "loss": round(float(np.square(tokens.vectors - decoded.vectors).sum(axis=1).mean()), 4),
         }
-        return Measurement(recall_at(found, exact, scores, k), figures=figures)
+        return IndexMeasurement(compute_recall(approximate, exact, scores, k), metrics=metrics)
 
-    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
-        """Refuse every parameter: all rows are compared."""
-        check_search(parameters, ())
+    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
+        """Reject every parameter, because all rows are compared."""
+        check_search_parameters(parameters, ())
 
-    def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
-        """Return the entry's own search setting: `check` refuses a target."""
-        return Tuned(dict(entry["search"]), 1.0)
+    def tune(self, files: IndexFiles, entry: IndexEntry, trial: Any, target: float) -> TuningResult:
+        """Return the search parameters of the entry, because `check` rejects recall targets."""
+        return TuningResult(dict(entry["search"]), 1.0)
 
-    def floor(self, factory: str) -> Floor:
-        """Return the floor of codes."""
-        return _CODED
+    def floor(self, factory: str) -> RecallFloor:
+        """Return the minimum recall of all codecs."""
+        return _RECALL_FLOOR
 
-    def estimate(self, plan: TokenPlan, part_rows: int | None = None) -> Estimate:
-        """Return memory by stage, and bytes on disk, at 120 tokens a passage."""
-        tokens = plan.n * TOKENS
-        sample = plan.train_sample or centroids.sample_size(tokens)
-        code = bytes_a_token(plan)
-        cells = 4 * plan.d * centroids.affordable(tokens, sample)
-        size = tokens * code + 8 * plan.n + cells
-        part = min(plan.n, part_rows or _PART) * TOKENS * code
-        stages = {"train": 3 * 4 * plan.d * sample, "scatter": 2 * part + cells + (64 << 20), "merge": 32 << 20}
-        held = {stage: round(amount) + PROCESS for stage, amount in stages.items()}
-        return Estimate(held, size + PROCESS, size, 3 * size)
+    def estimate(self, plan: TokenPlan, part_rows: int | None = None) -> ResourceEstimate:
+        """Estimate the resources of a build, with 120 tokens per passage."""
+        tokens = plan.n * TOKENS_PER_PASSAGE
+        sample = plan.train_sample or codec.sample_size(tokens)
+        code = bytes_per_token(plan)
+        centroid_bytes = 4 * plan.d * codec.centroid_count(tokens, sample)
+        size = tokens * code + 8 * plan.n + centroid_bytes
+        part_bytes = min(plan.n, part_rows or _DEFAULT_PART_ROWS) * TOKENS_PER_PASSAGE * code
+        stages = {
+            "train": 3 * 4 * plan.d * sample,
+            "scatter": 2 * part_bytes + centroid_bytes + (64 << 20),
+            "merge": 32 << 20,
+        }
+        memory = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
+        return ResourceEstimate(memory, size + PROCESS_BYTES, size, 3 * size)
 
     def seconds(self, plan: TokenPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return about how many seconds of one core a task of a stage takes."""
-        tokens = plan.n * TOKENS
-        sample = plan.train_sample or centroids.sample_size(tokens)
-        cells = centroids.affordable(tokens, sample)
+        """Estimate the seconds that a task of a stage takes on one core."""
+        tokens = plan.n * TOKENS_PER_PASSAGE
+        sample = plan.train_sample or codec.sample_size(tokens)
+        clusters = codec.centroid_count(tokens, sample)
         if stage == "train":
-            return 1 if inherited else 1 + 2.0 * _ROUNDS * sample * cells * plan.d / _PRODUCTS
+            return 1 if inherited else 1 + 2.0 * _KMEANS_ROUNDS * sample * clusters * plan.d / _MULTIPLY_RATE
         if stage == "scatter":
-            return size / (2 * plan.d) * (cells + 256) * plan.d / _PRODUCTS
-        return tokens * bytes_a_token(plan) / _MOVED
+            return size / (2 * plan.d) * (clusters + 256) * plan.d / _MULTIPLY_RATE
+        return tokens * bytes_per_token(plan) / _MERGE_RATE
 
 
-def bytes_a_token(plan: TokenPlan) -> int:
-    """Return the bytes of a token in the index file: the centroid's id, and the residual's code."""
-    tokens = plan.n * TOKENS
-    sample = plan.train_sample or centroids.sample_size(tokens)
-    wide = centroids.affordable(tokens, sample) > 1 << 16
-    return (4 if wide else 2) + form_of(plan.factory, plan.d).width(plan.d)
+def bytes_per_token(plan: TokenPlan) -> int:
+    """Return the bytes per token in the index file: the centroid id, and the code of the residual."""
+    tokens = plan.n * TOKENS_PER_PASSAGE
+    sample = plan.train_sample or codec.sample_size(tokens)
+    has_wide_ids = codec.centroid_count(tokens, sample) > 1 << 16
+    return (4 if has_wide_ids else 2) + parse_codec_factory(plan.factory, plan.d).width(plan.d)
 
 
-def _ranked(scores: Vectors) -> tuple[Vectors, Rows]:
-    """Return scores, (q, m), and places, best first."""
-    return best_of(scores, np.broadcast_to(np.arange(scores.shape[1]), scores.shape), scores.shape[1])
+def _rank(scores: Vectors) -> tuple[Vectors, Rows]:
+    """Sort (q, m) scores, best first; return them with their columns."""
+    return select_top_k(scores, np.broadcast_to(np.arange(scores.shape[1]), scores.shape), scores.shape[1])
 
 
 KIND = TokenKind()

@@ -1,8 +1,14 @@
-"""The index file of token vectors in codes, and MaxSim over some or all of its passages.
+"""The index file of encoded token vectors, and MaxSim over all or some of its passages.
 
     the codec's arrays | offsets (n + 1,) i64 | ids (t,) u16 or u32 | codes (t, width) u8
 
-The tokens of all passages lie end to end in row order. The file is mapped, so a search reads the passages it scores.
+The tokens of all passages are concatenated in row order. The file is mapped, so only scored
+passages are read.
+
+MaxSim: S(q, d) = sum over the query's tokens of the largest inner product with a token of the
+    passage (Khattab and
+Zaharia 2020, ColBERT, section 3.3). Passages are concatenated, so no padding is compared. A passage
+without tokens scores -inf.
 """
 
 from collections.abc import Iterator
@@ -11,25 +17,42 @@ from typing import Any, Self
 
 import numpy as np
 
-from rag_model.corpus.ragged_file import offsets_of, spread
-from rag_model.corpus.token_file import TokenVectors
+from rag_model.corpus.ragged_file import Offsets, TokenVectors, compute_offsets, expand_positions
 from rag_model.errors import InputError, UsageError
-from rag_model.index.exact.scan import best_of
+from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.tensors import Array, read_tensors
-from rag_model.index.recipe import check_search
-from rag_model.index.tokens.codec import Codec, codec_of
-from rag_model.index.tokens.maxsim import maxsim
+from rag_model.index.recipe import check_search_parameters
+from rag_model.index.tokens.codec import Codec, codec_from_arrays
 
-_BLOCK = 1 << 16  # tokens that are decoded at a time: 32 MB at 128 dimensions
-_TOGETHER = 8  # questions that share a decoded block
+
+def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
+    """Return the (q, m) float32 scores of queries and passages.
+
+    Args:
+        queries: (q, l, d) float32; all tokens count, also [MASK].
+        vectors: (t, d) float32, the concatenated tokens of the passages.
+        offsets: (m + 1,) begin of each passage in `vectors`, and the end of the last one.
+    """
+    q, length, d = queries.shape
+    non_empty = np.flatnonzero(np.diff(offsets))
+    out = np.full((q, len(offsets) - 1), -np.inf, np.float32)
+    if len(non_empty):
+        similarities = vectors @ queries.reshape(q * length, d).T  # (t, d) @ (d, q l) -> (t, q l)
+        best = np.maximum.reduceat(similarities, offsets[non_empty], axis=0)  # (t, q l) -> (m, q l)
+        out[:, non_empty] = best.reshape(-1, q, length).sum(axis=2).T  # (m, q, l) -> (q, m)
+    return out
+
+
+_BLOCK = 1 << 16  # tokens decoded at a time: 32 MB at 128 dimensions
+_QUERIES_PER_BLOCK = 8  # queries for which a block is decoded once
 
 
 class TokenIndexFile:
     """A `TokenIndex` over one file."""
 
     def __init__(self, path: Path, codec: Codec, offsets: Array, ids: Array, codes: Array) -> None:
-        """Hold what `open` has mapped."""
+        """Wrap the arrays that `open` has mapped."""
         self._path, self.codec = path, codec
         self._offsets, self._ids, self._codes = offsets, ids, codes
         self.n, self.dim = len(offsets) - 1, int(codec.centroids.shape[1])
@@ -40,94 +63,100 @@ class TokenIndexFile:
         """Map an index file, or load it.
 
         Raises:
-            InputError: it is missing, truncated, damaged, or holds something else.
+            InputError: it is missing, truncated, damaged, or not a token-vector index.
         """
-        arrays, told = read_tensors(path, mmap=mmap)
-        codec = codec_of(arrays, told, path)
+        arrays, metadata = read_tensors(path, mmap=mmap)
+        codec = codec_from_arrays(arrays, metadata, path)
         try:
             offsets, ids, codes = (arrays[name] for name in ("offsets", "ids", "codes"))
-            fits = offsets.ndim == ids.ndim == 1 and codes.shape == (len(ids), codec.width)
-            fits = fits and offsets.dtype == np.int64 and codes.dtype == np.uint8
-            fits = fits and ids.dtype in (np.uint16, np.uint32)
-            fits = fits and offsets[0] == 0 and offsets[-1] == len(ids)
-            fits = fits and bool((offsets[1:] >= offsets[:-1]).all())  # a difference may overflow
-        except (KeyError, IndexError) as broken:
-            raise InputError(f"{path} is no index of token vectors: build it again") from broken
-        if not fits:
+            is_consistent = offsets.ndim == ids.ndim == 1 and codes.shape == (len(ids), codec.width)
+            is_consistent = is_consistent and offsets.dtype == np.int64 and codes.dtype == np.uint8
+            is_consistent = is_consistent and ids.dtype in (np.uint16, np.uint32)
+            is_consistent = is_consistent and offsets[0] == 0 and offsets[-1] == len(ids)
+            # A difference may overflow.
+            is_consistent = is_consistent and bool((offsets[1:] >= offsets[:-1]).all())
+        except (KeyError, IndexError) as error:
+            raise InputError(f"{path} is not a token-vector index: build it again") from error
+        if not is_consistent:
             raise InputError(f"{path} is damaged: its offsets and codes do not fit each other; build it again")
         return cls(path, codec, offsets, ids, codes)
 
-    def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each question, (q, l, d), by MaxSim over all passages.
+    def search(self, queries: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each of (q, l, d) queries, by MaxSim over all passages.
 
         Raises:
             InputError: the file is damaged.
-            UsageError: the questions or `k` do not fit the index, or a search parameter is given.
+            UsageError: the queries or `k` do not fit the index, or a search parameter is given.
         """
-        check_search(parameters, ())
-        self._check(questions)
+        check_search_parameters(parameters, ())
+        self._check_queries(queries)
         if not 1 <= k <= self.n:
             raise UsageError(f"k is {k} but the index holds {self.n} passages: ask for 1 to {self.n}")
-        scores, rows = np.empty((len(questions), k), np.float32), np.empty((len(questions), k), np.int64)
-        for first in range(0, len(questions), _TOGETHER):
-            some = slice(first, first + _TOGETHER)
-            scores[some], rows[some] = self._best(questions[some], k)
+        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        for first in range(0, len(queries), _QUERIES_PER_BLOCK):
+            block = slice(first, first + _QUERIES_PER_BLOCK)
+            scores[block], rows[block] = self._search_block(queries[block], k)
         return scores, rows
 
-    def score(self, question: Vectors, rows: Rows) -> Vectors:
-        """Return the (m,) float32 MaxSim of a question, (l, d), with the passages at `rows`, (m,) in any order.
+    def score(self, query: Vectors, rows: Rows) -> Vectors:
+        """Return the (m,) float32 scores of an (l, d) query with the passages at (m,) rows, in any
+        order.
 
         Raises:
             InputError: the file is damaged.
-            UsageError: the question is of another dimension.
+            UsageError: the query has another dimension.
         """
-        self._check(question[None])
+        self._check_queries(query[None])
         order = np.argsort(rows, kind="stable")  # codes are read in the order of the file
         out = np.empty(len(rows), np.float32)
-        for part in self._parts(rows[order]):
-            tokens = self.decoded(rows[order][part])
-            out[order[part]] = maxsim(question[None], tokens.vectors, tokens.offsets)[0]  # (1, m) -> (m,)
+        for block in self._iter_blocks(rows[order]):
+            tokens = self.decode(rows[order][block])
+            # (1, m) -> (m,)
+            out[order[block]] = maxsim(query[None], tokens.vectors, tokens.offsets)[0]
         return out
 
-    def decoded(self, rows: Rows) -> TokenVectors:
-        """Return the rebuilt vectors of the passages at `rows`, in their order.
+    def decode(self, rows: Rows) -> TokenVectors:
+        """Return the decoded vectors of the passages at `rows`, in this order.
 
         Raises:
             InputError: the file is damaged.
         """
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
-        places = spread(starts, lengths)
-        ids = self._ids[places]
+        positions = expand_positions(starts, lengths)
+        ids = self._ids[positions]
         if len(ids) and int(ids.max()) >= len(self.codec.centroids):
-            raise InputError(f"{self._path} is damaged: it names centroids that it lacks; build it again")
-        return TokenVectors(self.codec.decode(ids, self._codes[places]), offsets_of(lengths))
+            raise InputError(f"{self._path} is damaged: centroid ids are out of range; build it again")
+        return TokenVectors(self.codec.decode(ids, self._codes[positions]), compute_offsets(lengths))
 
-    def _best(self, questions: Vectors, k: int) -> tuple[Vectors, Rows]:
-        scores, rows = np.empty((len(questions), 0), np.float32), np.empty((len(questions), 0), np.int64)
-        for part in self._parts(np.arange(self.n)):
-            own = np.arange(part.start, part.stop)
-            tokens = self.decoded(own)
-            found = maxsim(questions, tokens.vectors, tokens.offsets)  # (q, m)
-            both = np.hstack([scores, found]), np.hstack([rows, np.broadcast_to(own, found.shape)])
-            scores, rows = best_of(*both, k)  # (q, j + m) -> (q, k)
+    def _search_block(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
+        scores, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        for block in self._iter_blocks(np.arange(self.n)):
+            block_rows = np.arange(block.start, block.stop)
+            tokens = self.decode(block_rows)
+            block_scores = maxsim(queries, tokens.vectors, tokens.offsets)  # (q, m)
+            candidates = (
+                np.hstack([scores, block_scores]),
+                np.hstack([rows, np.broadcast_to(block_rows, block_scores.shape)]),
+            )
+            scores, rows = select_top_k(*candidates, k)  # (q, j + m) -> (q, k)
         return scores, rows
 
-    def _parts(self, rows: Rows) -> Iterator[slice]:
-        """Yield ranges of `rows` with about a block of tokens each, at least one row."""
+    def _iter_blocks(self, rows: Rows) -> Iterator[slice]:
+        """Yield ranges of `rows` with about a block of tokens each, and at least one row."""
         ends = np.cumsum(self._offsets[rows + 1] - self._offsets[rows])
         first = 0
         while first < len(rows):
-            before = int(ends[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(ends, before + _BLOCK, side="right")))
+            tokens_before = int(ends[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, tokens_before + _BLOCK, side="right")))
             yield slice(first, last)
             first = last
 
-    def _check(self, questions: Vectors) -> None:
-        if questions.ndim != 3 or questions.shape[2] != self.dim:
+    def _check_queries(self, queries: Vectors) -> None:
+        if queries.ndim != 3 or queries.shape[2] != self.dim:
             raise UsageError(
-                f"questions of shape {questions.shape} do not fit token vectors of {self.dim} dimensions: give (q, l, "
+                f"questions of shape {queries.shape} do not fit token vectors of {self.dim} dimensions: give (q, l, "
                 f"{self.dim})"
             )
-        if not np.isfinite(questions).all():
-            raise UsageError("a question's token vectors hold a NaN or an infinity: encode it again")
+        if not np.isfinite(queries).all():
+            raise UsageError("a question's token vectors contain NaN or infinity: encode it again")

@@ -1,1 +1,10 @@
-"""What continues a prompt: a model in memory, or one behind an HTTP API."""
+"""Writers continue prompts: a model in memory, or one behind an HTTP API.
+
+writer            the `Writer` protocol, `Prompt`, `Completion`
+local             a generator in this process
+endpoint          a model behind a chat-completions endpoint (OpenAI, vLLM, llama.cpp, Ollama, `transformers serve`)
+chat_client       one chat completion: streamed, retried, within its bounds of time and bytes
+chat_settings     address and key of an endpoint, bounds, prices
+chat_events       server-sent events and replies; the key is masked in replies
+chat_errors       one sentence for each way in which an endpoint fails
+"""

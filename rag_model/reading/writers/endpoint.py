@@ -1,87 +1,179 @@
-"""A writer behind an HTTP API: any model that a chat-completions endpoint serves, as OpenAI's, vLLM's or llama.cpp's.
+"""A writer behind an HTTP API: any model of a chat-completions endpoint, such as OpenAI's, vLLM's
+or llama.cpp's.
 
-Nothing is installed or loaded here but an HTTP client. The base URL and the key come from the environment
-(`chat.place`), and the key is in no message, no record and no log: where the endpoint repeats it, it is taken out.
+It needs only an HTTP client. The base URL and the key come from the environment
+(`chat_settings.Endpoint`). The key never appears in a message, a record or a log: if the endpoint
+repeats it, it is masked.
+
+`EventLoopThread` runs asyncio in a thread, so that any other thread can wait for its work and
+cancel it.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
-from rag_model.errors import UsageError
-from rag_model.reading.answer import Usage
-from rag_model.reading.reader import Stop, Tell
-from rag_model.reading.writers.chat.events import Reply
-from rag_model.reading.writers.chat.loop import Loop
-from rag_model.reading.writers.chat.place import Place
-from rag_model.reading.writers.chat.problems import FailedTryError
-from rag_model.reading.writers.chat.request import Chat
-from rag_model.reading.writers.chat.settings import AROUND, ChatSettings
-from rag_model.reading.writers.writer import ENDPOINT, Prompt, Written
+from rag_model.errors import StoppedError, UsageError
+from rag_model.reading.answer import TokenUsage
+from rag_model.reading.reader import StopCheck, TextCallback
+from rag_model.reading.writers.chat_client import ChatClient
+from rag_model.reading.writers.chat_errors import FailedAttemptError
+from rag_model.reading.writers.chat_events import ChatReply
+from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSettings, Endpoint
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX, Completion, Prompt
 from rag_model.tokenizer import load_tokenizer_file
+
+_Result = TypeVar("_Result")
+_TextPiece = tuple[int, str]
+_POLL_SECONDS = 0.05  # between two calls of `should_stop`
+
+
+class EventLoopThread:
+    """An asyncio event loop in a thread; other threads wait for its coroutines. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
+        self._thread.start()
+
+    def run(
+        self,
+        work: Callable[[Callable[[int, str], None]], Coroutine[Any, Any, _Result]],
+        should_stop: Callable[[], bool] | None = None,
+        on_text: Callable[[int, str], None] | None = None,
+    ) -> _Result:
+        """Run `work` and return its result; `on_text` gets its text pieces, in the calling thread.
+
+        Raises:
+            StoppedError: `should_stop` returned True; the work was cancelled.
+        """
+        text_pieces: SimpleQueue[_TextPiece | None] = SimpleQueue()
+        future = asyncio.run_coroutine_threadsafe(work(lambda place, text: text_pieces.put((place, text))), self._loop)
+        future.add_done_callback(lambda _: text_pieces.put(None))
+        try:
+            while (text_piece := _get_next_piece(text_pieces)) is not None:
+                if should_stop is not None and should_stop():
+                    raise StoppedError("no caller waits for this answer any more, so it was cancelled")
+                if text_piece and on_text is not None:
+                    on_text(*text_piece)
+            return future.result()
+        except CancelledError as error:
+            raise StoppedError("the endpoint's connections were closed, so this answer was cancelled") from error
+        finally:
+            future.cancel()
+
+    def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Cancel all work, run `finish`, and end the thread."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_and_finish(finish), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(_close_generators())
+        self._loop.close()
+
+
+def _get_next_piece(pieces: "SimpleQueue[_TextPiece | None]") -> _TextPiece | tuple[()] | None:
+    """Return the next piece; () after a moment without one, None at the end."""
+    try:
+        return pieces.get(timeout=_POLL_SECONDS)
+    except Empty:
+        return ()
+
+
+async def _cancel_and_finish(finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    other_tasks = _other_tasks()
+    for task in other_tasks:
+        task.cancel()
+    await asyncio.gather(*other_tasks, return_exceptions=True)
+    await finish()
+
+
+async def _close_generators() -> None:
+    """Close unfinished async generators, about which Python would warn when the loop closes."""
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    await asyncio.gather(*_other_tasks(), return_exceptions=True)
+
+
+def _other_tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 class EndpointWriter:
-    """Continues prompts by a chat-completions endpoint. Safe among threads; `close` ends its connections."""
+    """Continues prompts with a chat-completions endpoint. Thread-safe; `close` ends its
+    connections.
+    """
 
-    def __init__(self, model: str, settings: ChatSettings | None = None, place: Place | None = None) -> None:
-        """Prepare to ask `model`, as the endpoint names it; nothing is asked yet.
+    def __init__(self, model: str, settings: ChatSettings | None = None, endpoint: Endpoint | None = None) -> None:
+        """Prepare requests for `model`, as the endpoint names it; sends nothing.
 
         Raises:
-            UsageError: the environment names no usable address, key or proxy, or the model has no name.
+            UsageError: the address, key or proxy in the environment is invalid, or the model has no
+                name.
             InputError: the tokenizer cannot be read.
         """
         if not model.strip():
             raise UsageError("the endpoint's model has no name: give one such as openai:gpt-4o-mini")
-        self.model, self.settings = model, settings or ChatSettings.of()
-        self.place = place or Place.of()
-        file = self.settings.tokenizer
-        self._tokenizer: Any = None if file is None else load_tokenizer_file(file)
-        self._once = secrets.token_hex(8)
-        self._chat = Chat(self.place, model, self.settings)
-        self._loop = Loop()
+        self.model, self.settings = model, settings or ChatSettings.from_environment()
+        self.endpoint = endpoint or Endpoint.from_environment()
+        tokenizer_file = self.settings.tokenizer
+        self._tokenizer: Any = None if tokenizer_file is None else load_tokenizer_file(tokenizer_file)
+        self._instance_id = secrets.token_hex(8)
+        self._chat = ChatClient(self.endpoint, model, self.settings)
+        self._loop = EventLoopThread()
 
     @property
     def id(self) -> str:
-        """Return the model's name, as a user gives it."""
-        return f"{ENDPOINT}{self.model}"
+        """The model's name, as a user gives it."""
+        return f"{ENDPOINT_PREFIX}{self.model}"
 
     @property
-    def room(self) -> int:
-        """Return the maximum tokens of a prompt: the context without the answer and the chat's own format."""
-        return self.settings.context - self.settings.max_new_tokens - AROUND
+    def max_prompt_tokens(self) -> int:
+        """Maximum tokens of a prompt: the context without the answer and the chat template."""
+        return self.settings.context - self.settings.max_new_tokens - CHAT_TEMPLATE_TOKENS
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return what determines this writer's answers, for memo keys; the key to the endpoint does not."""
-        once = {} if self.settings.repeatable else {"once": self._once}  # what is drawn is no answer for a later time
-        return {**decided_by(self.model, self.settings, self.place), **once}
+        """The settings that determine this writer's answers, for memo keys; without the API key."""
+        instance_fields = (
+            {} if self.settings.is_repeatable else {"once": self._instance_id}
+        )  # a sampled answer must not be reused later
+        return {**describe_endpoint(self.model, self.settings, self.endpoint), **instance_fields}
 
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each text by the model's tokenizer; without it one a byte, which none exceeds."""
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of each text with the model's tokenizer; without it one per byte, an
+        upper bound.
+        """
         if self._tokenizer is None:
             return [len(text.encode("utf-8", "replace")) for text in texts]
-        return [len(one.ids) for one in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        return [len(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
-    def write(self, prompts: Sequence[Prompt], stop: Stop | None = None, tell: Tell | None = None) -> list[Written]:
-        """Continue each prompt, in order, several at once; `stop` closes the streams.
+    def write(
+        self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
+    ) -> list[Completion]:
+        """Continue each prompt, in order, several at once; `should_stop` closes the streams.
 
         Raises:
-            UsageError: a prompt is longer than `room`, or than the model reads.
-            StoppedError: `stop` was true.
-            EndpointError: the endpoint failed, and trying again did not help.
+            UsageError: a prompt is longer than `max_prompt_tokens`, or than the model's context.
+            StoppedError: `should_stop` returned True.
+            EndpointError: the endpoint failed, and retries did not help.
         """
-        self._check(prompts)
+        self._check_prompt_lengths(prompts)
         try:
-            replies = self._loop.run(partial(self._all, prompts, tell is not None), stop, tell)
-        except FailedTryError as failed:
-            raise failed.error from failed.__cause__
-        return [self._written(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
+            replies = self._loop.run(partial(self._complete_all, prompts, on_text is not None), should_stop, on_text)
+        except FailedAttemptError as failed_attempt:
+            raise failed_attempt.error from failed_attempt.__cause__
+        return [self._to_completion(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
 
     def log_likelihood(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-        """Refuse: a chat endpoint tells the likelihood of what it writes, and not of a given text.
+        """Raise an error: a chat endpoint returns the likelihood of its own text, not of a given
+        one.
 
         Raises:
             UsageError: always.
@@ -91,41 +183,53 @@ class EndpointWriter:
         )
 
     def close(self) -> None:
-        """Give up what is being written, and close the connections."""
+        """Cancel all requests and close the connections."""
         self._loop.close(self._chat.close)
 
-    def _check(self, prompts: Sequence[Prompt]) -> None:
-        sizes = self.count([text for prompt in prompts for text in (prompt.system, prompt.user)])
-        longest = max((system + user for system, user in zip(sizes[::2], sizes[1::2], strict=True)), default=0)
-        if longest > self.room:
+    def _check_prompt_lengths(self, prompts: Sequence[Prompt]) -> None:
+        sizes = self.count_tokens([text for prompt in prompts for text in (prompt.system, prompt.user)])
+        longest_prompt = max((system + user for system, user in zip(sizes[::2], sizes[1::2], strict=True)), default=0)
+        if longest_prompt > self.max_prompt_tokens:
             raise UsageError(
-                f"a prompt of {longest} tokens is longer than {self.id} has room for, {self.room}: give fewer "
-                "passages, or set BOOKWHEEL_LLM_CONTEXT, or BOOKWHEEL_LLM_TOKENIZER for an exact count"
+                f"a prompt of {longest_prompt} tokens is longer than {self.id} has room for, "
+                f"{self.max_prompt_tokens}: give fewer passages, or set BOOKWHEEL_LLM_CONTEXT, or "
+                "BOOKWHEEL_LLM_TOKENIZER for an exact count"
             )
 
-    async def _all(self, prompts: Sequence[Prompt], grows: bool, put: Callable[[int, str], None]) -> list[Reply]:
+    async def _complete_all(
+        self, prompts: Sequence[Prompt], reports_text: bool, put_text: Callable[[int, str], None]
+    ) -> list[ChatReply]:
         tasks = [
-            asyncio.ensure_future(self._chat.complete(_messages(prompt), partial(put, place) if grows else None))
-            for place, prompt in enumerate(prompts)
+            asyncio.ensure_future(
+                self._chat.complete(_to_messages(prompt), partial(put_text, index) if reports_text else None)
+            )
+            for index, prompt in enumerate(prompts)
         ]
         try:
             return list(await asyncio.gather(*tasks))
-        finally:  # the first that fails ends the others
+        finally:  # the first failure cancels the others
             for task in tasks:
                 task.cancel()
 
-    def _written(self, prompt: Prompt, reply: Reply) -> Written:
-        read, new = reply.usage or self.count([prompt.system + prompt.user, reply.text])
+    def _to_completion(self, prompt: Prompt, reply: ChatReply) -> Completion:
+        prompt_tokens, new_tokens = reply.usage or self.count_tokens([prompt.system + prompt.user, reply.text])
         prices = self.settings.prices
-        usage = Usage(read, new, None if prices is None else prices.of(read, new), estimated=reply.usage is None)
-        return Written(reply.text, usage, reply.ended, reply.log_likelihood)
+        usage = TokenUsage(
+            prompt_tokens,
+            new_tokens,
+            None if prices is None else prices.compute_cost(prompt_tokens, new_tokens),
+            estimated=reply.usage is None,
+        )
+        return Completion(reply.text, usage, reply.ended, reply.log_likelihood)
 
 
-def decided_by(model: str, settings: ChatSettings, place: Place) -> dict[str, Any]:
-    """Return what tells an endpoint's model from others: its address, its name, and how it is asked."""
-    return {"endpoint": place.url, "model": model, "settings": settings.decides()}
+def describe_endpoint(model: str, settings: ChatSettings, endpoint: Endpoint) -> dict[str, Any]:
+    """Return the identity of an endpoint's model: its address, its name and the settings of
+    requests.
+    """
+    return {"endpoint": endpoint.url, "model": model, "settings": settings.decides()}
 
 
-def _messages(prompt: Prompt) -> list[dict[str, str]]:
-    system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    return [*system, {"role": "user", "content": prompt.user}]
+def _to_messages(prompt: Prompt) -> list[dict[str, str]]:
+    system_messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    return [*system_messages, {"role": "user", "content": prompt.user}]

@@ -1,6 +1,7 @@
-"""A writer in this process: any generator, in the chat template of its tokenizer where it has one.
+"""A writer in this process: any generator, with the chat template of its tokenizer if there is one.
 
-A prompt is one context of the generator, so decoding is that of RAG-Token with one passage, whose weight is 1.
+A prompt is one context of the generator, so decoding is that of RAG-Token with one passage of
+weight 1.
 """
 
 from collections import defaultdict
@@ -12,172 +13,216 @@ import torch
 
 from rag_model.errors import UsageError
 from rag_model.generate.causal import CausalGenerator
-from rag_model.generate.decoding import Decoded, Decoding
-from rag_model.generate.generator import Contexts, Generator
-from rag_model.generate.inputs import PromptForm
+from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, derive_seed
+from rag_model.generate.generator import Contexts, Generator, decode_new_text, make_stoppable, report_tokens
 from rag_model.generate.likelihood import target_log_p
-from rag_model.generate.load import chat_form
-from rag_model.generate.sampling import seed_of
+from rag_model.generate.load import apply_chat_template
+from rag_model.generate.prompts import InstructionTemplate, tokenize_untrusted
+from rag_model.generate.rag_decoding import decode_token
 from rag_model.generate.seq2seq import Seq2SeqGenerator
-from rag_model.generate.spelling import spelled
-from rag_model.generate.stopping import stoppable
-from rag_model.generate.telling import grown, telling
-from rag_model.generate.token_beam import decode_token
-from rag_model.reading.answer import CLOSED_BOOK, Usage
-from rag_model.reading.reader import Stop, Tell
-from rag_model.reading.writers.writer import Prompt, Written
+from rag_model.reading.answer import CLOSED_BOOK, TokenUsage
+from rag_model.reading.reader import StopCheck, TextCallback
+from rag_model.reading.writers.writer import Completion, Prompt
 
-Local = CausalGenerator | Seq2SeqGenerator
-BATCH = 4  # prompts that are continued at once, unless a caller says otherwise
-_SPARE = 4  # tokens: what stands between two texts may have some more there than alone
-_FIRST = 2  # tokens of an answer that are not its text's: the one that begins it, and its end
+InMemoryGenerator = CausalGenerator | Seq2SeqGenerator
+BATCH_SIZE = 4  # default number of prompts per batch
+_SPARE_TOKENS = 4  # two joined texts may have a few more tokens than the texts alone
+_SPECIAL_TOKENS = 2  # of an answer: the token that begins it, and the end token
 
 
 class LocalWriter:
     """A `Writer` over a generator in memory."""
 
-    def __init__(self, generator: Local, identity: str, decoding: Decoding | None = None, batch: int = BATCH) -> None:
+    def __init__(
+        self,
+        generator: InMemoryGenerator,
+        model_id: str,
+        decoding: DecodingSettings | None = None,
+        batch: int = BATCH_SIZE,
+    ) -> None:
         """Write with `generator`.
 
         Args:
-            generator: an encoder-decoder reads the system message before the user's, as a decoder-only model does
-                whose tokenizer has no chat template.
-            identity: what names it in replies and records.
-            decoding: how texts are looked for; an encoder-decoder cuts them where it has no room for more.
-            batch: prompts that are continued at once.
+            generator: without a chat template, and for an encoder-decoder, the system message
+                precedes the user message.
+            model_id: the name of the model in replies and records.
+            decoding: settings of decoding; `max_new_tokens` is reduced to the limit of the model.
+            batch: prompts per batch.
 
         Raises:
-            UsageError: texts of so many tokens leave no room for a prompt.
+            UsageError: `max_new_tokens` leaves no room for a prompt.
         """
         if batch < 1:
             raise UsageError(f"a batch of {batch} prompts is too small: give at least 1")
-        decoding = decoding or Decoding()
-        self.id, self._generator, self._batch = identity, generator, batch
-        self._together = isinstance(generator, CausalGenerator)  # prompt and text share the room
-        self._chats = self._together and bool(generator.tokenizer.chat_template)
-        self.decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, generator.longest))
-        self._around = self._tokens(Prompt("x", "x"), self._most) - sum(self.count(["x", "x"])) + _SPARE
-        if self.room < 1:
+        decoding = decoding or DecodingSettings()
+        self.id, self._generator, self._batch = model_id, generator, batch
+        # Prompt and text share the context.
+        self._shares_context = isinstance(generator, CausalGenerator)
+        self._has_chat_template = self._shares_context and bool(generator.tokenizer.chat_template)
+        self.decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, generator.max_tokens))
+        self._template_tokens = (
+            self._count_prompt_tokens(Prompt("x", "x"), self._max_new_tokens)
+            - sum(self.count_tokens(["x", "x"]))
+            + _SPARE_TOKENS
+        )
+        if self.max_prompt_tokens < 1:
             raise UsageError(
-                f"{self._most} tokens of a text leave no room for a prompt in {identity}, which reads "
-                f"{generator.longest}: ask for fewer"
+                f"{self._max_new_tokens} tokens of a text leave no room for a prompt in {model_id}, which reads "
+                f"{generator.max_tokens}: ask for fewer"
             )
 
     @property
-    def room(self) -> int:
-        """Return the maximum tokens of a prompt's two messages together."""
-        return self._limit(self._most) - self._around
+    def max_prompt_tokens(self) -> int:
+        """Maximum tokens of a prompt's two messages together."""
+        return self._max_context_tokens(self._max_new_tokens) - self._template_tokens
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return what determines a text besides the weights."""
+        """The settings that determine a text, besides the weights."""
         return {"decoding": asdict(self.decoding)}
 
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each text, as a prompt has it: names of special tokens are text too."""
-        whole = [((0, len(text)),) for text in texts]
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of each text as part of a prompt, where names of special tokens are
+        ordinary text.
+        """
+        untrusted_spans = [((0, len(text)),) for text in texts]
         return (
-            [len(one.ids) for one in spelled(self._generator.tokenizer, texts, whole, special=False)] if texts else []
+            [
+                len(tokenized_text.ids)
+                for tokenized_text in tokenize_untrusted(
+                    self._generator.tokenizer, texts, untrusted_spans, add_special_tokens=False
+                )
+            ]
+            if texts
+            else []
         )
 
-    def write(self, prompts: Sequence[Prompt], stop: Stop | None = None, tell: Tell | None = None) -> list[Written]:
-        """Continue each prompt, in order; `tell` is given a text as it grows, with several beams at its end.
+    def write(
+        self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
+    ) -> list[Completion]:
+        """Continue each prompt, in order; `on_text` gets a text as it grows, with several beams
+        only at its end.
 
         Raises:
             UsageError: a prompt is too long.
-            StoppedError: `stop` was true.
+            StoppedError: `should_stop` returned True.
         """
-        found: dict[int, Written] = {}
-        for places in self._batches(prompts):
-            found.update(zip(places, self._written(prompts, places, stop, tell), strict=True))
-        return [found[place] for place in range(len(prompts))]
+        completions: dict[int, Completion] = {}
+        for rows in self._iter_batches(prompts):
+            completions.update(zip(rows, self._complete_batch(prompts, rows, should_stop, on_text), strict=True))
+        return [completions[row] for row in range(len(prompts))]
 
     @torch.inference_mode()
     def log_likelihood(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-        """Return log p(text|prompt) of each pair in nats, the end token included, by teacher forcing.
+        """Return log p(text|prompt) of each pair in nats, the end token included, by teacher
+        forcing.
 
         Raises:
-            UsageError: there are not as many texts as prompts, or a pair is too long.
+            UsageError: the numbers of texts and prompts differ, or a pair is too long.
         """
         if len(prompts) != len(texts):
-            raise UsageError(f"{len(prompts)} prompts and {len(texts)} texts: give one text a prompt")
-        found: dict[int, float] = {}
-        for places in self._batches(prompts):
-            said = [texts[place] for place in places]
-            reader, contexts = self._read([prompts[place] for place in places], max(self.count(said)) + _FIRST + _SPARE)
-            targets = reader.targets(said)
-            log_p = target_log_p(reader.logits(contexts, targets), targets.tokens)[0][:, 0]  # (b, 1, t) -> (b, t)
-            found.update(zip(places, log_p.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True))
-        return [found[place] for place in range(len(prompts))]
+            raise UsageError(f"{len(prompts)} prompts and {len(texts)} texts: give one text per prompt")
+        log_likelihoods: dict[int, float] = {}
+        for rows in self._iter_batches(prompts):
+            batch_texts = [texts[row] for row in rows]
+            generator, contexts = self._encode_prompts(
+                [prompts[row] for row in rows], max(self.count_tokens(batch_texts)) + _SPECIAL_TOKENS + _SPARE_TOKENS
+            )
+            targets = generator.encode_targets(batch_texts)
+            # (b, 1, t) -> (b, t)
+            log_p = target_log_p(generator.logits(contexts, targets), targets.tokens)[0][:, 0]
+            log_likelihoods.update(zip(rows, log_p.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True))
+        return [log_likelihoods[row] for row in range(len(prompts))]
 
-    def _written(
-        self, prompts: Sequence[Prompt], places: Sequence[int], stop: Stop | None, tell: Tell | None
-    ) -> list[Written]:
-        asked = [prompts[place] for place in places]
-        reader, contexts = self._read(asked, self._most)
-        shown = [""] * len(places)
+    def _complete_batch(
+        self,
+        prompts: Sequence[Prompt],
+        rows: Sequence[int],
+        should_stop: StopCheck | None,
+        on_text: TextCallback | None,
+    ) -> list[Completion]:
+        batch_prompts = [prompts[row] for row in rows]
+        generator, contexts = self._encode_prompts(batch_prompts, self._max_new_tokens)
+        emitted = [""] * len(rows)
 
-        def said(row: int, tokens: Sequence[int], *, last: bool = False) -> None:
-            more = grown(reader, tokens, shown[row], last=last)
-            if more and tell is not None:
-                shown[row] += more
-                tell(places[row], more)
+        def emit(row: int, tokens: Sequence[int], *, is_last: bool = False) -> None:
+            new_text = decode_new_text(generator, tokens, emitted[row], is_last=is_last)
+            if new_text and on_text is not None:
+                emitted[row] += new_text
+                on_text(rows[row], new_text)
 
-        searched = reader if stop is None else stoppable(reader, stop)
-        if tell is not None and self.decoding.beams == 1:
-            searched = telling(searched, said)
-        certain = torch.zeros(len(asked), 1, device=contexts.tokens.device)  # log p(z|x) of the one context
-        seeds = [seed_of(self.decoding.sampling, one.user) for one in asked]
-        decoded = decode_token(searched, contexts, certain, self.decoding, seeds)
-        for row, one in enumerate(decoded):
-            said(row, one.tokens, last=True)
-        read = contexts.mask.sum(1).tolist()
-        return [_text(reader, one, tokens) for one, tokens in zip(decoded, read, strict=True)]
+        wrapped_generator = generator if should_stop is None else make_stoppable(generator, should_stop)
+        if on_text is not None and self.decoding.beams == 1:
+            wrapped_generator = report_tokens(wrapped_generator, emit)
+        # log p(z|x) of the one context.
+        log_prior = torch.zeros(len(batch_prompts), 1, device=contexts.tokens.device)
+        seeds = [derive_seed(self.decoding.sampling, prompt.user) for prompt in batch_prompts]
+        decoded = decode_token(wrapped_generator, contexts, log_prior, self.decoding, seeds)
+        for row, answer in enumerate(decoded):
+            emit(row, answer.tokens, is_last=True)
+        prompt_tokens = contexts.mask.sum(1).tolist()
+        return [
+            _to_completion(generator, answer, n_prompt_tokens)
+            for answer, n_prompt_tokens in zip(decoded, prompt_tokens, strict=True)
+        ]
 
-    def _read(self, prompts: Sequence[Prompt], most: int) -> tuple[Generator, Contexts]:
-        """Return the generator, and prompts with one system message as its contexts; `most` tokens fit behind each."""
+    def _encode_prompts(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Generator, Contexts]:
+        """Return the generator with a prompt template, and the contexts of prompts with one system
+        message.
+
+        Each context leaves room for `max_new_tokens`.
+        """
         for prompt in prompts:
-            if (tokens := self._tokens(prompt, most)) > self._limit(most):
+            if (tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._max_context_tokens(max_new_tokens):
+                limit = max(0, self._max_context_tokens(max_new_tokens))
                 raise UsageError(
-                    f"a prompt has {tokens} tokens, and {self.id} reads {max(0, self._limit(most))} before an answer "
-                    f"of {most}: give fewer or shorter passages, or ask for a shorter answer"
+                    f"a prompt has {tokens} tokens, and {self.id} reads {limit} before an answer of {max_new_tokens}: "
+                    "give fewer or shorter passages, or ask for a shorter answer"
                 )
-        reader: Generator = replace(self._generator, form=self._form(prompts[0].system, most))
+        generator: Generator = replace(
+            self._generator, prompt_template=self._build_template(prompts[0].system, max_new_tokens)
+        )
         users = [prompt.user.strip() for prompt in prompts]
-        return reader, reader.contexts(users, [[CLOSED_BOOK.passage]] * len(users))
+        return generator, generator.encode_contexts(users, [[CLOSED_BOOK.passage]] * len(users))
 
-    def _tokens(self, prompt: Prompt, most: int) -> int:
-        form = self._form(prompt.system, most)
-        written = form.write(prompt.user.strip(), CLOSED_BOOK.passage)
-        special = form.special or not self._together
-        return len(spelled(self._generator.tokenizer, [written.text], [written.cuts], special=special)[0].ids)
+    def _count_prompt_tokens(self, prompt: Prompt, max_new_tokens: int) -> int:
+        template = self._build_template(prompt.system, max_new_tokens)
+        rendered = template.render(prompt.user.strip(), CLOSED_BOOK.passage)
+        special = template.special or not self._shares_context
+        return len(
+            tokenize_untrusted(
+                self._generator.tokenizer, [rendered.text], [rendered.truncatable], add_special_tokens=special
+            )[0].ids
+        )
 
-    def _form(self, system: str, most: int) -> PromptForm:
-        """Return a form whose question is the user's whole message."""
-        bare = PromptForm("{question}", max_length=self._generator.longest, max_answer=most)
-        if self._chats:
-            return chat_form(self._generator.tokenizer, bare, system.strip())
-        return replace(bare, before=f"{system.strip()}\n\n" if system.strip() else "")
+    def _build_template(self, system: str, max_new_tokens: int) -> InstructionTemplate:
+        """Return a template whose question is the whole user message."""
+        bare_template = InstructionTemplate(
+            "{question}", max_length=self._generator.max_tokens, max_answer=max_new_tokens
+        )
+        if self._has_chat_template:
+            return apply_chat_template(self._generator.tokenizer, bare_template, system.strip())
+        return replace(bare_template, before=f"{system.strip()}\n\n" if system.strip() else "")
 
     @property
-    def _most(self) -> int:
+    def _max_new_tokens(self) -> int:
         return self.decoding.max_new_tokens
 
-    def _limit(self, most: int) -> int:
-        """Return the most tokens of a whole prompt with a text of `most` tokens behind it."""
-        return self._generator.longest - most if self._together else self._generator.longest
+    def _max_context_tokens(self, max_new_tokens: int) -> int:
+        """Return the maximum tokens of a whole prompt that is followed by `max_new_tokens`."""
+        return self._generator.max_tokens - max_new_tokens if self._shares_context else self._generator.max_tokens
 
-    def _batches(self, prompts: Sequence[Prompt]) -> Iterator[list[int]]:
-        """Yield the places of prompts with one system message, up to a batch at once."""
-        alike: defaultdict[str, list[int]] = defaultdict(list)
-        for place, prompt in enumerate(prompts):
-            alike[prompt.system].append(place)
-        for places in alike.values():
-            for start in range(0, len(places), self._batch):
-                yield places[start : start + self._batch]
+    def _iter_batches(self, prompts: Sequence[Prompt]) -> Iterator[list[int]]:
+        """Yield the row numbers of prompts with equal system messages, up to one batch at a time."""
+        rows_by_system: defaultdict[str, list[int]] = defaultdict(list)
+        for row, prompt in enumerate(prompts):
+            rows_by_system[prompt.system].append(row)
+        for rows in rows_by_system.values():
+            for start in range(0, len(rows), self._batch):
+                yield rows[start : start + self._batch]
 
 
-def _text(generator: Generator, decoded: Decoded, read: int) -> Written:
-    usage = Usage(read, len(decoded.tokens))
-    ended = decoded.tokens[-1] == generator.end
-    return Written(generator.text(decoded.tokens), usage, ended, decoded.log_likelihood)
+def _to_completion(generator: Generator, decoded: DecodedAnswer, prompt_tokens: int) -> Completion:
+    usage = TokenUsage(prompt_tokens, len(decoded.tokens))
+    ended = decoded.tokens[-1] == generator.end_token
+    return Completion(generator.decode(decoded.tokens), usage, ended, decoded.log_likelihood)

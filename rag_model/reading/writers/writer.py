@@ -1,31 +1,32 @@
-"""The protocol of writers: prompts in, texts out, with the tokens that each took."""
+"""The protocol of writers: prompts in, completions out, with their token counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rag_model.reading.answer import Usage
-from rag_model.reading.reader import Stop, Tell
+from rag_model.reading.answer import TokenUsage
+from rag_model.reading.reader import StopCheck, TextCallback
 
-ENDPOINT = "openai:"  # before the name of a model behind an HTTP API
+ENDPOINT_PREFIX = "openai:"  # prefix of the name of a model behind an HTTP API
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a writer continues: an instruction, and the user's message; a writer puts them into its own format."""
+    """A system message and a user message; a writer renders them in its own format."""
 
     system: str  # may be empty
     user: str
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A writer's continuation of one prompt."""
+class Completion:
+    """The completion of one prompt."""
 
     text: str  # without special tokens
-    usage: Usage
-    ended: bool  # False: cut at the most tokens
-    log_likelihood: float | None = None  # log p(text|prompt) in nats, the end token included; None: not known
+    usage: TokenUsage
+    ended: bool  # False if it was truncated at the maximum tokens
+    # log p(text|prompt) in nats, the end token included; None if unknown.
+    log_likelihood: float | None = None
 
 
 class Writer(Protocol):
@@ -33,30 +34,32 @@ class Writer(Protocol):
 
     @property
     def id(self) -> str:
-        """Return what names the model in replies and records, such as an id of the store or a folder."""
+        """The name of the model in replies and records, such as an id of the store or a folder."""
         ...
 
     @property
-    def room(self) -> int:
-        """Return the maximum tokens of a prompt, so that an answer still fits behind it."""
+    def max_prompt_tokens(self) -> int:
+        """Maximum tokens of a prompt that leave room for an answer."""
         ...
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return what determines this writer's texts besides its weights, for memo keys."""
+        """The settings that determine this writer's texts, besides the weights, for memo keys."""
         ...
 
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each text; an estimate that is never below the truth where the tokenizer is not here."""
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of each text; without the tokenizer an upper bound."""
         ...
 
-    def write(self, prompts: Sequence[Prompt], stop: Stop | None = None, tell: Tell | None = None) -> list[Written]:
-        """Continue each prompt, in order; for `stop` and `tell` see `Reader.answer`.
+    def write(
+        self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
+    ) -> list[Completion]:
+        """Continue each prompt, in order; for `should_stop` and `on_text` see `Reader.answer`.
 
         Raises:
             UsageError: a prompt is longer than `room`.
-            StoppedError: `stop` was true.
-            BookwheelError: the model could not be asked, and trying again did not help.
+            StoppedError: `should_stop` returned True.
+            BookwheelError: the model failed, and retries did not help.
         """
         ...
 
@@ -64,6 +67,6 @@ class Writer(Protocol):
         """Return log p(text|prompt) of each pair in nats, the end token included.
 
         Raises:
-            UsageError: this writer's model does not tell likelihoods.
+            UsageError: this writer's model does not compute likelihoods.
         """
         ...

@@ -1,1 +1,10 @@
-"""From a question to its passages or answer: batches of questions, and the edition that answers them."""
+"""Answer requests in batches.
+
+| module | content |
+| --- | --- |
+| `batcher` | the request queue and the worker threads |
+| `execution` | a batch of requests on one loaded snapshot |
+| `loaded_snapshot` | an open snapshot with its retrievers and readers |
+| `served_model` | the question encoder and the reading model, which snapshots share |
+| `progress` | partial answers for streams |
+"""

@@ -1,18 +1,21 @@
-"""Answer concurrent questions in one call: requests wait in a bounded queue, and a thread takes them as a batch.
+"""Batch concurrent requests: they wait in a bounded queue, and worker threads take them in batches.
 
-Clients take turns. Where the queue is full, the newest request of the client with most questions makes room for that of
-a client with fewer.
+Clients take turns (round robin). If the queue is full, a request of a client with few queued
+questions evicts the newest request of the client with the most.
 
-A batch gathers while earlier batches are worked on. A thread that has just answered several requests waits a moment
-for its share of those and of the ones being worked on: callers that were answered together tend to ask again together,
-and batches of equal size waste the least. A single caller never waits. One sleeping thread is woken at a time, the
-first that has enough to do: so who asks alone is always answered by the same thread, and no other wakes for it.
+Requests collect while the workers are busy. A worker that has just answered several requests waits
+briefly for its share of the next ones, because clients that were answered together tend to ask
+again together, and batches of equal size waste the least time. A single client never waits.
+
+Only one sleeping worker is woken at a time: the first one that has enough to do. A client that is
+alone is therefore always served by the same thread, and no other thread wakes in vain.
 """
 
 import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -20,273 +23,374 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from rag_model.errors import BookwheelError
-from rag_model.serving.answering.growing import Growing
-from rag_model.serving.answering.waiting import Ask, Waiting
-from rag_model.serving.threads import WatchedThread
+from rag_model.serving.answering.progress import AnswerProgress
+from rag_model.serving.runtime import SupervisedThread
 
 _LOG = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply")
 
 
-class BusyError(BookwheelError):
-    """The queue is full: the same request may be taken in a moment."""
+@dataclass(slots=True, eq=False)
+class QueuedRequest(Generic[_Reply]):
+    """A request in the queue, with the future that receives its reply."""
+
+    questions: Sequence[str]
+    k: int | None
+    retriever: str | None  # canonical expression; None: the default retriever
+    loop: asyncio.AbstractEventLoop
+    reply: "asyncio.Future[_Reply]"
+    client: str = ""  # requests with equal `client` share a turn
+    progress: AnswerProgress | None = None  # receives passages and text early; None: only the whole reply is sent
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the caller has stopped waiting. Thread-safe."""
+        return self.reply.done()
 
 
-class LateError(BookwheelError):
+class RequestQueue(Generic[_Reply]):
+    """A fair queue: FIFO within a client, round robin between clients. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.question_count = 0  # of all requests
+        self._request_count = 0
+        self._requests_by_client: dict[str, deque[QueuedRequest[_Reply]]] = {}  # the first client is next
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return self._request_count
+
+    def add(self, request: QueuedRequest[_Reply]) -> None:
+        """Append a request behind the others of the same client."""
+        self._requests_by_client.setdefault(request.client, deque()).append(request)
+        self._count(request, 1)
+
+    def peek(self) -> QueuedRequest[_Reply]:
+        """Return the next request without removing it."""
+        return next(iter(self._requests_by_client.values()))[0]
+
+    def pop(self) -> QueuedRequest[_Reply]:
+        """Remove and return the next request; its client moves to the end of the round."""
+        client = next(iter(self._requests_by_client))
+        client_requests = self._requests_by_client.pop(client)
+        request = client_requests.popleft()
+        if client_requests:
+            self._requests_by_client[client] = client_requests
+        self._count(request, -1)
+        return request
+
+    def remove(self, request: QueuedRequest[_Reply]) -> bool:
+        """Remove a request; return False if it is not in the queue."""
+        client_requests = self._requests_by_client.get(request.client, ())
+        if request not in client_requests:
+            return False
+        self._requests_by_client[request.client].remove(request)
+        if not self._requests_by_client[request.client]:
+            del self._requests_by_client[request.client]
+        self._count(request, -1)
+        return True
+
+    def count_questions(self, client: str) -> int:
+        """Return the number of queued questions of a client."""
+        return sum(len(request.questions) for request in self._requests_by_client.get(client, ()))
+
+    def peek_newest_of_busiest_client(self) -> QueuedRequest[_Reply]:
+        """Return the newest request of the client with the most queued questions."""
+        return self._requests_by_client[max(self._requests_by_client, key=self.count_questions)][-1]
+
+    def _count(self, request: QueuedRequest[_Reply], sign: int) -> None:
+        self._request_count += sign
+        self.question_count += sign * len(request.questions)
+
+
+class QueueFullError(BookwheelError):
+    """The queue is full; the client may try again in a moment."""
+
+
+class DeadlineError(BookwheelError):
     """The answer was not ready in time, and is no longer waited for."""
 
 
-class ClosingError(BookwheelError):
+class ShuttingDownError(BookwheelError):
     """The service is ending and takes no more questions."""
 
 
-class CrashError(BookwheelError):
+class LibraryCrashError(BookwheelError):
     """A library panicked while it worked on a request."""
 
 
-class LeftError(BookwheelError):
-    """All callers have left, so the work was given up."""
+class ClientGoneError(BookwheelError):
+    """All callers have disconnected, so the work was abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sleeper:
-    """A worker that sleeps."""
+    """A sleeping worker."""
 
-    wanted: int  # requests that it is woken for: waking costs more than one
-    woken: threading.Condition
+    min_requests: int  # wake it only for at least this many requests
+    condition: threading.Condition
 
 
 class Batcher(Generic[_Reply]):
-    """Answers asks in batches, in threads of its own. `ask` belongs to an event loop, the rest to any thread."""
+    """Answer requests in batches, in worker threads.
+
+    Call `submit` from an event loop, and the other methods from any thread.
+    """
 
     def __init__(
         self,
         name: str,
-        work: Callable[[Sequence[Ask[_Reply]]], Sequence[_Reply | BookwheelError]],
+        run_batch: Callable[[Sequence[QueuedRequest[_Reply]]], Sequence[_Reply | BookwheelError]],
         *,
-        waiting: int,
-        batch: int,
-        wait_ms: float = 0.0,
+        queue_limit: int,
+        batch_limit: int,
+        max_wait_ms: float = 0.0,
         workers: int = 1,
-        begin: Callable[[], None] = lambda: None,
-        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
-        died: Callable[[str], None] = lambda name: None,
+        init_thread: Callable[[], None] = lambda: None,
+        lone_request_context: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_thread_death: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Start the threads.
 
         Args:
-            name: of the threads.
-            work: gives a reply, or why there is none, for each ask of a batch, in order. A batch that fails as a
-                whole is done again one by one, so no request fails because of another's question.
-            waiting: questions in the queue, at most.
-            batch: questions in a batch, at most; a single request may bring more.
-            wait_ms: how long a batch waits for others, at most.
-            workers: threads, each with a batch of its own.
-            begin: called in each thread before anything else.
-            alone: what a request is worked on within that has all threads to itself; only ever in the first thread.
-            died: called with a thread's name when it died; it is started again.
+            name: Name of the threads.
+            run_batch: Returns a reply or an error for each request of a batch, in order. If a whole
+                batch fails, its requests run again one by one, so that no request fails because of
+                another client's question.
+            queue_limit: Maximum number of queued questions.
+            batch_limit: Maximum number of questions in a batch; a single request may have more.
+            max_wait_ms: Maximum time that a batch waits for further requests.
+            workers: Number of threads; each works on one batch at a time.
+            init_thread: Called once in each thread before its first batch.
+            lone_request_context: Context for a request that runs while the batcher is otherwise
+                idle; entered in the first thread only.
+            on_thread_death: Called with the thread's name when a thread dies; it is restarted.
         """
-        self._work, self._most_waiting, self._most, self._wait = work, waiting, batch, wait_ms / 1000
+        self._run_batch, self._queue_limit, self._batch_limit, self._max_wait = (
+            run_batch,
+            queue_limit,
+            batch_limit,
+            max_wait_ms / 1000,
+        )
         self._lock = threading.RLock()
-        self._queue: Waiting[_Reply] = Waiting()
-        self._alone = alone
-        self._working = 0  # requests that are worked on
-        self._workers = workers
-        self._idle = 0  # workers that wait for a batch: they share what there is
-        self._asleep: dict[int, _Sleeper] = {}  # by the worker's number
-        self._waking = 0  # workers that were woken and have not run yet: each will take a request, or wake another
-        self._closing = False
-        self.threads = [WatchedThread(name, partial(self._run, number, begin), died) for number in range(workers)]
+        self._queue: RequestQueue[_Reply] = RequestQueue()
+        self._lone_request_context = lone_request_context
+        self._active_requests = 0  # requests that workers are processing
+        self._worker_count = workers
+        self._idle_workers = 0  # workers that wait for a batch; they share the queue evenly
+        self._sleepers: dict[int, _Sleeper] = {}  # by worker number
+        self._waking_workers = 0  # woken but not yet running: each takes a request or wakes another
+        self._is_closing = False
+        self.threads = [
+            SupervisedThread(name, partial(self._run, number, init_thread), on_thread_death)
+            for number in range(workers)
+        ]
         for thread in self.threads:
             thread.start()
 
     @property
-    def waiting(self) -> int:
-        """How many questions are in the queue."""
-        return self._queue.questions
+    def queued_questions(self) -> int:
+        """The number of questions in the queue."""
+        return self._queue.question_count
 
-    async def ask(
+    async def submit(
         self,
         questions: Sequence[str],
         k: int | None,
         retriever: str | None,
         seconds: float,
-        entered: Callable[[int, int], None] = lambda questions, waiting: None,
+        on_queued: Callable[[int, int], None] = lambda questions, waiting: None,
         client: str = "",
-        growing: Growing | None = None,
+        progress: AnswerProgress | None = None,
     ) -> _Reply:
-        """Return the reply of one request, `seconds` from now at the latest.
+        """Queue a request and return its reply, within `seconds`.
 
-        `entered` is told how many questions it brought into the queue, and how many wait there now. `client` says who
-        asks: clients take turns. `growing` is for `work` to tell what it has before the reply.
+        Args:
+            questions: The questions of the request.
+            k: Passages a question; None: the default of the reader.
+            retriever: Canonical retriever expression; None: the default retriever.
+            seconds: Time limit.
+            on_queued: Called with the request's number of questions, and the number now in the
+                queue.
+            client: Identity of the client, for taking turns.
+            progress: Receives partial results from `run_batch`.
 
         Raises:
-            BusyError: the queue is full, or became full of questions of other clients that have fewer there.
-            LateError: it took longer.
-            ClosingError: `close` was called.
-            BookwheelError: what `work` says of this ask.
+            QueueFullError: The queue is full, or clients with fewer questions evicted this request.
+            DeadlineError: The time limit passed.
+            ShuttingDownError: `close` was called.
+            BookwheelError: `run_batch` returned this error for the request.
         """
         loop = asyncio.get_running_loop()
-        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future(), client, growing)
-        self._enter(ask)
-        entered(len(questions), self._queue.questions)
-        due = loop.call_later(seconds, self._give_up, ask, seconds)
+        request: QueuedRequest[_Reply] = QueuedRequest(
+            questions, k, retriever, loop, loop.create_future(), client, progress
+        )
+        self._enqueue(request)
+        on_queued(len(questions), self._queue.question_count)
+        timer = loop.call_later(seconds, self._expire, request, seconds)
         try:
-            return await ask.reply
+            return await request.reply
         except asyncio.CancelledError:
-            self._leave(ask)
+            self._dequeue(request)
             raise
         finally:
-            due.cancel()
+            timer.cancel()
 
     def close(self) -> None:
-        """Take no more; return when all that was taken is answered."""
+        """Refuse new requests, and return once all queued ones are answered."""
         with self._lock:
-            self._closing = True
-            for sleeper in self._asleep.values():
-                sleeper.woken.notify()
+            self._is_closing = True
+            for sleeper in self._sleepers.values():
+                sleeper.condition.notify()
         for thread in self.threads:
             thread.join()
 
-    def _enter(self, ask: Ask[_Reply]) -> None:
+    def _enqueue(self, request: QueuedRequest[_Reply]) -> None:
         with self._lock:
-            if self._closing:
-                raise ClosingError("the service is shutting down: ask another instance")
-            if self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
-                self._make_room(ask)
-            self._queue.add(ask)
-            self._wake()
+            if self._is_closing:
+                raise ShuttingDownError("the service is shutting down: ask another instance")
+            if self._queue and self._queue.question_count + len(request.questions) > self._queue_limit:
+                self._evict_for(request)
+            self._queue.add(request)
+            self._wake_worker()
 
-    def _make_room(self, ask: Ask[_Reply]) -> None:
-        """Refuse the newest asks of the client that has most questions in the queue, which may be this one."""
-        busy = BusyError(f"{self._queue.questions} questions are waiting already: ask again in a moment")
-        own = self._queue.of(ask.client) + len(ask.questions)
-        while self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
-            last = self._queue.newest_of_most()
-            if self._queue.of(last.client) <= own:
-                raise busy
-            self._queue.remove(last)
-            _hand_out([last], [busy])
+    def _evict_for(self, request: QueuedRequest[_Reply]) -> None:
+        """Evict the newest requests of the busiest client until `request` fits.
 
-    def _give_up(self, ask: Ask[_Reply], seconds: float) -> None:
-        self._leave(ask)
-        if not ask.left:
-            ask.reply.set_exception(_late(seconds))
+        Raises:
+            QueueFullError: The client of `request` would itself be the busiest one.
+        """
+        error = QueueFullError(f"{self._queue.question_count} questions are waiting already: ask again in a moment")
+        client_questions = self._queue.count_questions(request.client) + len(request.questions)
+        while self._queue and self._queue.question_count + len(request.questions) > self._queue_limit:
+            newest = self._queue.peek_newest_of_busiest_client()
+            if self._queue.count_questions(newest.client) <= client_questions:
+                raise error
+            self._queue.remove(newest)
+            _deliver_replies([newest], [error])
 
-    def _leave(self, ask: Ask[_Reply]) -> None:
-        """Remove an ask whose caller has left from the queue, unless it is being worked on."""
+    def _expire(self, request: QueuedRequest[_Reply], seconds: float) -> None:
+        self._dequeue(request)
+        if not request.is_abandoned:
+            request.reply.set_exception(_create_deadline_error(seconds))
+
+    def _dequeue(self, request: QueuedRequest[_Reply]) -> None:
+        """Remove the request of a disconnected caller, unless a worker has already taken it."""
         with self._lock:
-            self._queue.remove(ask)
+            self._queue.remove(request)
 
-    def _run(self, number: int, begin: Callable[[], None]) -> None:
-        begin()
-        last = 0  # requests in this thread's last batch
-        while asks := self._gathered(number, last):
-            last = len(asks)
+    def _run(self, number: int, init_thread: Callable[[], None]) -> None:
+        init_thread()
+        last_batch_size = 0  # requests in this thread's last batch
+        while requests := self._wait_for_batch(number, last_batch_size):
+            last_batch_size = len(requests)
             try:
-                with self._alone() if number == 0 and self._is_alone(asks) else nullcontext():
-                    replies = self._replies(asks)
-                _hand_out(asks, replies)
-            except BaseException as failure:  # not of the work: callers must not wait for a thread that is gone
+                with self._lone_request_context() if number == 0 and self._is_lone_request(requests) else nullcontext():
+                    replies = self._compute_replies(requests)
+                _deliver_replies(requests, replies)
+            except BaseException as failure:  # a fault of the batcher: release the callers before the thread dies
                 with self._lock:
-                    self._working -= last
-                _hand_out(asks, [_crash(failure)] * last)
+                    self._active_requests -= last_batch_size
+                _deliver_replies(requests, [_create_crash_error(failure)] * last_batch_size)
                 raise
-            del asks, replies
+            del requests, replies
 
-    def _is_alone(self, asks: Sequence[Ask[_Reply]]) -> bool:
-        """Return whether there is one request, which is worked on."""
-        return len(asks) == self._working == 1 and not self._queue
+    def _is_lone_request(self, requests: Sequence[QueuedRequest[_Reply]]) -> bool:
+        """Return whether no other request is queued or being processed."""
+        return len(requests) == self._active_requests == 1 and not self._queue
 
-    def _gathered(self, number: int, last: int) -> list[Ask[_Reply]]:
-        """Wait for asks and take what makes a batch; [] once closed and empty.
+    def _wait_for_batch(self, number: int, last_size: int) -> list[QueuedRequest[_Reply]]:
+        """Wait for requests and return a batch; [] once closed and empty.
 
-        `last` requests were answered just now, and are counted as if they would come again.
+        The `last_size` requests that this worker has just answered are expected to come again.
         """
         with self._lock:
-            self._working -= last
-            self._idle += 1
+            self._active_requests -= last_size
+            self._idle_workers += 1
             try:
-                taken = self._awaited(number, last)
-                self._working += len(taken)
+                requests = self._collect_batch(number, last_size)
+                self._active_requests += len(requests)
             finally:
-                self._idle -= 1
-            self._wake()  # for the rest
-            return taken
+                self._idle_workers -= 1
+            self._wake_worker()  # for the rest
+            return requests
 
-    def _awaited(self, number: int, last: int) -> list[Ask[_Reply]]:
-        taken: list[Ask[_Reply]] = []
-        while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
-            while not self._enough(1):
+    def _collect_batch(self, number: int, last_size: int) -> list[QueuedRequest[_Reply]]:
+        requests: list[QueuedRequest[_Reply]] = []
+        while not requests and (self._queue or not self._is_closing):  # another worker may be faster
+            while not self._has_enough(1):
                 self._sleep(number, 1)
-            wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
-            until = time.monotonic() + self._wait
-            while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
-                self._sleep(number, wanted, rest)
-            taken = self._taken(min(self._most, -(-self._queue.questions // self._idle)))
-        return taken
+            # An equal share for every worker keeps the batches at one size.
+            min_requests = -(-(self._active_requests + last_size) // self._worker_count)
+            deadline = time.monotonic() + self._max_wait
+            while not self._has_enough(min_requests) and (remaining_seconds := deadline - time.monotonic()) > 0:
+                self._sleep(number, min_requests, remaining_seconds)
+            requests = self._pop_batch(min(self._batch_limit, -(-self._queue.question_count // self._idle_workers)))
+        return requests
 
-    def _sleep(self, number: int, wanted: int, seconds: float | None = None) -> None:
-        self._wake()  # what this worker was woken for may be enough for another
-        self._asleep[number] = sleeper = _Sleeper(wanted, threading.Condition(self._lock))
+    def _sleep(self, number: int, min_requests: int, seconds: float | None = None) -> None:
+        self._wake_worker()  # the queue may hold enough for another worker
+        self._sleepers[number] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
         try:
-            sleeper.woken.wait(seconds)
+            sleeper.condition.wait(seconds)
         finally:
-            if self._asleep.pop(number, None) is None:
-                self._waking -= 1
+            if self._sleepers.pop(number, None) is None:
+                self._waking_workers -= 1
 
-    def _wake(self) -> None:
-        """Wake the first of the workers that have enough to do, if one sleeps: one that wakes in vain delays others."""
-        numbers = [number for number, sleeper in self._asleep.items() if self._enough(sleeper.wanted)]
-        if len(self._queue) > self._waking and numbers:
-            self._asleep.pop(min(numbers)).woken.notify()
-            self._waking += 1
+    def _wake_worker(self) -> None:
+        """Wake the first sleeping worker that has enough to do; waking one in vain delays others."""
+        numbers = [number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)]
+        if len(self._queue) > self._waking_workers and numbers:
+            self._sleepers.pop(min(numbers)).condition.notify()
+            self._waking_workers += 1
 
-    def _taken(self, share: int) -> list[Ask[_Reply]]:
-        """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""
-        taken: list[Ask[_Reply]] = []
+    def _pop_batch(self, share: int) -> list[QueuedRequest[_Reply]]:
+        """Pop requests of at most `share` questions in total, but at least one request."""
+        requests: list[QueuedRequest[_Reply]] = []
         size = 0
-        while self._queue and (not taken or size + len(self._queue.first().questions) <= share):
-            taken.append(self._queue.take())
-            size += len(taken[-1].questions)
-        return taken
+        while self._queue and (not requests or size + len(self._queue.peek().questions) <= share):
+            requests.append(self._queue.pop())
+            size += len(requests[-1].questions)
+        return requests
 
-    def _enough(self, wanted: int) -> bool:
-        return len(self._queue) >= wanted or self._queue.questions >= self._most or self._closing
+    def _has_enough(self, min_requests: int) -> bool:
+        return len(self._queue) >= min_requests or self._queue.question_count >= self._batch_limit or self._is_closing
 
-    def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | Exception]:
-        if all(ask.left for ask in asks):
-            return [LeftError("its caller has left")] * len(asks)
+    def _compute_replies(self, requests: Sequence[QueuedRequest[_Reply]]) -> Sequence[_Reply | Exception]:
+        if all(request.is_abandoned for request in requests):
+            return [ClientGoneError("the client has disconnected")] * len(requests)
         try:
-            return self._work(asks)
+            return self._run_batch(requests)
         except BaseException as failure:  # a panic of a native library is no Exception
-            if len(asks) > 1:
-                return [reply for ask in asks for reply in self._replies([ask])]
+            if len(requests) > 1:
+                return [reply for request in requests for reply in self._compute_replies([request])]
             if not isinstance(failure, BookwheelError):
                 _LOG.exception("%s failed", threading.current_thread().name)
-            return [failure if isinstance(failure, Exception) else _crash(failure)]
+            return [failure if isinstance(failure, Exception) else _create_crash_error(failure)]
 
 
-def _late(seconds: float) -> LateError:
-    return LateError(f"no answer within {seconds:g} s: ask fewer questions, or ask again later")
+def _create_deadline_error(seconds: float) -> DeadlineError:
+    return DeadlineError(f"no answer within {seconds:g} s: ask fewer questions, or ask again later")
 
 
-def _crash(failure: BaseException) -> CrashError:
-    return CrashError(f"a library failed on this request ({type(failure).__name__}): ask in other words")
+def _create_crash_error(failure: BaseException) -> LibraryCrashError:
+    return LibraryCrashError(f"a library failed on this request ({type(failure).__name__}): ask in other words")
 
 
-def _hand_out(asks: Sequence[Ask[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
-    for loop in {ask.loop for ask in asks}:
-        own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
-        with suppress(RuntimeError):  # the loop has ended, and its callers with it
-            loop.call_soon_threadsafe(_deliver, own)
+def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
+    for loop in {request.loop for request in requests}:
+        deliveries = [
+            (request, reply) for request, reply in zip(requests, replies, strict=True) if request.loop is loop
+        ]
+        with suppress(RuntimeError):  # the event loop has ended, and so have its callers
+            loop.call_soon_threadsafe(_resolve_futures, deliveries)
 
 
-def _deliver(replies: Sequence[tuple[Ask[_Reply], _Reply | Exception]]) -> None:
-    for ask, reply in replies:
-        if ask.reply.done():
+def _resolve_futures(replies: Sequence[tuple[QueuedRequest[_Reply], _Reply | Exception]]) -> None:
+    for request, reply in replies:
+        if request.reply.done():
             continue  # the caller has left
         if isinstance(reply, Exception):
-            ask.reply.set_exception(reply)
+            request.reply.set_exception(reply)
         else:
-            ask.reply.set_result(reply)
+            request.reply.set_result(reply)

@@ -1,12 +1,15 @@
-"""Follow a ref: pull the snapshot that it names, open it beside the current one, check it, and only then serve it.
+"""Follow a ref of a store, or a pulled folder, and swap to each new version after checking it.
 
-If anything is wrong with a new version (a ref record that cannot be read, a wrong manifest, a missing or damaged file,
-an index that finds nothing, an encoder space other than the model's, too little memory), it is refused and reported,
-and the old version stays in service. A refused version is tried again when the ref moves; after an error that may
-pass, as of a store, also before that, at growing intervals. A store that cannot be reached is reported and asked again.
+A new version is pulled, opened next to the current one, checked and only then swapped in. If
+anything is wrong with it (an unreadable ref record, an invalid manifest, a missing or damaged file,
+an index that finds nothing, an encoder of another vector space, too little memory), it is refused
+and reported, and the current version stays in service. A refused version is tried again when the
+ref moves; after a temporary error, such as one of the store, it is also retried at growing
+intervals. A store that cannot be reached is reported and polled again.
 
-A snapshot that was taken down is served until its replacement is open, and not at all where that is refused or there is
-none. Its files leave the disk as soon as its last reader has left.
+A snapshot that was taken down is served until its replacement is open. If the replacement is
+refused or does not exist, nothing is served. Its files are deleted as soon as its last reader has
+finished.
 """
 
 import logging
@@ -14,124 +17,120 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, NotFoundError, RefusedError, UsageError
-from rag_model.reading.model import model_folder_of, model_id
+from rag_model.reading.model import find_model_folder, resolve_model_id
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.writer import ENDPOINT
-from rag_model.retrieve.derived import derive
-from rag_model.retrieve.scorers import Scorers
-from rag_model.secrets import without_secrets
-from rag_model.serving.answering.asking import ServedModel
-from rag_model.serving.answering.edition import Edition, ServedRef
-from rag_model.serving.answering.offer import Offer
-from rag_model.serving.following.desk import Desk
-from rag_model.serving.following.memory import check_memory
-from rag_model.serving.following.model_trial import try_encoders, try_model
-from rag_model.serving.following.trial import try_indexes
-from rag_model.serving.service_settings import ServiceSettings
-from rag_model.serving.threads import WatchedThread
-from rag_model.serving.watching.observer import Observer, Refusal, tell
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX
+from rag_model.retrieve.indexes import derive_index_file
+from rag_model.retrieve.models import PairScorerCache
+from rag_model.secrets import mask_secrets
+from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers, LoadedSnapshot, ServedRef
+from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.following.snapshot_slot import SnapshotSlot
+from rag_model.serving.following.trials import try_encoders, try_indexes, try_model
+from rag_model.serving.memory import check_memory
+from rag_model.serving.monitoring.observer import Observer, Refusal, notify
+from rag_model.serving.runtime import SupervisedThread
+from rag_model.serving.settings import ServiceSettings
 from rag_model.store.objects.files import Files
-from rag_model.store.pulling.kinds import chosen
-from rag_model.store.pulling.prune import remove_taken_down
+from rag_model.store.pulling.folder import CURRENT, find_recorded, record_name, remove_taken_down
 from rag_model.store.pulling.pull import pull
-from rag_model.store.pulling.pulled import remember, remembered
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.manifest import Content, Manifest, select_files
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
-_FINAL = (InputError, MissingExtraError, RefusedError, UsageError)  # the version's own fault: a retry cannot help
-_NICE = 10  # pulling a version yields to questions; threads started here inherit it
+_PERMANENT_ERRORS = (InputError, MissingExtraError, RefusedError, UsageError)  # a retry cannot help
+_FOLLOWER_NICENESS = 10  # pulling yields to requests; threads that the follower starts inherit it
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """What a service serves, and where it keeps it."""
+class FollowedRef:
+    """A ref of a store to serve, and the folder for its pulled snapshots."""
 
     url: str  # of the store
-    ref: str  # or an id, or ref@number, which never move
-    dest: Path  # where snapshots are pulled to
+    ref: str  # a ref, or an id or ref@number, which never move
+    dest: Path  # folder of the pulled snapshots
     model: str | None = None  # a model of the store, a folder, or `openai:MODEL`
-    asks: str | None = None  # the passage encoder that the model's questions ask, where it does not say so
-    reading: ReaderSettings = field(default_factory=ReaderSettings)  # how the model reads
+    passage_encoder: str | None = None  # of the question encoder, if the model does not record it
+    reader_settings: ReaderSettings = field(default_factory=ReaderSettings)  # how the model reads
 
     @property
-    def model_is_here(self) -> bool:
+    def is_model_local(self) -> bool:
         """Whether the model can be loaded without the store."""
-        return self.model is None or self.model.startswith(ENDPOINT) or Path(self.model).is_dir()
+        return self.model is None or self.model.startswith(ENDPOINT_PREFIX) or Path(self.model).is_dir()
 
     @property
-    def weighs(self) -> bool:
-        """Whether passages are weighed by inner products, which retrievers must give."""
-        return self.model is not None and self.reading.of(self.model) == "marginal"
+    def uses_inner_products(self) -> bool:
+        """Whether the reader weighs passages by inner products of the retriever."""
+        return self.model is not None and self.reader_settings.reader_for(self.model) == "marginal"
 
-    def on_disk(self) -> Path | None:
-        """Return the folder of what the ref named when it was last pulled from this store; None: there is none.
+    def find_last_pulled(self) -> Path | None:
+        """Return the folder of the last snapshot that was pulled for this ref, if any.
 
         Raises:
-            BookwheelError: the URL cannot be used.
+            BookwheelError: The store's URL is invalid.
         """
-        return remembered(self.dest, Files(self.url).url, self.ref)
+        return find_recorded(self.dest, Files(self.url).url, self.ref)
 
     def check(self) -> None:
-        """Check that there is something to serve; what is on the disk can be served without the store.
+        """Check that the snapshot and the model exist; a snapshot on the disk needs no store.
 
         Raises:
-            StoreError: the store has no such snapshot or model; or it cannot be reached, and nothing that the ref named
-                before is on the disk.
+            StoreError: The store lacks the snapshot or the model, or it is unreachable and no
+                snapshot of this ref is on the disk.
         """
-        if self.on_disk() is None:
+        if self.find_last_pulled() is None:
             store = Store.open(self.url)
-            store.snapshots.trusted(self.ref)
+            store.snapshots.resolve_trusted(self.ref)
             if self.model is not None:
-                model_id(store, self.model)
+                resolve_model_id(store, self.model)
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
-    named: ServedRef
+class _TargetVersion:
+    served_ref: ServedRef
     model: str | None  # id
 
 
-class _StoppedError(BookwheelError):
-    """The service ends while a version is on its way."""
+class _FollowerStoppedError(BookwheelError):
+    """The service shuts down during a pull."""
 
 
-class Follower:
-    """Looks at a ref at regular intervals, in a thread of its own."""
+class RefFollower:
+    """Polls a ref at regular intervals in its own thread, and swaps to each new version."""
 
     def __init__(
         self,
-        followed: Followed,
-        desk: Desk,
+        target_ref: FollowedRef,
+        slot: SnapshotSlot,
         settings: ServiceSettings,
         observer: Observer,
-        hopeless: Callable[[BookwheelError], None] = lambda error: None,
+        on_fatal: Callable[[BookwheelError], None] = lambda error: None,
     ) -> None:
-        """Prepare to follow; `hopeless` is called with the reason if the first version cannot be served."""
-        self._followed, self._desk, self._settings, self._observer = followed, desk, settings, observer
-        self._hopeless = hopeless
-        self._scorers = Scorers(followed.url)
+        """Prepare to follow; `on_fatal` receives the error if the first version is unusable."""
+        self._target_ref, self._slot, self._settings, self._observer = target_ref, slot, settings, observer
+        self._on_fatal = on_fatal
+        self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
-        self._taken_down: frozenset[str] = frozenset()  # snapshots, when the store was last asked
-        self._stopping = threading.Event()
-        self._refused: tuple[_Target | None, Refusal] | None = None
-        self._served = False  # whether anything was, since the start
-        self._again = 0.0  # when the refused version is tried again, by the monotonic clock
-        self.thread = WatchedThread("follower", self._run, partial(tell, observer.died))
-        self.problem = ""  # why the store could not be asked last time; empty: it could
+        self._taken_down: frozenset[str] = frozenset()  # ids, as of the last poll
+        self._stop_event = threading.Event()
+        self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
+        self._has_served = False  # whether any version was served since the start
+        self._retry_time = 0.0  # when to retry the refused version; monotonic clock
+        self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
+        self.problem = ""  # why the last poll of the store failed; empty: it succeeded
 
     @property
     def refusal(self) -> Refusal | None:
-        """The refused version that the ref names; None: it is served, or not looked at yet."""
-        return None if self._refused is None else self._refused[1]
+        """The refused version that the ref names; None if it is served or was not polled yet."""
+        return None if self._refused_version is None else self._refused_version[1]
 
     def start(self) -> None:
         """Begin to follow."""
@@ -139,206 +138,320 @@ class Follower:
 
     def stop(self) -> None:
         """Stop following; a pull under way is interrupted, and the next one resumes it."""
-        self._stopping.set()
+        self._stop_event.set()
         self.thread.join()
 
-    def look(self) -> None:
-        """Look at the ref once and bring what it names, if that is new; leave what was taken down."""
+    def poll(self) -> None:
+        """Poll the ref once, swap to a new version, and withdraw snapshots that were taken down."""
         try:
-            self._store = store = self._store or Store.open(self._followed.url)
-            self._taken_down = store.takedowns.replaced()
-            target = self._target(store)
+            self._store = store = self._store or Store.open(self._target_ref.url)
+            self._taken_down = store.takedowns.list_replaced()
+            target = self._resolve_target(store)
         except BookwheelError as error:
-            self._unreadable(error)
+            self._handle_poll_error(error)
         else:
-            self._looked("")
-            self._take(store, target)
-        self._leave_taken_down()
+            self._record_poll("")
+            self._update_to(store, target)
+        self._withdraw_taken_down()
 
-    def _take(self, store: Store, target: _Target) -> None:
-        """Bring a target unless it serves already, or was refused and is not due again."""
-        serving = self._desk.current
-        if serving is not None and (serving.id, serving.model and serving.model.id) == (
-            target.named.snapshot,
+    def _update_to(self, store: Store, target: _TargetVersion) -> None:
+        """Load a version unless it is current, or was refused and is not due for a retry."""
+        current = self._slot.current
+        if current is not None and (current.id, current.model and current.model.id) == (
+            target.served_ref.snapshot,
             target.model,
         ):
-            self._refused = None
-            self._rename(serving, target.named)
-        elif self._refused is None or self._refused[0] != target or time.monotonic() >= self._again:
-            self._bring(store, target, serving)
+            self._refused_version = None
+            self._update_ref(current, target.served_ref)
+        elif (
+            self._refused_version is None or self._refused_version[0] != target or time.monotonic() >= self._retry_time
+        ):
+            self._load_and_swap(store, target, current)
 
-    def _leave_taken_down(self) -> None:
-        """Serve and keep nothing that was taken down, as far as is known."""
-        serving = self._desk.current
-        if serving is not None and serving.id in self._taken_down:
-            _LOG.error("snapshot %s was taken down and is not served any more", serving.id[:12])
-            self._desk.close()
-            tell(self._observer.withdrawn, serving.id)
+    def _withdraw_taken_down(self) -> None:
+        """Stop serving the current snapshot if it was taken down, and delete such files."""
+        current = self._slot.current
+        if current is not None and current.id in self._taken_down:
+            _LOG.error("snapshot %s was taken down and is not served any more", current.id[:12])
+            self._slot.close()
+            notify(self._observer.on_withdrawn, current.id)
         try:
-            for gone in remove_taken_down(self._followed.dest, self._taken_down, Manifest.from_bytes):
-                _LOG.info("snapshot %s was taken down: its files are deleted", gone[:12])
-        except OSError as kept:
-            _LOG.error("what was taken down cannot be deleted from %s: %s", self._followed.dest, kept)
+            for snapshot_id in remove_taken_down(self._target_ref.dest, self._taken_down, Manifest.from_bytes):
+                _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
+        except OSError as error:
+            _LOG.error("cannot delete snapshots that were taken down from %s: %s", self._target_ref.dest, error)
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # not everywhere has a thread a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        with suppress(OSError, AttributeError):  # not every system has priorities for single threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FOLLOWER_NICENESS)
         while True:
             try:
-                self.look()
-            except _StoppedError:
+                self.poll()
+            except _FollowerStoppedError:
                 return
-            except BaseException as failure:  # a panic too: the next look may do better, questions are answered
-                self._looked(f"unexpected {type(failure).__name__}: {failure}")
-            if self._stopping.wait(self._settings.poll_seconds):
+            except BaseException as failure:  # also a native panic: requests go on, and the next poll may succeed
+                self._record_poll(f"unexpected {type(failure).__name__}: {failure}")
+            if self._stop_event.wait(self._settings.poll_seconds):
                 return
 
-    def _target(self, store: Store) -> _Target:
-        followed = self._followed
-        move = None if "@" in followed.ref else store.refs.current(followed.ref)
+    def _resolve_target(self, store: Store) -> _TargetVersion:
+        target_ref = self._target_ref
+        move = None if "@" in target_ref.ref else store.refs.find_current(target_ref.ref)
         if move is not None:
-            named = ServedRef(followed.ref, move.number, move.snapshot, move.created_at)
+            served_ref = ServedRef(target_ref.ref, move.number, move.snapshot, move.created_at)
         else:
-            named = ServedRef(followed.ref, 0, store.snapshots.resolve(followed.ref), "")
-        return _Target(named, None if followed.model is None else model_id(store, followed.model))
+            served_ref = ServedRef(target_ref.ref, 0, store.snapshots.resolve(target_ref.ref), "")
+        return _TargetVersion(
+            served_ref, None if target_ref.model is None else resolve_model_id(store, target_ref.model)
+        )
 
-    def _unreadable(self, error: BookwheelError) -> None:
-        """Distinguish a store that does not answer from one whose answer cannot be used, or that lacks the ref."""
-        absent = isinstance(error, NotFoundError)
-        if absent and not self._served:
-            self._hopeless(error)
+    def _handle_poll_error(self, error: BookwheelError) -> None:
+        """Distinguish an unreachable store, an unusable ref record, and a missing ref."""
+        is_missing = isinstance(error, NotFoundError)
+        if is_missing and not self._has_served:
+            self._on_fatal(error)
         try:
-            numbers = [] if self._store is None else self._store.refs.numbers(self._followed.ref)
+            numbers = [] if self._store is None else self._store.refs.list_numbers(self._target_ref.ref)
         except BookwheelError:
             numbers = []
         if numbers:
-            self._looked("")
-            self._refuse(None, ServedRef(self._followed.ref, numbers[-1], "", ""), error, final=False)
+            self._record_poll("")
+            self._refuse(None, ServedRef(self._target_ref.ref, numbers[-1], "", ""), error, final=False)
         else:
-            self._looked(str(error))
-            if self._desk.current is None and isinstance(error, _FINAL):
-                self._hopeless(error)
-            elif self._desk.current is None and not absent:
-                self._from_disk()
+            self._record_poll(str(error))
+            if self._slot.current is None and isinstance(error, _PERMANENT_ERRORS):
+                self._on_fatal(error)
+            elif self._slot.current is None and not is_missing:
+                self._serve_last_pulled()
 
-    def _from_disk(self) -> None:
-        """Serve what the ref named last until the store answers; a model of the store cannot be loaded without it."""
-        followed, folder = self._followed, self._followed.on_disk()
-        if folder is None or not followed.model_is_here:
+    def _serve_last_pulled(self) -> None:
+        """Serve the last pulled snapshot meanwhile, unless its model is in the store."""
+        target_ref, folder = self._target_ref, self._target_ref.find_last_pulled()
+        if folder is None or not target_ref.is_model_local:
             return
-        identity = folder.name
-        if identity in self._taken_down:
+        snapshot_id = folder.name
+        if snapshot_id in self._taken_down:
             return
         try:
-            model = None if followed.model is None else self._loaded(None, followed.model)
+            model = None if target_ref.model is None else self._load_model(None, target_ref.model)
             with Snapshot.from_folder(folder) as snapshot:
-                offer = Offer.of(snapshot, self._settings, weighs=self._followed.weighs)
-                self._try(folder, snapshot.manifest.content, offer.indexes)
-            self._serve(folder, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
+                available = AvailableRetrievers.plan(
+                    snapshot, self._settings, uses_inner_products=self._target_ref.uses_inner_products
+                )
+                self._run_trials(folder, snapshot.manifest.content, available.indexes)
+            self._open_and_swap(folder, ServedRef(target_ref.ref, 0, snapshot_id, ""), model, None, time.monotonic())
         except BookwheelError as error:
-            _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
+            _LOG.error("snapshot %s on the disk can't be served: %s", snapshot_id[:12], error)
 
-    def _looked(self, problem: str) -> None:
-        problem = without_secrets(problem)
+    def _record_poll(self, problem: str) -> None:
+        problem = mask_secrets(problem)
         if problem != self.problem:
-            _LOG.warning("%s", problem or f"the store answers again: {self._followed.ref} is followed")
+            _LOG.warning("%s", problem or f"the store answers again: {self._target_ref.ref} is followed")
         self.problem = problem
-        tell(self._observer.looked, problem)
+        notify(self._observer.on_poll, problem)
 
-    def _rename(self, serving: Edition, named: ServedRef) -> None:
-        if serving.named != named:
-            self._desk.rename(named)
-            _LOG.info("%s@%d names snapshot %s, which is served already", named.ref, named.number, named.snapshot[:12])
-            tell(self._observer.renamed, serving, named)
+    def _update_ref(self, current: LoadedSnapshot, served_ref: ServedRef) -> None:
+        if current.served_ref != served_ref:
+            self._slot.update_ref(served_ref)
+            _LOG.info(
+                "%s@%d names snapshot %s, which is served already",
+                served_ref.ref,
+                served_ref.number,
+                served_ref.snapshot[:12],
+            )
+            notify(self._observer.on_ref_moved, current, served_ref)
 
-    def _bring(self, store: Store, target: _Target, serving: Edition | None) -> None:
-        began, named = time.monotonic(), target.named
+    def _load_and_swap(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
+        start_time, served_ref = time.monotonic(), target.served_ref
         try:
-            folder, model = self._brought(store, target, serving)
-            self._serve(folder, named, model, serving, began)
-            self._remember(store, named)
-        except _StoppedError:
+            folder, model = self._pull_and_load_model(store, target, current)
+            self._open_and_swap(folder, served_ref, model, current, start_time)
+            self._record_last_served(store, served_ref)
+        except _FollowerStoppedError:
             raise
         except BookwheelError as error:
-            self._refuse(target, named, error, final=isinstance(error, _FINAL))
+            self._refuse(target, served_ref, error, final=isinstance(error, _PERMANENT_ERRORS))
         except BaseException as error:  # a panic of a native library is no Exception
-            _LOG.exception("snapshot %s can't be opened", named.snapshot[:12])
-            self._refuse(target, named, error, final=False)
+            _LOG.exception("snapshot %s can't be opened", served_ref.snapshot[:12])
+            self._refuse(target, served_ref, error, final=False)
 
-    def _brought(self, store: Store, target: _Target, serving: Edition | None) -> tuple[Path, ServedModel | None]:
-        """Pull a snapshot beside what serves, and load the model unless it serves already."""
-        ref, number = target.named.ref, target.named.number
-        store.snapshots.trusted(f"{ref}@{number}" if number else ref)
-        snapshot = Snapshot.of(store, store.snapshots.get(target.named.snapshot))
+    def _pull_and_load_model(
+        self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
+    ) -> tuple[Path, ServedModel | None]:
+        """Pull a snapshot next to the current one, and load its model unless it is in use."""
+        ref, number = target.served_ref.ref, target.served_ref.number
+        store.snapshots.resolve_trusted(f"{ref}@{number}" if number else ref)
+        snapshot = Snapshot.from_manifest(store, store.snapshots.get(target.served_ref.snapshot))
         content = snapshot.manifest.content
-        offer = Offer.of(snapshot, self._settings, weighs=self._followed.weighs)
-        check_memory(content, offer.indexes, self._settings)
-        model = serving.model if serving is not None else None
+        available = AvailableRetrievers.plan(
+            snapshot, self._settings, uses_inner_products=self._target_ref.uses_inner_products
+        )
+        check_memory(content, available.indexes, self._settings)
+        model = current.model if current is not None else None
         if target.model is not None and (model is None or model.id != target.model):
-            model = self._loaded(store, target.model)
+            model = self._load_model(store, target.model)
         report = pull(
             store,
-            target.named.snapshot,
-            self._followed.dest,
-            select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
+            target.served_ref.snapshot,
+            self._target_ref.dest,
+            select=select_files(content, indexes=available.indexes, embeddings=available.needs_embeddings),
             keep=self._settings.keep,
-            derive=derive,
-            accept=lambda folder: self._try(folder, content, offer.indexes),
-            on_progress=self._goes_on,
+            derive=derive_index_file,
+            accept=lambda folder: self._run_trials(folder, content, available.indexes),
+            on_progress=self._check_stopping,
         )
         return report.path, model
 
-    def _try(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
-        if self._settings.trial:
+    def _run_trials(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
+        if self._settings.run_trials:
             try_indexes(folder, content, indexes)
             try_encoders(folder, content, indexes)
 
-    def _loaded(self, store: Store | None, identity: str) -> ServedModel:
-        """Load the model that answers, after a child process has."""
-        followed, folder = self._followed, model_folder_of(store, identity)
-        if self._settings.trial and folder is not None:
-            try_model(followed.dest, folder, followed.reading.of(identity))
-        return ServedModel.load(store, identity, followed.reading, followed.asks, self._settings.batch_answers)
+    def _load_model(self, store: Store | None, model_id: str) -> ServedModel:
+        """Load a reading model, after a trial in a child process."""
+        target_ref, folder = self._target_ref, find_model_folder(store, model_id)
+        if self._settings.run_trials and folder is not None:
+            try_model(target_ref.dest, folder, target_ref.reader_settings.reader_for(model_id))
+        return ServedModel.load(
+            store, model_id, target_ref.reader_settings, target_ref.passage_encoder, self._settings.batch_answers
+        )
 
-    def _serve(
-        self, folder: Path, named: ServedRef, model: ServedModel | None, serving: Edition | None, began: float
+    def _open_and_swap(
+        self,
+        folder: Path,
+        served_ref: ServedRef,
+        model: ServedModel | None,
+        current: LoadedSnapshot | None,
+        start_time: float,
     ) -> None:
-        """Open a pulled snapshot, try it, and only then put it on the desk."""
-        edition = Edition.open(folder, named, self._settings, model, serving, self._scorers)
+        """Open a pulled snapshot, warm it up, and only then swap it in."""
+        loaded = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
         try:
-            edition.warm()
+            loaded.warm_up()
         except BaseException:
-            edition.close()
+            loaded.close()
             raise
-        self._refused, seconds = None, time.monotonic() - began
-        _LOG.info("%s@%d: snapshot %s serves, after %.1f s", named.ref, named.number, edition.id[:12], seconds)
-        tell(self._observer.serves, edition, seconds)
-        self._desk.put(edition)
-        self._served = True
+        self._refused_version, seconds = None, time.monotonic() - start_time
+        _LOG.info("%s@%d: snapshot %s serves, after %.1f s", served_ref.ref, served_ref.number, loaded.id[:12], seconds)
+        notify(self._observer.on_swap, loaded, seconds)
+        self._slot.swap(loaded)
+        self._has_served = True
 
-    def _remember(self, store: Store, named: ServedRef) -> None:
-        """Note what the ref names, for a start without the store."""
+    def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
+        """Record what the ref names, for a start without the store."""
         try:
-            remember(self._followed.dest, store.url, named.ref, named.snapshot)
-        except OSError as full:
-            _LOG.error("cannot note in %s what %s names: %s", self._followed.dest, named.ref, full)
+            record_name(self._target_ref.dest, store.url, served_ref.ref, served_ref.snapshot)
+        except OSError as error:
+            _LOG.error("cannot record in %s what %s names: %s", self._target_ref.dest, served_ref.ref, error)
 
-    def _goes_on(self, done: int, total: int) -> None:
-        if self._stopping.is_set():
-            raise _StoppedError("the service ends")
+    def _check_stopping(self, done: int, total: int) -> None:
+        if self._stop_event.is_set():
+            raise _FollowerStoppedError("the service shuts down")
 
-    def _refuse(self, target: _Target | None, named: ServedRef, error: BaseException, *, final: bool) -> None:
-        before = self._refused
-        tries = before[1].tries + 1 if before is not None and before[0] == target else 1
+    def _refuse(
+        self, target: _TargetVersion | None, served_ref: ServedRef, error: BaseException, *, final: bool
+    ) -> None:
+        previous = self._refused_version
+        tries = previous[1].tries + 1 if previous is not None and previous[0] == target else 1
         reason = str(error) if isinstance(error, BookwheelError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        refusal = Refusal(named.ref, named.number, named.snapshot, without_secrets(reason), now, tries, final)
+        refused_at = datetime.now(UTC).isoformat(timespec="seconds")
+        refusal = Refusal(
+            served_ref.ref, served_ref.number, served_ref.snapshot, mask_secrets(reason), refused_at, tries, final
+        )
         pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
-        self._again = float("inf") if final else time.monotonic() + min(pause, self._settings.retry_seconds)
-        if before is None or before[1].reason != refusal.reason:
-            _LOG.error("%s@%d is refused: %s", named.ref, named.number, refusal.reason)
-        self._refused = target, refusal
-        tell(self._observer.refused, refusal)
-        if final and self._desk.current is None and isinstance(error, BookwheelError):
-            self._hopeless(error)
+        self._retry_time = float("inf") if final else time.monotonic() + min(pause, self._settings.retry_seconds)
+        if previous is None or previous[1].reason != refusal.reason:
+            _LOG.error("%s@%d is refused: %s", served_ref.ref, served_ref.number, refusal.reason)
+        self._refused_version = target, refusal
+        notify(self._observer.on_refused, refusal)
+        if final and self._slot.current is None and isinstance(error, BookwheelError):
+            self._on_fatal(error)
+
+
+@dataclass(frozen=True, slots=True)
+class PulledFolder:
+    """A folder to serve that `bookwheel pull` writes."""
+
+    folder: Path
+    model: None = None  # passages only
+
+    def check(self) -> None:
+        """Check that the folder holds a snapshot.
+
+        Raises:
+            StoreError: Nothing was pulled there, or the manifest is damaged.
+        """
+        Snapshot.from_folder(self.folder).close()
+
+
+class FolderFollower:
+    """Polls a pulled folder in its own thread, and swaps to what a later pull puts there.
+
+    It never contacts a store. A faulty snapshot leaves the current one in service.
+    """
+
+    refusal: Refusal | None = None  # a folder has no ref; `problem` reports faults
+
+    def __init__(
+        self,
+        target: PulledFolder,
+        slot: SnapshotSlot,
+        settings: ServiceSettings,
+        observer: Observer,
+        on_fatal: Callable[[BookwheelError], None] = lambda error: None,
+    ) -> None:
+        """Prepare to follow; `on_fatal` receives the error if the first snapshot is unusable."""
+        self._folder, self._slot, self._settings, self._observer = target.folder, slot, settings, observer
+        self._on_fatal = on_fatal
+        self._rejected_root: Path | None = None  # the snapshot that was refused last
+        self._stop_event = threading.Event()
+        self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
+        self.problem = ""  # why the folder's snapshot is not served; empty: it is served
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Stop following."""
+        self._stop_event.set()
+        self.thread.join()
+
+    def poll(self) -> None:
+        """Poll the folder once, and swap to a new snapshot."""
+        root = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
+        current = self._slot.current
+        if root == self._rejected_root or (current is not None and current.id == root.name):
+            return
+        try:
+            self._slot.swap(self._open_snapshot(root, current))
+            self._rejected_root, self.problem = None, ""
+        except BookwheelError as error:
+            self._rejected_root, self.problem = root, mask_secrets(str(error))
+            _LOG.error("%s is not served: %s", root, self.problem)
+            if current is None:
+                self._on_fatal(error)
+
+    def _open_snapshot(self, root: Path, current: LoadedSnapshot | None) -> LoadedSnapshot:
+        with closing(Snapshot.from_folder(root)) as snapshot:
+            content, snapshot_id = snapshot.manifest.content, snapshot.id
+            available = AvailableRetrievers.plan(snapshot, self._settings, uses_inner_products=False)
+            check_memory(content, available.indexes, self._settings)
+            if self._settings.run_trials:
+                try_indexes(root, content, available.indexes)
+                try_encoders(root, content, available.indexes)
+        loaded = LoadedSnapshot.open(root, ServedRef(CURRENT, 0, snapshot_id, ""), self._settings, None, current)
+        try:
+            loaded.warm_up()
+        except BaseException:
+            loaded.close()
+            raise
+        notify(self._observer.on_swap, loaded, 0.0)
+        return loaded
+
+    def _run(self) -> None:
+        while True:
+            self.poll()
+            if self._stop_event.wait(self._settings.poll_seconds):
+                return

@@ -1,38 +1,40 @@
-"""One connection: time limits for what it sends and takes, and a share of the service's connections.
+"""Limit connections in time, bytes and number, beyond the limits of uvicorn.
 
-uvicorn bounds idle connections. It has no limit for a request's head, in time or in bytes, for what is sent around a
-body, for a reply that its client does not read, or for requests that are sent ahead, and it answers 503 to everyone
-when there are too many connections.
+uvicorn only limits idle connections. It has no limit for the time and size of a request's head, for
+bytes around a body, for a reply that its client does not read, and for pipelined requests. With too
+many connections, it answers 503 to every client.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 from uvicorn import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.settings import ServiceSettings
 
-_Base: Any = AutoHTTPProtocol  # httptools' where that is installed, else h11's
-_SLOWEST = 65_536  # bytes a second that a client must read of a long reply
-_LOOK = 1.0  # seconds between two looks at what a client has read
-_AT_ONCE = 16_384  # bytes that are parsed between two looks at how many requests came
-_MOST_AROUND = 16_384  # bytes of a request that are no body: its head, chunks' sizes, trailers
-_MOST_HEADERS = 100  # of a request; each takes 100 times its bytes
-_MOST_WAITING = 64  # requests that a client may send ahead; uvicorn keeps all, and each takes 100 times its bytes
-_NETWORK = 64  # bits of an IPv6 address that a provider gives to one client
+_Base: Any = AutoHTTPProtocol  # of httptools if installed, else of h11
+_MIN_BYTES_PER_SECOND = 65_536  # that a client must read of a long reply
+_CHECK_SECONDS = 1.0  # between two checks of what a client has read
+_PARSE_BYTES = 16_384  # parsed between two checks of the number of pipelined requests
+_MAX_OVERHEAD_BYTES = 16_384  # of a request besides its body: head, chunk sizes, trailers
+_MAX_HEADERS = 100  # of a request; each takes 100 times its size in memory
+_MAX_PIPELINED = 64  # requests; uvicorn keeps all of them, at 100 times their size in memory
+_IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client
 
 
-class _Outbox:
-    """A transport that sends what is written in one turn of the loop at once: uvicorn writes head and body apart.
+class _BufferedTransport:
+    """A transport that joins the writes of one loop iteration: uvicorn writes head and body apart.
 
-    A client that does not read what it is sent is cut off. Under TLS only what waits to be encrypted is known; the rest
-    is bounded by the limit of idle connections.
+    It aborts the connection of a client that does not read. Under TLS, only bytes that are not
+    encrypted yet are known; the limit of idle connections covers the others.
     """
 
     def __init__(
@@ -40,214 +42,236 @@ class _Outbox:
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
         seconds: float,
-        too_much: Callable[[], bool],
+        exceeds_limit: Callable[[], bool],
     ) -> None:
-        """Give a client `seconds` to read, as long as not `too_much` waits for it on all its connections."""
-        self._transport, self._loop, self._seconds, self._too_much = transport, loop, seconds, too_much
-        self._written: list[bytes] = []
-        self._total = 0  # bytes handed to the transport so far
-        self._mark = 0  # of them, those that the client must have read until `_deadline`, by the loop's clock
+        """Give a client `seconds` to read, unless `exceeds_limit` returns True."""
+        self._transport, self._loop, self._seconds, self._exceeds_limit = transport, loop, seconds, exceeds_limit
+        self._pending: list[bytes] = []
+        self._total_written = 0  # bytes handed to the transport so far
+        self._mark = 0  # bytes that the client must have read by `_deadline` (the loop's clock)
         self._deadline = 0.0
-        self._due: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait to be sent."""
+        """The number of bytes in the write buffer."""
         return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
-        if not self._written:
+        if not self._pending:
             self._loop.call_soon(self._send)
-        self._written.append(data)
+        self._pending.append(data)
 
     def close(self) -> None:
         self._send()
         self._transport.close()
 
     def abort(self) -> None:
-        self.forget()
+        self.cancel_timer()
         self._transport.abort()
 
-    def forget(self) -> None:
-        """Stop the clock: the connection is gone."""
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def cancel_timer(self) -> None:
+        """Cancel the timer of a closed connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _send(self) -> None:
-        written, self._written = self._written, []
-        if not written or self._transport.is_closing():
+        chunks, self._pending = self._pending, []
+        if not chunks or self._transport.is_closing():
             return
-        data = b"".join(written)
+        data = b"".join(chunks)
         self._transport.write(data)
-        self._total += len(data)
-        if self._due is None and (unsent := self._transport.get_write_buffer_size()):
-            self._watch(unsent)
+        self._total_written += len(data)
+        if self._timer is None and (unsent := self._transport.get_write_buffer_size()):
+            self._start_deadline(unsent)
 
-    def _watch(self, unsent: int) -> None:
-        self._mark, self._deadline = self._total, self._loop.time() + self._seconds + unsent / _SLOWEST
-        self._due = self._loop.call_later(min(_LOOK, self._seconds), self._check)
+    def _start_deadline(self, unsent: int) -> None:
+        self._mark = self._total_written
+        self._deadline = self._loop.time() + self._seconds + unsent / _MIN_BYTES_PER_SECOND
+        self._timer = self._loop.call_later(min(_CHECK_SECONDS, self._seconds), self._check_deadline)
 
-    def _check(self) -> None:
-        """End the connection if its client is too late; look again as long as something waits."""
-        self._due, unsent = None, self._transport.get_write_buffer_size()
-        late = self._total - unsent < self._mark and self._loop.time() >= self._deadline
-        if unsent and (late or self._too_much()):
+    def _check_deadline(self) -> None:
+        """Abort the connection if its client is too slow; check again while bytes are unsent."""
+        self._timer, unsent = None, self._transport.get_write_buffer_size()
+        is_late = self._total_written - unsent < self._mark and self._loop.time() >= self._deadline
+        if unsent and (is_late or self._exceeds_limit()):
             self.abort()
-        elif unsent and self._total - unsent >= self._mark:
-            self._watch(unsent)
+        elif unsent and self._total_written - unsent >= self._mark:
+            self._start_deadline(unsent)
         elif unsent:
-            self._due = self._loop.call_later(min(_LOOK, self._seconds), self._check)
+            self._timer = self._loop.call_later(min(_CHECK_SECONDS, self._seconds), self._check_deadline)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
 
-class _Connection(_Base):  # type: ignore[misc]
-    """HTTP with limits; `_body` has those of a request's body."""
+class _LimitedProtocol(_Base):  # type: ignore[misc]
+    """An HTTP protocol with limits; `app._read_body` limits request bodies."""
 
     head_seconds = write_seconds = 10.0
-    most = most_of_client = 1_000
-    most_unsent = 1 << 27
-    clients: Counter[str]  # connections of each client of this server
+    max_connections = max_connections_per_client = 1_000
+    max_unsent_bytes = 1 << 27
+    clients: Counter[str]  # open connections by client
     app_state: dict[str, Any]
-    _due: asyncio.TimerHandle | None = None
-    _around = 0  # bytes since the request began, without those of its body
-    _counted = hasattr(_Base, "on_body")  # httptools says what is body; h11 has limits of its own
-    _since = 0.0  # when it last sent something, by the loop's clock
-    _of = ""
+    _timer: asyncio.TimerHandle | None = None
+    _overhead_bytes = 0  # bytes of the current request besides its body
+    _counts_body_bytes = hasattr(_Base, "on_body")  # httptools reports body bytes; h11 has its own limits
+    _last_received = 0.0  # when the client last sent something (the loop's clock)
+    _client_key = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(_Outbox(transport, self.loop, self.write_seconds, self._holds_too_much))
-        self._of = client_of(self.client[0]) if self.client else ""
-        self.app_state = {**self.app_state, "client": self._of}  # each request's `state`
-        self._since = self.loop.time()
-        self.clients[self._of] += 1
-        if self.clients[self._of] > self.most_of_client:
-            self._refuse(429, f"{self.most_of_client} connections of your address are open: close some, or use them")
-        elif len(self.connections) > self.most and not self._made_room():
-            self._refuse(503, f"all {self.most} connections are in use: ask again in a moment")
+        super().connection_made(
+            _BufferedTransport(transport, self.loop, self.write_seconds, self._exceeds_unsent_limit)
+        )
+        self._client_key = normalize_client_address(self.client[0]) if self.client else ""
+        self.app_state = {**self.app_state, "client": self._client_key}  # copied to the `state` of each request
+        self._last_received = self.loop.time()
+        self.clients[self._client_key] += 1
+        if self.clients[self._client_key] > self.max_connections_per_client:
+            self._refuse(
+                429, f"{self.max_connections_per_client} connections of your address are open: close some, or use them"
+            )
+        elif len(self.connections) > self.max_connections and not self._evict_idle_connection():
+            self._refuse(503, f"all {self.max_connections} connections are in use: ask again in a moment")
         else:
-            self._expect()
+            self._restart_timer()
 
     def data_received(self, data: bytes) -> None:
-        self._since = self.loop.time()
-        for start in range(0, len(data), _AT_ONCE):
+        self._last_received = self.loop.time()
+        for start in range(0, len(data), _PARSE_BYTES):
             if self.transport.is_closing():
-                return  # it was refused
-            piece = data if len(data) <= _AT_ONCE else data[start : start + _AT_ONCE]
-            self._around += len(piece)
-            super().data_received(piece)
-            if self._counted and (self._around > _MOST_AROUND or len(self.headers or ()) > _MOST_HEADERS):
-                self._too_long()
-            if len(getattr(self, "pipeline", ())) > _MOST_WAITING:  # h11 takes one request at a time
+                return  # the request was refused
+            chunk = data if len(data) <= _PARSE_BYTES else data[start : start + _PARSE_BYTES]
+            self._overhead_bytes += len(chunk)
+            super().data_received(chunk)
+            if self._counts_body_bytes and (
+                self._overhead_bytes > _MAX_OVERHEAD_BYTES or len(self.headers or ()) > _MAX_HEADERS
+            ):
+                self._refuse_long_request()
+            if len(getattr(self, "pipeline", ())) > _MAX_PIPELINED:  # h11 takes one request at a time
                 self.transport.abort()
-        self._expect()
+        self._restart_timer()
 
     def on_body(self, body: bytes) -> None:
-        self._around -= len(body)
+        self._overhead_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._around = 0  # what comes behind it in the same piece is no more than a piece
-        self.scope["state"]["whole"] = True  # the body
+        self._overhead_bytes = 0  # the rest of the chunk is not counted: it is at most `_PARSE_BYTES`
+        self.scope["state"]["is_body_complete"] = True
         super().on_message_complete()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) <= _MOST_HEADERS:  # one more, by which too many are known
+        if len(self.headers) <= _MAX_HEADERS:  # keep one more than allowed, to notice the excess
             super().on_header(name, value)
 
-    def _too_long(self) -> None:
+    def _refuse_long_request(self) -> None:
         if self.idle and not self.transport.is_closing():
-            most = f"{_MOST_AROUND >> 10} KiB and {_MOST_HEADERS} headers"
-            self._refuse(431, f"a request has at most {most} beside its body: send fewer, or shorter ones")
+            limits = f"{_MAX_OVERHEAD_BYTES >> 10} KiB and {_MAX_HEADERS} headers"
+            self._refuse(431, f"a request has at most {limits} beside its body: send fewer, or shorter ones")
         else:
-            self.transport.abort()  # the request is worked on
+            self.transport.abort()  # a request is in progress
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        self.transport.forget()
-        self.clients[self._of] -= 1
-        if not self.clients[self._of]:
-            del self.clients[self._of]
-        leave = self.scope["state"].get("leave") if self.scope else None
+        self._cancel_timer()
+        self.transport.cancel_timer()
+        self.clients[self._client_key] -= 1
+        if not self.clients[self._client_key]:
+            del self.clients[self._client_key]
+        disconnect = self.scope["state"].get("on_disconnect") if self.scope else None
         super().connection_lost(exc)
-        if leave is not None:  # a request is worked on, and its client has gone
-            leave()
+        if disconnect is not None:  # a request is in progress; cancel it
+            disconnect()
 
-    def _holds_too_much(self) -> bool:
-        """Return whether more waits for this client, on all its connections, than one may hold."""
-        own = (one for one in self.connections if one._of == self._of)
-        return bool(sum(one.transport.unsent for one in own) > self.most_unsent)
+    def _exceeds_unsent_limit(self) -> bool:
+        """Return whether this client's connections together hold too many unsent bytes."""
+        of_client = (connection for connection in self.connections if connection._client_key == self._client_key)
+        return bool(sum(connection.transport.unsent for connection in of_client) > self.max_unsent_bytes)
 
-    def _refuse(self, status: int, sentence: str) -> None:
-        body = to_json({"detail": sentence})
+    def _refuse(self, status: int, detail: str) -> None:
+        body = to_json({"detail": detail})
         head = f"HTTP/1.1 {status} \r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
         self.transport.close()
 
-    def _made_room(self) -> bool:
-        """End the longest silent connection of the client that has most; False: all have a whole request under way."""
-        silent = [one for one in self.connections if one is not self and (one.idle or one.cycle.more_body)]
-        if not silent:
+    def _evict_idle_connection(self) -> bool:
+        """Abort the connection that is idle for longest, of the client with the most connections.
+
+        Return False if all connections have a complete request in progress.
+        """
+        candidates = [
+            connection
+            for connection in self.connections
+            if connection is not self and (connection.idle or connection.cycle.more_body)
+        ]
+        if not candidates:
             return False
-        last = min(silent, key=lambda one: (-self.clients[one._of], one._since))
-        self.connections.discard(last)
-        last.transport.abort()
+        oldest = min(
+            candidates, key=lambda connection: (-self.clients[connection._client_key], connection._last_received)
+        )
+        self.connections.discard(oldest)
+        oldest.transport.abort()
         return True
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in progress."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
-    def _expect(self) -> None:
+    def _restart_timer(self) -> None:
         if not self.idle:
-            self._forget()
-        elif self._due is None:
-            self._due = self.loop.call_later(self.head_seconds, self._give_up)
+            self._cancel_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.head_seconds, self._close_idle)
 
-    def _forget(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _give_up(self) -> None:
-        self._due = None
+    def _close_idle(self) -> None:
+        self._timer = None
         if self.idle:
             self.transport.close()
 
 
-def configured(app: FastAPI, settings: ServiceSettings, most: int, most_of_client: int, **more: Any) -> Config:
-    """Return how uvicorn serves an application to `most` connections at once, and `most_of_client` of one address."""
+def create_uvicorn_config(
+    app: FastAPI,
+    settings: ServiceSettings,
+    max_connections: int,
+    max_connections_per_client: int,
+    **config_options: Any,
+) -> Config:
+    """Create uvicorn's configuration with the connection limits of this module."""
     bounds = {
         "head_seconds": settings.body_seconds,
         "write_seconds": settings.write_seconds,
-        "most": most,
-        "most_of_client": most_of_client,
-        "most_unsent": settings.unsent_bytes_per_client,
+        "max_connections": max_connections,
+        "max_connections_per_client": max_connections_per_client,
+        "max_unsent_bytes": settings.unsent_bytes_per_client,
         "clients": Counter[str](),
     }
     return Config(
         app,
-        http=type("_Protocol", (_Connection,), bounds),
+        http=type("_Protocol", (_LimitedProtocol,), bounds),
         ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # what a client says of its address is not believed
+        proxy_headers=False,  # a client's X-Forwarded-For is not trusted
         timeout_keep_alive=round(settings.idle_seconds),
         timeout_graceful_shutdown=round(settings.drain_seconds),
-        **more,
+        **config_options,
     )
 
 
-def client_of(host: str) -> str:
-    """Return what a client's connections are counted by: its address, or its network where that is IPv6.
+def normalize_client_address(host: str) -> str:
+    """Return the identity of a client for limits: its IPv4 address or its /64 IPv6 network.
 
-    >>> client_of("10.0.0.7"), client_of("::ffff:10.0.0.7"), client_of("2001:db8::1:2")
-    ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
+    >>> [normalize_client_address(host) for host in ("10.0.0.7", "::ffff:10.0.0.7", "2001:db8::1:2")]
+    ['10.0.0.7', '10.0.0.7', '2001:db8::/64']
     """
     try:
         address = ip_address(host)
@@ -255,4 +279,30 @@ def client_of(host: str) -> str:
         return host
     if not isinstance(address, IPv6Address):
         return host
-    return str(address.ipv4_mapped or ip_network((int(address), _NETWORK), strict=False))
+    return str(address.ipv4_mapped or ip_network((int(address), _IPV6_PREFIX_BITS), strict=False))
+
+
+@contextmanager
+def cancel_on_disconnect(state: dict[str, Any]) -> Iterator[None]:
+    """Run the block, and cancel it if the client of the request with this `state` disconnects.
+
+    Raises:
+        ClientDisconnect: The client disconnected.
+    """
+    task, is_disconnected = asyncio.current_task(), False
+
+    def disconnect() -> None:
+        nonlocal is_disconnected
+        is_disconnected = True
+        if task is not None:
+            task.cancel()
+
+    state["on_disconnect"] = disconnect  # called by `_LimitedProtocol.connection_lost`
+    try:
+        yield
+    except asyncio.CancelledError:
+        if is_disconnected:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        del state["on_disconnect"]

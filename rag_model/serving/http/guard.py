@@ -1,112 +1,211 @@
-"""What a request must be before an endpoint sees it: for this host, from this page, with a token, and JSON.
+"""Check the head of a request: host, origin, bearer token and content type.
 
-A page of another site that is open in a browser beside the service must not use it: its address can be made to name
-this machine (DNS rebinding), so `Host` is checked; and it says where it is from in `Origin`, but not in a `GET` of its
-own address. Where any host is answered, `Host` proves nothing: then an origin, and the host of a `GET`, must be one
-that no other site can have, an IP address or a name without dots, or be allowed by name. Endpoints take only
-`application/json`, which no page of another site may send without being asked first.
+A page of another site in the user's browser must not use the service. Its host name can be made to
+resolve to this machine (DNS rebinding), so `Host` is checked. Browsers send the page's site in
+`Origin`, except in a `GET` of the page's own host. If any host is allowed, `Host` proves nothing;
+then an origin, and the host of a `GET`, must be allowed by name or be one that no other site can
+have: an IP address or a name without dots. Endpoints accept only `application/json`, which a page
+of another site may not send without a CORS preflight request.
 """
 
+import hashlib
+import hmac
+import logging
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rag_model.serving.http.tokens import Tokens
-from rag_model.serving.service_settings import ANY_HOST, LOOPBACK, ServiceSettings
+from rag_model.errors import UsageError
+from rag_model.serving.settings import ANY_HOST, LOOPBACK, ServiceSettings
 
-_HEALTH = frozenset(("/healthz", "/readyz"))  # asked by machines under any name
-_ASKED = frozenset(("/search", "/answer"))  # these take a body
-_READ = frozenset(("GET", "HEAD"))
+_LOG = logging.getLogger(__name__)
+_MIN_TOKEN_LENGTH = 16  # characters; shorter tokens can be guessed
+_RELOAD_SECONDS = 1.0  # between two checks of the file
+_BEARER = b"bearer "
+_PRINTABLE = re.compile(rb"[!-~]+")  # ASCII without spaces, as a header requires
+
+
+class BearerTokens:
+    """The bearer tokens in a file, one a line; empty lines and lines that begin with # are ignored.
+
+    The file is reloaded when it changes: deleting a line revokes its token without a restart.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            UsageError: It cannot be read, holds no token, or holds a malformed or short one.
+        """
+        self._path = path
+        self._file_stamp = _read_stamp(path)
+        self._token_digests = _read_token_digests(path)
+        if not self._token_digests:
+            raise UsageError(
+                f"the tokens' file {path} holds no token: write one a line, as `openssl rand -hex 32` makes"
+            )
+        self._next_check = time.monotonic() + _RELOAD_SECONDS
+
+    def is_valid(self, authorization: bytes | None) -> bool:
+        """Return whether an Authorization header holds a token of the file.
+
+        All tokens are compared, each in constant time, so that timing reveals nothing.
+        """
+        if time.monotonic() >= self._next_check:
+            self._reload_if_changed()
+        if authorization is None or authorization[: len(_BEARER)].lower() != _BEARER:
+            return False
+        digest = hashlib.sha256(authorization[len(_BEARER) :].strip()).digest()
+        return sum(hmac.compare_digest(digest, valid_digest) for valid_digest in self._token_digests) > 0
+
+    def _reload_if_changed(self) -> None:
+        """Reload the file if it changed; a missing or unusable file is logged and ignored."""
+        self._next_check = time.monotonic() + _RELOAD_SECONDS
+        try:
+            stamp = _read_stamp(self._path)
+            if stamp != self._file_stamp:
+                self._file_stamp, self._token_digests = stamp, _read_token_digests(self._path)
+                _LOG.info("%s was read again; tokens in it: %d", self._path, len(self._token_digests))
+                if not self._token_digests:
+                    _LOG.warning("%s holds no token any more: no request is answered", self._path)
+        except UsageError as error:
+            _LOG.error("%s; the tokens that were read before stay valid", error)
+
+
+def _read_stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give one") from error
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_token_digests(path: Path) -> tuple[bytes, ...]:
+    """Return the digests of a file's tokens; () if it is empty."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give one") from error
+    numbered_lines = {number: line.strip() for number, line in enumerate(lines, start=1)}
+    tokens = {number: token for number, token in numbered_lines.items() if token and not token.startswith(b"#")}
+    if wrong_line := next((number for number, token in tokens.items() if not _PRINTABLE.fullmatch(token)), None):
+        raise UsageError(
+            f"the token in line {wrong_line} of {path} holds a space or a character other than printable ASCII: "
+            "use `openssl rand -hex 32`"
+        )
+    if short_line := next((number for number, token in tokens.items() if len(token) < _MIN_TOKEN_LENGTH), None):
+        raise UsageError(
+            f"the token in line {short_line} of {path} has less than {_MIN_TOKEN_LENGTH} characters, so it can be "
+            "guessed: use `openssl rand -hex 32`"
+        )
+    return tuple(hashlib.sha256(token).digest() for token in tokens.values())
+
+
+_PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
+_BODY_PATHS = frozenset(("/search", "/answer"))  # endpoints with a body
+_READ_METHODS = frozenset(("GET", "HEAD"))
 _JSON = b"application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a request is not taken."""
+class Rejection:
+    """The reply to a rejected request."""
 
     status: int
-    sentence: str
+    detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-_HOST = Refused(
-    421, "this service does not answer under that host name: ask it by another one, or start it with --allow-host NAME"
+_WRONG_HOST = Rejection(
+    421, "the service does not accept this host name: use another one, or start it with --allow-host NAME"
 )
-_NO_HOST = Refused(400, "the request names no host: send one Host header, such as Host: localhost:8000")
-_HOSTS = Refused(421, "the request has several Host headers: send one")
-_ORIGIN = Refused(
-    403, "this page may not ask the service: start it with --allow-host NAME, the host name in the page's address"
+_MISSING_HOST = Rejection(400, "the request names no host: send one Host header, such as Host: localhost:8000")
+_SEVERAL_HOSTS = Rejection(421, "the request has several Host headers: send one")
+_WRONG_ORIGIN = Rejection(
+    403, "the service does not accept requests of this page: start it with --allow-host NAME, the page's host name"
 )
-_TOKEN = Refused(
+_MISSING_TOKEN = Rejection(
     401,
     "give one of the service's tokens: Authorization: Bearer TOKEN",
     {"WWW-Authenticate": 'Bearer realm="bookwheel"'},
 )
-_TYPE = Refused(415, "the body is not declared as JSON: send it with Content-Type: application/json")
+_WRONG_CONTENT_TYPE = Rejection(415, "the body is not declared as JSON: send it with Content-Type: application/json")
 
 
-class Guard:
-    """Decides by a request's head alone."""
+class RequestGuard:
+    """Accepts or rejects requests by their heads."""
 
-    def __init__(self, settings: ServiceSettings, tokens: Tokens | None = None) -> None:
-        """Let through what the settings allow, and with `tokens` only who has one."""
-        self._any = ANY_HOST in settings.hosts
-        self._hosts = {name.lower().encode() for name in (*settings.hosts, *LOOPBACK)}
-        self._origins = {name.lower().encode() for name in settings.hosts if name not in LOOPBACK}
+    def __init__(self, settings: ServiceSettings, tokens: BearerTokens | None = None) -> None:
+        """Accept the hosts of the settings; if there are `tokens`, require one of them."""
+        self._allows_any_host = ANY_HOST in settings.allowed_hosts
+        self._hosts = {name.lower().encode() for name in (*settings.allowed_hosts, *LOOPBACK)}
+        self._origins = {name.lower().encode() for name in settings.allowed_hosts if name not in LOOPBACK}
         self._tokens = tokens
 
-    def refusal(self, scope: Mapping[str, Any]) -> Refused | None:
-        """Return why a request is refused; None: it is not."""
-        if scope["path"] in _HEALTH:
+    def find_rejection(self, scope: Mapping[str, Any]) -> Rejection | None:
+        """Return the rejection of a request; None if it is accepted."""
+        if scope["path"] in _PROBE_PATHS:
             return None
-        host = origin = authorization = kind = None
-        hosts = 0
+        host = origin = authorization = content_type = None
+        host_count = 0
         for name, value in scope["headers"]:
             if name == b"host":
-                host, hosts = value, hosts + 1
+                host, host_count = value, host_count + 1
             elif name == b"origin":
                 origin = value
             elif name == b"authorization":
                 authorization = value
             elif name == b"content-type":
-                kind = value
-        if wrong := self._wrong_host(host or b"", hosts, scope["method"] in _READ):
-            return wrong
-        if origin is not None and not self._is_ours(origin, host or b""):
-            return _ORIGIN
-        if self._tokens is not None and not self._tokens.allow(authorization):
-            return _TOKEN
-        if scope["method"] == "POST" and scope["path"] in _ASKED and not _is_json(kind):
-            return _TYPE
+                content_type = value
+        if rejection := self._check_host(host or b"", host_count, scope["method"] in _READ_METHODS):
+            return rejection
+        if origin is not None and not self._is_own_origin(origin, host or b""):
+            return _WRONG_ORIGIN
+        if self._tokens is not None and not self._tokens.is_valid(authorization):
+            return _MISSING_TOKEN
+        if scope["method"] == "POST" and scope["path"] in _BODY_PATHS and not _is_json(content_type):
+            return _WRONG_CONTENT_TYPE
         return None
 
-    def _wrong_host(self, host: bytes, given: int, reads: bool) -> Refused | None:
-        if given > 1:
-            return _HOSTS
-        if self._named(host.lower()) or (self._any and not (reads and not self._is_no_other_site(host.lower()))):
+    def _check_host(self, host: bytes, host_count: int, is_read: bool) -> Rejection | None:
+        if host_count > 1:
+            return _SEVERAL_HOSTS
+        if self._is_allowed_host(host.lower()) or (
+            self._allows_any_host and not (is_read and not self._cannot_be_another_site(host.lower()))
+        ):
             return None
-        return _HOST if host else _NO_HOST
+        return _WRONG_HOST if host else _MISSING_HOST
 
-    def _named(self, host: bytes) -> bool:
-        return host in self._hosts or _without_port(host) in self._hosts
+    def _is_allowed_host(self, host: bytes) -> bool:
+        return host in self._hosts or _strip_port(host) in self._hosts
 
-    def _is_ours(self, origin: bytes, host: bytes) -> bool:
-        """Return whether a page's origin is this service, or a host that was allowed by name."""
+    def _is_own_origin(self, origin: bytes, host: bytes) -> bool:
+        """Return whether a page's origin is this service or a host that is allowed by name."""
         try:
-            place = urlsplit(origin.decode("ascii").lower()).netloc.encode()
+            origin_host = urlsplit(origin.decode("ascii").lower()).netloc.encode()
         except ValueError:
             return False
-        return bool(place) and (place in self._origins or (place == host.lower() and self._is_no_other_site(place)))
+        return bool(origin_host) and (
+            origin_host in self._origins or (origin_host == host.lower() and self._cannot_be_another_site(origin_host))
+        )
 
-    def _is_no_other_site(self, place: bytes) -> bool:
-        """Return whether no other site can have a host's name: it was allowed, is an IP address, or has no dot."""
-        name = _without_port(place)
-        return not self._any or self._named(place) or _is_address(name) or (bool(name) and b"." not in name)
+    def _cannot_be_another_site(self, host: bytes) -> bool:
+        """Return whether a host is allowed by name, is an IP address, or has no dot."""
+        name = _strip_port(host)
+        return (
+            not self._allows_any_host
+            or self._is_allowed_host(host)
+            or _is_address(name)
+            or (bool(name) and b"." not in name)
+        )
 
 
-def _without_port(host: bytes) -> bytes:
+def _strip_port(host: bytes) -> bytes:
     name, colon, port = host.rpartition(b":")
     return name if colon and port.isdigit() else host
 
@@ -119,5 +218,5 @@ def _is_address(name: bytes) -> bool:
     return True
 
 
-def _is_json(kind: bytes | None) -> bool:
-    return kind is not None and kind.partition(b";")[0].strip().lower() == _JSON
+def _is_json(content_type: bytes | None) -> bool:
+    return content_type is not None and content_type.partition(b";")[0].strip().lower() == _JSON

@@ -1,18 +1,22 @@
-"""The process around the service: its socket, its signals and its end.
+"""Serve the application with uvicorn: sockets, TLS certificates, signals and shutdown.
 
-SIGTERM: /readyz says 503 while questions are still answered, so that load balancers send no more; then no connection
-is taken, requests under way are answered, and the process ends with 0. SIGINT is the same without the wait.
+After SIGTERM, /readyz fails while requests are still answered, so that load balancers send no more.
+Then no more connections are accepted, requests in progress are answered, and the process exits
+with 0. SIGINT does the same without the wait.
 """
 
 import asyncio
 import errno
+import logging
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,120 +25,197 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from rag_model.errors import UsageError
-from rag_model.serving.http.certificate import Certificate
-from rag_model.serving.http.connections import configured
+from rag_model.serving.http.connections import create_uvicorn_config
 from rag_model.serving.service import Service
 
-_HEALTH_CONNECTIONS = 64  # at once, at the port for health: probes, and a scraper
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """PEM files: the certificate with its chain, and the private key without a password."""
+
+    certificate: Path
+    key: Path
+
+    def read_stamps(self) -> tuple[tuple[int, int, int], ...]:
+        """Return inode, size and modification time of both files, to detect changes.
+
+        Raises:
+            UsageError: A file is missing.
+        """
+        try:
+            statuses = [path.stat() for path in (self.certificate, self.key)]
+        except OSError as error:
+            raise UsageError(f"{error.filename} cannot be read ({error.strerror}): give a PEM file") from error
+        return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Load both files into `context`.
+
+        Raises:
+            UsageError: A file is missing or damaged, the key has a password, or it belongs to
+                another certificate.
+        """
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            reason = getattr(error, "reason", None) or error.__class__.__name__
+            raise UsageError(
+                f"{self.certificate} and {self.key} are no certificate with its key ({reason}): give two PEM files, "
+                "and a key without a password"
+            ) from error
+
+
+class ReloadingCertificate:
+    """A certificate that is reloaded when its files change, as after a renewal."""
+
+    def __init__(self, files: CertificateFiles) -> None:
+        """Check the files.
+
+        Raises:
+            UsageError: As `CertificateFiles.load`.
+        """
+        self.files = files
+        self._stamps = files.read_stamps()
+        self._check_files()
+
+    def reload_if_changed(self, context: ssl.SSLContext) -> None:
+        """Reload changed files into `context`; unusable files are logged and ignored."""
+        try:
+            current_stamps = self.files.read_stamps()
+            if current_stamps == self._stamps:
+                return
+            self._stamps = current_stamps
+            self._check_files()
+            self.files.load(context)
+            _LOG.info("%s was read again", self.files.certificate)
+        except UsageError as error:
+            _LOG.error("%s; the certificate that was read before is still used", error)
+
+    def _check_files(self) -> None:
+        """Load the files into a separate context: a wrong key would break the one in use."""
+        self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+
+_HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
 
 
 @dataclass(frozen=True, slots=True)
 class HealthPort:
-    """A port for health alone."""
+    """A separate port for health checks and metrics."""
 
     app: FastAPI
     socket: socket.socket
 
 
-class Server(uvicorn.Server):
-    """Serves one application until a signal comes, or `should_exit` is set."""
+class ServiceServer(uvicorn.Server):
+    """A uvicorn server that runs until a signal arrives or `should_exit` is set."""
 
     def __init__(
         self,
         app: FastAPI,
         service: Service,
-        listening: Callable[[], None],
+        on_listening: Callable[[], None],
         health: HealthPort | None = None,
-        certificate: Certificate | None = None,
+        certificate: ReloadingCertificate | None = None,
     ) -> None:
-        """Prepare; `listening` is called once connections are taken."""
+        """Prepare the server; `on_listening` is called once connections are accepted."""
         settings = service.settings
         files = None if certificate is None else certificate.files
         tls = {} if files is None else {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}
         super().__init__(
-            configured(app, settings, settings.connections, settings.connections_per_client, **tls),
+            create_uvicorn_config(app, settings, settings.connections, settings.connections_per_client, **tls),
         )
-        self._service, self._listening, self._health, self._certificate = service, listening, health, certificate
-        self._health_state = ServerState()  # connections of its own: clients of the other port do not use them up
-        self._until = float("inf")  # by the monotonic clock
+        self._service, self._on_listening, self._health, self._certificate = service, on_listening, health, certificate
+        self._health_state = ServerState()  # separate, so that clients of the main port cannot use up its connections
+        self._exit_time = float("inf")  # monotonic clock
+        self._should_stop: Callable[[], bool] = lambda: False
+
+    def stop_if(self, should_stop: Callable[[], bool]) -> None:
+        """Let the server stop once `should_stop` returns True; it is called ten times a second."""
+        self._should_stop = should_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take connections, and say so."""
+        """Accept connections, then call `on_listening`."""
         await super().startup(sockets)
         if self._health is not None:
             await self._listen_for_health(self._health)
-        self._listening()
+        self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and wait for the requests under way."""
+        """Stop accepting connections, and wait for the requests in progress."""
         for connection in list(self._health_state.connections):
             connection.shutdown()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Look, ten times a second, whether it is time to end, and each second for another certificate."""
-        if time.monotonic() >= self._until:
+        """Check ten times a second for the end, and once a second for a new certificate."""
+        if time.monotonic() >= self._exit_time or self._should_stop():
             self.should_exit = True
         if self._certificate is not None and self.config.ssl is not None and counter % 10 == 0:
-            self._certificate.renew(self.config.ssl)
+            self._certificate.reload_if_changed(self.config.ssl)
         return await super().on_tick(counter)
 
     async def _listen_for_health(self, health: HealthPort) -> None:
-        config = configured(health.app, self._service.settings, _HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS)
+        config = create_uvicorn_config(health.app, self._service.settings, _HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS)
         config.load()
 
-        def connection(_loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Protocol:
-            made: Any = config.http_protocol_class
-            return made(config=config, server_state=self._health_state, app_state={}, _loop=_loop)  # type: ignore[no-any-return]
+        def create_protocol(_loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Protocol:
+            protocol_class: Any = config.http_protocol_class
+            return protocol_class(config=config, server_state=self._health_state, app_state={}, _loop=_loop)  # type: ignore[no-any-return]
 
         loop = asyncio.get_running_loop()
-        self.servers.append(await loop.create_server(connection, sock=health.socket))
+        self.servers.append(await loop.create_server(create_protocol, sock=health.socket))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end."""
-        again = self._service.draining
-        self._service.draining = True
-        linger = 0.0 if again or sig == signal.SIGINT else self._service.settings.linger_seconds
-        self._until = time.monotonic() + linger
-        self.force_exit = again and sig == signal.SIGINT
+        """Start the shutdown."""
+        is_repeated = self._service.is_draining
+        self._service.is_draining = True
+        linger = 0.0 if is_repeated or sig == signal.SIGINT else self._service.settings.linger_seconds
+        self._exit_time = time.monotonic() + linger
+        self.force_exit = is_repeated and sig == signal.SIGINT
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while it serves; afterwards the old handlers are restored, and the process ends with 0."""
-        main = threading.current_thread() is threading.main_thread()  # no other thread may listen for signals
-        signals = (signal.SIGINT, signal.SIGTERM) if main else ()
-        before = {number: signal.signal(number, self.handle_exit) for number in signals}
+        """Handle signals while serving, and restore the previous handlers afterwards.
+
+        Unlike uvicorn, do not raise the signal again: the process exits with 0.
+        """
+        is_main_thread = threading.current_thread() is threading.main_thread()  # only it may set signal handlers
+        signals = (signal.SIGINT, signal.SIGTERM) if is_main_thread else ()
+        previous_handlers = {number: signal.signal(number, self.handle_exit) for number in signals}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
 
-def bound(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Return a socket that listens; port 0 takes a free one, and `option` is what the error names.
+def open_listener(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Open a listening socket; port 0 takes a free port, and errors mention `option`.
 
     Raises:
-        UsageError: the address is taken, or not this machine's.
+        UsageError: The address is in use, or is not an address of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (socket.gaierror, ValueError) as unknown:
-        raise UsageError(_no_address(host, getattr(unknown, "strerror", None) or unknown)) from unknown
-    except OSError as taken:
-        if taken.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(_no_address(host, taken.strerror)) from taken
+    except (socket.gaierror, ValueError) as error:
+        raise UsageError(_format_address_error(host, getattr(error, "strerror", None) or error)) from error
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(_format_address_error(host, error.strerror)) from error
         raise UsageError(
-            f"cannot listen at {host}:{port} ({taken.strerror or taken}): give another {option}"
-        ) from taken
+            f"cannot listen at {host}:{port} ({error.strerror or error}): give another {option}"
+        ) from error
 
 
-def _no_address(host: str, why: object) -> str:
-    return f"cannot listen at {host!r} ({why}): give another --host, an address of this machine such as 127.0.0.1"
+def _format_address_error(host: str, reason: object) -> str:
+    return f"cannot listen at {host!r} ({reason}): give another --host, an address of this machine such as 127.0.0.1"
 
 
-def address(listener: socket.socket, scheme: str = "http") -> str:
-    """Return the URL that a socket is reached at from this machine."""
+def format_url(listener: socket.socket, scheme: str = "http") -> str:
+    """Return the URL of a listening socket on this machine."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,11 +1,11 @@
-"""Answers as server-sent events: the passages first, then words as they come, then the reply as it is without a stream.
+"""Stream answers as server-sent events: passages, text as it is decoded, the whole reply.
 
 | event | data |
 | --- | --- |
-| `passages` | `snapshot`, `model`, and of each question its `passages`; a second one begins again |
-| `text` | `answer`, the place of a question in the request, and the `text` that its answer grew by |
-| `answer` | the whole reply, as `POST /answer` gives it; the last event |
-| `error` | `detail`, one sentence, and the `status` that a reply without a stream has; the last event |
+| `passages` | `snapshot`, `model`, and the `passages` of each question; it replaces all earlier events |
+| `text` | `answer`, the index of a question, and new `text` at the end of its answer |
+| `answer` | the whole reply of `POST /answer`; the last event |
+| `error` | `detail`, one sentence, and the HTTP `status` of such an error; the last event |
 """
 
 import asyncio
@@ -19,114 +19,115 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from rag_model.retrieve.retriever import hit_json
-from rag_model.serving.answering.growing import Growing, Piece, Sources
-from rag_model.serving.answering.work import Answered
-from rag_model.serving.http.leaving import while_connected
-from rag_model.serving.http.messages import AnswerRequest, answer_reply
+from rag_model.serving.answering.execution import AnswerResult
+from rag_model.serving.answering.progress import AnswerDelta, AnswerProgress, RetrievedPassages
+from rag_model.serving.http.connections import cancel_on_disconnect
+from rag_model.serving.http.messages import AnswerRequest, format_answer_reply
 from rag_model.serving.service import Service
 
-TYPE = "text/event-stream"
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy that gathers would hold the words back
-_OK, _GONE = 200, 499
-_REFUSED = re.compile(r"q=0(\.0*)?")  # of a media type in an Accept header: it is not wanted
+EVENT_STREAM_TYPE = "text/event-stream"
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # forbids proxies to buffer the stream
+_STATUS_OK, _STATUS_CLIENT_CLOSED = 200, 499
+_ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: the media type is not acceptable
 
-Explain = Callable[[Exception], tuple[int, str]]  # the status of a failure, and its sentence
+ErrorExplainer = Callable[[Exception], tuple[int, str]]  # returns the HTTP status of an error, and its message
 
 
 class AnswerStream(StreamingResponse):
-    """Sends the events of one request as they come, until the last one is sent or the client has left."""
+    """Sends the events of one request, until the last one is sent or the client disconnects."""
 
     def __init__(
         self,
         questions: Sequence[str],
-        growing: Growing,
-        answered: "asyncio.Task[Answered]",
-        first: Sequence[Sources | Piece],
-        explain: Explain,
+        progress: AnswerProgress,
+        task: "asyncio.Task[AnswerResult]",
+        first_updates: Sequence[RetrievedPassages | AnswerDelta],
+        explain_error: ErrorExplainer,
     ) -> None:
-        """Begin with what came first."""
-        self._questions, self._growing, self._answered, self._explain = questions, growing, answered, explain
-        self._status = _OK
-        self.ended: Callable[[int], None] = lambda status: None  # called at the end, with what became of it
-        self._events = self._told(first)
-        super().__init__(self._events, media_type=TYPE, headers=_HEADERS)
+        """Prepare to send `first_updates` and all further ones; `start` creates the arguments."""
+        self._questions, self._progress, self._task, self._explain_error = questions, progress, task, explain_error
+        self._status = _STATUS_OK
+        self.on_end: Callable[[int], None] = lambda status: None  # receives the final HTTP status
+        self._events = self._iter_events(first_updates)
+        super().__init__(self._events, media_type=EVENT_STREAM_TYPE, headers=_HEADERS)
 
     @classmethod
-    async def begun(cls, service: Service, asked: AnswerRequest, client: str, explain: Explain) -> Self:
-        """Ask, and wait until there is something to send; what fails before that is raised, and no stream begins.
+    async def start(cls, service: Service, request: AnswerRequest, client: str, explain_error: ErrorExplainer) -> Self:
+        """Submit a request and wait for its first update; raise errors that occur before.
 
         Raises:
-            BookwheelError: see `Service.answer`.
+            BookwheelError: As `Service.answer`.
         """
-        growing = Growing()
-        answered = asyncio.create_task(service.answer(asked.questions, asked.k, asked.expression, client, growing))
-        answered.add_done_callback(partial(_end, growing))
+        progress = AnswerProgress()
+        task = asyncio.create_task(service.answer(request.questions, request.k, request.expression, client, progress))
+        task.add_done_callback(partial(_finish_progress, progress))
         try:
-            first = await growing.next()
-            if not first:
-                await answered
+            first_updates = await progress.wait_for_updates()
+            if not first_updates:
+                await task
         except BaseException:
-            answered.cancel()
+            task.cancel()
             raise
-        return cls(asked.questions, growing, answered, first, explain)
+        return cls(request.questions, progress, task, first_updates, explain_error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send."""
+        """Send the events."""
         try:
-            with while_connected(scope["state"]):
+            with cancel_on_disconnect(scope["state"]):
                 await self.stream_response(send)
         except ClientDisconnect:
-            self._status = _GONE
+            self._status = _STATUS_CLIENT_CLOSED
         finally:
-            self._answered.cancel()
+            self._task.cancel()
             await self._events.aclose()
-            self.ended(self._status)
+            self.on_end(self._status)
 
-    async def _told(self, new: Sequence[Sources | Piece]) -> AsyncGenerator[bytes, None]:
+    async def _iter_events(self, updates: Sequence[RetrievedPassages | AnswerDelta]) -> AsyncGenerator[bytes, None]:
         try:
-            while new:
-                yield b"".join(_event_of(self._questions, one) for one in new)
-                new = await self._growing.next()
-            yield event("answer", answer_reply(await self._answered))
-        except Exception as failed:  # the head is sent, so the failure has to be an event
-            self._status, sentence = self._explain(failed)
-            yield event("error", to_json({"status": self._status, "detail": sentence}))
+            while updates:
+                yield b"".join(_format_update(self._questions, update) for update in updates)
+                updates = await self._progress.wait_for_updates()
+            yield format_event("answer", format_answer_reply(await self._task))
+        except Exception as error:  # the response head is sent already, so the error must be an event
+            self._status, detail = self._explain_error(error)
+            yield format_event("error", to_json({"status": self._status, "detail": detail}))
 
 
-def _end(growing: Growing, answered: "asyncio.Task[Answered]") -> None:
-    growing.end()
-    if not answered.cancelled():
-        answered.exception()  # it is looked at, also where the client has left
+def _finish_progress(progress: AnswerProgress, task: "asyncio.Task[AnswerResult]") -> None:
+    progress.finish()
+    if not task.cancelled():
+        task.exception()  # retrieves the exception, so that asyncio does not log it as lost
 
 
-def accepted(accept: str) -> bool:
-    """Return whether an Accept header names event streams, and does not refuse them.
+def accepts_event_stream(accept: str) -> bool:
+    """Return whether an Accept header accepts event streams.
 
-    >>> accepted("application/json, text/event-stream"), accepted("text/event-stream;q=0, application/json")
-    (True, False)
+    >>> accepts_event_stream("application/json, text/event-stream")
+    True
+    >>> accepts_event_stream("text/event-stream;q=0, application/json")
+    False
     """
-    for one in accept.lower().split(","):
-        kind, *parameters = (part.strip() for part in one.split(";"))
-        if kind == TYPE:
-            return not any(_REFUSED.fullmatch(part) for part in parameters)
+    for media_range in accept.lower().split(","):
+        media_type, *parameters = (part.strip() for part in media_range.split(";"))
+        if media_type == EVENT_STREAM_TYPE:
+            return not any(_ZERO_QUALITY.fullmatch(parameter) for parameter in parameters)
     return False
 
 
-def event(name: str, data: bytes) -> bytes:
-    r"""Return one event; JSON holds no line break.
+def format_event(name: str, data: bytes) -> bytes:
+    r"""Format one event; `data` is JSON without line breaks.
 
-    >>> event("text", b'{"answer":0}')
+    >>> format_event("text", b'{"answer":0}')
     b'event: text\ndata: {"answer":0}\n\n'
     """
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
-def _event_of(questions: Sequence[str], new: Sources | Piece) -> bytes:
-    if isinstance(new, Piece):
-        return event("text", to_json({"answer": new.place, "text": new.text}))
+def _format_update(questions: Sequence[str], update: RetrievedPassages | AnswerDelta) -> bytes:
+    if isinstance(update, AnswerDelta):
+        return format_event("text", to_json({"answer": update.question_index, "text": update.text}))
     answers = [
-        {"question": question, "passages": [hit_json(hit) for hit in hits]}
-        for question, hits in zip(questions, new.hits, strict=True)
+        {"question": question, "passages": [hit.to_json() for hit in hits]}
+        for question, hits in zip(questions, update.hits, strict=True)
     ]
-    return event("passages", to_json({"snapshot": new.snapshot, "model": new.model, "answers": answers}))
+    return format_event("passages", to_json({"snapshot": update.snapshot, "model": update.model, "answers": answers}))

@@ -1,4 +1,7 @@
-"""Azure Blob Storage by its own client, which does the retries; a file is created with `If-None-Match: *`."""
+"""Azure Blob Storage through Microsoft's client, which retries failed requests.
+
+A file is created exclusively with `If-None-Match: *`.
+"""
 
 import os
 import random
@@ -11,13 +14,13 @@ from azure.core.exceptions import AzureError, HttpResponseError
 from azure.storage.blob import BlobClient, BlobPrefix, BlobProperties, BlobServiceClient, ExponentialRetry
 
 from rag_model.errors import UsageError
-from rag_model.store.objects.buckets import Bucket, entry, folder, refusal
+from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
 
 _TRIES = 7
-_PAUSE = 0.1  # seconds before the second try, doubled for each further one: 6 s in all
-_BLOCK = 16 << 20  # bytes; a blob has at most 50,000 blocks, so 840 GB
-_WHOLE = 8 << 20  # bytes; a larger upload goes in blocks
-_RANGE = 256 << 20  # bytes; a larger read takes more than one request
+_PAUSE = 0.1  # seconds before the first retry, doubled for each further one: 6 s in all
+_BLOCK_BYTES = 16 << 20  # bytes; a blob has at most 50,000 blocks, so 840 GB
+_SINGLE_UPLOAD = 8 << 20  # bytes; a larger upload goes in blocks
+_SINGLE_READ = 256 << 20  # bytes; a larger read takes more than one request
 
 
 class Azure(Bucket):
@@ -26,114 +29,120 @@ class Azure(Bucket):
     protocol = ("az", "abfs", "abfss")
 
     def connect(self) -> BlobServiceClient:
-        """Use the environment's account and its key, or the login of this machine.
+        """Create a client for the environment's account, with its key or this machine's login.
 
         Raises:
             UsageError: the environment names no account, or its settings cannot be read.
         """
-        sizes = {"max_block_size": _BLOCK, "max_single_put_size": _WHOLE}
-        reads = {"max_single_get_size": _RANGE, "max_chunk_get_size": _RANGE}
-        options: dict[str, Any] = {**sizes, **reads, "retry_policy": _Patience()}
+        sizes = {"max_block_size": _BLOCK_BYTES, "max_single_put_size": _SINGLE_UPLOAD}
+        reads = {"max_single_get_size": _SINGLE_READ, "max_chunk_get_size": _SINGLE_READ}
+        options: dict[str, Any] = {**sizes, **reads, "retry_policy": _RetryPolicy()}
         try:
-            if whole := _setting("CONNECTION_STRING"):
-                return BlobServiceClient.from_connection_string(whole, **options)
-            address = f"https://{_account()}.blob.core.windows.net"
-            return BlobServiceClient(address, _setting("ACCOUNT_KEY") or _setting("SAS_TOKEN") or _login(), **options)
+            if connection_string := _get_setting("CONNECTION_STRING"):
+                return BlobServiceClient.from_connection_string(connection_string, **options)
+            address = f"https://{_get_account_name()}.blob.core.windows.net"
+            return BlobServiceClient(
+                address, _get_setting("ACCOUNT_KEY") or _get_setting("SAS_TOKEN") or _create_credential(), **options
+            )
         except ValueError as wrong:
             raise UsageError(
-                f"Azure's settings cannot be read ({wrong}): check AZURE_STORAGE_CONNECTION_STRING, or "
-                "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+                f"Azure's settings cannot be read ({wrong}): check "
+                "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and "
+                "AZURE_STORAGE_ACCOUNT_KEY"
             ) from wrong
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
-        """Get the blob's properties."""
+        """Request the blob's properties."""
         try:
-            with _explained():
-                return _described(bucket, self._blob(bucket, key).get_blob_properties())
+            with _translate_errors():
+                return _to_entry(bucket, self._get_blob_client(bucket, key).get_blob_properties())
         except FileNotFoundError:
             return None
 
-    def listed(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
-        """List in pages of 5,000."""
+    def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
+        """List blobs in pages of 5,000."""
         container = self.client.get_container_client(bucket)
-        with _explained():
-            for found in container.list_blobs(prefix) if deep else container.walk_blobs(prefix):
-                yield folder(bucket, found.name) if isinstance(found, BlobPrefix) else _described(bucket, found)
+        with _translate_errors():
+            for item in container.list_blobs(prefix) if deep else container.walk_blobs(prefix):
+                yield folder_entry(bucket, item.name) if isinstance(item, BlobPrefix) else _to_entry(bucket, item)
 
-    def get(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
-        """Download."""
+    def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
+        """Download a blob or a range of its bytes."""
         length = None if end is None else end - (start or 0)
-        with _explained():
+        with _translate_errors():
             try:
-                return bytes(self._blob(bucket, key).download_blob(start or 0 if length else start, length).readall())
-            except HttpResponseError as beyond:
-                if beyond.status_code != 416:
+                return bytes(
+                    self._get_blob_client(bucket, key).download_blob(start or 0 if length else start, length).readall()
+                )
+            except HttpResponseError as error:
+                if error.status_code != 416:
                     raise
                 return b""
 
-    def put(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
-        """Upload in one request, a large one in blocks that count together."""
-        with _explained():
-            self._blob(bucket, key).upload_blob(data, overwrite=not create)
+    def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
+        """Upload in one request; a large blob goes in blocks, which the last request commits."""
+        with _translate_errors():
+            self._get_blob_client(bucket, key).upload_blob(data, overwrite=not create)
 
     def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Upload in blocks of 16 MiB, whatever `chunk` is; they become the blob in one last request."""
+        """Upload in blocks of 16 MiB, ignoring `chunk`; the last request commits them."""
         del chunk
-        with _explained(), source.open("rb") as file:
-            self._blob(bucket, key).upload_blob(file, overwrite=True, max_concurrency=ahead)
+        with _translate_errors(), source.open("rb") as file:
+            self._get_blob_client(bucket, key).upload_blob(file, overwrite=True, max_concurrency=ahead)
 
-    def remove(self, bucket: str, key: str) -> None:
-        """Delete it."""
-        with _explained():
-            self._blob(bucket, key).delete_blob()
+    def delete_object(self, bucket: str, key: str) -> None:
+        """Delete the blob."""
+        with _translate_errors():
+            self._get_blob_client(bucket, key).delete_blob()
 
-    def _blob(self, bucket: str, key: str) -> BlobClient:
+    def _get_blob_client(self, bucket: str, key: str) -> BlobClient:
         return self.client.get_blob_client(bucket, key)
 
 
-class _Patience(ExponentialRetry):  # type: ignore[misc]
-    """Seven tries within about six seconds, of every request that may succeed in a moment."""
+class _RetryPolicy(ExponentialRetry):  # type: ignore[misc]
+    """Try a request up to seven times within about six seconds if its error is transient."""
 
     def __init__(self) -> None:
-        again = _TRIES - 1
-        super().__init__(retry_total=again, retry_connect=again, retry_read=again, retry_status=again)
+        retries = _TRIES - 1
+        super().__init__(retry_total=retries, retry_connect=retries, retry_read=retries, retry_status=retries)
 
     def get_backoff_time(self, settings: dict[str, Any]) -> float:
-        """Return the seconds before try `count + 2`; clients spread out."""
+        """Return the seconds to wait before try `count + 2`, with jitter to spread out clients."""
         return float(_PAUSE * 2 ** settings["count"] * random.uniform(0.5, 1))
 
 
-def _account() -> str:
-    named = _setting("ACCOUNT_NAME")
-    if named is None:
+def _get_account_name() -> str:
+    account_name = _get_setting("ACCOUNT_NAME")
+    if account_name is None:
         raise UsageError(
-            "no Azure storage account is named: set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or "
-            "AZURE_STORAGE_CONNECTION_STRING"
+            "no Azure storage account is named: set AZURE_STORAGE_ACCOUNT_NAME and "
+            "AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING"
         )
-    return named
+    return account_name
 
 
-def _login() -> Any:
-    """Return the credentials of the machine, of the environment or of `az login`, in azure-identity's own order."""
-    from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - takes half a second, and a key needs none of it
+def _create_credential() -> Any:
+    """Return credentials of the environment, the machine or `az login`, as azure-identity does."""
+    # Imported here because it takes half a second, and an account key does not need it.
+    from azure.identity import DefaultAzureCredential  # noqa: PLC0415
 
     return DefaultAzureCredential()
 
 
-def _setting(name: str) -> str | None:
+def _get_setting(name: str) -> str | None:
     return os.environ.get(f"AZURE_STORAGE_{name}") or None
 
 
-def _described(bucket: str, blob: BlobProperties) -> dict[str, Any]:
-    return entry(bucket, blob.name, blob.size, blob.last_modified)
+def _to_entry(bucket: str, blob: BlobProperties) -> dict[str, Any]:
+    return file_entry(bucket, blob.name, blob.size, blob.last_modified)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except HttpResponseError as error:
-        code = getattr(error, "error_code", None) or ""  # of the service, such as AuthenticationFailed
-        raise refusal(error.status_code, f"{error.message.partition(chr(10))[0]} {code}") from error
+        code = getattr(error, "error_code", None) or ""  # such as AuthenticationFailed
+        raise error_from_status(error.status_code, f"{error.message.partition(chr(10))[0]} {code}") from error
     except AzureError as error:
-        raise refusal(None, error.message) from error
+        raise error_from_status(None, error.message) from error

@@ -1,28 +1,122 @@
-"""Blobs: immutable files named by the digest of their bytes, so equal files are stored once and damage is detected.
+"""Blobs: immutable files named by the digest of their bytes.
 
-The path of a blob is `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file gives its name.
+Equal files are stored once, and damage is detected. The path of a blob is
+`blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file prints its name.
+
+A fetch writes the bytes in order to a partial file next to the destination. An interrupted fetch
+leaves the partial file, and the next fetch continues at its end. The file is renamed to the
+destination only if its digest is right.
 """
 
+import fcntl
+import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from rag_model.digest import ALGORITHM, digest_bytes, digest_file
+from rag_model.atomic_write import fsync
+from rag_model.digest import ALGORITHM, digest_bytes, digest_chunks, digest_file
 from rag_model.errors import StoreError
-from rag_model.store.objects.cache import cache_folder, cache_stamps, make_room, used
-from rag_model.store.objects.fetch import fetch
+from rag_model.store.objects.cache import cache_folder, cache_stamps, evict_for, touch
 from rag_model.store.objects.files import Files
 from rag_model.store.objects.intents import Intents
 
+PARTIAL_SUFFIX = ".partial"
+_BLOCK = 1 << 20
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-_TRUSTED = 12 * 3600.0  # seconds; half of the margin of `gc`, so clocks may be as far apart
-_LARGEST = 1 << 50  # bytes; no object store holds a larger file
+# Half of the margin of `gc`, so that clocks may differ by the other half.
+_TRUST_SECONDS = 12 * 3600.0
+_MAX_BYTES = 1 << 50  # bytes; above the limits of all object stores
+ChunkSource = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
 
-Chunks = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
+
+def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], Iterable[bytes]]) -> bool:
+    """Fill `dest` with `size` bytes that have the digest `identity`; resume an interrupted fetch.
+
+    `read_from(start)` yields the bytes from `start` on, in order. A second process that fetches the
+    same file waits for the first and takes its result. Returns False if the bytes have another
+    digest; then `dest` is unchanged and the partial file is deleted.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written; the partial file is kept.
+    """
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    partial = dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}")
+    with _lock_partial(partial) as (file, waited):
+        if waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
+            partial.unlink()
+            return True
+        if not (_resume(file, size, identity, read_from) or _append_and_digest(file, size, read_from) == identity):
+            partial.unlink()
+            return False
+        os.fsync(file.fileno())
+        partial.replace(dest)
+        fsync(dest.parent)
+        return True
+
+
+def partial_bytes(dest: Path) -> int:
+    """Return how many bytes of `dest` an interrupted fetch has written."""
+    with suppress(OSError):
+        return dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}").stat().st_size
+    return 0
+
+
+def _resume(file: BinaryIO, size: int, identity: str, read_from: Callable[[int], Iterable[bytes]]) -> bool:
+    """Continue the partial file of an earlier fetch; empty the file and return False on damage."""
+    partial_size = file.seek(0, os.SEEK_END)
+    if 0 < partial_size <= size and _append_and_digest(file, size, read_from) == identity:
+        return True
+    file.seek(0)
+    file.truncate()
+    return False
+
+
+def _append_and_digest(file: BinaryIO, size: int, read_from: Callable[[int], Iterable[bytes]]) -> str:
+    """Append the missing bytes to a file and return the digest of the complete file."""
+    identity = digest_chunks(_iter_all_bytes(file, read_from))
+    file.flush()
+    return identity
+
+
+def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]]) -> Iterator[bytes]:
+    file.seek(0)
+    while block := file.read(_BLOCK):
+        yield block
+    for chunk in read_from(file.tell()):
+        # One write of 16 MiB can take Linux ten times longer.
+        for start in range(0, len(chunk), _BLOCK):
+            block = chunk[start : start + _BLOCK]
+            file.write(block)
+            yield block
+
+
+@contextmanager
+def _lock_partial(partial: Path) -> Iterator[tuple[BinaryIO, bool]]:
+    """Lock a partial file against other processes; yield it, and whether another process had it."""
+    waited = False
+    while True:
+        with partial.open("ab+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_same_file(file, partial):
+                yield file, waited
+                return
+
+
+def _is_same_file(file: BinaryIO, path: Path) -> bool:
+    """Return whether `path` is still the open file and was not renamed or removed."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +127,10 @@ class BlobRef:
     size: int  # bytes
 
     def __post_init__(self) -> None:
-        """Refuse a malformed id or size: the id may come from anywhere, and a path is made from it."""
+        """Check the id and the size: they may come from an untrusted source, and become a path."""
         if not isinstance(self.id, str) or not _ID.fullmatch(self.id):
             raise StoreError(f"{self.id!r} is not a blob id (sha256:<64 hex digits>)")
-        if type(self.size) is not int or not 0 <= self.size <= _LARGEST:
+        if type(self.size) is not int or not 0 <= self.size <= _MAX_BYTES:
             raise StoreError(f"blob {self.id} has an impossible size: {self.size!r}")
 
     def to_json(self) -> dict[str, Any]:
@@ -45,10 +139,10 @@ class BlobRef:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote.
+        """Parse and check the result of `to_json`.
 
         Raises:
-            StoreError: a field is missing or impossible.
+            StoreError: a field is missing or has an impossible value.
         """
         if not isinstance(value, Mapping) or set(value) != {"id", "size"}:
             raise StoreError(f"{value!r} is not a blob: it needs an id and a size")
@@ -68,7 +162,7 @@ class Blobs:
     files: Files
 
     def put_file(self, path: Path) -> BlobRef:
-        """Store a local file's bytes, streamed; nothing is copied if they were stored within the last twelve hours.
+        """Store a local file; nothing is copied if it was stored within the last twelve hours.
 
         Raises:
             StoreError: the store is full or unwritable, or the file cannot be read.
@@ -77,27 +171,27 @@ class Blobs:
             ref = BlobRef(digest_file(path), path.stat().st_size)
         except OSError as error:
             raise StoreError(f"cannot read {path} to store it: {error}") from error
-        if self._put(ref, partial(self.files.upload, path, ref.path)) and self.files.is_local:
-            cache_stamps().put(self.files.local_path(ref.path), ref.id)
+        if self._write_if_needed(ref, partial(self.files.upload, path, ref.path)) and self.files.is_local:
+            cache_stamps().record(self.files.local_path(ref.path), ref.id)
         return ref
 
     def put_bytes(self, data: bytes) -> BlobRef:
-        """Store a few bytes."""
+        """Store a small file from memory."""
         ref = BlobRef(digest_bytes(data), len(data))
-        self._put(ref, partial(self.files.put, ref.path, data))
+        self._write_if_needed(ref, partial(self.files.write, ref.path, data))
         return ref
 
     def exists(self, ref: BlobRef) -> bool:
-        """Whether the blob exists with the right size (`verify` hashes it again)."""
-        return self.files.size(ref.path) == ref.size
+        """Return whether the blob exists with the right size; the bytes are not verified."""
+        return self.files.get_size(ref.path) == ref.size
 
     def open(self, ref: BlobRef) -> BinaryIO:
-        """Open a blob for reading at any offset; the bytes are not verified.
+        """Open a blob for reads at any offset; the bytes are not verified.
 
         Raises:
             StoreError: the blob is missing or its size is wrong.
         """
-        self._require(ref)
+        self._check_size(ref)
         return self.files.open(ref.path, ref.size)
 
     def read(self, ref: BlobRef) -> bytes:
@@ -108,134 +202,136 @@ class Blobs:
         """
         data = self.files.read(ref.path)
         if data is None:
-            raise self._missing(ref)
+            raise self._missing_error(ref)
         if digest_bytes(data) != ref.id:
-            raise self.damaged(ref)
+            raise self.damaged_error(ref)
         return data
 
     def read_range(self, ref: BlobRef, start: int, end: int) -> bytes:
-        """Return a blob's bytes from `start` to `end` (exclusive), by one request; they are not verified.
+        """Return the bytes [start, end) of a blob by one request; they are not verified.
 
         Raises:
-            StoreError: the blob is missing or shorter, or has no such bytes.
+            StoreError: the blob is missing or shorter, or the range is outside of it.
         """
         if not 0 <= start <= end <= ref.size:
-            raise StoreError(f"blob {ref.id} of {ref.size} bytes has none from {start} to {end}")
+            raise StoreError(f"blob {ref.id} has {ref.size} bytes, so none from {start} to {end}")
         try:
             data = self.files.read_range(ref.path, start, end)
         except StoreError:
-            self._require(ref)  # if the blob is missing or of a wrong size, say that instead
+            self._check_size(ref)  # a missing blob or a wrong size is the better error
             raise
         if len(data) != end - start:
-            raise self.damaged(ref, "it is cut short")
+            raise self.damaged_error(ref, "it is cut short")
         return data
 
-    def fetch(self, ref: BlobRef, dest: Path, watch: Callable[[int], None] = lambda size: None) -> None:
-        """Copy a blob to a local path, which appears complete and verified or not at all, in bounded memory.
+    def fetch(self, ref: BlobRef, dest: Path, on_bytes: Callable[[int], None] = lambda size: None) -> None:
+        """Copy a blob to a local path; the file appears complete and verified or not at all.
 
-        An interrupted copy is continued where it ended. `watch` is called with the number of bytes that an earlier
-        copy left, and then with the size of each chunk; an exception of it interrupts the copy.
+        Memory is bounded, and an interrupted copy is resumed. `on_bytes` is called with the number
+        of bytes that an earlier copy has written, and then with the size of each chunk; an
+        exception that it raises interrupts the copy.
 
         Raises:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
         """
-        if not self._copied(ref, dest, partial(self.files.chunks, ref.path, ref.size), watch):
-            raise self.damaged(ref)
+        if not self._copy_to(ref, dest, partial(self.files.iter_chunks, ref.path, ref.size), on_bytes):
+            raise self.damaged_error(ref)
 
     def assemble(
-        self, ref: BlobRef, dest: Path, chunks: Chunks, watch: Callable[[int], None] = lambda size: None
+        self, ref: BlobRef, dest: Path, chunks: ChunkSource, on_bytes: Callable[[int], None] = lambda size: None
     ) -> bool:
-        """Fill a local path as `fetch` does, but from `chunks(read, start)`: bytes from `start` on, in order.
+        """Write a blob to a local path as `fetch` does, from the bytes that `chunks` yields.
 
-        `chunks` gets the bytes that it lacks by `read(start, end)`. Returns False if the result is not the blob; then
+        `chunks(read, start)` yields the bytes from `start` on, in order, and reads bytes that it
+        does not have by `read(start, end)`. Returns False if the result has another digest; then
         `dest` is unchanged.
 
         Raises:
             StoreError: the blob is missing or of another size, or `dest` cannot be written.
         """
-        return self._copied(ref, dest, partial(chunks, partial(self.files.read_range, ref.path)), watch)
+        return self._copy_to(ref, dest, partial(chunks, partial(self.files.read_range, ref.path)), on_bytes)
 
-    def _copied(
-        self, ref: BlobRef, dest: Path, chunks: Callable[[int], Iterator[bytes]], watch: Callable[[int], None]
+    def _copy_to(
+        self, ref: BlobRef, dest: Path, chunks: Callable[[int], Iterator[bytes]], on_bytes: Callable[[int], None]
     ) -> bool:
-        def rest(start: int) -> Iterator[bytes]:
-            watch(start)
+        def read_from(start: int) -> Iterator[bytes]:
+            on_bytes(start)
             for chunk in chunks(start):
-                watch(len(chunk))
+                on_bytes(len(chunk))
                 yield chunk
 
         try:
-            return fetch(ref.id, ref.size, dest, rest)
+            return fetch_file(ref.id, ref.size, dest, read_from)
         except OSError as error:
             raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
         except StoreError:
-            self._require(ref)  # if the blob is missing or of a wrong size, say that instead
+            self._check_size(ref)  # a missing blob or a wrong size is the better error
             raise
 
-    def local(self, ref: BlobRef) -> Path:
-        """Return a local path to read a blob from: the blob itself, or a copy in the cache; verified.
+    def get_local_path(self, ref: BlobRef) -> Path:
+        """Return a local path of a blob: in a local store its file, else a copy in the cache.
 
-        A file is hashed at its first use on this machine, and again only after it was written to.
+        The file is verified: hashed at its first use on this machine, and again after each write.
 
         Raises:
             StoreError: the blob is missing or damaged.
         """
         if self.files.is_local:
-            self._require(ref)
+            self._check_size(ref)
             path = self.files.local_path(ref.path)
-            if not _sound(path, ref):
-                raise self.damaged(ref)
+            if not _is_sound(path, ref):
+                raise self.damaged_error(ref)
             return path
         copy = cache_folder() / ref.path.partition("/")[2]
-        if not _sound(copy, ref):
-            make_room(ref.size)
+        if not _is_sound(copy, ref):
+            evict_for(ref.size)
             self.fetch(ref, copy)
-            cache_stamps().put(copy, ref.id)
-        with cache_stamps().linked(copy, ref.id):
-            used(copy)
+            cache_stamps().record(copy, ref.id)
+        with cache_stamps().preserve(copy, ref.id):
+            touch(copy)
         return copy
 
-    def forget(self, ref: BlobRef) -> None:
-        """Remove this machine's copy of a remote blob, if there is one; the blob itself is not deleted."""
+    def delete_local_copy(self, ref: BlobRef) -> None:
+        """Delete this machine's cached copy of a remote blob, if there is one, but not the blob."""
         if not self.files.is_local:
             (cache_folder() / ref.path.partition("/")[2]).unlink(missing_ok=True)
 
-    def url(self, ref: BlobRef) -> str:
-        """Return the blob's full URL, which any fsspec reader opens."""
+    def url_of(self, ref: BlobRef) -> str:
+        """Return the blob's full URL for fsspec."""
         return self.files.url_of(ref.path)
 
-    def _put(self, ref: BlobRef, write: Callable[[], None]) -> bool:
-        """Write a blob and return True; False if it exists and is too recent for any `gc` to be deleting it."""
-        found = self.files.find(ref.path)
-        if found is not None and found.size == ref.size and time.time() - found.written < _TRUSTED:
+    def _write_if_needed(self, ref: BlobRef, write: Callable[[], None]) -> bool:
+        """Write a blob; return False, and write nothing, if one exists that is too new for `gc`."""
+        file = self.files.find(ref.path)
+        if file is not None and file.size == ref.size and time.time() - file.modified < _TRUST_SECONDS:
             return False
-        Intents(self.files).write(ref.path, write)
+        Intents(self.files).write_despite_sweeps(ref.path, write)
         return True
 
-    def _require(self, ref: BlobRef) -> None:
-        size = self.files.size(ref.path)
+    def _check_size(self, ref: BlobRef) -> None:
+        size = self.files.get_size(ref.path)
         if size is None:
-            raise self._missing(ref)
+            raise self._missing_error(ref)
         if size != ref.size:
-            raise self.damaged(ref, f"{size} bytes instead of {ref.size}")
+            raise self.damaged_error(ref, f"{size} bytes instead of {ref.size}")
 
-    def _missing(self, ref: BlobRef) -> StoreError:
+    def _missing_error(self, ref: BlobRef) -> StoreError:
         return StoreError(
             f"blob {ref.id} is missing in {self.files.url}: restore it from a copy of the store, "
-            "or run the command again that made it"
+            "or repeat the command that created it"
         )
 
-    def damaged(self, ref: BlobRef, what: str = "its bytes do not match its name") -> StoreError:
-        """Return the error of a damaged blob, to be raised; `what` is wrong with it."""
+    def damaged_error(self, ref: BlobRef, problem: str = "its bytes do not match its name") -> StoreError:
+        """Return the error for a damaged blob; `problem` describes the damage."""
         return StoreError(
-            f"blob {ref.id} in {self.files.url} is damaged, {what}: restore it from a copy of the store, "
-            "or delete it and run the command again that made it"
+            f"blob {ref.id} in {self.files.url} is damaged, {problem}: restore it from a copy of "
+            "the store, or delete it and repeat the command that created it"
         )
 
 
-def _sound(path: Path, ref: BlobRef) -> bool:
+def _is_sound(path: Path, ref: BlobRef) -> bool:
     try:
-        return path.stat().st_size == ref.size and cache_stamps().sound(path, ref.id)
+        return path.stat().st_size == ref.size and cache_stamps().is_sound(path, ref.id)
     except FileNotFoundError:
         return False
     except OSError as error:

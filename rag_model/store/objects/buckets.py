@@ -1,7 +1,8 @@
-"""An object store as a file system of fsspec, over its vendor's own client: seven requests, and nothing cached.
+"""Object stores as fsspec file systems over their vendors' clients. No answer is cached.
 
-A cloud's class makes the requests; this class gives them the names that `Files` calls. There are no folders: a folder
-is what names have in common before a slash.
+`Bucket` implements the fsspec methods that `Files` calls with seven requests, which a subclass for
+each cloud sends. An object store has no folders: a folder is a common prefix of keys up to a slash.
+`find_cloud` chooses the subclass by the scheme of a URL.
 """
 
 import errno
@@ -10,6 +11,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,64 +19,73 @@ from weakref import finalize
 
 from fsspec import AbstractFileSystem
 
-_DELETING = 8  # requests at once
-_QUERY = re.compile(r"\?[^\s)'\"]+")  # of an address within a message; it may sign the request
-_KINDS: dict[int, type[OSError]] = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
-_NUMBERS = {400: errno.EINVAL, 501: errno.ENOSYS}  # where a condition is not understood
+from rag_model.extras import require
+
+_DELETE_THREADS = 8
+_QUERY = re.compile(r"\?[^\s)'\"]+")  # query string of a URL in a message; it may hold a signature
+_ERROR_TYPES: dict[int, type[OSError]] = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
+_ERRNOS = {400: errno.EINVAL, 501: errno.ENOSYS}  # the server does not support conditional writes
 
 
 class Bucket(AbstractFileSystem):  # type: ignore[misc]
-    """The files of all buckets (Azure: containers) that one set of credentials reaches."""
+    """The objects of all buckets (Azure: containers) that one set of credentials can access."""
 
     root_marker = ""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Connect; nothing is sent yet."""
+        """Create the vendor's client; no request is sent yet."""
         super().__init__(**kwargs)
-        self._owner, self._connected = os.getpid(), self.connect()
-        finalize(self, self._connected.close).atexit = False  # at exit a forked child would end its parent's
+        self._owner_pid, self._client = os.getpid(), self.connect()
+        # A forked child would close its parent's connections.
+        finalize(self, self._client.close).atexit = False
 
     @property
     def client(self) -> Any:
-        """The vendor's client, this process's own: what was forked makes another, for a connection has one user."""
-        if self._owner != os.getpid():
-            self._owner, self._connected = os.getpid(), self.connect()
-        return self._connected
+        """The vendor's client of this process; a forked process must not share its parent's."""
+        if self._owner_pid != os.getpid():
+            self._owner_pid, self._client = os.getpid(), self.connect()
+        return self._client
 
     @abstractmethod
     def connect(self) -> Any:
-        """Return a client of what the environment names."""
+        """Return a client for the endpoint and credentials that the environment names."""
 
     @abstractmethod
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
-        """Return what `entry` makes of an object; None when there is no such object."""
+        """Return an object's `file_entry`; None if there is no such object."""
 
     @abstractmethod
-    def listed(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
-        """Yield the objects whose keys begin with `prefix`; unless `deep`, those beyond the next slash as folders."""
+    def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
+        """Yield the objects whose keys begin with `prefix`.
+
+        Unless `deep`, keys with a further slash are grouped as folders.
+        """
 
     @abstractmethod
-    def get(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
-        """Return the bytes from `start` to `end` (exclusive) in one request; fewer where the object is shorter."""
+    def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
+        """Return the bytes [start, end) by one request; fewer if the object is shorter."""
 
     @abstractmethod
-    def put(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
-        """Write an object whole; with `create` the server itself refuses if there is one.
+    def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
+        """Write a whole object; with `create` the server rejects the request if the object exists.
 
         Raises:
-            FileExistsError: it refused.
+            FileExistsError: the object exists.
         """
 
     @abstractmethod
     def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Write a file in chunks of about `chunk` bytes, `ahead` at once; the object appears complete or not at all."""
+        """Upload a file in chunks of about `chunk` bytes, `ahead` of them at a time.
+
+        The object appears complete or not at all.
+        """
 
     @abstractmethod
-    def remove(self, bucket: str, key: str) -> None:
+    def delete_object(self, bucket: str, key: str) -> None:
         """Delete an object.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such object.
         """
 
     def split(self, path: str) -> tuple[str, str]:
@@ -83,26 +94,26 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
         return bucket, key
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Describe one object; a folder counts as absent."""
+        """Return the entry of one object; a folder counts as absent."""
         bucket, key = self.split(path)
-        found = self.head(bucket, key) if key else None
-        if found is None:
+        entry = self.head(bucket, key) if key else None
+        if entry is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
-        return found
+        return entry
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """List a folder's objects and folders; nothing for one that does not exist."""
+        """List the objects and folders in a folder; [] if it does not exist."""
         bucket, key = self.split(path)
-        found = list(self.listed(bucket, f"{key}/" if key else "", deep=False))
-        return found if detail else [entry["name"] for entry in found]
+        entries = list(self.list_objects(bucket, f"{key}/" if key else "", deep=False))
+        return entries if detail else [entry["name"] for entry in entries]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """Return an object's bytes, or a range of them."""
-        return self.get(*self.split(path), start, end)
+        """Return the bytes of an object or of a range."""
+        return self.read_object(*self.split(path), start, end)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        """Write an object's bytes; `mode="create"` only if there is none."""
-        self.put(*self.split(path), value, create=mode == "create")
+        """Write an object; with `mode="create"` only if it does not exist."""
+        self.write_object(*self.split(path), value, create=mode == "create")
 
     def put_file(self, lpath: str, rpath: str, chunksize: int = 16 << 20, max_concurrency: int = 1, **_: Any) -> None:
         """Upload a local file."""
@@ -110,43 +121,84 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
     def rm_file(self, path: str) -> None:
         """Delete one object."""
-        self.remove(*self.split(path))
+        self.delete_object(*self.split(path))
 
     def rm(self, path: str, recursive: bool = False, **_: Any) -> None:
-        """Delete an object, and all below it if `recursive`."""
+        """Delete an object and, if `recursive`, all objects below it."""
         bucket, key = self.split(path)
-        below = [entry["name"] for entry in self.listed(bucket, f"{key}/", deep=True)] if recursive else []
-        doomed = below if self.head(bucket, key) is None else [*below, path]
-        if not doomed:
+        children = [entry["name"] for entry in self.list_objects(bucket, f"{key}/", deep=True)] if recursive else []
+        paths = children if self.head(bucket, key) is None else [*children, path]
+        if not paths:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
-        with ThreadPoolExecutor(_DELETING) as pool:
-            list(pool.map(self._gone, doomed))
+        with ThreadPoolExecutor(_DELETE_THREADS) as pool:
+            list(pool.map(self._delete_if_present, paths))
 
-    def _gone(self, path: str) -> None:
+    def _delete_if_present(self, path: str) -> None:
         try:
             self.rm_file(path)
-        except FileNotFoundError:  # another process was faster
+        except FileNotFoundError:  # another process has deleted it
             return
 
 
-def entry(bucket: str, key: str, size: int, written: datetime | None) -> dict[str, Any]:
-    """Describe an object as fsspec does."""
+def file_entry(bucket: str, key: str, size: int, written: datetime | None) -> dict[str, Any]:
+    """Return the entry of an object in fsspec's form."""
     return {"name": f"{bucket}/{key}", "size": size, "type": "file", "last_modified": written}
 
 
-def folder(bucket: str, prefix: str) -> dict[str, Any]:
-    """Describe a folder as fsspec does."""
+def folder_entry(bucket: str, prefix: str) -> dict[str, Any]:
+    """Return the entry of a folder in fsspec's form."""
     return {"name": f"{bucket}/{prefix.rstrip('/')}", "size": 0, "type": "directory"}
 
 
-def refusal(status: int | None, message: str) -> OSError:
-    """Return the error that an answer with an HTTP status means, its message on one line and without query strings.
+def error_from_status(status: int | None, message: str) -> OSError:
+    """Return the `OSError` for an HTTP status; its message is one line without query strings.
 
-    409 and 412 mean that a file exists: no other condition is ever sent.
+    409 and 412 mean that the object exists, since no other condition is ever sent.
     """
-    said = _QUERY.sub("?…", " ".join(message.split()))
+    text = _QUERY.sub("?…", " ".join(message.split()))
     if status in {409, 412}:
-        return FileExistsError(said)
-    if status in _KINDS:
-        return _KINDS[status](said)
-    return OSError(_NUMBERS[status], said) if status in _NUMBERS else OSError(said)
+        return FileExistsError(text)
+    if status in _ERROR_TYPES:
+        return _ERROR_TYPES[status](text)
+    return OSError(_ERRNOS[status], text) if status in _ERRNOS else OSError(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """One vendor's object store, or a compatible one; repositories of the Hub are read-only."""
+
+    extra: str  # the extra of bookwheel that installs the client
+    client: str  # the module that must be installed
+    file_system: str  # `module:class` of the file system
+
+    def connect(self) -> Any:
+        """Return the file system; credentials and endpoint come from the environment.
+
+        Raises:
+            MissingExtraError: the client is not installed.
+        """
+        require(self.client, self.extra)
+        module, _, name = self.file_system.partition(":")
+        return getattr(require(module, self.extra), name)(use_listings_cache=False)
+
+
+_S3 = Cloud("s3", "s3fs", "rag_model.store.objects.s3:S3")
+_GCS = Cloud("gcs", "google.cloud.storage", "rag_model.store.objects.gcs:GCS")
+_HUB = Cloud("hub", "huggingface_hub", "rag_model.store.objects.hub:Hub")
+_AZURE = Cloud("azure", "azure.storage.blob", "rag_model.store.objects.azure:Azure")
+CLOUDS = {
+    **dict.fromkeys(("s3", "s3a"), _S3),
+    **dict.fromkeys(("gs", "gcs"), _GCS),
+    **dict.fromkeys(("az", "abfs", "abfss"), _AZURE),
+    "hf": _HUB,
+}
+
+
+def find_cloud(url: str) -> Cloud | None:
+    """Return the cloud that a URL names; None for a local disk or another protocol of fsspec.
+
+    >>> find_cloud("gs://bucket/library").extra
+    'gcs'
+    """
+    scheme, separator, _ = url.partition("://")
+    return CLOUDS.get(scheme) if separator else None

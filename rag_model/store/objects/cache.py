@@ -1,83 +1,177 @@
-"""The cache of remote blobs: verified copies on this machine's disk, of bounded size, least recently used out first.
+"""The cache of remote blobs on this machine's disk, and stamps of verified local files.
 
-`BOOKWHEEL_CACHE` is its folder (default `~/.cache/bookwheel/blobs`), `BOOKWHEEL_CACHE_BYTES` its greatest size
-(default: half of its disk). A copy that was used within the last hour is never removed, since a process may be
-about to open it. A process that has opened a copy can read it after it was removed.
+The cache holds verified copies; the least recently used are removed first. `BOOKWHEEL_CACHE` is its
+folder (default `~/.cache/bookwheel/blobs`), `BOOKWHEEL_CACHE_BYTES` its maximum size (default: half
+of its disk). A copy that was used within the last hour is never removed, because a process may be
+about to open it. A process that has opened a copy can still read it after its removal.
+
+A stamp records that a file was verified, so that a large file is hashed once and not at every
+opening. It says that a file (an inode) had the right bytes at a given size and at given times: of
+its last write (mtime), which a program may set at will, and of its last change of any kind (ctime),
+which only the kernel sets. So a file that was written to since is hashed again before it is read,
+even if its mtime was restored. A new link or a new owner changes ctime too; `Stamps.preserve` keeps
+the stamp valid. Bit errors of the disk change no time: `verify` and `pull` hash every file, with or
+without a stamp.
 """
 
 import os
 import re
+import secrets
 import shutil
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
-from rag_model.errors import UsageError
-from rag_model.store.pulling.stamps import Stamps, stamps_in
+from rag_model.digest import digest_file, digest_json
+from rag_model.errors import StoreError, UsageError
 
+_TICK = 0.01  # seconds; two writes within a tick may have the same change time
 _COPY = re.compile(r"[0-9a-f]{64}")
 _IN_USE = 3600  # seconds
-_NOTED = 60  # seconds between two records of a use
-_SPARE = 64  # of a full cache a 64th of the bound is emptied at once
-_SHARES = 16  # a process that has added a 16th of that lists the copies again
-_ROOM = threading.Lock()
-_left: dict[tuple[Path, int], int] = {}  # by folder and bound: bytes that this process may add before it lists copies
+_TOUCH_SECONDS = 60  # minimum interval between two updates of an access time
+_HEADROOM = 64  # an eviction frees a 64th of the maximum size in addition
+_RELIST_SHARES = 16  # a process lists the copies again after it has added a 16th of that
+_ALLOWANCE_LOCK = threading.Lock()
+# By folder and maximum: bytes to add before the copies are listed.
+_allowance: dict[tuple[Path, int], int] = {}
+
+
+class Stamps:
+    """The stamps in one folder, as small files; in a read-only folder, in memory only."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep stamps in `folder`, created on demand; call `open_stamps` to share one object."""
+        self.folder = folder
+        self._known: dict[str, str] = {}
+
+    def is_sound(self, path: Path, identity: str) -> bool:
+        """Return whether a file has a digest: by its stamp or else its hash, and stamp it."""
+        if self.has_valid_stamp(path, identity):
+            return True
+        # Before the read, so that a concurrent write invalidates it.
+        name, state = _wait_and_stamp(path, identity)
+        if digest_file(path) != identity:
+            return False
+        self._write(name, state)
+        return True
+
+    def has_valid_stamp(self, path: Path, identity: str) -> bool:
+        """Return whether `record` was called for this file after its last write."""
+        name, state = _compute_stamp(path, identity)
+        return self._read(name) == state
+
+    def record(self, path: Path, identity: str) -> None:
+        """Record that the caller has verified that a file has the content of `identity`."""
+        self._write(*_wait_and_stamp(path, identity))
+
+    @contextmanager
+    def preserve(self, path: Path, identity: str) -> Iterator[None]:
+        """Keep a stamp valid while the block links or unlinks the file, or sets its access time.
+
+        A file without a valid stamp, or one that is written to in the block, gets no stamp.
+        """
+        had_stamp, status_before = self.has_valid_stamp(path, identity), path.stat()
+        yield
+        status_after = path.stat()
+        if had_stamp and (status_before.st_size, status_before.st_mtime_ns) == (
+            status_after.st_size,
+            status_after.st_mtime_ns,
+        ):
+            self.record(path, identity)
+
+    def _read(self, name: str) -> str | None:
+        if name not in self._known:
+            with suppress(OSError, UnicodeDecodeError):
+                self._known[name] = (self.folder / name).read_text()
+        return self._known.get(name)
+
+    def _write(self, name: str, state: str) -> None:
+        self._known[name] = state
+        temporary = self.folder / f".{secrets.token_hex(8)}"
+        with suppress(OSError):  # a missing stamp only costs time
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(state)
+            temporary.replace(self.folder / name)
+
+
+@cache
+def open_stamps(folder: Path) -> Stamps:
+    """Return the stamps of a folder, one object per folder in this process."""
+    return Stamps(folder)
+
+
+def _wait_and_stamp(path: Path, identity: str) -> tuple[str, str]:
+    """Wait one tick of the file system's clock, so that later writes differ; return the stamp."""
+    status = path.stat()
+    time.sleep(max(0.0, max(status.st_mtime, status.st_ctime) + _TICK - time.time()) % _TICK)
+    return _compute_stamp(path, identity)
+
+
+def _compute_stamp(path: Path, identity: str) -> tuple[str, str]:
+    """Return the name (identity and inode) and the content (size and times) of a file's stamp."""
+    status = path.stat()
+    return (
+        f"{identity.rpartition(':')[2]}-{status.st_ino}",
+        f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}",
+    )
 
 
 def cache_folder() -> Path:
-    """Return where copies of remote blobs are kept."""
-    named = os.environ.get("BOOKWHEEL_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "bookwheel" / "blobs"
+    """Return the folder of the cache."""
+    setting = os.environ.get("BOOKWHEEL_CACHE")
+    return Path(setting).expanduser() if setting else Path.home() / ".cache" / "bookwheel" / "blobs"
 
 
 def cache_stamps() -> Stamps:
-    """Return the stamps of the cache's copies, and of the blobs of stores on this machine's disk."""
-    return stamps_in(cache_folder() / "stamps")
+    """Return the stamps of the cached copies, and of the blobs of local stores."""
+    return open_stamps(cache_folder() / "stamps")
 
 
-def used(copy: Path) -> None:
-    """Set a copy's access time to about now, since most systems update that only roughly."""
+def touch(copy: Path) -> None:
+    """Update a copy's access time, which most systems update only roughly."""
     with suppress(OSError):
-        if time.time() - copy.stat().st_atime > _NOTED:
+        if time.time() - copy.stat().st_atime > _TOUCH_SECONDS:
             os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
 
 
-def make_room(size: int) -> None:
-    """Remove the least recently used copies if `size` more bytes do not fit within the bound.
+def evict_for(size: int) -> None:
+    """Remove the least recently used copies if `size` more bytes exceed the maximum size.
 
-    Copies are listed now and then: to list all of them for each new one would take time with the square of their
-    number. So where more than `_SHARES` processes add copies at once, the bound may be exceeded by some per cent.
+    The copies are not listed for each new one, since that would take quadratic time. So if more
+    than `_RELIST_SHARES` processes add copies at once, the cache may exceed the maximum slightly.
 
     Raises:
         UsageError: `BOOKWHEEL_CACHE_BYTES` is not a number.
     """
     folder = cache_folder()
-    most = _most_bytes(folder)
-    with _ROOM:
-        if size <= _left.get((folder, most), 0):
-            _left[folder, most] -= size
+    max_bytes = _max_bytes(folder)
+    with _ALLOWANCE_LOCK:
+        if size <= _allowance.get((folder, max_bytes), 0):
+            _allowance[folder, max_bytes] -= size
             return
-        room, spare = most - size - _emptied(folder, most, size), most // _SPARE
-        _left[folder, most] = (min(room, spare) if room >= 0 else spare) // _SHARES  # less than 0: all are in use
+        free, headroom = max_bytes - size - _evict(folder, max_bytes, size), max_bytes // _HEADROOM
+        if free < 0:  # all copies are in use
+            free = headroom
+        _allowance[folder, max_bytes] = min(free, headroom) // _RELIST_SHARES
 
 
-def _emptied(folder: Path, most: int, size: int) -> int:
-    """Remove copies as `make_room` does, and a little more of them, so that there is room for a while; return the
-    bytes that are left.
-    """
-    copies = [(found.st_atime, found.st_size, path) for path in folder.glob("??/*") if (found := _copy(path))]
-    held = sum(held for _, held, _ in copies)
-    wanted = most - most // _SPARE if held + size > most else most
-    for last, held_by, path in sorted(copies):
-        if held + size <= wanted or time.time() - last < _IN_USE:
+def _evict(folder: Path, max_bytes: int, size: int) -> int:
+    """Remove copies for `size` more bytes and some headroom; return the remaining bytes."""
+    copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
+    cached_bytes = sum(copy_bytes for _, copy_bytes, _ in copies)
+    target_bytes = max_bytes - max_bytes // _HEADROOM if cached_bytes + size > max_bytes else max_bytes
+    for last_used, copy_bytes, path in sorted(copies):
+        if cached_bytes + size <= target_bytes or time.time() - last_used < _IN_USE:
             break
         path.unlink(missing_ok=True)
-        held -= held_by
-    return held
+        cached_bytes -= copy_bytes
+    return cached_bytes
 
 
-def _copy(path: Path) -> os.stat_result | None:
+def _stat_copy(path: Path) -> os.stat_result | None:
     if not _COPY.fullmatch(path.name):
         return None
     with suppress(OSError):
@@ -85,15 +179,41 @@ def _copy(path: Path) -> os.stat_result | None:
     return None
 
 
-def _most_bytes(folder: Path) -> int:
-    named = os.environ.get("BOOKWHEEL_CACHE_BYTES")
-    if named is None:
-        return shutil.disk_usage(existing(folder)).total // 2
-    if not named.isdecimal():
-        raise UsageError(f"BOOKWHEEL_CACHE_BYTES is {named!r}: give a number of bytes")
-    return int(named)
+def _max_bytes(folder: Path) -> int:
+    setting = os.environ.get("BOOKWHEEL_CACHE_BYTES")
+    if setting is None:
+        return shutil.disk_usage(nearest_existing(folder)).total // 2
+    if not setting.isdecimal():
+        raise UsageError(f"BOOKWHEEL_CACHE_BYTES is {setting!r}: give a number of bytes")
+    return int(setting)
 
 
-def existing(folder: Path) -> Path:
-    """Return the nearest folder, this one or above it, that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
+def nearest_existing(folder: Path) -> Path:
+    """Return `folder` or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def build_link_tree(targets: Mapping[str, Path]) -> Path:
+    """Return a folder in the cache with a symbolic link to each target under its relative path.
+
+    The same targets have the same folder, which is created once.
+
+    Raises:
+        StoreError: the cache folder cannot be written.
+    """
+    identity = digest_json({name: str(target) for name, target in targets.items()}).partition(":")[2]
+    folder = cache_folder() / "trees" / identity
+    if folder.is_dir():  # the targets exist, because the caller has just fetched them
+        return folder
+    building = folder.with_name(f".{secrets.token_hex(8)}")
+    try:
+        for name, target in targets.items():
+            link = building / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+        building.rename(folder)  # atomic: complete or absent
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        if not folder.is_dir():  # otherwise another process has created the same folder
+            raise StoreError(f"cannot write the cache folder {folder.parent}: {error.strerror}") from error
+    return folder

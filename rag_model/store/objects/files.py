@@ -1,6 +1,10 @@
-"""The only module that calls fsspec: the file operations that a store needs, each failing with one clear sentence.
+"""File operations of a store; no other module of the store calls fsspec.
 
-Paths are relative to the store's URL. Listings are never answered from a cache.
+Paths are relative to the store's URL. Listings are never answered from a cache. Every error is a
+`StoreError` with one sentence that says what to do. `create` is exclusive: of all writers of a
+file, in any process on any machine, exactly one succeeds. Refs and the memo are built on it, so the
+store needs no locks. fsspec's local `mode="create"` checks and then writes, so two processes may
+both succeed; on a local disk a temporary file and a hard link are used instead.
 """
 
 import errno
@@ -8,44 +12,192 @@ import io
 import json
 import math
 import os
+import secrets
 import shutil
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
+from rag_model.atomic_write import atomic_write
 from rag_model.errors import StoreError, UsageError
-from rag_model.json_text import parse_json
-from rag_model.landing import landing
-from rag_model.store.objects.clouds import cloud_of
-from rag_model.store.objects.create import create_exclusive, excludes
-from rag_model.store.objects.ranges import AHEAD, ASKED, Answer, Place, RangeFile, read_ahead
+from rag_model.store.objects.buckets import find_cloud
+from rag_model.untrusted_text import parse_json
 
-_CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` chunks in memory, for a file of any size
-_MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
-_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # codes that s3fs does not translate to PermissionError
-_WRITTEN = ("mtime", "LastModified", "last_modified", "created")  # when a file was written: local, S3, Azure, memory
-PROBED = ("probe", "memo/probe")  # folders of the files of a probe, which exist for a moment
-_REMOTE_BLOCK = 1 << 20  # bytes; the least that a read at an offset requests
+# The first race also opens connections, so its writers do not start at once.
+_WRITERS, _RACES = 8, 2
+
+_memory_lock = threading.Lock()  # a memory:// store exists in one process only
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+CHUNKS_AHEAD = 4  # chunks of a file that are in memory or being read at a time
+MAX_REQUESTS = 32  # concurrent small requests to an object store, where latency dominates
+_CHUNK = 16 << 20  # bytes; a transfer holds `CHUNKS_AHEAD` chunks in memory
+_MAX_CHUNKS = 10_000  # S3's limit for one upload; above 160 GB the chunks get larger
+_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # s3fs does not make them PermissionError
+# Time of the last write: local, S3, Azure, memory.
+_TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
+PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist for a moment
+_REMOTE_BLOCK = 1 << 20  # bytes; the minimum that a read at an offset requests
+
+
+def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
+    """Create `path` with the bytes `data`; return False, and change nothing, if it exists.
+
+    On an object store, False may also mean that a retried request met the file of its own first
+    attempt. Put a nonce into `data`, read the file back and compare.
+
+    Raises:
+        OSError: the file could not be created, for a reason other than that it exists.
+    """
+    if isinstance(fs, LocalFileSystem):
+        return _create_local(Path(path), data)
+    if isinstance(fs, MemoryFileSystem):
+        return _create_in_memory(fs, path, data)
+    return _create_by_condition(fs, path, data)
+
+
+def probe_exclusive_creation(fs: Any, folder: str) -> bool:
+    """Probe whether exclusive creation works below `folder`, by letting writers race for one file.
+
+    A bucket that ignores `If-None-Match` overwrites without an error. A bucket that checks and then
+    writes rejects a late writer, but lets simultaneous writers succeed. The probe leaves no file.
+
+    Raises:
+        OSError: the probe could not be written or read.
+    """
+    if isinstance(fs, LocalFileSystem | MemoryFileSystem):
+        return True
+    return all(_has_one_winner(fs, f"{folder}/probe-{secrets.token_hex(8)}") for _ in range(_RACES))
+
+
+def _has_one_winner(fs: Any, path: str) -> bool:
+    values = [f"{number} {secrets.token_hex(8)}".encode() for number in range(_WRITERS)]
+    start = threading.Barrier(_WRITERS)
+
+    def write(value: bytes) -> bool:
+        start.wait()
+        return create_exclusive(fs, path, value)
+
+    try:
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            winners = [value for value, created in zip(values, pool.map(write, values), strict=True) if created]
+        stored = fs.cat_file(path)
+        late_writer_won = create_exclusive(fs, path, b"late") or fs.cat_file(path) != stored
+    except OSError as error:
+        if error.errno in {errno.ENOSYS, errno.EINVAL}:  # 501 and 400: the header is not supported
+            return False
+        raise
+    else:
+        # No winner means that a retried request met the file of its own first attempt.
+        return not late_writer_won and winners in ([stored], [])
+    finally:
+        if fs.exists(path):
+            fs.rm_file(path)
+
+
+def _create_local(path: Path, data: bytes) -> bool:
+    try:
+        with atomic_write(path, exclusive=True) as temporary:
+            temporary.write_bytes(data)
+    except FileExistsError:
+        if os.path.lexists(path.parent) and not path.parent.is_dir():  # the parent is a file
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
+        return False
+    return True
+
+
+def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
+    with _memory_lock:
+        if fs.exists(path):
+            return False
+        fs.pipe_file(path, data)
+        return True
+
+
+def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
+    """Create with `If-None-Match: *`; servers report a lost race with various errors."""
+    try:
+        fs.pipe_file(path, data, mode="create")
+    except FileExistsError:
+        return False
+    except OSError:
+        if fs.exists(path):
+            return False
+        raise
+    return True
+
+
+class RangeFile(io.RawIOBase):
+    """A file of known size that is read by range.
+
+    Unlike fsspec's files, it does not request the size and does not read ahead.
+    """
+
+    def __init__(self, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        """Read the bytes [start, end) by `read(start, end)`; `name` is used in messages."""
+        self.name = name
+        self._size, self._read, self._position = size, read, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position, as `io.IOBase.seek` does, and return it."""
+        self._position = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence])
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or less of it at the end of the file; return the number of bytes."""
+        data = self._read(self._position, min(self._position + len(buffer), self._size))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], ahead: int = CHUNKS_AHEAD) -> Iterator[Output]:
+    """Yield `read(item)` for each item, in order; threads read up to `ahead` items in advance."""
+    if min(len(items), ahead) < 2:
+        yield from map(read, items)  # without a thread
+        return
+    with ThreadPoolExecutor(ahead) as pool:
+        futures = deque(pool.submit(read, item) for item in items[:ahead])
+        remaining = iter(items[ahead:])
+        try:
+            while futures:
+                yield futures.popleft().result()
+                futures.extend(pool.submit(read, item) for item in islice(remaining, 1))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A file as the store lists it."""
+class StoredFile:
+    """A file in a listing of the store."""
 
     path: str  # relative to the store
     size: int  # bytes
-    written: float  # seconds since 1970, by the store's own clock: that of its server, not of this machine
+    modified: float  # seconds since 1970, by the clock of the store's server, not of this machine
 
 
 class Files:
-    """Files below one URL: a local path, `file://`, `memory://`, a cloud's, or another protocol of fsspec."""
+    """Files below one URL: a local path, or a URL of a cloud or another protocol of fsspec."""
 
     def __init__(self, url: str) -> None:
         """Connect to `url`; nothing is read or written yet.
@@ -53,19 +205,20 @@ class Files:
         Raises:
             MissingExtraError: the URL needs a package that is not installed.
             StoreError: fsspec knows no such protocol.
-            UsageError: the URL is empty, which fsspec would take for the current folder; or a cloud's without bucket.
+            UsageError: the URL is empty, which fsspec would take for the current folder, or a
+                cloud's URL without a bucket.
         """
         if not url.strip():
             raise UsageError("the store's URL is empty: give a folder, file:///…, s3://…, gs://… or az://…")
-        self._cloud = cloud_of(url)
+        self._cloud = find_cloud(url)
         if self._cloud and not url.partition("://")[2].partition("/")[0]:
             raise UsageError(f"the store's URL {url} names no bucket: give {url.partition('://')[0]}://BUCKET/FOLDER")
         try:
-            fs, root = self._connected(url)
+            fs, root = self._connect(url)
         except (ValueError, ImportError) as unknown:
             raise StoreError(f"cannot open a store at {url}: {unknown}") from unknown
         except OSError as error:
-            raise StoreError(_sentence(error, "open", url)) from error
+            raise StoreError(_error_message(error, "open", url)) from error
         self._errors: tuple[type[Exception], ...] = (OSError, *getattr(fs, "errors", ()))
         self._fs: Any = fs
         self._root: str = root.rstrip("/")
@@ -77,76 +230,77 @@ class Files:
         return isinstance(self._fs, LocalFileSystem)
 
     @property
-    def at_once(self) -> int:
-        """How many small requests to make at once: one on this machine, where nothing is gained by waiting together."""
-        return 1 if self.is_local else ASKED
+    def concurrency(self) -> int:
+        """The number of concurrent small requests: one for a local disk, which has no latency."""
+        return 1 if self.is_local else MAX_REQUESTS
 
-    def ask(self, read: Callable[[Place], Answer], places: Sequence[Place]) -> Iterator[Answer]:
-        """Yield `read(place)` for each place, in order: small requests, `at_once` of them at once."""
-        return read_ahead(read, places, self.at_once)
+    def map_concurrently(self, read: Callable[[Item], Output], items: Sequence[Item]) -> Iterator[Output]:
+        """Yield `read(item)` for each item, in order; up to `concurrency` threads read items."""
+        return read_ahead(read, items, self.concurrency)
 
     def local_path(self, path: str) -> Path:
         """Return the local path of `path` (only where `is_local`)."""
-        return Path(self._path(path))
+        return Path(self._full_path(path))
 
     def url_of(self, path: str) -> str:
         """Return the full URL of `path`."""
         return f"{self.url}/{path}"
 
-    def size(self, path: str) -> int | None:
-        """Return a file's size in bytes; None when there is no such file."""
-        with self._explaining("look for", path):
+    def get_size(self, path: str) -> int | None:
+        """Return a file's size in bytes; None if there is no such file."""
+        with self._translate_errors("look for", path):
             try:
-                info = self._fs.info(self._path(path))
+                info = self._fs.info(self._full_path(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return int(info["size"]) if info["type"] == "file" else None
 
-    def find(self, path: str) -> Found | None:
-        """Return a file's size and when it was last written; None when there is no such file."""
-        with self._explaining("look for", path):
+    def find(self, path: str) -> StoredFile | None:
+        """Return a file's size and time of last write; None if there is no such file."""
+        with self._translate_errors("look for", path):
             try:
-                info = self._fs.info(self._path(path))
+                info = self._fs.info(self._full_path(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return Found(path, int(info["size"]), _written(info)) if info["type"] == "file" else None
+        return StoredFile(path, int(info["size"]), _modified_time(info)) if info["type"] == "file" else None
 
-    def tree(self, folder: str = "") -> Iterator[Found]:
-        """Yield all files below a folder, dot-files too, from fresh listings; none if the folder does not exist.
+    def iter_tree(self, folder: str = "") -> Iterator[StoredFile]:
+        """Yield all files below a folder, including dot-files, from fresh listings.
 
-        Folders of one depth are listed at once, those above first.
+        Folders of the same depth are listed concurrently, top-down. A missing folder has no files.
         """
-        ahead = [folder]
-        while ahead:
-            level, ahead = ahead, []
-            for parent, entries in zip(level, self.ask(self._entries, level), strict=True):
+        folders = [folder]
+        while folders:
+            level, folders = folders, []
+            for parent, entries in zip(level, self.map_concurrently(self._list_entries, level), strict=True):
                 for entry in entries:
                     path = entry["name"][len(self._root) :].strip("/")
                     if entry["type"] == "file" and not entry["name"].endswith("/"):
-                        yield Found(path, int(entry["size"]), _written(entry))
+                        yield StoredFile(path, int(entry["size"]), _modified_time(entry))
                     elif entry["type"] == "directory" and path != parent:
-                        ahead.append(path)
+                        folders.append(path)
 
-    def names(self, folder: str, *, kind: str = "file") -> list[str]:
-        """Return the sorted base names of a folder's files, or of its folders (`kind="directory"`)."""
-        found = (entry for entry in self._entries(folder) if entry["type"] == kind)
-        bases = (entry["name"].rpartition("/")[2] for entry in found)
-        # An object store may list the folder itself (a name that ends in a slash). A dot-file is a temporary file.
+    def list_names(self, folder: str, *, kind: str = "file") -> list[str]:
+        """Return the sorted base names of a folder's files or (`kind="directory"`) folders."""
+        entries = (entry for entry in self._list_entries(folder) if entry["type"] == kind)
+        bases = (entry["name"].rpartition("/")[2] for entry in entries)
+        # An object store may list the folder itself, by a name that ends in a slash. A dot-file is
+        # a temporary file.
         return sorted(base for base in bases if base and not base.startswith("."))
 
     def read(self, path: str) -> bytes | None:
-        """Return a small file's bytes; None when there is no such file."""
-        with self._explaining("read", path):
+        """Return a small file's bytes; None if there is no such file."""
+        with self._translate_errors("read", path):
             try:
-                return bytes(self._fs.cat_file(self._path(path)))
+                return bytes(self._fs.cat_file(self._full_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def read_json(self, path: str) -> dict[str, Any] | None:
-        """Return the JSON object that a file holds; None when there is no such file.
+        """Return the JSON object in a file; None if there is no such file.
 
         Raises:
-            StoreError: the file holds something else.
+            StoreError: the file is not a JSON object.
         """
         data = self.read(path)
         if data is None:
@@ -158,147 +312,152 @@ class Files:
                 f"{self.url_of(path)} is damaged: it is not JSON ({broken}); restore it from a copy"
             ) from broken
         if not isinstance(value, dict):
-            raise StoreError(f"{self.url_of(path)} is damaged: it holds no JSON object; restore it from a copy")
+            raise StoreError(f"{self.url_of(path)} is damaged: it is not a JSON object; restore it from a copy")
         return value
 
     def open(self, path: str, size: int) -> BinaryIO:
-        """Open a file of `size` bytes to read at any offset; only the requested ranges of a remote file are read."""
+        """Open a file of `size` bytes for reads at any offset; a remote file is read by range."""
         if not self.is_local:
             read = partial(self.read_range, path)
             return cast(BinaryIO, io.BufferedReader(RangeFile(self.url_of(path), size, read), _REMOTE_BLOCK))
-        with self._explaining("read", path):
+        with self._translate_errors("read", path):
             return self.local_path(path).open("rb")
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """Return the bytes from `start` to `end` (exclusive); fewer where the file is shorter."""
-        with self._explaining("read", path):
-            return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
+        """Return the bytes [start, end); fewer if the file is shorter."""
+        with self._translate_errors("read", path):
+            return bytes(self._fs.cat_file(self._full_path(path), start=start, end=end)) if end > start else b""
 
-    def chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
-        """Yield a file's bytes from `start` to `size` in order, in chunks of 16 MiB; the next three are prefetched."""
+    def iter_chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes [start, size) in chunks of 16 MiB; the next three are prefetched."""
         starts = range(start, size, _CHUNK)
         if self.is_local or len(starts) < 2:
-            return (self.read_range(path, at, min(at + _CHUNK, size)) for at in starts)
+            return (self.read_range(path, offset, min(offset + _CHUNK, size)) for offset in starts)
         return read_ahead(lambda at: self.read_range(path, at, min(at + _CHUNK, size)), starts)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create a file exclusively; return False when another writer was first.
+        """Create a file exclusively; return False if another writer was first.
 
-        A retried request can find the file of its own first attempt. So on failure a remote file is read back, and
-        equal bytes count as success: put a nonce into `data`, so that no other writer's bytes are equal.
+        A retried request can meet the file of its own first attempt. So after a failure a remote
+        file is read back, and equal bytes count as success. Put a nonce into `data`, so that no
+        other writer's bytes are equal.
         """
-        with self._explaining("write", path):
-            if create_exclusive(self._fs, self._path(path), data):
+        with self._translate_errors("write", path):
+            if create_exclusive(self._fs, self._full_path(path), data):
                 return True
         return not self.is_local and self.read(path) == data
 
-    def put(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes) -> None:
         """Write a small file, replacing an existing one."""
-        with self._explaining("write", path):
+        with self._translate_errors("write", path):
             if self.is_local:
-                with landing(self.local_path(path)) as temporary:
+                with atomic_write(self.local_path(path)) as temporary:
                     temporary.write_bytes(data)
             else:
-                self._fs.pipe_file(self._path(path), data)
+                self._fs.pipe_file(self._full_path(path), data)
 
     def upload(self, source: Path, path: str) -> None:
         """Copy a local file into the store; it appears complete or not at all."""
-        with self._explaining("write", path):
+        with self._translate_errors("write", path):
             if self.is_local:
-                with landing(self.local_path(path)) as temporary:
+                with atomic_write(self.local_path(path)) as temporary:
                     shutil.copyfile(source, temporary)
             else:
-                self._put_remote(source, path)
+                self._upload_remote(source, path)
 
     def link(self, source: Path, path: str) -> None:
-        """Store a local file that never changes: as a further link to it on the store's own disk, elsewhere a copy."""
+        """Store a local file that never changes: as a hard link if possible, else as a copy."""
         if self.is_local:
-            with suppress(OSError), landing(self.local_path(path)) as temporary:  # another disk, or one without links
+            with (
+                suppress(OSError),
+                atomic_write(self.local_path(path)) as temporary,
+            ):  # OSError: another disk, or no links
                 os.link(source, temporary)
                 return
         self.upload(source, path)
 
-    def delete(self, folder: str) -> None:
-        """Delete a folder with its contents; do nothing if there is none."""
-        with self._explaining("delete", folder):
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder with its contents, if it exists."""
+        with self._translate_errors("delete", folder):
             try:
-                self._fs.rm(self._path(folder), recursive=True)
+                self._fs.rm(self._full_path(folder), recursive=True)
             except FileNotFoundError:
                 return
 
     def remove(self, path: str) -> None:
-        """Delete one file; do nothing if there is none."""
-        with self._explaining("delete", path), suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(path))
+        """Delete one file, if it exists."""
+        with self._translate_errors("delete", path), suppress(FileNotFoundError):
+            self._fs.rm_file(self._full_path(path))
 
-    def excludes(self) -> bool:
-        """Probe whether exclusive creation works here: without it two publishers would both succeed.
+    def supports_exclusive_creation(self) -> bool:
+        """Probe whether exclusive creation works; without it, two publishers would both succeed.
 
-        A gateway may treat prefixes differently, so the memo's is probed as well.
+        A gateway may treat prefixes differently, so the prefix of the memo is probed as well.
         """
-        with self._explaining("write", "probe"):
-            return all(excludes(self._fs, self._path(folder)) for folder in PROBED)
+        with self._translate_errors("write", "probe"):
+            return all(probe_exclusive_creation(self._fs, self._full_path(folder)) for folder in PROBE_FOLDERS)
 
-    def _connected(self, url: str) -> tuple[Any, str]:
+    def _connect(self, url: str) -> tuple[Any, str]:
         if self._cloud is None:
             fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
             return fs, str(root)
-        fs = self._cloud.connected()
+        fs = self._cloud.connect()
         return fs, str(fs._strip_protocol(url))
 
-    def _entries(self, folder: str) -> list[dict[str, Any]]:
-        with self._explaining("list", folder):
+    def _list_entries(self, folder: str) -> list[dict[str, Any]]:
+        with self._translate_errors("list", folder):
             try:
-                return list(self._fs.ls(self._path(folder), detail=True, refresh=True))
+                return list(self._fs.ls(self._full_path(folder), detail=True, refresh=True))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
-    def _put_remote(self, source: Path, path: str) -> None:
-        """Upload a file, a large one in parts; s3fs alone would hold 500 MB of it in memory."""
+    def _upload_remote(self, source: Path, path: str) -> None:
+        """Upload a file, a large one in parts; by default s3fs holds 500 MB of it in memory."""
         size = source.stat().st_size
-        bounds = {"chunksize": max(_CHUNK, -(-size // _MOST_CHUNKS)), "max_concurrency": AHEAD}
+        bounds = {"chunksize": max(_CHUNK, -(-size // _MAX_CHUNKS)), "max_concurrency": CHUNKS_AHEAD}
         try:
-            self._fs.put_file(str(source), self._path(path), **(bounds if self._cloud else {}))
-        except FileNotFoundError:  # the upload had succeeded, its response was lost, and the request was repeated
-            if self.size(path) != size:
+            self._fs.put_file(str(source), self._full_path(path), **(bounds if self._cloud else {}))
+        except FileNotFoundError:
+            # The upload had succeeded, its response was lost, and the request was sent again.
+            if self.get_size(path) != size:
                 raise
 
-    def _path(self, path: str) -> str:
+    def _full_path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
     @contextmanager
-    def _explaining(self, doing: str, path: str) -> Iterator[None]:
+    def _translate_errors(self, action: str, path: str) -> Iterator[None]:
         try:
             yield
         except self._errors as error:
-            raise StoreError(_sentence(error, doing, self.url_of(path))) from error
+            raise StoreError(_error_message(error, action, self.url_of(path))) from error
 
 
 def json_bytes(value: Any) -> bytes:
-    """Encode a JSON value for people: indented, keys in the order given, one newline at the end."""
+    """Encode a JSON value for people: indented, keys in the given order, a newline at the end."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _written(info: Mapping[str, Any]) -> float:
-    """Return when a listed file was last written, under any system's name; without a time the file counts as new."""
-    moment = next((info[name] for name in _WRITTEN if info.get(name) is not None), math.inf)
+def _modified_time(info: Mapping[str, Any]) -> float:
+    """Return the time of a listed file's last write; without a time infinity, that is new."""
+    moment = next((info[name] for name in _TIME_FIELDS if info.get(name) is not None), math.inf)
     return moment.timestamp() if isinstance(moment, datetime) else float(moment)
 
 
-def _code(error: Exception) -> str | None:
+def _s3_error_code(error: Exception) -> str | None:
     """Return the S3 error code of an exception."""
     response = getattr(error.__cause__, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 
 
-def _sentence(error: Exception, doing: str, url: str) -> str:
-    number = getattr(error, "errno", None)
-    if number in {errno.ENOSPC, errno.EDQUOT}:
-        return f"the disk is full: cannot {doing} {url}; free some space and run it again"
+def _error_message(error: Exception, action: str, url: str) -> str:
+    error_number = getattr(error, "errno", None)
+    if error_number in {errno.ENOSPC, errno.EDQUOT}:
+        return f"the disk is full: cannot {action} {url}; free some space and run it again"
     if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
-        return f"cannot {doing} {url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    if isinstance(error, PermissionError) or number == errno.EROFS or _code(error) in _TOKEN_REFUSED:
-        return f"not allowed to {doing} {url} ({error}); check the permissions or credentials"
+        return f"cannot {action} {url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    if isinstance(error, PermissionError) or error_number == errno.EROFS or _s3_error_code(error) in _TOKEN_REFUSED:
+        return f"not allowed to {action} {url} ({error}); check the permissions or credentials"
     if isinstance(error, FileNotFoundError):
-        return f"cannot {doing} {url}: the file, its folder or its bucket does not exist"
-    return f"cannot {doing} {url}: {str(error) or type(error).__name__}"
+        return f"cannot {action} {url}: the file, its folder or its bucket does not exist"
+    return f"cannot {action} {url}: {str(error) or type(error).__name__}"

@@ -1,4 +1,7 @@
-"""Google Cloud Storage by its own client, which does the retries; a file is created with `ifGenerationMatch=0`."""
+"""Google Cloud Storage through Google's client, which retries failed requests.
+
+A file is created exclusively with `ifGenerationMatch=0`.
+"""
 
 import os
 from collections.abc import Iterator
@@ -13,22 +16,23 @@ from google.cloud.storage import Blob, Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from rag_model.store.objects.buckets import Bucket, entry, folder, refusal
+from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
 
-_RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=3.2, multiplier=2).with_timeout(12)  # seconds: 7 tries or so
+# In seconds: about 7 tries.
+_RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=3.2, multiplier=2).with_timeout(12)
 _BINARY = "application/octet-stream"
-_STEP = 256 << 10  # bytes; a chunk of an upload is a multiple
+_CHUNK_UNIT = 256 << 10  # bytes; the size of an upload's chunks must be a multiple
 _FIELDS = "items(name,size,timeCreated),prefixes,nextPageToken"
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 class GCS(Bucket):
-    """The buckets that the environment's credentials reach; without credentials, those that are public."""
+    """The buckets that the environment's credentials can read; without any, the public ones."""
 
     protocol = ("gs", "gcs")
 
     def connect(self) -> Client:
-        """Use the environment's credentials, or none.
+        """Create a client with the environment's credentials, or an anonymous one.
 
         Raises:
             PermissionError: the named credentials cannot be read.
@@ -37,82 +41,83 @@ class GCS(Bucket):
             client = Client(project=None)
         except DefaultCredentialsError as missing:
             if os.environ.get(_CREDENTIALS):
-                raise refusal(401, str(missing)) from missing
+                raise error_from_status(401, str(missing)) from missing
             client = Client.create_anonymous_client()
-        client._bucket_metadata_cache = None  # it would look up the bucket's region in a thread, for traces
+        # Otherwise the client looks up the bucket's region in a thread, for its traces.
+        client._bucket_metadata_cache = None
         return client
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
-        """Get the object's metadata."""
-        with _explained():
-            found = self.client.bucket(bucket).get_blob(key, retry=_RETRY)
-        return None if found is None else _described(bucket, found)
+        """Request the object's metadata."""
+        with _translate_errors():
+            blob = self.client.bucket(bucket).get_blob(key, retry=_RETRY)
+        return None if blob is None else _to_entry(bucket, blob)
 
-    def listed(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
-        """List in pages of a thousand."""
-        found = self.client.list_blobs(
+    def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
+        """List objects in pages of a thousand."""
+        blobs = self.client.list_blobs(
             bucket, prefix=prefix, delimiter=None if deep else "/", fields=_FIELDS, retry=_RETRY
         )
-        with _explained():
-            yield from (_described(bucket, blob) for blob in found)
-        yield from (folder(bucket, name) for name in sorted(found.prefixes))
+        with _translate_errors():
+            yield from (_to_entry(bucket, blob) for blob in blobs)
+        yield from (folder_entry(bucket, name) for name in sorted(blobs.prefixes))
 
-    def get(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
-        """Download, with the checksum compared where the whole object is read."""
+    def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
+        """Download an object or a range; the checksum of a whole object is verified."""
         last = None if end is None else end - 1
-        with _explained():
+        with _translate_errors():
             try:
-                return bytes(self._blob(bucket, key).download_as_bytes(start=start, end=last, retry=_RETRY))
-            except GoogleAPICallError as beyond:
-                if beyond.code != 416:
+                return bytes(self._get_blob(bucket, key).download_as_bytes(start=start, end=last, retry=_RETRY))
+            except GoogleAPICallError as error:
+                if error.code != 416:
                     raise
                 return b""
 
-    def put(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
-        """Upload in one request."""
+    def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
+        """Upload the object in one request."""
         match = 0 if create else None
-        with _explained():
-            self._blob(bucket, key).upload_from_string(data, _BINARY, if_generation_match=match, retry=_RETRY)
+        with _translate_errors():
+            self._get_blob(bucket, key).upload_from_string(data, _BINARY, if_generation_match=match, retry=_RETRY)
 
     def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Upload in one session, chunk after chunk: the service takes them in order, so `ahead` does not count."""
+        """Upload the chunks in order, as the service wants them, ignoring `ahead`."""
         del ahead
-        blob = self.client.bucket(bucket).blob(key, chunk_size=-(-chunk // _STEP) * _STEP)
-        with _explained():
+        blob = self.client.bucket(bucket).blob(key, chunk_size=-(-chunk // _CHUNK_UNIT) * _CHUNK_UNIT)
+        with _translate_errors():
             blob.upload_from_filename(str(source), _BINARY, retry=_RETRY)
 
-    def remove(self, bucket: str, key: str) -> None:
-        """Delete it."""
-        with _explained():
-            self._blob(bucket, key).delete(retry=_RETRY)
+    def delete_object(self, bucket: str, key: str) -> None:
+        """Delete the object."""
+        with _translate_errors():
+            self._get_blob(bucket, key).delete(retry=_RETRY)
 
-    def _blob(self, bucket: str, key: str) -> Blob:
+    def _get_blob(self, bucket: str, key: str) -> Blob:
         return self.client.bucket(bucket).blob(key)
 
 
-def _described(bucket: str, blob: Blob) -> dict[str, Any]:
-    return entry(bucket, blob.name, blob.size or 0, blob.time_created)
+def _to_entry(bucket: str, blob: Blob) -> dict[str, Any]:
+    return file_entry(bucket, blob.name, blob.size or 0, blob.time_created)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except RetryError as given_up:
-        raise _meant(given_up.cause or given_up) from given_up
+        raise _to_os_error(given_up.cause or given_up) from given_up
     except (GoogleAPICallError, InvalidResponse, DataCorruption, GoogleAuthError, requests.RequestException) as error:
-        raise _meant(error) from error
+        raise _to_os_error(error) from error
 
 
-def _meant(error: BaseException) -> OSError:
+def _to_os_error(error: BaseException) -> OSError:
     response = getattr(error, "response", None)
     if response is not None:
-        return refusal(response.status_code, _said(error, response))
+        return error_from_status(response.status_code, _server_message(error, response))
     refused = isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
-    return refusal(401 if refused else None, str(error) or type(error).__name__)
+    return error_from_status(401 if refused else None, str(error) or type(error).__name__)
 
 
-def _said(error: BaseException, response: requests.Response) -> str:
+def _server_message(error: BaseException, response: requests.Response) -> str:
     with suppress(ValueError, KeyError, TypeError):
         return str(response.json()["error"]["message"])
     return str(error)

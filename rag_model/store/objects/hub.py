@@ -1,8 +1,10 @@
-"""Repositories of the Hugging Face Hub, as `hf://datasets/USER/NAME@REVISION/FOLDER`, to read: nothing is cached.
+"""Repositories of the Hugging Face Hub: read one as a store, or export a folder as one commit.
 
-The Hub cannot create one file exclusively, so refs could not be moved safely, and every write is refused. A whole store
-goes there as one commit: `bookwheel export --layout store`. huggingface_hub's own file system answers from cached
-listings and asks three times to read once, so here its client is asked: one request an answer.
+URLs are `hf://datasets/USER/NAME@REVISION/FOLDER`. The Hub cannot create a single file exclusively,
+so refs could not be moved safely: a store there is read-only, and `bookwheel export --layout store`
+writes a whole store as one commit (`open_commit`). huggingface_hub's own file system answers from
+cached listings and sends three requests for one read, so this module uses its client, which sends
+one request for each answer.
 """
 
 import errno
@@ -12,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Never, TypeVar
 from urllib.parse import quote
 
-from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -30,23 +33,25 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HfUri, get_session, hf_raise_for_status, parse_hf_uri, parse_ratelimit_headers
 from huggingface_hub.utils.logging import get_logger
 
-from rag_model.errors import BookwheelError, ReadOnlyError, UsageError, reason
-from rag_model.store.objects.buckets import Bucket, entry, folder, refusal
+from rag_model.errors import BookwheelError, ReadOnlyError, StoreError, UsageError, format_error
+from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
 
 T = TypeVar("T")
-KINDS = {"dataset": "datasets/", "model": "", "space": "spaces/"}  # the beginning of their addresses
+URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}  # by kind of repository
 _TRIES = 7
-_PAUSE = 0.1  # seconds before the second try, doubled for each further one: 6 s in all
-_PASSING = {429, 500, 502, 503, 504}
-_TOLD = 5.0  # seconds; a longer wait is logged
-_LOG = get_logger("huggingface_hub.bookwheel")  # the client's own, which goes to standard error
+_PAUSE = 0.1  # seconds before the first retry, doubled for each further one: 6 s in all
+_RETRY_STATUS = {429, 500, 502, 503, 504}
+_LOG_ABOVE = 5.0  # seconds; a longer wait is logged
+_LOG = get_logger("huggingface_hub.bookwheel")  # of huggingface_hub, which logs to standard error
+_HUB_FILES = {".gitattributes"}  # by the Hub, in a new repository
+_CONFLICT_STATUS = {409, 412}  # another writer created the repository, or committed to it
 
 
 class HubApi(HfApi):  # type: ignore[misc]
-    """The library's client of the Hub that the environment names, by `HF_ENDPOINT` and `HF_TOKEN`."""
+    """The client of the Hub that `HF_ENDPOINT` and `HF_TOKEN` name."""
 
     def __init__(self) -> None:
-        """Nothing is sent yet."""
+        """Create the client; no request is sent yet."""
         super().__init__(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="bookwheel")
 
     def close(self) -> None:
@@ -54,7 +59,7 @@ class HubApi(HfApi):  # type: ignore[misc]
 
 
 class Hub(Bucket):
-    """The repositories that the environment's token reaches; without one, those that are public."""
+    """The repositories that the environment's token can read; without one, the public ones."""
 
     protocol = "hf"
 
@@ -64,133 +69,134 @@ class Hub(Bucket):
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """Return the path behind `hf://`, with the repository at its front.
+        """Return the path after `hf://`, which begins with the repository.
 
         Raises:
-            UsageError: it names no repository.
+            UsageError: the path names no repository.
         """
         stripped = super()._strip_protocol(path)
-        repository_of(stripped)
+        parse_repository(stripped)
         return stripped
 
     def split(self, path: str) -> tuple[str, str]:
         """Return the repository with its revision, and the path in it."""
-        key = repository_of(path).path_in_repo
+        key = parse_repository(path).path_in_repo
         return path.removesuffix(key).rstrip("/"), key
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
-        """Ask for the headers of the file."""
+        """Request the headers of the file."""
         try:
-            with asked():
-                found = _patiently(lambda: self.client.get_hf_file_metadata(url=self._url(bucket, key)))
+            with guard_request():
+                metadata = _retry(lambda: self.client.get_hf_file_metadata(url=self._url(bucket, key)))
         except FileNotFoundError:
             return None
-        if found.size is None:
-            raise OSError("the Hub does not say how large it is")
-        return entry(bucket, key, found.size, None)
+        if metadata.size is None:
+            raise OSError("the Hub did not send the size of the file")
+        return file_entry(bucket, key, metadata.size, None)
 
-    def listed(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
-        """List in pages of a thousand."""
-        place, below = repository_of(bucket), prefix.rstrip("/") or None
-        wanted = {"revision": place.revision, "repo_type": place.type, "recursive": deep}
+    def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
+        """List files in pages of a thousand."""
+        repository, below = parse_repository(bucket), prefix.rstrip("/") or None
+        options = {"revision": repository.revision, "repo_type": repository.type, "recursive": deep}
         try:
-            with asked():
-                found = _patiently(lambda: list(self.client.list_repo_tree(place.id, below, **wanted)))
+            with guard_request():
+                items = _retry(lambda: list(self.client.list_repo_tree(repository.id, below, **options)))
         except FileNotFoundError:  # git has no empty folders
             return
-        for one in found:
-            if isinstance(one, RepoFile):
-                yield entry(bucket, one.path, one.size, None)
+        for item in items:
+            if isinstance(item, RepoFile):
+                yield file_entry(bucket, item.path, item.size, None)
             elif not deep:
-                yield folder(bucket, one.path)
+                yield folder_entry(bucket, item.path)
 
-    def get(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
-        """Download, by way of the redirect to where large files lie."""
-        whole = start is None and end is None
+    def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
+        """Download a file or a range; large files are read from where the Hub redirects to."""
+        is_whole = start is None and end is None
         headers = {**self.client._build_hf_headers(), "Accept-Encoding": "identity"}
-        if not whole:
+        if not is_whole:
             headers["Range"] = f"bytes={start or 0}-{'' if end is None else end - 1}"
-        with asked():
+        with guard_request():
             try:
-                response = _patiently(lambda: _got(self._url(bucket, key), headers))
-            except HfHubHTTPError as beyond:
-                if beyond.response.status_code != 416:
+                response = _retry(lambda: _http_get(self._url(bucket, key), headers))
+            except HfHubHTTPError as error:
+                if error.response.status_code != 416:
                     raise
                 return b""
-        return bytes(response.content if whole or response.status_code == 206 else response.content[start:end])
+        return bytes(response.content if is_whole or response.status_code == 206 else response.content[start:end])
 
-    def put(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
+    def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
         """Refuse."""
-        _refuse(bucket)
+        _refuse_write(bucket)
 
     def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
         """Refuse."""
-        _refuse(bucket)
+        _refuse_write(bucket)
 
-    def remove(self, bucket: str, key: str) -> None:
+    def delete_object(self, bucket: str, key: str) -> None:
         """Refuse."""
-        _refuse(bucket)
+        _refuse_write(bucket)
 
     def rm(self, path: str, recursive: bool = False, **_: Any) -> None:
         """Refuse."""
-        _refuse(self.split(path)[0])
+        _refuse_write(self.split(path)[0])
 
     def _url(self, bucket: str, key: str) -> str:
-        place = repository_of(bucket)
-        revision = quote(place.revision or constants.DEFAULT_REVISION, safe="")
-        return f"{self.client.endpoint}/{KINDS[place.type]}{place.id}/resolve/{revision}/{quote(key)}"
+        repository = parse_repository(bucket)
+        revision = quote(repository.revision or constants.DEFAULT_REVISION, safe="")
+        return f"{self.client.endpoint}/{URL_PREFIXES[repository.type]}{repository.id}/resolve/{revision}/{quote(key)}"
 
 
-def repository_of(path: str) -> HfUri:
-    """Return kind, name, revision and path of what `hf://` or the path behind it names.
+def parse_repository(path: str) -> HfUri:
+    """Parse a URL, with or without `hf://`, into repository kind, name, revision and path.
 
     Raises:
-        UsageError: it names no repository, or a bucket.
+        UsageError: the URL names no repository, or a bucket.
     """
-    told = path.removeprefix("hf://").strip("/")
+    address = path.removeprefix("hf://").strip("/")
     advice = "give hf://datasets/USER/NAME, or hf://USER/NAME for that of a model"
     try:
-        found = parse_hf_uri(f"hf://{told}")
+        repository = parse_hf_uri(f"hf://{address}")
     except HfUriError as wrong:
-        raise UsageError(f"hf://{told} names no repository of the Hub: {advice}") from wrong
-    if found.type not in KINDS:
-        raise UsageError(f"hf://{told} is in no repository of datasets, models or spaces: {advice}")
-    return found
+        raise UsageError(f"hf://{address} names no repository of the Hub: {advice}") from wrong
+    if repository.type not in URL_PREFIXES:
+        raise UsageError(f"hf://{address} is in no repository of datasets, models or spaces: {advice}")
+    return repository
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Raise the Hub's errors as those of files, each with one line that says why."""
+def translate_errors() -> Iterator[None]:
+    """Turn the Hub's errors into `OSError`s with a message of one line."""
     try:
         yield
     except OfflineModeIsEnabled as offline:
-        raise OSError("HF_HUB_OFFLINE is set, so the Hub is not asked: unset it") from offline
+        raise OSError("HF_HUB_OFFLINE is set, so no request is sent to the Hub: unset it") from offline
     except EntryNotFoundError as missing:
         raise FileNotFoundError(errno.ENOENT, "no such file") from missing
     except HfHubHTTPError as refused:
-        raise _meant(refused) from refused
+        raise _to_os_error(refused) from refused
     except HTTPError as lost:
         raise OSError(
-            f"the Hub cannot be reached ({reason(lost)}); check the network, and HF_ENDPOINT if it is set"
+            f"the Hub cannot be reached ({format_error(lost)}); check the network, and HF_ENDPOINT if it is set"
         ) from lost
 
 
 @contextmanager
-def asked() -> Iterator[None]:
-    """Do so for one question, also if a setting cannot be put into a request or something else than the Hub answers."""
+def guard_request() -> Iterator[None]:
+    """Translate the errors of one request, including invalid settings and foreign replies."""
     try:
-        with explained():
+        with translate_errors():
             yield
     except (OSError, BookwheelError):
         raise
-    except Exception as wrong:  # the client parses addresses and answers as if all were well
-        said = f"{type(wrong).__name__}: {' '.join(str(wrong).split())}"
+    except Exception as wrong:  # the client does not check the addresses and replies that it parses
+        description = f"{type(wrong).__name__}: {' '.join(str(wrong).split())}"
         raise OSError(
-            f"what answers is not the Hub ({said}); check the network, and HF_ENDPOINT and HF_TOKEN if they are set"
+            f"the reply is not from the Hub ({description}); check the network, and HF_ENDPOINT "
+            "and HF_TOKEN if they are set"
         ) from wrong
 
 
-def _meant(error: HfHubHTTPError) -> OSError:
+def _to_os_error(error: HfHubHTTPError) -> OSError:
     status, token = error.response.status_code, get_token()
     if isinstance(error, GatedRepoError):
         return OSError("its owner asks readers to accept terms; accept them on its page, and set HF_TOKEN")
@@ -200,44 +206,135 @@ def _meant(error: HfHubHTTPError) -> OSError:
         why = "the token in HF_TOKEN does not open it" if token else "it is private and HF_TOKEN is not set"
         return OSError(f"there is no such repository, or {why}; check the name and the token")
     if status == 429:
-        told = _reset(error)
-        again = "later" if told is None else f"in {told} s"
-        more = "" if token else "; with HF_TOKEN it is higher"
-        return OSError(f"the Hub's limit of requests is reached: try again {again}{more}")
-    return refusal(status, error.server_message or str(error))
+        seconds = _seconds_until_reset(error)
+        when = "later" if seconds is None else f"in {seconds} s"
+        hint = "" if token else "; with HF_TOKEN it is higher"
+        return OSError(f"the Hub's limit of requests is reached: try again {when}{hint}")
+    return error_from_status(status, error.server_message or str(error))
 
 
-def _got(url: str, headers: dict[str, str]) -> Any:
+def _http_get(url: str, headers: dict[str, str]) -> Any:
     response = get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
     hf_raise_for_status(response)
     return response
 
 
-def _patiently(ask: Callable[[], T]) -> T:
-    """Ask again while the answer may be another in a moment, or after the time that a limit of requests tells."""
+def _retry(request: Callable[[], T]) -> T:
+    """Retry transient errors; after a rate limit, wait as long as the Hub says."""
     for number in range(1, _TRIES):
         try:
-            return ask()
+            return request()
         except HTTPError as error:
             refused = error if isinstance(error, HfHubHTTPError) else None
-            if refused is not None and refused.response.status_code not in _PASSING:
+            if refused is not None and refused.response.status_code not in _RETRY_STATUS:
                 raise
-            told = None if refused is None else _reset(refused)
-        wait = _PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1) if told is None else told + random.random()
-        if wait > _TOLD:
+            reset_seconds = None if refused is None else _seconds_until_reset(refused)
+        wait = (
+            _PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
+            if reset_seconds is None
+            else reset_seconds + random.random()
+        )
+        if wait > _LOG_ABOVE:
             _LOG.warning("the Hub's limit of requests is reached: waiting %d s", wait)
         time.sleep(wait)
-    return ask()
+    return request()
 
 
-def _reset(error: HfHubHTTPError) -> int | None:
-    """Return the seconds until a limit that was reached is lifted, if the Hub says so."""
+def _seconds_until_reset(error: HfHubHTTPError) -> int | None:
+    """Return the seconds until the rate limit is reset, if the Hub says so."""
     limit = parse_ratelimit_headers(error.response.headers) if error.response.status_code == 429 else None
     return limit.reset_in_seconds if limit is not None and limit.remaining == 0 else None
 
 
-def _refuse(bucket: str) -> Never:
+def _refuse_write(bucket: str) -> Never:
     raise ReadOnlyError(
-        f"hf://{bucket} can be read as a store, but not written: the Hub cannot create one file exclusively, so refs "
-        "could not be moved safely; write to a store elsewhere, then `bookwheel export --layout store` to a new place"
+        f"hf://{bucket} can be read as a store, but not written: the Hub cannot create one file "
+        "exclusively, so refs could not be moved safely; write to a store elsewhere, then "
+        "`bookwheel export --layout store` to a new place"
     )
+
+
+@contextmanager
+def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
+    """Yield a new local folder; when the block succeeds, commit its files below `url`.
+
+    Readers see the commit completely or not at all. The commit names its parent, so of two writers
+    that saw the same empty folder one is rejected. A repository that does not exist is created,
+    private. `kind` is the required kind of repository: `dataset` or `model`.
+
+    Raises:
+        StoreError: the Hub cannot be reached, or the token has no write permission; nothing was
+            committed.
+        UsageError: the folder of the repository is not empty, or the repository has another kind.
+    """
+    repository, api = parse_repository(url), HubApi()
+    if repository.type != kind:
+        raise UsageError(f"{url} is in a repository of {repository.type}s: give hf://{URL_PREFIXES[kind]}USER/NAME")
+    _check_names(repository, url)
+    with _translate_commit_errors(url), guard_request():
+        parent = _find_parent_commit(api, repository, url)
+    with TemporaryDirectory(prefix="bookwheel-") as folder:
+        yield Path(folder)
+        with _translate_commit_errors(url):
+            _send_commit(api, repository, Path(folder), parent or _create_repository(api, repository), summary)
+
+
+@contextmanager
+def _translate_commit_errors(url: str) -> Iterator[None]:
+    try:
+        with translate_errors():
+            yield
+    except OSError as error:
+        status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
+        if status in _CONFLICT_STATUS:
+            raise StoreError(f"{url} was changed by another writer meanwhile: inspect it, and export again") from error
+        prefix = (
+            "cannot write to" if not isinstance(error, PermissionError) else "the token in HF_TOKEN cannot write to"
+        )
+        raise StoreError(f"{prefix} {url}: {error}") from error
+    except (RuntimeError, ValueError) as failed:
+        # From the upload of a file, or from the check of the card's metadata.
+        raise StoreError(f"cannot write to {url}: {format_error(failed.__cause__ or failed)}; export again") from failed
+
+
+def _check_names(repository: HfUri, url: str) -> None:
+    try:
+        CommitOperationAdd(f"{repository.path_in_repo}/README.md", b"")
+    except ValueError as error:
+        raise UsageError(f"files cannot be written to {url}: the Hub accepts no folder .., .git or .cache") from error
+
+
+def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
+    """Return the newest commit, in which the folder must be empty; None without a repository."""
+    if get_token() is None:
+        raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token with write permission")
+    options = {"repo_type": repository.type, "revision": repository.revision}
+    try:
+        parent = api.repo_info(repository.id, **options).sha
+    except RepositoryNotFoundError:
+        if repository.revision:
+            raise
+        return None
+    api.auth_check(repository.id, repo_type=repository.type, write=True)
+    if repository.path_in_repo:
+        is_occupied = bool(api.get_paths_info(repository.id, repository.path_in_repo, **options))
+    else:
+        is_occupied = any(item.path not in _HUB_FILES for item in api.list_repo_tree(repository.id, **options))
+    if is_occupied:
+        raise UsageError(f"{url} is not empty: give a new repository, or a new folder in this one")
+    return str(parent)
+
+
+def _create_repository(api: HubApi, repository: HfUri) -> str:
+    api.create_repo(repository.id, repo_type=repository.type, private=True)
+    return str(api.repo_info(repository.id, repo_type=repository.type).sha)
+
+
+def _send_commit(api: HubApi, repository: HfUri, folder: Path, parent: str, summary: str) -> None:
+    prefix = f"{repository.path_in_repo}/" if repository.path_in_repo else ""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    additions = [CommitOperationAdd(f"{prefix}{path.relative_to(folder).as_posix()}", path) for path in files]
+    options = {"repo_type": repository.type, "revision": repository.revision}
+    # Only this separate call can upload files that a .gitignore of the repository names.
+    api.preupload_lfs_files(repository.id, additions, gitignore_content="", free_memory=False, **options)
+    api.create_commit(repository.id, additions, commit_message=summary, parent_commit=parent, **options)

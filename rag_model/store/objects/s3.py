@@ -1,8 +1,8 @@
-"""S3 by way of s3fs, with every retry in this one layer.
+"""S3 through s3fs, with all retries in this one layer.
 
-botocore alone would retry a request, but not a response that breaks off in the middle. s3fs alone would retry
-responses too, but not every status that means "later", and it would repeat what botocore had given up on:
-25 tries of one request, 125 of a read. So both are told to try once, and this module does the retries.
+botocore retries a request, but not a response that breaks off in the middle. s3fs retries responses
+too, but not every status that means "later", and it repeats requests that botocore has given up on:
+25 tries of one request, 125 of a read. So both are set to try once, and this module retries.
 """
 
 import asyncio
@@ -15,58 +15,58 @@ import botocore.exceptions  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs import S3FileSystem
 
-from rag_model.store.objects.ranges import ASKED
+from rag_model.store.objects.files import MAX_REQUESTS
 
 _TRIES = 7
-_PAUSE = 0.1  # seconds before the second try, doubled for each further one: 6 s in all
-_PASSING_STATUS = {429, 500, 502, 503, 504}
-_PASSING_CODES = {
-    "ConditionalRequestConflict",  # another conditional write of the same key is under way
+_PAUSE = 0.1  # seconds before the first retry, doubled for each further one: 6 s in all
+_RETRY_STATUS = {429, 500, 502, 503, 504}
+_RETRY_CODES = {
+    "ConditionalRequestConflict",  # another conditional write of the same key is in progress
     "RequestTimeout",
     "SlowDown",
     "Throttling",
     "ThrottlingException",
     "XAmzContentSHA256Mismatch",  # the body was damaged in transit
 }
-_BROKEN_LINE = (
+_CONNECTION_ERRORS = (
     aiohttp.ClientError,
     botocore.exceptions.ConnectionError,
     botocore.exceptions.HTTPClientError,
-    ResponseParserError,  # an error page in place of XML
+    ResponseParserError,  # an error page instead of XML
     TimeoutError,
 )
-_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response")
 
 
 class S3(S3FileSystem):  # type: ignore[misc]
-    """An `S3FileSystem` that tries each request, with the body of its response, up to seven times."""
+    """An `S3FileSystem` that tries each request and the read of its response up to seven times."""
 
-    retries = 1  # s3fs's own
-    errors = (botocore.exceptions.BotoCoreError, aiohttp.ClientError)  # those that are no `OSError`
+    retries = 1  # disables the retries of s3fs
+    errors = (botocore.exceptions.BotoCoreError, aiohttp.ClientError)  # not subclasses of `OSError`
 
     def __init__(self, *args: Any, config_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        once = {"max_pool_connections": ASKED, **(config_kwargs or {}), "retries": {"total_max_attempts": 1}}
-        super().__init__(*args, config_kwargs=once, **kwargs)
+        config = {"max_pool_connections": MAX_REQUESTS, **(config_kwargs or {}), "retries": {"total_max_attempts": 1}}
+        super().__init__(*args, config_kwargs=config, **kwargs)
 
     async def _call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:
         call = super()._call_s3
-        return await _patiently(lambda: call(method, *args, **kwargs))
+        return await _retry(lambda: call(method, *args, **kwargs))
 
     async def _cat_file(
         self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any
     ) -> Any:
-        """Read a file or a range in one request; s3fs would request the size first and then read in smaller pieces."""
+        """Read a file or a range by one request; s3fs sends several."""
         read = super()._cat_file
-        return await _patiently(lambda: read(path, version_id, start=start, end=end, max_concurrency=1))
+        return await _retry(lambda: read(path, version_id, start=start, end=end, max_concurrency=1))
 
 
-async def _patiently(attempt: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Try until it succeeds or cannot; an error that an inner call gave up on is not tried again."""
+async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:
+    """Retry transient errors, unless an inner call has already given up on the error."""
     for number in range(_TRIES - 1):
         try:
             return await attempt()
         except Exception as error:
-            if getattr(error, "given_up", False) or not _passes(error):
+            if getattr(error, "given_up", False) or not _is_transient(error):
                 raise
         await asyncio.sleep(_PAUSE * 2**number * random.uniform(0.5, 1))  # clients spread out
     try:
@@ -76,10 +76,10 @@ async def _patiently(attempt: Callable[[], Awaitable[_Answer]]) -> _Answer:
         raise
 
 
-def _passes(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return status in _PASSING_STATUS or response.get("Error", {}).get("Code") in _PASSING_CODES
-    return isinstance(error, _BROKEN_LINE) and not isinstance(error, botocore.exceptions.SSLError)
+        return status in _RETRY_STATUS or response.get("Error", {}).get("Code") in _RETRY_CODES
+    return isinstance(error, _CONNECTION_ERRORS) and not isinstance(error, botocore.exceptions.SSLError)

@@ -1,1 +1,7 @@
-"""Copies outside the store: pull and export, patches from earlier vectors, stamps of verified files, pruning."""
+"""Copies of versions outside the store.
+
+* `pull`: copy a version to a local folder; `folder`: paths, locks and pruning of such a folder
+* `materialize`: fetch, patch, rebuild or derive the files of a pull
+* `overlap`: vectors that a previous snapshot has too; `deltas`, `delta_files`: differences of files
+* `export`, `destination`: write a version in another layout to a folder or to the Hub
+"""

@@ -1,17 +1,20 @@
-"""Deltas beside the files of a store: with them a puller that has the snapshot before fetches a fraction of a file.
+"""Deltas: files with which a puller of the previous snapshot fetches a fraction of a new file.
 
-| of | holds |
+A delta turns a base file, from the previous snapshot, into the target file.
+
+| target | content of the delta |
 | --- | --- |
-| a passage file | its new rows, and where the others stand in the file before (`corpus.passage_delta`) |
-| an index that ends in vectors | what comes before these, compressed (`store.pulling.packed`): the graph |
-| another index, not of words | what the file before has not (`store.pulling.splice`): new codes in lists that stayed |
+| a passage file | new rows, and the base's row numbers of other rows (`corpus.passage_delta`) |
+| an index that ends in vectors | the bytes before the vectors, compressed: the graph (no base) |
+| another index, except BM25 | bytes that the base does not have: new codes in unchanged lists |
 
-A build makes them and records them in the memo: stage `delta`, by the files' digests and the versions that decide the
-bytes. They belong to no snapshot's content, so they change no id and nothing that is served. What a puller makes with
-one is compared with the digest in the manifest; if anything differs, or is missing, the file is fetched as it is.
+A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
+the versions that influence the bytes. They are not in a snapshot's content, so they change no id
+and no search result. A puller compares the file that it builds with the digest in the manifest; if
+it differs, or if a delta is missing, the puller fetches the whole file.
 
-A delta lives as long as a snapshot has the later file (`store.upkeep.roots`), and holds nothing that this file has not:
-so a takedown, which replaces files that hold a page, ends their deltas with them.
+A delta is kept as long as a snapshot has the target (`store.upkeep.roots`), and contains only data
+of the target. So a takedown, which replaces the files with a page, also removes their deltas.
 """
 
 from collections.abc import Iterator
@@ -26,142 +29,151 @@ from rag_model.corpus.passages import PassageFile
 from rag_model.digest import digest_file
 from rag_model.errors import BookwheelError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Memo, Produced, Record
-from rag_model.store.pulling import packed, splice
-from rag_model.store.pulling.tables import tables_of
+from rag_model.store.objects.memo import Memo, Record, StageResult
+from rag_model.store.pulling import delta_files
+from rag_model.store.pulling.overlap import find_vector_tables
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content
-from rag_model.store.versions.paths import TEXT, passages_path
+from rag_model.store.versions.manifest import TEXT, Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 STAGE = "delta"
-AFTER = "after"  # the fact of a record that names the later file
-_DELTA = "delta"
-_WORTH = 0.5  # of the bytes that it spares: what is saved must be worth the work
-_HEAD = 4096  # bytes; what is shorter before an index's vectors is no graph
+TARGET_KEY = "after"  # key of the target's digest in the statistics of a memo record
+_OUTPUT = "delta"
+_MAX_FRACTION = 0.5  # of the bytes that the delta replaces; a larger delta is not worth the work
+_MIN_HEAD_BYTES = 4096  # a shorter head before an index's vectors is not a graph
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What a delta is from, and to."""
+class DeltaStep:
+    """The base and the target of a delta."""
 
-    after: BlobRef  # the later file
-    before: BlobRef | None = None  # the earlier one, but for an index that ends in vectors
-    head: int = 0  # of an index that ends in vectors: the bytes before these
-    passages: bool = False  # whether they are passages
+    target: BlobRef  # the new file
+    base: BlobRef | None = None  # the previous file; None for an index that ends in vectors
+    head_bytes: int = 0  # number of bytes before the vectors, for an index that ends in vectors
+    is_passages: bool = False  # whether the files are passage files
 
     def inputs(self) -> dict[str, Any]:
-        """Return all that decides a delta's bytes."""
-        if self.before is None:
-            return {"after": self.after.id, "head": self.head, "code": packed.VERSION}
-        if not self.passages:
-            return {"before": self.before.id, "after": self.after.id, "splice": splice.VERSION}
+        """Return the memo inputs: everything that determines the delta's bytes."""
+        if self.base is None:
+            return {"after": self.target.id, "head": self.head_bytes, "code": delta_files.PACK_VERSION}
+        if not self.is_passages:
+            return {"before": self.base.id, "after": self.target.id, "splice": delta_files.SPLICE_VERSION}
         versions = {"code": passage_delta.VERSION, "libraries": {"pyarrow": pa.__version__}}
-        return {"before": self.before.id, "after": self.after.id, **versions}
+        return {"before": self.base.id, "after": self.target.id, **versions}
 
 
-def steps(before: Content, after: Content) -> Iterator[Step]:
-    """Yield what deltas can be made of: files that changed."""
-    passages = {passages_path(part.name) for part in after.parts}
-    indexes = {after.index_file(name): after.over(name) != TEXT for name in after.indexes}  # of words pullers make
-    known, tables = {*before.files.values()}, tables_of(after)
-    for path in (*passages, *(path for path, wanted in indexes.items() if wanted)):
-        old, new = before.files.get(path), after.files.get(path)
-        if path in tables and new and new not in known and tables[path].head >= _HEAD:
-            yield Step(new, head=tables[path].head)
-        elif path not in tables and old and new and new not in known:
-            yield Step(new, old, passages=path in passages)
+def iter_delta_steps(base: Content, target: Content) -> Iterator[DeltaStep]:
+    """Yield the deltas that can be built between two snapshots: one for each changed file."""
+    passages = {passages_path(part.name) for part in target.parts}
+    indexes = {
+        target.index_file(name): target.representation_of(name) != TEXT for name in target.indexes
+    }  # pullers derive BM25 indexes
+    base_files, tables = {*base.files.values()}, find_vector_tables(target)
+    for path in (*passages, *(path for path, has_delta in indexes.items() if has_delta)):
+        base_file, target_file = base.files.get(path), target.files.get(path)
+        if (
+            path in tables
+            and target_file
+            and target_file not in base_files
+            and tables[path].head_bytes >= _MIN_HEAD_BYTES
+        ):
+            yield DeltaStep(target_file, head_bytes=tables[path].head_bytes)
+        elif path not in tables and base_file and target_file and target_file not in base_files:
+            yield DeltaStep(target_file, base_file, is_passages=path in passages)
 
 
-def made(store: Store, step: Step) -> Record:
-    """Return the record of a delta, made first if there is none; without an output where it is not worth its work.
+def build_delta(store: Store, step: DeltaStep) -> Record:
+    """Return the memo record of a delta, built first if there is none.
+
+    The record has no output if the delta is too large to be worthwhile.
 
     Raises:
-        NotRecordedError: there is no record, and the store's memo only reads.
+        NotRecordedError: there is no record, and the store's memo may not produce one.
         StoreError: a file is missing or damaged, or the store cannot be written.
-        OSError: there is no room for temporary files.
+        OSError: the disk is full.
     """
 
-    def produce(folder: Path) -> Produced:
+    def produce(folder: Path) -> StageResult:
         out = folder / "delta"
-        after = store.blobs.local(step.after)
-        if step.before is None:
-            packed.pack(after, step.head, out)
-            worth = out.stat().st_size <= _WORTH * step.head
+        target = store.blobs.get_local_path(step.target)
+        if step.base is None:
+            delta_files.write_packed(target, step.head_bytes, out)
+            is_worthwhile = out.stat().st_size <= _MAX_FRACTION * step.head_bytes
         else:
-            before = store.blobs.local(step.before)
-            write = passage_delta.write_delta if step.passages else splice.write_splice
-            write(before, after, out)
-            worth = out.stat().st_size <= _WORTH * step.after.size
-            worth = worth and (not step.passages or _makes(before, out, after, folder / "again"))
-        return Produced({_DELTA: out} if worth else {}, {AFTER: step.after.id})
+            base = store.blobs.get_local_path(step.base)
+            write = passage_delta.write_delta if step.is_passages else delta_files.write_splice
+            write(base, target, out)
+            is_worthwhile = out.stat().st_size <= _MAX_FRACTION * step.target.size
+            is_worthwhile = is_worthwhile and (not step.is_passages or _reproduces(base, out, target, folder / "again"))
+        return StageResult({_OUTPUT: out} if is_worthwhile else {}, {TARGET_KEY: step.target.id})
 
-    return store.memo.once(STAGE, step.inputs(), produce)[0]
+    return store.memo.get_or_create(STAGE, step.inputs(), produce)[0]
 
 
-def _makes(before: Path, delta: Path, after: Path, again: Path) -> bool:
-    """Whether a delta gives the later file here: not if another version of the library wrote that."""
-    with PassageFile(after) as file:
+def _reproduces(base: Path, delta: Path, target: Path, rebuilt: Path) -> bool:
+    """Return whether a delta reproduces the target; another pyarrow may have written it."""
+    with PassageFile(target) as file:
         rows = file.n_rows
-    passage_delta.apply_delta(before, delta, rows, again)
-    return digest_file(again) == digest_file(after)
+    passage_delta.apply_delta(base, delta, rows, rebuilt)
+    return digest_file(rebuilt) == digest_file(target)
 
 
-def offered(store: Store, step: Step) -> BlobRef | None:
-    """Return the delta of a step; None if there is none for this version of the library.
+def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
+    """Return the delta of a step; None without a worthwhile delta for the installed versions.
 
     Raises:
         StoreError: the store cannot be read.
     """
-    record = store.memo.get(STAGE, Memo.key(step.inputs()))
-    found = record.outputs.get(_DELTA) if record else None
-    return found if found and found.size <= _WORTH * (step.head or step.after.size) else None
+    record = store.memo.find(STAGE, Memo.compute_key(step.inputs()))
+    delta = record.outputs.get(_OUTPUT) if record else None
+    return delta if delta and delta.size <= _MAX_FRACTION * (step.head_bytes or step.target.size) else None
 
 
-def renewed(store: Store, before: Snapshot, after: Content, path: str, out: Path) -> int | None:
-    """Write a file of a snapshot, of passages or an index, made of the one that an earlier pull left and a delta.
+def rebuild_file(store: Store, previous: Snapshot, content: Content, path: str, out: Path) -> int | None:
+    """Rebuild a passage file or an index from the previous snapshot's file and a delta.
 
     Returns:
-        The bytes fetched; None if it was not written, for any reason but a full disk: then fetch the file.
+        The bytes fetched; None if the file was not written, for any reason but a full disk. Then
+        fetch the whole file.
 
     Raises:
         OSError: `out` cannot be written.
     """
-    rows = {passages_path(part.name): part.rows for part in after.parts}
-    earlier, later = before.manifest.content.files.get(path), after.files[path]
-    if earlier in (None, later) or path in tables_of(after):
+    rows = {passages_path(part.name): part.rows for part in content.parts}
+    base_file, target_file = previous.manifest.content.files.get(path), content.files[path]
+    if base_file in (None, target_file) or path in find_vector_tables(content):
         return None
     try:
-        delta = offered(store, Step(later, earlier, passages=path in rows))
+        delta = find_delta(store, DeltaStep(target_file, base_file, is_passages=path in rows))
         if delta is None:
             return None
         copy = out.with_name("delta")
         store.blobs.fetch(delta, copy)
         if path in rows:
-            passage_delta.apply_delta(before.path(path), copy, rows[path], out)
+            passage_delta.apply_delta(previous.path(path), copy, rows[path], out)
         else:
-            splice.apply_splice(before.path(path), copy, later.size, out)
-    except BookwheelError:  # what is wrong with the store itself is told when the file is fetched
+            delta_files.apply_splice(previous.path(path), copy, target_file.size, out)
+    except BookwheelError:  # an error of the store itself is raised when the file is fetched
         return None
     return delta.size
 
 
-def unpacked(store: Store, step: Step, out: Path) -> int | None:
-    """Write the bytes of an index that come before its vectors, if they are in the store packed.
+def unpack_head(store: Store, step: DeltaStep, out: Path) -> int | None:
+    """Write the bytes of an index before its vectors, if the store has them packed.
 
     Returns:
-        The bytes fetched; None if it was not written, as in `renewed`.
+        The bytes fetched; None if the file was not written, as in `rebuild_file`.
 
     Raises:
         OSError: `out` cannot be written.
     """
     try:
-        delta = offered(store, step) if step.head >= _HEAD else None
+        delta = find_delta(store, step) if step.head_bytes >= _MIN_HEAD_BYTES else None
         if delta is None:
             return None
         copy = out.with_name("packed")
         store.blobs.fetch(delta, copy)
-        packed.unpack(copy, step.head, out)
+        delta_files.unpack_file(copy, step.head_bytes, out)
     except BookwheelError:
         return None
     return delta.size

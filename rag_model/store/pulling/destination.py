@@ -1,4 +1,4 @@
-"""The new place that an export writes to: a folder of this machine, or one in a repository of the Hugging Face Hub."""
+"""The destination of an export: a new folder on this machine or in a repository of the Hub."""
 
 import secrets
 import shutil
@@ -7,50 +7,50 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from rag_model.atomic_write import TEMPORARY_PREFIX, fsync
 from rag_model.errors import StoreError, UsageError
 from rag_model.extras import require
-from rag_model.landing import TEMPORARY, sync
-from rag_model.secrets import refuse_secret, refuse_url
+from rag_model.secrets import refuse_secret, refuse_url_as_path
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
-Destination = Path | str  # a folder, or hf://datasets/USER/NAME/FOLDER, hf://USER/NAME for a model
+Destination = Path | str  # a folder, hf://datasets/USER/NAME/FOLDER, or hf://USER/NAME for a model
 _HUB = "hf://"
 
 
-def destination(named: str) -> Destination:
-    """Return the place that a text names.
+def parse_destination(text: str) -> Destination:
+    """Parse the destination of an export: an `hf://` URL or a local path.
 
     Raises:
-        UsageError: it is a URL of another kind, or one that may contain a secret.
+        UsageError: the text is another URL, or a URL that may contain a secret.
     """
-    if named.startswith(_HUB):
-        refuse_secret(named)
-        return named
-    refuse_url(Path(named))
-    return Path(named)
+    if text.startswith(_HUB):
+        refuse_secret(text)
+        return text
+    refuse_url_as_path(Path(text))
+    return Path(text)
 
 
-def write_files(
+def export_files(
     store: Store, files: Mapping[str, BlobRef], out: Destination, kind: Literal["dataset", "model"] = "dataset"
 ) -> int:
-    """Write a version's files, each verified, to the new folder `out`; return their bytes.
+    """Write a version's files, each verified, to the new folder `out`; return the number of bytes.
 
-    `kind` is that of the repository, if `out` is in one.
+    `kind` is the kind of repository, if `out` is on the Hub.
 
     Raises:
         StoreError: a file is missing or damaged, or `out` cannot be written.
         UsageError: `out` exists already.
     """
-    with new_folder(out, kind) as building:
+    with open_destination(out, kind) as folder:
         for path, ref in files.items():
-            store.blobs.fetch(ref, building / path)
+            store.blobs.fetch(ref, folder / path)
     return sum(ref.size for ref in files.values())
 
 
 @contextmanager
-def new_folder(out: Destination, kind: Literal["dataset", "model"] = "dataset") -> Iterator[Path]:
-    """Yield a folder to fill, which appears as `out`, complete, when the block succeeds and is deleted when it fails.
+def open_destination(out: Destination, kind: Literal["dataset", "model"] = "dataset") -> Iterator[Path]:
+    """Yield a temporary folder; rename it to `out` when the block succeeds, delete it on failure.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -58,27 +58,27 @@ def new_folder(out: Destination, kind: Literal["dataset", "model"] = "dataset") 
     """
     try:
         if isinstance(out, Path):
-            with _local(out) as building:
-                yield building
+            with _open_local_folder(out) as folder:
+                yield folder
         else:
             require("huggingface_hub", "hub")
-            committed = require("rag_model.store.pulling.commit", "hub").committed
-            with committed(out, kind, "Export by bookwheel") as building:
-                yield building
+            open_commit = require("rag_model.store.objects.hub", "hub").open_commit
+            with open_commit(out, kind, "Export by bookwheel") as folder:
+                yield folder
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 @contextmanager
-def _local(out: Path) -> Iterator[Path]:
+def _open_local_folder(out: Path) -> Iterator[Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"there is something at {out} already: give a new folder")
-    building = out.absolute().with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-    building.mkdir(parents=True)
+        raise UsageError(f"{out} exists already: give a new folder")
+    staging = out.absolute().with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+    staging.mkdir(parents=True)
     try:
-        yield building
-        for path in building.rglob("*"):
-            sync(path)
-        building.rename(out)
+        yield staging
+        for path in staging.rglob("*"):
+            fsync(path)
+        staging.rename(out)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)

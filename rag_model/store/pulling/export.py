@@ -1,16 +1,16 @@
-"""Export a snapshot to layouts that other tools read.
+"""Export a snapshot in layouts of other tools.
 
 | layout | files | for |
 | --- | --- | --- |
 | `dpr` | `psgs_w100.tsv`; `wikipedia_passages_0.npy`, row i for id i of `wikipedia_passages_0.ids.npy` | DPR |
 | `jsonl` | `corpus.jsonl` of `{"id", "contents"}`: title, line break, text | Pyserini, FlashRAG |
 | `datasets` | `data/train-00000-of-00008.parquet` of `id, text, title, revised, embeddings` | `load_dataset(folder)` |
-| `store` | a store of this snapshot alone, under the ref `latest` | bookwheel |
+| `store` | a store with only this snapshot, under the ref `latest` | bookwheel |
 
-`revised` is when the article's revision was saved; a line of `corpus.jsonl` has it too where it is known.
-DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain arrays. Parts stream, so
-memory does not grow with the snapshot. A README, the card of a repository on the Hugging Face Hub, names the corpus and
-its licence.
+`revised` is the time at which the article's revision was saved; a line of `corpus.jsonl` has it too
+if it is known. DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain
+arrays. Parts are streamed, so memory does not grow with the snapshot. A README, which is the card
+of a repository on the Hugging Face Hub, names the corpus and its licence.
 """
 
 import csv
@@ -24,23 +24,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rag_model.corpus.moments import iso_of
-from rag_model.corpus.passages import DATE, PASSAGE_SCHEMA, in_seconds
+from rag_model.corpus.passages import DATE, PASSAGE_SCHEMA, to_seconds
+from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import UsageError
-from rag_model.store.pulling.destination import Destination, new_folder
-from rag_model.store.pulling.kinds import kind_of
+from rag_model.store.pulling.destination import Destination, open_destination
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.manifest import Manifest, file_kind
 from rag_model.store.versions.snapshot import Snapshot
 
 Layout = Literal["dpr", "jsonl", "datasets", "store"]
-_REF = "latest"  # of an exported store
-_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # as the Hub spells them
+_REF = "latest"  # the ref in an exported store
+_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # name -> identifier on the Hub
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What an export wrote."""
+    """The result of an export."""
 
     snapshot: str  # full id
     path: Destination
@@ -49,12 +48,12 @@ class ExportReport:
     bytes: int
 
 
-def export(snapshot: Snapshot, out: Destination, layout: Layout, *, embeddings: bool = True) -> ExportReport:
-    """Write all passages of a snapshot, in row order, to the new folder `out`, which appears complete or not at all.
+def export_snapshot(snapshot: Snapshot, out: Destination, layout: Layout, *, embeddings: bool = True) -> ExportReport:
+    """Write all passages of a snapshot, in row order, to the new folder `out`.
 
-    `out` may be in a repository of datasets on the Hugging Face Hub (`hf://datasets/USER/NAME/FOLDER`). Vectors are
-    included if `embeddings`, if the layout has a place for them, and if the snapshot has vectors. The layout `store`
-    is written by `export_store`.
+    The folder appears complete or not at all. It may be in a dataset repository of the Hugging Face
+    Hub (`hf://datasets/USER/NAME/FOLDER`). Vectors are included if `embeddings` is set, the layout
+    supports them, and the snapshot has vectors. `export_store` writes the layout `store`.
 
     Raises:
         StoreError: a file of the snapshot is missing or damaged, or `out` cannot be written.
@@ -62,36 +61,38 @@ def export(snapshot: Snapshot, out: Destination, layout: Layout, *, embeddings: 
     """
     if layout not in _WRITERS:
         raise UsageError(f"there is no layout {layout!r}: choose from {', '.join(_WRITERS)}")
-    vectors = embeddings and any(kind_of(file) == "embeddings" for file in snapshot.manifest.content.files)
-    with new_folder(out) as building:
+    vectors = embeddings and any(file_kind(file) == "embeddings" for file in snapshot.manifest.content.files)
+    with open_destination(out) as building:
         _WRITERS[layout](snapshot, building, vectors)
-        return _report(snapshot.manifest, building, out, layout, vectors)
+        return _finish_export(snapshot.manifest, building, out, layout, vectors)
 
 
 def export_store(store: Store, name: str, out: Destination) -> ExportReport:
-    """Write a snapshot, whole, to the new folder `out` as a store of its own, under the ref `latest`.
+    """Write a complete snapshot to the new folder `out` as a store with the ref `latest`.
 
-    `name` is an id, a prefix, a ref or ref@number. The manifest and the move are signed if the environment has a key,
-    and the manifest was signed (`Shelf.vouched`).
+    `name` is an id, a prefix, a ref or ref@number. The manifest and the move are signed if the
+    environment has a key and the manifest has a trusted signature
+    (`Catalog.has_trusted_signature`).
 
     Raises:
-        StoreError: there is no such snapshot, a file of it is missing or damaged, or `out` cannot be written.
+        StoreError: there is no such snapshot, one of its files is missing or damaged, or `out`
+            cannot be written.
         UsageError: `out` exists already.
     """
-    identity = store.snapshots.trusted(name)
-    manifest, vouched = store.snapshots.get(identity), store.snapshots.vouched(identity)
-    with new_folder(out) as building:
-        made = Store.open(str(building), create=True)
+    identity = store.snapshots.resolve_trusted(name)
+    manifest, is_signed = store.snapshots.get(identity), store.snapshots.has_trusted_signature(identity)
+    with open_destination(out) as building:
+        exported_store = Store.open(str(building), create=True)
         for ref in {*manifest.content.files.values()}:
             store.blobs.fetch(ref, building / ref.path)
-        made.snapshots.put(manifest, sign=vouched)
-        made.refs.move(_REF, identity, 0, sign=vouched)
-        return _report(manifest, building, out, "store", vectors=True)
+        exported_store.snapshots.publish(manifest, sign=is_signed)
+        exported_store.refs.move(_REF, identity, 0, sign=is_signed)
+        return _finish_export(manifest, building, out, "store", vectors=True)
 
 
-def _report(manifest: Manifest, building: Path, out: Destination, layout: Layout, vectors: bool) -> ExportReport:
-    """Write the README, and return what was written."""
-    (building / "README.md").write_text(_readme(manifest, out, layout, vectors), encoding="utf-8")
+def _finish_export(manifest: Manifest, building: Path, out: Destination, layout: Layout, vectors: bool) -> ExportReport:
+    """Write the README, and return the report."""
+    (building / "README.md").write_text(_render_readme(manifest, out, layout, vectors), encoding="utf-8")
     size = sum(path.stat().st_size for path in building.rglob("*") if path.is_file())
     return ExportReport(manifest.id, out, layout, manifest.content.n, size)
 
@@ -103,9 +104,9 @@ def _write_dpr(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
         for number, part in enumerate(snapshot.parts):
             ids: list[str] = []
             for batch in snapshot.batches(part.name, ["id", "title", "text"]):
-                own, titles, texts = (column.to_pylist() for column in batch.columns)
-                rows.writerows(zip(own, texts, titles, strict=True))
-                ids += own if vectors else []
+                ids_of_batch, titles, texts = (column.to_pylist() for column in batch.columns)
+                rows.writerows(zip(ids_of_batch, texts, titles, strict=True))
+                ids += ids_of_batch if vectors else []
             if vectors:
                 stem = folder / f"wikipedia_passages_{number}"
                 np.save(stem.with_suffix(".ids.npy"), np.array(ids, dtype=np.str_), allow_pickle=False)
@@ -113,15 +114,15 @@ def _write_dpr(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
 
 
 def _write_jsonl(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
-    del vectors  # the layout has no place for them
+    del vectors  # not part of this layout
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
         for part in snapshot.parts:
             for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
                 *texts, dates = batch.columns
-                columns = [*texts, in_seconds(dates)]
-                for own, title, text, revised in zip(*map(pa.Array.to_pylist, columns), strict=True):
-                    date = {} if revised is None else {DATE: iso_of(revised)}
-                    line = json.dumps({"id": own, "contents": f"{title}\n{text}", **date}, ensure_ascii=False)
+                columns = [*texts, to_seconds(dates)]
+                for passage_id, title, text, revised in zip(*map(pa.Array.to_pylist, columns), strict=True):
+                    date = {} if revised is None else {DATE: format_iso(revised)}
+                    line = json.dumps({"id": passage_id, "contents": f"{title}\n{text}", **date}, ensure_ascii=False)
                     file.write(line + "\n")
 
 
@@ -131,13 +132,13 @@ def _write_datasets(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
     schema = pa.schema([*fields, pa.field("embeddings", pa.list_(pa.float32()))] if vectors else fields)
     for number, part in enumerate(snapshot.parts):
         path = folder / "data" / f"train-{number:05d}-of-{len(snapshot.parts):05d}.parquet"
-        found = snapshot.embeddings(part.name) if vectors else None
+        embeddings = snapshot.embeddings(part.name) if vectors else None
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             start = 0
             for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
                 columns = [batch[field.name] for field in fields]
-                if found is not None:
-                    rows = found[start : start + batch.num_rows].astype(np.float32)
+                if embeddings is not None:
+                    rows = embeddings[start : start + batch.num_rows].astype(np.float32)
                     offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
                     columns.append(pa.ListArray.from_arrays(offsets, rows.ravel()))
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -151,19 +152,19 @@ _WRITERS: dict[Layout, Callable[[Snapshot, Path, bool], None]] = {
 }
 
 
-def _readme(manifest: Manifest, out: Destination, layout: Layout, vectors: bool) -> str:
-    """Return a dataset card: what the Hub reads, then what people do."""
+def _render_readme(manifest: Manifest, out: Destination, layout: Layout, vectors: bool) -> str:
+    """Render a dataset card: metadata for the Hub, then text for people."""
     content, corpus = manifest.content, manifest.content.corpus
-    told = str(corpus.get("licence") or "")
-    head = ["tags:", "- bookwheel", *([f"license: {_LICENCES[told]}"] if told in _LICENCES else [])]
-    licence = f", {told}, by its authors; excerpts, markup removed" if told else ""
+    licence_name = str(corpus.get("licence") or "")
+    metadata = ["tags:", "- bookwheel", *([f"license: {_LICENCES[licence_name]}"] if licence_name in _LICENCES else [])]
+    licence = f", {licence_name}, by its authors; excerpts, markup removed" if licence_name else ""
     space = f"Vectors: {content.space.get('name')}.\n" if vectors and content.space else ""
     source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
-    read = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""
+    command = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""
     return "\n".join(
         [
-            *("---", *head, "---"),
+            *("---", *metadata, "---"),
             f"{content.n:,} passages of bookwheel snapshot {manifest.id}.",
-            f"Text: {source}{licence}.\n{space}{read}",
+            f"Text: {source}{licence}.\n{space}{command}",
         ]
     )

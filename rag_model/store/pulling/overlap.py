@@ -1,185 +1,324 @@
-"""Find the vectors of a snapshot that a puller has already: those of passages that an earlier snapshot has too.
+"""Find the vectors of a snapshot that a puller has already, because a previous snapshot has them.
 
-A month's edits change nearly every file, but few of its rows. For a file that ends in vectors (`store.pulling.tables`)
-a `Patch` fetches the header and the rows of new passages by range, and copies the other rows from this disk. Passages
-are joined by hash within one encoder space. Only the digest of the complete file shows that the vectors are equal to
-the bit; a patched file with another digest is fetched whole.
+A month's edits change nearly every file, but few of its rows. For a file that ends in vectors, a
+`Patch` fetches the header and the rows of new passages by range, and copies the other rows from the
+local disk. Passages are joined by hash within one encoder space. Only the digest of the complete
+file proves that the vectors are identical; a patched file with another digest is fetched whole.
+
+```
+embeddings/part-00042.npy    a header, then the vectors of the part
+index/hnsw.faiss             a graph, then the vectors of all parts, as float32 or (`SQfp16`) float16
+index/exact.faiss            a header, then the vectors of all parts
+```
+The offsets of the rows follow from the manifest: they are the last bytes of the file. The entry of
+such an index has the bytes of a row as `row_bytes`; in format 1 they follow from the factory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from threading import Lock
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rag_model.arrays import Partition, Rows
 from rag_model.errors import BookwheelError, StoreError
-from rag_model.partition import Partition, Rows
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.ranges import read_ahead
-from rag_model.store.pulling.tables import Table, Vectors, convertible, tables_of
-from rag_model.store.versions.manifest import Content, PartEntry
-from rag_model.store.versions.page_ranges import PageRanges
-from rag_model.store.versions.paths import passages_path
+from rag_model.store.objects.files import read_ahead
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, PartEntry, embeddings_path, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_NEAR = 32 << 10  # bytes; a shorter gap between two fetched ranges is fetched too: cheaper than another request
-_PIECE = 4 << 20  # bytes; `_AHEAD` of them are in memory at once
-_AHEAD = 16  # requests at once: ranges are short, so latency dominates
+_NPY_HEADER_BYTES = 128  # numpy pads the header of a two-dimensional array
+_ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
+_MAX_DIM = 1 << 20  # components
+# Bytes; fetching a shorter gap between two ranges is cheaper than another request.
+_MIN_GAP = 32 << 10
+_PIECE_BYTES = 4 << 20  # bytes; `_MAX_AHEAD` pieces are in memory at a time
+_MAX_AHEAD = 16  # concurrent requests: ranges are short, so latency dominates
 
 
-class Piece(NamedTuple):
-    """A range of a file's bytes, and its source."""
+@dataclass(frozen=True, slots=True)
+class VectorTable:
+    """The location of the vectors at the end of a file."""
+
+    representation: str  # name of the representation
+    head_bytes: int  # bytes before the first row
+    row_bytes: int  # bytes of a row
+    parts: tuple[PartEntry, ...]  # the parts with the vectors' passages, in row order
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(part.rows for part in self.parts)
+
+
+def is_convertible(source_bytes: int, target_bytes: int) -> bool:
+    """Return whether rows can be converted: equal sizes, or between float16 and float32."""
+    return target_bytes in {source_bytes, 2 * source_bytes} or source_bytes == 2 * target_bytes
+
+
+def find_vector_tables(content: Content) -> dict[str, VectorTable]:
+    """Return the files that end in vectors, by path; embeddings come first, in row order."""
+    tables = {}
+    for representation in dict.fromkeys([EMBEDDINGS, *content.representations]):
+        for part in content.parts:
+            path = embeddings_path(part.name, representation)
+            if path in content.files and part.rows:
+                width, rest = divmod(content.files[path].size - _NPY_HEADER_BYTES, part.rows)
+                if width > 0 and not rest:
+                    tables[path] = VectorTable(representation, _NPY_HEADER_BYTES, width, (part,))
+    for name, entry in content.indexes.items():
+        path = content.index_file(name)
+        if path in content.files and (width := _row_bytes(entry)):
+            head = content.files[path].size - content.n * width
+            if head > 0:
+                tables[path] = VectorTable(content.representation_of(name), head, width, content.parts)
+    return tables
+
+
+def _row_bytes(entry: Mapping[str, Any]) -> int:
+    """Return the bytes of a vector at the end of an index file; 0 if there are none."""
+    if "kind" in entry:
+        row_bytes = entry.get("row_bytes", 0)
+        return row_bytes if type(row_bytes) is int and 0 < row_bytes <= 4 * _MAX_DIM else 0
+    storage, d = _ENDS_IN_VECTORS.fullmatch(str(entry.get("factory"))), entry.get("d")
+    if storage is None or type(d) is not int or not 0 < d < _MAX_DIM:
+        return 0
+    return (2 if storage[1] else 4) * d
+
+
+class PulledVectors:
+    """The vectors of a pulled snapshot by row, from its embeddings or from an index."""
+
+    def __init__(self, arrays: list[NDArray[np.uint8]]) -> None:
+        """Read rows from (m, row_bytes) arrays, in the order of the arrays."""
+        self._arrays = arrays
+        self._partition = Partition(map(len, arrays))
+        self.row_bytes = arrays[0].shape[1]
+
+    @classmethod
+    def open(cls, snapshot: Snapshot, representation: str = EMBEDDINGS) -> Self | None:
+        """Map the vectors of a representation; None if some of them are missing or damaged."""
+        content = snapshot.manifest.content
+        tables = {
+            path: table for path, table in find_vector_tables(content).items() if table.representation == representation
+        }
+        embeddings = [embeddings_path(part.name, representation) for part in content.parts if part.rows]
+        for paths in (embeddings, *([content.index_file(name)] for name in content.indexes)):
+            with suppress(StoreError, OSError):
+                if paths and set(paths) <= set(tables) and len({tables[path].row_bytes for path in paths}) == 1:
+                    return cls([_map_table(snapshot, path, tables[path]) for path in paths])
+        return None
+
+    def take_rows(self, rows: Rows, row_bytes: int) -> bytes:
+        """Return the bytes of rows, converted between float16 and float32 if needed."""
+        bytes_of_rows = np.empty((len(rows), self.row_bytes), np.uint8)
+        order = np.argsort(rows, kind="stable")
+        for array_number, span, local in self._partition.split(rows[order]):
+            bytes_of_rows[order[span]] = self._arrays[array_number][local]
+        if row_bytes == self.row_bytes:
+            return bytes_of_rows.tobytes()
+        source_type, target_type = ("<f2", "<f4") if row_bytes > self.row_bytes else ("<f4", "<f2")
+        return bytes_of_rows.view(source_type).astype(target_type).tobytes()
+
+
+def _map_table(snapshot: Snapshot, path: str, table: VectorTable) -> NDArray[np.uint8]:
+    return np.memmap(snapshot.path(path), np.uint8, "r", table.head_bytes, (table.rows, table.row_bytes))
+
+
+class PageRanges:
+    """The parts of a snapshot by page range; look-ups in ordered parts take logarithmic time."""
+
+    def __init__(self, parts: Sequence[PartEntry]) -> None:
+        """Index parts, which may overlap, in any order."""
+        self._parts = parts
+        # Maximum last page of parts[: i + 1], and minimum first page of parts[i:].
+        self._lasts = list(accumulate((part.last_page for part in parts), max))
+        self._firsts = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
+
+    def within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
+        """Yield number and entry of the parts that overlap pages [first_page, last_page]."""
+        first_number, end_number = bisect_left(self._lasts, first_page), bisect_right(self._firsts, last_page)
+        for number in range(first_number, end_number):
+            part = self._parts[number]
+            if part.first_page <= last_page and first_page <= part.last_page:
+                yield number, part
+
+
+class PatchPiece(NamedTuple):
+    """A byte range of a file, and its source."""
 
     start: int
     end: int
-    rows: Rows | None  # rows of the earlier snapshot to copy; None: fetch the bytes
+    rows: Rows | None  # rows of the previous snapshot to copy; None: fetch the bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A file of which some rows are on this disk."""
+    """A file with some rows on the local disk."""
 
-    table: Table
-    kept: Rows  # (rows,) int32 or int64: for each row the earlier snapshot's row with its vector; -1: none
+    table: VectorTable
+    # (rows,) int32 or int64: for each row the row of the previous snapshot; -1: none.
+    previous_rows: Rows
 
     @property
     def fetched_bytes(self) -> int:
-        """The number of bytes that have to be fetched."""
-        return sum(piece.end - piece.start for piece in self.pieces() if piece.rows is None)
+        """The number of bytes to fetch."""
+        return sum(piece.end - piece.start for piece in self.iter_pieces() if piece.rows is None)
 
-    def chunks(self, vectors: Vectors, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
+    def iter_chunks(self, vectors: PulledVectors, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
         """Yield the file's bytes from `start` on, in order; `read(start, end)` fetches a range."""
 
-        def made(piece: Piece) -> bytes:
+        def read_piece(piece: PatchPiece) -> bytes:
             skipped = max(0, start - piece.start)
             if piece.rows is None:
                 return read(piece.start + skipped, piece.end)
-            return vectors.take(piece.rows, self.table.width)[skipped:]
+            return vectors.take_rows(piece.rows, self.table.row_bytes)[skipped:]
 
-        return read_ahead(made, [piece for piece in self.pieces() if piece.end > start], _AHEAD)
+        return read_ahead(read_piece, [piece for piece in self.iter_pieces() if piece.end > start], _MAX_AHEAD)
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the pieces of the file in order, none longer than 4 MiB or a row."""
-        yield from _fetched(0, self.table.head)
-        step = max(1, _PIECE // self.table.width)
-        for first, end, here in _stretches(self.kept, _NEAR // self.table.width):
-            start = self.table.head + first * self.table.width
-            if not here:
-                yield from _fetched(start, start + (end - first) * self.table.width)
+    def iter_pieces(self) -> Iterator[PatchPiece]:
+        """Yield the pieces of the file in order, of at most 4 MiB or one row."""
+        yield from _iter_fetched_pieces(0, self.table.head_bytes)
+        step = max(1, _PIECE_BYTES // self.table.row_bytes)
+        for first, end, is_local in _iter_stretches(self.previous_rows, _MIN_GAP // self.table.row_bytes):
+            start = self.table.head_bytes + first * self.table.row_bytes
+            if not is_local:
+                yield from _iter_fetched_pieces(start, start + (end - first) * self.table.row_bytes)
                 continue
             for row in range(first, end, step):
-                rows = self.kept[row : min(row + step, end)]
-                start = self.table.head + row * self.table.width
-                yield Piece(start, start + len(rows) * self.table.width, rows)
+                rows = self.previous_rows[row : min(row + step, end)]
+                start = self.table.head_bytes + row * self.table.row_bytes
+                yield PatchPiece(start, start + len(rows) * self.table.row_bytes, rows)
 
 
 class Overlap:
-    """The vectors that a later snapshot has in common with an earlier one. Thread-safe."""
+    """The vectors that a snapshot has in common with a previous one. Thread-safe."""
 
-    def __init__(self, before: Snapshot, after: Snapshot, over: tuple[str, ...]) -> None:
-        """Compare the representations `over`, which have equal spaces in both; call `of`, which finds them."""
-        self.over = over
-        self._before, self._after = before, after
-        self._tables = {path: one for path, one in tables_of(after.manifest.content).items() if one.over in over}
-        self._widths = {(table.over, table.width) for table in tables_of(before.manifest.content).values()}
-        self._kept: dict[str, Rows] = {}
-        self._locks = {part.name: Lock() for part in after.parts}  # one a part: others are joined meanwhile
-        self._ranges = PageRanges(before.parts)
-        self._starts = Partition(part.rows for part in before.parts).starts
-        self._of_row = np.dtype(np.int32 if self._starts[-1] <= np.iinfo(np.int32).max else np.int64)
+    def __init__(self, previous: Snapshot, target: Snapshot, representations: tuple[str, ...]) -> None:
+        """Compare representations with equal encoder spaces; call `between`, which finds them."""
+        self.representations = representations
+        self._previous, self._target = previous, target
+        self._tables = {
+            path: vector_table
+            for path, vector_table in find_vector_tables(target.manifest.content).items()
+            if vector_table.representation in representations
+        }
+        self._widths = {
+            (table.representation, table.row_bytes) for table in find_vector_tables(previous.manifest.content).values()
+        }
+        self._previous_rows: dict[str, Rows] = {}
+        self._locks = {
+            part.name: Lock() for part in target.parts
+        }  # one per part, so that parts are joined concurrently
+        self._ranges = PageRanges(previous.parts)
+        self._starts = Partition(part.rows for part in previous.parts).starts
+        self._row_type = np.dtype(np.int32 if self._starts[-1] <= np.iinfo(np.int32).max else np.int64)
 
     @classmethod
-    def of(cls, before: Snapshot, after: Snapshot) -> Self | None:
-        """Return the overlap of two snapshots; None if they are the same one, or have no encoder space in common."""
-        old, new = before.manifest.content, after.manifest.content
-        digests = {name: _digest(new, name) for name in new.representations}
-        same = tuple(name for name, digest in digests.items() if digest is not None and digest == _digest(old, name))
-        return cls(before, after, same) if same and before.id != after.id else None
+    def between(cls, previous: Snapshot, target: Snapshot) -> Self | None:
+        """Return the overlap of two snapshots; None if they are equal or share no encoder space."""
+        previous_content, target_content = previous.manifest.content, target.manifest.content
+        digests = {name: _space_digest(target_content, name) for name in target_content.representations}
+        representations = tuple(
+            name
+            for name, digest in digests.items()
+            if digest is not None and digest == _space_digest(previous_content, name)
+        )
+        return cls(previous, target, representations) if representations and previous.id != target.id else None
 
-    def patch(self, path: str) -> Patch | None:
-        """Return the patch for a file of the later snapshot; None if it has no row here, or passages cannot be read.
+    def find_patch(self, path: str) -> Patch | None:
+        """Return the patch for a file; None without local rows or readable passages.
 
-        Reads the hashes of the passages that the file has vectors of, and of the earlier parts that may contain them;
-        4 bytes per passage stay in memory.
+        Reads the passage hashes of the file's parts, and of the previous snapshot's parts that may
+        contain them; 4 bytes per passage stay in memory.
         """
         table = self._tables.get(path)
         if table is None:
             return None
-        if not any(over == table.over and convertible(width, table.width) for over, width in self._widths):
+        if not any(
+            over == table.representation and is_convertible(width, table.row_bytes) for over, width in self._widths
+        ):
             return None
         try:
-            kept = np.concatenate([*self._joins(table.parts)])
+            previous_rows = np.concatenate([*self._join_parts(table.parts)])
         except BookwheelError:  # passages that were not pulled, or are damaged
             return None
-        return Patch(table, kept) if (kept >= 0).any() else None
+        return Patch(table, previous_rows) if (previous_rows >= 0).any() else None
 
-    def kept(self) -> Rows:
-        """Return the earlier row of each passage of the later snapshot, (n,); -1: none.
+    def find_previous_rows(self) -> Rows:
+        """Return the previous snapshot's row of each passage, (n,); -1: none.
 
         Raises:
             BookwheelError: passages were not pulled, or are damaged.
         """
-        return np.concatenate([np.empty(0, np.int64), *self._joins(self._after.parts)])
+        return np.concatenate([np.empty(0, np.int64), *self._join_parts(self._target.parts)])
 
-    def _joins(self, parts: Sequence[PartEntry]) -> Iterator[Rows]:
-        return read_ahead(self._kept_of, parts, min(_AHEAD, max(self._before.at_once, self._after.at_once)))
+    def _join_parts(self, parts: Sequence[PartEntry]) -> Iterator[Rows]:
+        return read_ahead(
+            self._previous_rows_of, parts, min(_MAX_AHEAD, max(self._previous.concurrency, self._target.concurrency))
+        )
 
-    def _kept_of(self, part: PartEntry) -> Rows:
+    def _previous_rows_of(self, part: PartEntry) -> Rows:
         with self._locks[part.name]:
-            if part.name not in self._kept:
-                self._kept[part.name] = self._joined(part).astype(self._of_row)
-            return self._kept[part.name]
+            if part.name not in self._previous_rows:
+                self._previous_rows[part.name] = self._join_part(part).astype(self._row_type)
+            return self._previous_rows[part.name]
 
-    def _joined(self, part: PartEntry) -> Rows:
-        """Join a part with the earlier parts that had its pages; return the earlier row of each passage, or -1.
+    def _join_part(self, part: PartEntry) -> Rows:
+        """Join a part with the previous parts of its page range; return each passage's row or -1.
 
-        A part whose file is the same as before is not read: most are, and all of a large library would be.
+        A part with an unchanged file is not read, which most parts are.
         """
         for number, entry in self._ranges.within(part.first_page, part.last_page):
-            if entry.rows == part.rows and self._file(self._before, entry) == self._file(self._after, part):
+            if entry.rows == part.rows and self._passage_file(self._previous, entry) == self._passage_file(
+                self._target, part
+            ):
                 return np.arange(part.rows) + self._starts[number]
-        hashes, kept = self._hashes(self._after, part), np.full(part.rows, -1, np.int64)
+        hashes, previous_rows = self._read_hashes(self._target, part), np.full(part.rows, -1, np.int64)
         for number, entry in self._ranges.within(part.first_page, part.last_page):
-            found = pc.index_in(hashes, value_set=self._hashes(self._before, entry)).fill_null(-1).to_numpy()
-            kept = np.where(found < 0, kept, found + self._starts[number])
-        return kept
+            positions = pc.index_in(hashes, value_set=self._read_hashes(self._previous, entry)).fill_null(-1).to_numpy()
+            previous_rows = np.where(positions < 0, previous_rows, positions + self._starts[number])
+        return previous_rows
 
     @staticmethod
-    def _file(snapshot: Snapshot, part: PartEntry) -> BlobRef | None:
+    def _passage_file(snapshot: Snapshot, part: PartEntry) -> BlobRef | None:
         return snapshot.manifest.content.files.get(passages_path(part.name))
 
     @staticmethod
-    def _hashes(snapshot: Snapshot, part: PartEntry) -> pa.ChunkedArray:
+    def _read_hashes(snapshot: Snapshot, part: PartEntry) -> pa.ChunkedArray:
         hashes = snapshot.columns(part.name, ["hash"])["hash"]
         if len(hashes) != part.rows:
-            raise StoreError(f"the passages of {part.name} in {snapshot.where} are damaged: {len(hashes)} rows")
+            raise StoreError(f"the passages of {part.name} in {snapshot.location} are damaged: {len(hashes)} rows")
         return hashes
 
 
-def _digest(content: Content, representation: str) -> str | None:
+def _space_digest(content: Content, representation: str) -> str | None:
     digest: str | None = (content.space_of(representation) or {}).get("digest")
     return digest
 
 
-def _fetched(start: int, end: int) -> Iterator[Piece]:
-    for at in range(start, end, _PIECE):
-        yield Piece(at, min(at + _PIECE, end), None)
+def _iter_fetched_pieces(start: int, end: int) -> Iterator[PatchPiece]:
+    for offset in range(start, end, _PIECE_BYTES):
+        yield PatchPiece(offset, min(offset + _PIECE_BYTES, end), None)
 
 
-def _stretches(kept: Rows, near: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield start, end and whether to copy (not fetch) for each run of rows; short runs on this disk are fetched."""
-    here = kept >= 0
-    for first, end, its in _runs(here):
-        if its and end - first < near and end - first < len(kept):
-            here[first:end] = False
-    yield from _runs(here)
+def _iter_stretches(previous_rows: Rows, near: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield start, end and whether to copy, for each run of rows; short local runs are fetched."""
+    is_local = previous_rows >= 0
+    for first, end, local in _find_runs(is_local):
+        if local and end - first < near and end - first < len(previous_rows):
+            is_local[first:end] = False
+    yield from _find_runs(is_local)
 
 
-def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
+def _find_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
     edges = [0, *(np.flatnonzero(np.diff(flags)) + 1).tolist(), len(flags)]
     return [(first, end, bool(flags[first])) for first, end in pairwise(edges) if end > first]

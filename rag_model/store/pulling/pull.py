@@ -1,18 +1,19 @@
-"""Pull a snapshot, or a model, into a local folder: only what is missing, verified, and put in place atomically.
+"""Pull a snapshot or a model into a local folder: fetch missing files, verify, switch atomically.
 
 ```
-DEST/.blobs/ab/abcdef…         every blob pulled so far, verified; .abcdef….partial: one that was interrupted
-DEST/.mapped/abcdef….arrow     passages as a service reads them: memory-mapped, derived once from their blob
-DEST/.verified/…               stamps: which of these files are unchanged since they were verified
-DEST/.named/…                  notes: which snapshot each name of a store meant when it was last pulled
-DEST/.lock                     a shared lock that every pull holds while it runs
-DEST/<snapshot id>/…           the snapshot's files under their own names (hard links into .blobs), manifest.json
-DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
+DEST/.blobs/ab/abcdef…       every pulled blob, verified; .abcdef….partial: an interrupted fetch
+DEST/.mapped/abcdef….arrow   memory-mapped copies of passage files, for services
+DEST/.verified/…             stamps of the files that are unchanged since they were verified
+DEST/.named/…                the snapshot that each name of a store meant when it was last pulled
+DEST/.lock                   a shared lock that every pull holds while it runs
+DEST/<snapshot id>/…         the snapshot's files (hard links into .blobs), and manifest.json
+DEST/current                 a symbolic link to the last pulled snapshot, swapped by one rename
 ```
-A reader opens `DEST/current` once and keeps that folder, which never changes: it never sees a mix of two snapshots.
-Earlier snapshots stay until a pull with `keep` prunes them (`store.pulling.prune`). In new files, the vectors of
-passages that the snapshot pulled last has too are not fetched again (`store.pulling.overlap`). A model's folder has the
-same layout, and `load_rag` and `from_pretrained` open it. Snapshots and models are pulled to different folders.
+A reader opens `DEST/current` once and keeps that folder, which never changes: it never sees a mix
+of two snapshots. Earlier snapshots stay until a pull with `keep` prunes them. Vectors of passages
+that the last pulled snapshot has too are not fetched again (`store.pulling.overlap`). A model's
+folder has the same layout, and `load_rag` and `from_pretrained` open it. Snapshots and models must
+be pulled to different folders.
 """
 
 import os
@@ -25,30 +26,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rag_model.atomic_write import TEMPORARY_PREFIX, fsync
 from rag_model.errors import ResourceError, StoreError, UsageError
-from rag_model.landing import TEMPORARY, sync
-from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.cache import existing
-from rag_model.store.objects.fetch import partial_bytes
+from rag_model.store.objects.blobs import BlobRef, partial_bytes
+from rag_model.store.objects.cache import nearest_existing
 from rag_model.store.objects.files import json_bytes
-from rag_model.store.pulling.obtain import Derive, Puller, Watch, nothing, obtain_snapshot
-from rag_model.store.pulling.prune import check_keep, prune, pulled_of, pulling
-from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, remember, stamps_of
+from rag_model.store.pulling.folder import (
+    CURRENT,
+    MANIFEST,
+    blob_copy_path,
+    check_keep,
+    list_pulled,
+    lock_folder,
+    open_folder_stamps,
+    prune,
+    record_name,
+)
+from rag_model.store.pulling.materialize import DeriveIndex, Puller, PullProgress, derive_nothing, materialize_snapshot
 from rag_model.store.store import Store
-from rag_model.store.versions.shelf import Shelf
-from rag_model.store.versions.signatures import Carried, Signatures, Trust
+from rag_model.store.versions.catalog import Catalog
+from rag_model.store.versions.signatures import PulledSignatures, Signatures, TrustedKeys
 
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """What a pull did."""
+    """The result of a pull."""
 
-    snapshot: str  # full id, of a snapshot or a model
+    snapshot: str  # full id of the snapshot or model
     path: Path  # DEST/<id>
     fetched_bytes: int
-    reused_bytes: int  # found in DEST and verified: files, and vectors within files
-    pruned: tuple[str, ...] = ()  # ids of earlier ones that were deleted
-    taken_down: tuple[str, ...] = ()  # ids of earlier ones that were taken down in the store and lie there still
+    reused_bytes: int  # in DEST already, and verified: files, and vectors within files
+    pruned: tuple[str, ...] = ()  # ids of earlier snapshots that were deleted
+    taken_down: tuple[str, ...] = ()  # ids of snapshots in DEST that the store has taken down
 
 
 def pull(
@@ -60,54 +69,67 @@ def pull(
     mapped: bool = True,
     keep: int | None = None,
     accept: Callable[[Path], None] = lambda folder: None,
-    derive: Derive = nothing,
+    derive: DeriveIndex = derive_nothing,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
-    """Materialise a snapshot (an id, a unique prefix or a ref), or a model (`model:` before it), in `dest`.
+    """Pull a snapshot (an id, a unique prefix or a ref) or a model (`model:NAME`) into `dest`.
 
-    `select` chooses among its files; a later pull of the same snapshot that selects more adds files to the same folder.
-    An interrupted pull leaves `current` unchanged; the next one continues where it stopped, within a file too. Files in
-    `dest` are hashed again, and replaced if damaged; vectors of passages that the snapshot pulled last has too are
-    copied from it. `mapped` also writes the memory-mapped copy of the passages, which is about three times as large.
-    `keep` is the number of snapshots, those pulled last, that are not deleted; a snapshot that a reader has open is
-    never deleted; None keeps all. With `keep`, snapshots that were taken down are all deleted; without, they are told.
-    `derive` makes index files of what is on this disk (`retrieve.derived`); what it makes is used if it has the digest
-    of the published file. `accept` is called with the complete folder of the snapshot, before `current` names it: an
-    error of it ends the pull. `on_progress` is called with the bytes that are there and the bytes in total.
+    Files in `dest` are hashed again, and replaced if damaged. Vectors of passages that the last
+    pulled snapshot has too are copied from it. An interrupted pull leaves `current` unchanged; the
+    next pull resumes, also within a file.
+
+    Args:
+        store: the store to pull from.
+        snapshot: the name of the snapshot or model.
+        dest: the folder of pulled snapshots, or of pulled models.
+        select: chooses files by path. A later pull that selects more files of the same snapshot
+            adds them to its folder.
+        mapped: also write memory-mapped copies of the passage files, about three times as large.
+        keep: the number of last pulled snapshots to keep; None keeps all and reports the
+            taken-down ones. A number also deletes all taken-down snapshots. A snapshot that a
+            reader has open is never deleted.
+        accept: called with the complete folder of the snapshot before `current` names it; an
+            exception ends the pull.
+        derive: writes index files from local files (`retrieve.indexes`); they are used if they have
+            the digests of the published files.
+        on_progress: called with the bytes that are present and the total bytes.
 
     Raises:
-        RefusedError: a trust file is given, and no key of it signed the snapshot or the ref's move.
-        UsageError: `keep` is below 1, or a model is pulled to a folder of snapshots, or the other way round.
+        RefusedError: a trust file is given, and no trusted key signed the snapshot or the ref's
+            move.
+        UsageError: `keep` is less than 1, or `dest` has models and a snapshot is pulled, or the
+            other way round.
         ResourceError: the disk of `dest` has too little free space; nothing was fetched.
-        StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` is unchanged.
+        StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current`
+            is unchanged.
     """
     check_keep(keep)
-    shelf, name = store.shelf(snapshot)
-    if shelf is store.evaluations:
-        raise UsageError(f"{snapshot} is an evaluation, which is not pulled: export it, which writes its files")
-    identity = shelf.trusted(name)
-    manifest = shelf.get(identity)
-    _check_of_one_kind(store, shelf, dest)
+    catalog, name = store.find_catalog(snapshot)
+    if catalog is store.evaluations:
+        raise UsageError(f"{snapshot} is an evaluation, which cannot be pulled: export it to get its files")
+    identity = catalog.resolve_trusted(name)
+    manifest = catalog.get(identity)
+    _check_same_kind(store, catalog, dest)
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
     dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
-    _check_room(dest, blobs)
+    _check_free_space(dest, blobs)
     pruned: tuple[str, ...] = ()
-    puller = Puller(store, dest, Watch(sum(ref.size for ref in blobs), on_progress))
+    puller = Puller(store, dest, PullProgress(sum(ref.size for ref in blobs), on_progress))
     try:
-        with pulling(dest) as lock:
-            if shelf is store.models:
-                fetched = puller.obtain(blobs)
+        with lock_folder(dest) as lock:
+            if catalog is store.models:
+                fetched = puller.materialize_all(blobs)
             else:
-                fetched = obtain_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
-            with _linking(dest, blobs):
-                _place(manifest, identity, files, dest, partial(_keep_signatures, shelf, identity))
+                fetched = materialize_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
+            with _preserve_stamps(dest, blobs):
+                _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
             accept(dest / identity)
-            remember(dest, store.url, snapshot, identity)
+            record_name(dest, store.url, snapshot, identity)
             _make_current(identity, dest)
-            gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
+            replaced = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
             if keep:
-                with _linking(dest, blobs):
-                    pruned = prune(dest, keep, lock, shelf.parse, gone)
+                with _preserve_stamps(dest, blobs):
+                    pruned = prune(dest, keep, lock, catalog.parse, replaced)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -116,84 +138,86 @@ def pull(
         fetched_bytes=fetched,
         reused_bytes=sum(ref.size for ref in blobs) - fetched,
         pruned=pruned,
-        taken_down=pulled_of(dest, gone),
+        taken_down=list_pulled(dest, replaced),
     )
 
 
-def _check_of_one_kind(store: Store, shelf: Shelf[Any], dest: Path) -> None:
-    """Check that a folder holds either snapshots or models: a reader of `current` expects one of the two."""
-    other = store.snapshots if shelf is store.models else store.models
+def _check_same_kind(store: Store, catalog: Catalog[Any], dest: Path) -> None:
+    """Check that snapshots and models are not mixed: readers of `current` expect one kind."""
+    other_catalog = store.snapshots if catalog is store.models else store.models
     try:
-        other.parse((dest / CURRENT / MANIFEST).read_bytes())
+        other_catalog.parse((dest / CURRENT / MANIFEST).read_bytes())
     except (OSError, StoreError):
         return
-    raise UsageError(f"{dest} is a folder of {other.noun}s: pull {shelf.noun}s to a folder of their own")
+    raise UsageError(f"{dest} is a folder of {other_catalog.noun}s: pull {catalog.noun}s to another folder")
 
 
-def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
-    """Check that the free space is enough, before the disk is filled."""
-    copies = [(ref, blob_copy(dest, ref)) for ref in blobs]
-    lacking = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
-    free = shutil.disk_usage(existing(dest)).free
-    if lacking > free:
+def _check_free_space(dest: Path, blobs: list[BlobRef]) -> None:
+    """Check that the disk has enough free space, before files are fetched."""
+    copies = [(ref, blob_copy_path(dest, ref)) for ref in blobs]
+    missing_bytes = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
+    free = shutil.disk_usage(nearest_existing(dest)).free
+    if missing_bytes > free:
         raise ResourceError(
-            f"the disk of {dest} is full: {lacking:,} bytes have to be fetched and {free:,} are free; make room, "
-            "or pull less of the snapshot"
+            f"the disk of {dest} is full: {missing_bytes:,} bytes have to be fetched and {free:,} "
+            "are free; free some space, or pull less of the snapshot"
         )
 
 
 @contextmanager
-def _linking(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
-    """Keep the stamps of copies while the block links or unlinks them, which changes their times."""
-    stamps = stamps_of(dest)
-    with ExitStack() as linked:
+def _preserve_stamps(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
+    """Keep the stamps of copies valid while the block links or unlinks them."""
+    stamps = open_folder_stamps(dest)
+    with ExitStack() as stack:
         for ref in blobs:
-            linked.enter_context(stamps.linked(blob_copy(dest, ref), ref.id))
+            stack.enter_context(stamps.preserve(blob_copy_path(dest, ref), ref.id))
         yield
 
 
-def _keep_signatures(shelf: Shelf[Any], identity: str, folder: Path) -> None:
-    if trust := Trust.given():
-        Carried(folder).keep(Signatures(shelf.files), trust, shelf.path(identity))
+def _copy_signatures(catalog: Catalog[Any], identity: str, folder: Path) -> None:
+    if trust := TrustedKeys.from_environment():
+        PulledSignatures(folder).copy_trusted(Signatures(catalog.files), trust, catalog.manifest_path(identity))
 
 
-def _place(manifest: Any, identity: str, files: dict[str, BlobRef], dest: Path, sign: Callable[[Path], None]) -> None:
-    """Build the snapshot's folder under a temporary name, and rename it to its place."""
-    building = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
-    building.mkdir(parents=True)
+def _publish_folder(
+    manifest: Any, identity: str, files: dict[str, BlobRef], dest: Path, copy_signatures: Callable[[Path], None]
+) -> None:
+    """Build the snapshot's folder under a temporary name, and rename it."""
+    staging = dest / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    staging.mkdir(parents=True)
     try:
-        (building / MANIFEST).write_bytes(json_bytes(manifest.to_json()))
-        sync(building / MANIFEST)
-        sign(building)
+        (staging / MANIFEST).write_bytes(json_bytes(manifest.to_json()))
+        fsync(staging / MANIFEST)
+        copy_signatures(staging)
         for path, ref in files.items():
-            (building / path).parent.mkdir(parents=True, exist_ok=True)
-            os.link(blob_copy(dest, ref), building / path)
-        for folder in {building, *(path for path in building.rglob("*") if path.is_dir())}:
-            sync(folder)
-        _move(building, dest / identity)
+            (staging / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(blob_copy_path(dest, ref), staging / path)
+        for folder in {staging, *(path for path in staging.rglob("*") if path.is_dir())}:
+            fsync(folder)
+        _rename_or_merge(staging, dest / identity)
         os.utime(dest / identity)  # `prune` orders snapshots by this time
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _make_current(identity: str, dest: Path) -> None:
-    """Swap `current`."""
-    sync(dest)  # the folder must be on the disk before `current` names it
-    link = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
+    """Replace the link `current` atomically."""
+    fsync(dest)  # the folder must be on the disk before `current` names it
+    link = dest / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     link.symlink_to(identity)
     link.replace(dest / CURRENT)
 
 
-def _move(building: Path, place: Path) -> None:
-    """Rename a folder to `place`; if that exists (same id, so same files), add and repair file by file."""
+def _rename_or_merge(staging: Path, final_folder: Path) -> None:
+    """Rename a folder; if the target exists, replace its files one by one (same id, same files)."""
     try:
-        building.rename(place)
-    except OSError:  # it exists: perhaps another pull has just made it
-        if not place.is_dir():
+        staging.rename(final_folder)
+    except OSError:  # another pull may have created it
+        if not final_folder.is_dir():
             raise
     else:
         return
-    for source in [path for path in building.rglob("*") if path.is_file()]:
-        target = place / source.relative_to(building)
+    for source in [path for path in staging.rglob("*") if path.is_file()]:
+        target = final_folder / source.relative_to(staging)
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)

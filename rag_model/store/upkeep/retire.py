@@ -1,71 +1,144 @@
-"""Retire snapshots: delete the manifests of those that a takedown replaced, and of their evaluations.
+"""Find taken-down pages in snapshots, and retire the snapshots that a takedown replaced.
 
-The rows of an evaluation hold passages of its snapshot. `gc` then deletes the files.
-
-Safe while writers run, as `expire` is: a manifest that a writer relies on is kept, and the next run retires it.
+To retire a snapshot is to delete its manifest and those of its evaluations, whose rows contain
+passages. `gc` then deletes the files. Retiring is safe while writers run, as `expire` is: a
+manifest that a writer needs is kept, and the next run retires it.
 """
 
 import re
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from rag_model.store.objects.files import Found
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rag_model.corpus.redact import select_pages
+from rag_model.store.objects.files import StoredFile
 from rag_model.store.store import Store
-from rag_model.store.upkeep.sweep import View, sweep
+from rag_model.store.upkeep.sweep import StoreView, sweep
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
-from rag_model.store.versions.evaluations import every
+from rag_model.store.versions.evaluations import iter_evaluations
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
 
 _MANIFEST = re.compile(r"(snapshots|evaluations)/([0-9a-f]{64})\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
-    """What was deleted: full ids, sorted."""
+class RetireReport:
+    """The full ids of the deleted manifests, sorted."""
 
     snapshots: tuple[str, ...]
     evaluations: tuple[str, ...]
 
 
-def retire(store: Store) -> Retired:
-    """Delete the manifests of snapshots that were replaced, and of their evaluations, and return their ids.
+def retire_replaced(store: Store) -> RetireReport:
+    """Delete the manifests of replaced snapshots and of their evaluations; return their ids.
 
     This machine's copies of the evaluations' files are deleted too.
 
-    Danger: a reader that has such a snapshot open from the store cannot read its files after `gc`.
+    Warning: a reader that has such a snapshot open from the store cannot read its files after `gc`.
 
     Raises:
         StoreError: a file cannot be deleted; run it again to continue.
     """
-    for one in of_replaced(store):
-        for ref in one.content.files.values():
-            store.blobs.forget(ref)
-    files = sweep(store, _Planner(store), threads=1)
-    gone = sorted(found.groups() for file in files if (found := _MANIFEST.fullmatch(file.path)))
-    return Retired(*(tuple(one for folder, one in gone if folder == kind) for kind in ("snapshots", "evaluations")))
+    for evaluation in list_replaced_evaluations(store):
+        for ref in evaluation.content.files.values():
+            store.blobs.delete_local_copy(ref)
+    files = sweep(store, _RetirePlanner(store), threads=1)
+    deleted = sorted(match.groups() for file in files if (match := _MANIFEST.fullmatch(file.path)))
+    return RetireReport(
+        *(
+            tuple(evaluation for folder, evaluation in deleted if folder == kind)
+            for kind in ("snapshots", "evaluations")
+        )
+    )
 
 
-def of_replaced(store: Store) -> list[EvaluationManifest]:
-    """Return the evaluations of snapshots that were replaced.
+def list_replaced_evaluations(store: Store) -> list[EvaluationManifest]:
+    """Return the evaluations of replaced snapshots.
 
     Raises:
         StoreError: an evaluation or a takedown is damaged.
     """
-    gone = store.takedowns.replaced()
-    return [one for one in every(store) if one.content.subject.snapshot in gone] if gone else []
+    replaced = store.takedowns.list_replaced()
+    return (
+        [evaluation for evaluation in iter_evaluations(store) if evaluation.content.subject.snapshot in replaced]
+        if replaced
+        else []
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Planner:
+class _RetirePlanner:
     store: Store
 
-    def __call__(self, view: View) -> list[Found]:
-        """Return the manifests of the snapshots that were replaced, if their replacement exists, after evaluations."""
-        there = {file.path for file in view.manifests}
-        evaluations = {self.store.evaluations.path(one.id) for one in of_replaced(self.store)}
-        gone = [file for file in view.evaluations if file.path in evaluations]
-        gone += [file for file in view.manifests if self._replaced(file.path, there)]
-        return [file for file in gone if file.path not in view.needs]
+    def __call__(self, view: StoreView) -> list[StoredFile]:
+        """Return the manifests of evaluations, then of snapshots whose replacements exist."""
+        snapshot_paths = {file.path for file in view.manifests}
+        evaluations = {
+            self.store.evaluations.manifest_path(evaluation.id) for evaluation in list_replaced_evaluations(self.store)
+        }
+        doomed = [file for file in view.evaluations if file.path in evaluations]
+        doomed += [file for file in view.manifests if self._is_replaced(file.path, snapshot_paths)]
+        return [file for file in doomed if file.path not in view.needed_paths]
 
-    def _replaced(self, path: str, there: set[str]) -> bool:
-        named = _MANIFEST.fullmatch(path)
-        place = self.store.takedowns.in_place_of(named[2]) if named else None
-        return place == "" or (place is not None and f"snapshots/{place}.json" in there)
+    def _is_replaced(self, path: str, snapshot_paths: set[str]) -> bool:
+        match = _MANIFEST.fullmatch(path)
+        replacement = self.store.takedowns.find_replacement(match[2]) if match else None
+        return replacement == "" or (replacement is not None and f"snapshots/{replacement}.json" in snapshot_paths)
+
+
+@dataclass(frozen=True, slots=True)
+class PageOccurrence:
+    """A page in a part of a snapshot, and the number of its passages."""
+
+    part: str
+    page: str  # page id
+    title: str
+    passages: int
+
+
+def wiki_name(content: Content) -> str:
+    """Return the name of a snapshot's wiki; empty for documents and passages."""
+    return str(content.corpus.get("dbname") or "")
+
+
+def find_pages(store: Store, content: Content, pages: Collection[str]) -> list[PageOccurrence]:
+    """Return the occurrences of pages in a snapshot, published or not, in row order.
+
+    Reads only page ids, and only of parts that may contain one of the pages: about one part in a
+    hundred of a wiki.
+
+    Raises:
+        StoreError: a passage file is missing or damaged.
+    """
+    return list(_iter_occurrences(store, content, pages)) if pages else []
+
+
+def find_taken_down_pages(store: Store, content: Content) -> list[PageOccurrence]:
+    """Return the occurrences of taken-down pages in a snapshot, published or not.
+
+    Raises:
+        StoreError: a passage file or a takedown is missing or damaged.
+    """
+    return find_pages(store, content, store.takedowns.list_pages(wiki_name(content)))
+
+
+def _iter_occurrences(store: Store, content: Content, pages: Collection[str]) -> Iterator[PageOccurrence]:
+    kind = str(content.corpus.get("kind") or "")
+    with Snapshot.from_manifest(store, Manifest(content)) as snapshot:
+        for part in content.parts:
+            if candidate_pages := select_pages(kind, part.first_page, part.last_page, pages):
+                yield from _iter_part_occurrences(snapshot, part.name, candidate_pages)
+
+
+def _iter_part_occurrences(snapshot: Snapshot, part: str, pages: Collection[str]) -> Iterator[PageOccurrence]:
+    page_ids, passages, titles = pa.array(pages, pa.string()), Counter[str](), dict[str, str]()
+    for batch in snapshot.batches(part, ["page_id", "title"]):
+        matches = batch.filter(pc.is_in(batch["page_id"], page_ids))
+        for page, title in zip(*(column.to_pylist() for column in matches.columns), strict=True):
+            passages[page] += 1
+            titles[page] = title
+    yield from (PageOccurrence(part, page, titles[page], count) for page, count in passages.items())

@@ -1,150 +1,159 @@
-"""Mark the blobs and records that a store needs: those of its versions, and the origins of current snapshots.
+"""Mark the blobs and records that a store needs, and find the unneeded files of trainings.
 
-A snapshot names its own files. The memo tells what they were made from: the record that has a file among its outputs
-also names its inputs, and those are outputs of other records, or lists of blobs, which name more blobs. A delta is
-needed as long as a snapshot has the file that it makes (`store.pulling.deltas`).
+Needed are the files of all versions, and the origins of current snapshots. A snapshot names its own
+files. The memo names their origins: the record with a file among its outputs also has its inputs,
+which are outputs of other records, or lists of blobs with more blobs. A delta is needed as long as
+a snapshot has its target file (`store.pulling.deltas`).
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rag_model.errors import StoreError
-from rag_model.store.objects.files import Found
-from rag_model.store.objects.memo import RECORD, parsed
-from rag_model.store.objects.ranges import read_ahead
-from rag_model.store.pulling.deltas import AFTER
+from rag_model.store.objects.files import StoredFile, read_ahead
+from rag_model.store.objects.memo import RECORD_PATH, parse_record
 from rag_model.store.pulling.deltas import STAGE as DELTAS
+from rag_model.store.pulling.deltas import TARGET_KEY
 from rag_model.store.store import Store
-from rag_model.store.upkeep.sweep import View
+from rag_model.store.upkeep.sweep import StoreView
+from rag_model.store.versions.catalog import Catalog
+from rag_model.store.versions.checks import FULL_ID
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
-from rag_model.store.versions.shelf import Shelf
+from rag_model.store.versions.signatures import SIGNATURE_PATH
+from rag_model.store.versions.trainings import CHECKPOINT_PATH, FOLDER, TRAINING_STAGE, StoredCheckpoint
 
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 _MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
-_NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
-_LIST = b'[{"id": "sha256:'  # the first bytes of a list of blobs
-_TRAINED = "train"  # outputs of this stage are kept without their inputs, such as vectors of an earlier month
-_MANIFESTS = 8  # read at once: one names thousands of files
+_BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
+_BLOB_LIST_START = b'[{"id": "sha256:'  # the first bytes of a list of blobs
+# Outputs of this stage are kept without their inputs, such as an earlier month's vectors.
+_TRAINING_STAGE = "train"
+_MANIFESTS = 8  # manifests to read at a time: one names thousands of files
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
-    """The blobs and records of a store, and which of them it needs. Digests are 64 hex digits."""
+class NeededBlobs:
+    """The needed blobs (64 hex digits), all blobs, and the unneeded records of a store."""
 
     needed: frozenset[str]  # digests of blobs
-    blobs: tuple[tuple[str, Found], ...]  # all, by digest
-    unneeded: tuple[Found, ...]  # records that nothing needs
+    all_blobs: tuple[tuple[str, StoredFile], ...]  # all, by digest
+    unneeded_records: tuple[StoredFile, ...]  # records of the memo
 
 
-def mark(store: Store, view: View, old: float) -> Marked:
-    """Mark what the versions and the writers of a view need, and records written after the time `old`.
+def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
+    """Mark the files that versions and writers need, and records that are newer than `cutoff`.
 
     Raises:
-        StoreError: a manifest or the move of a ref cannot be read, or what a ref names now is missing.
+        StoreError: a manifest or the move of a ref cannot be read, or the current version of a ref
+            is missing.
     """
-    blobs = tuple((found[1], file) for file in store.files.tree("blobs") if (found := _BLOB.fullmatch(file.path)))
-    records = _records(store)
-    snapshots = _named_files(store.snapshots, view.manifests, view.moves)
-    models = _named_files(store.models, view.models, view.models)
-    evaluations = _named_files(store.evaluations, view.evaluations, ())
-    relied = {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
-    needed, current = snapshots.all | models.all | evaluations.all | relied, snapshots.current
-    needed |= _origins(store, current, records, dict(blobs))
-    needed |= set().union(*(record.outputs for record in records if record.makes in snapshots.all))
-    passed = [] if view.building else [record for record in records if record.newest.written <= old]
-    needed |= set().union(*(record.names for record in records if view.building or record.newest.written > old))
-    unneeded = [record for record in passed if not record.serves(needed)]
-    return Marked(frozenset(needed), blobs, tuple(file for record in unneeded for file in record.files))
+    blobs = tuple((match[1], file) for file in store.files.iter_tree("blobs") if (match := _BLOB.fullmatch(file.path)))
+    records = _list_records(store)
+    snapshots = _read_catalog_files(store.snapshots, view.manifests, view.moves)
+    models = _read_catalog_files(store.models, view.models, view.models)
+    evaluations = _read_catalog_files(store.evaluations, view.evaluations, ())
+    intent_blobs = {match[1] for path in view.needed_paths if (match := _BLOB.fullmatch(path))}
+    needed, current = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
+    needed |= _find_origins(store, current, records, dict(blobs))
+    needed |= set().union(*(record.outputs for record in records if record.delta_target in snapshots.all))
+    old_records = [] if view.has_build else [record for record in records if record.newest.modified <= cutoff]
+    needed |= set().union(*(record.digests for record in records if view.has_build or record.newest.modified > cutoff))
+    unneeded = [record for record in old_records if not record.is_reusable(needed)]
+    return NeededBlobs(frozenset(needed), blobs, tuple(file for record in unneeded for file in record.files))
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
-    """All generations of a record; only the newest counts."""
+class _MemoRecord:
+    """All generations of a record; only the newest one is valid."""
 
     stage: str
-    files: tuple[Found, ...]  # newest first
+    files: tuple[StoredFile, ...]  # newest first
     outputs: frozenset[str]
-    names: frozenset[str]  # the digests of its inputs and outputs
-    makes: str = ""  # of a delta: the digest of the file that is made with it
+    digests: frozenset[str]  # the digests of its inputs and outputs
+    delta_target: str = ""  # the digest of a delta's target file
 
     @property
-    def newest(self) -> Found:
+    def newest(self) -> StoredFile:
         return self.files[0]
 
-    def serves(self, needed: set[str]) -> bool:
-        """Whether it can be reused: all its outputs are needed; or, if it has none, one of the blobs that it names."""
-        return self.outputs <= needed if self.outputs else bool(self.names & needed)
+    def is_reusable(self, needed: set[str]) -> bool:
+        """Return whether all outputs are needed; without outputs, whether any named blob is."""
+        return self.outputs <= needed if self.outputs else bool(self.digests & needed)
 
 
-def _records(store: Store) -> list[_Record]:
-    generations: dict[tuple[str, str], dict[int, Found]] = defaultdict(dict)
-    for file in store.files.tree("memo"):
-        if found := RECORD.fullmatch(file.path):
-            generations[found[1], found[2]][int(found[3] or 1)] = file
-    return list(store.files.ask(lambda item: _record(store, *item), [*generations.items()]))
+def _list_records(store: Store) -> list[_MemoRecord]:
+    generations: dict[tuple[str, str], dict[int, StoredFile]] = defaultdict(dict)
+    for file in store.files.iter_tree("memo"):
+        if match := RECORD_PATH.fullmatch(file.path):
+            generations[match[1], match[2]][int(match[3] or 1)] = file
+    return list(store.files.map_concurrently(lambda item: _read_record(store, *item), [*generations.items()]))
 
 
-def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Found]) -> _Record:
+def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapping[int, StoredFile]) -> _MemoRecord:
     files = tuple(generations[number] for number in sorted(generations, reverse=True))
     data = store.files.read(files[0].path) or b""
-    record = parsed(*place, data)
-    outputs = frozenset(_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
-    made = record.facts.get(AFTER) if record and record.stage == DELTAS else None
-    makes = _digest(made) if isinstance(made, str) else ""
-    return _Record(place[0], files, outputs, frozenset(_named(data)), makes)
+    record = parse_record(*stage_and_key, data)
+    outputs = frozenset(_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
+    target = record.stats.get(TARGET_KEY) if record and record.stage == DELTAS else None
+    delta_target = _hex_digest(target) if isinstance(target, str) else ""
+    return _MemoRecord(stage_and_key[0], files, outputs, frozenset(_find_digests(data)), delta_target)
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """The digests of the blobs of a shelf's versions."""
+class _CatalogFiles:
+    """The digests of the blobs of a catalog's versions."""
 
     all: set[str]
     current: set[str]  # of the versions that refs name now
 
 
-def _named_files(shelf: Shelf[Any], manifests: Iterable[Found], moves: Iterable[Found]) -> _Files:
-    named, found, there = _named_now(shelf, moves), _Files(set(), set()), set[str]()
-    for manifest in _manifests(shelf, manifests):
-        digests = _digests(manifest)
-        there.add(manifest.id)
-        found.all.update(digests)
-        if manifest.id in named:
-            found.current.update(digests)
-    for identity, ref in named.items():
-        if identity not in there:
-            raise _missing(shelf, identity, ref)
-    return found
+def _read_catalog_files(
+    catalog: Catalog[Any], manifests: Iterable[StoredFile], moves: Iterable[StoredFile]
+) -> _CatalogFiles:
+    current_ids, files, manifest_ids = _read_current(catalog, moves), _CatalogFiles(set(), set()), set[str]()
+    for manifest in _iter_manifests(catalog, manifests):
+        digests = _manifest_digests(manifest)
+        manifest_ids.add(manifest.id)
+        files.all.update(digests)
+        if manifest.id in current_ids:
+            files.current.update(digests)
+    for identity, ref in current_ids.items():
+        if identity not in manifest_ids:
+            raise _missing_error(catalog, identity, ref)
+    return files
 
 
-def _manifests(shelf: Shelf[Any], files: Iterable[Found]) -> Iterator[Any]:
+def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Iterator[Any]:
     paths = [file.path for file in files if _MANIFEST.fullmatch(file.path)]
-    return filter(None, read_ahead(lambda path: _manifest(shelf, path), paths, _MANIFESTS))
+    return filter(None, read_ahead(lambda path: _read_manifest(catalog, path), paths, _MANIFESTS))
 
 
-def _manifest(shelf: Shelf[Any], path: str) -> Any:
+def _read_manifest(catalog: Catalog[Any], path: str) -> Any:
     """Return a listed manifest; None if it has just expired."""
     try:
-        return shelf.get(path.rpartition("/")[2].removesuffix(".json"))
+        return catalog.get(path.rpartition("/")[2].removesuffix(".json"))
     except StoreError:
-        if shelf.files.find(path) is not None:
+        if catalog.files.find(path) is not None:
             raise
         return None
 
 
-def _named_now(shelf: Shelf[Any], moves: Iterable[Found]) -> dict[str, str]:
-    """Return the ids that refs name now, each with one of its refs."""
-    current = [*_current(moves)]
-    found = shelf.files.ask(lambda its: shelf.refs.at(*its).snapshot, current)
-    return {named: ref for named, (ref, _) in zip(found, current, strict=True) if named}  # "": the ref was deleted
+def _read_current(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
+    """Return the ids of the current versions, each with one of its refs."""
+    newest_moves = [*_newest_moves(moves)]
+    identities = catalog.files.map_concurrently(lambda its: catalog.refs.get_move(*its).snapshot, newest_moves)
+    return {
+        identity: ref for identity, (ref, _) in zip(identities, newest_moves, strict=True) if identity
+    }  # "": the ref was deleted
 
 
-def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
+def _newest_moves(moves: Iterable[StoredFile]) -> Iterable[tuple[str, int]]:
     newest: dict[str, int] = {}
     for file in moves:
         if move := _MOVE.fullmatch(file.path):
@@ -152,47 +161,113 @@ def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
     return newest.items()
 
 
-def _missing(shelf: Shelf[Any], named: str, ref: str) -> StoreError:
+def _missing_error(catalog: Catalog[Any], identity: str, ref: str) -> StoreError:
     return StoreError(
-        f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "
-        f"of the store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
+        f"ref {ref} in {catalog.files.url} names {catalog.noun} {identity[:12]}, which is missing: "
+        f"restore it from a copy of the store, or move the ref with `rollback {ref}` or `tag`; "
+        "nothing was deleted"
     )
 
 
-def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:
-    """Return the files and all blobs that they were made from; trained outputs are kept without their inputs."""
-    makers: dict[str, list[_Record]] = defaultdict(list)
+def _find_origins(
+    store: Store, files: Iterable[str], records: Iterable[_MemoRecord], blobs: Mapping[str, StoredFile]
+) -> set[str]:
+    """Return the files and all their origins; trained outputs are kept without their inputs."""
+    makers: dict[str, list[_MemoRecord]] = defaultdict(list)
     for record in records:
-        for output in record.outputs if record.stage != _TRAINED else ():
+        for output in record.outputs if record.stage != _TRAINING_STAGE else ():
             makers[output].append(record)
-    found: set[str] = set()
-    ahead = list(files)
-    while ahead:
-        digest = ahead.pop()
-        if digest in found:
+    digests: set[str] = set()
+    pending = list(files)
+    while pending:
+        digest = pending.pop()
+        if digest in digests:
             continue
-        found.add(digest)
+        digests.add(digest)
         for record in makers[digest]:
-            ahead += record.names
+            pending += record.digests
         if not makers[digest] and digest in blobs:
-            ahead += _listed(store, blobs[digest])
-    return found
+            pending += _read_blob_list(store, blobs[digest])
+    return digests
 
 
-def _listed(store: Store, file: Found) -> list[str]:
-    """Return the blobs in a list of blobs; [] for a file of another kind."""
-    if store.files.read_range(file.path, 0, min(file.size, len(_LIST))) != _LIST:
+def _read_blob_list(store: Store, file: StoredFile) -> list[str]:
+    """Return the digests in a list of blobs; [] for another kind of file."""
+    if store.files.read_range(file.path, 0, min(file.size, len(_BLOB_LIST_START))) != _BLOB_LIST_START:
         return []
-    return _named(store.files.read(file.path) or b"")
+    return _find_digests(store.files.read(file.path) or b"")
 
 
-def _named(data: bytes) -> list[str]:
-    return [digest.decode() for digest in _NAMED.findall(data)]
+def _find_digests(data: bytes) -> list[str]:
+    return [digest.decode() for digest in _BLOB_ID.findall(data)]
 
 
-def _digests(manifest: Manifest | ModelManifest | EvaluationManifest) -> set[str]:
-    return {_digest(ref.id) for ref in manifest.content.files.values()}
+def _manifest_digests(manifest: Manifest | ModelManifest | EvaluationManifest) -> set[str]:
+    return {_hex_digest(ref.id) for ref in manifest.content.files.values()}
 
 
-def _digest(identity: str) -> str:
+def _hex_digest(identity: str) -> str:
     return identity.partition(":")[2]
+
+
+def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
+    """Yield the unneeded files of trainings: all files of a training whose model is published.
+
+    Of other trainings, all but the newest record, its signatures and its files. If the record
+    cannot be read, every file is kept.
+    """
+    for key, files in _group_by_key(store).items():
+        if _is_published(store, key):
+            yield from files
+            continue
+        try:
+            newest = store.trainings.find_newest(key)
+        except StoreError:
+            continue
+        needed = _needed_paths(store, key, newest)
+        yield from (file for file in files if file.path not in needed and not _is_signature_of(file, needed))
+
+
+def find_abandoned(store: Store, view: StoreView, cutoff: float) -> tuple[Sequence[StoredFile], Sequence[str]]:
+    """Return the records of abandoned trainings, and the snapshots of the other trainings.
+
+    A training is abandoned if all its files were written at `cutoff` or before. While a build or a
+    training runs, none is abandoned, because it may be about to continue.
+    """
+    records, kept_keys = list[StoredFile](), list[str]()
+    for key, files in _group_by_key(store).items():
+        if not view.has_build and all(file.modified <= cutoff for file in files):
+            records += [file for file in files if CHECKPOINT_PATH.fullmatch(file.path)]
+        else:
+            kept_keys.append(key)
+    snapshots = [checkpoint.progress.snapshot for key, checkpoint in store.trainings.iter_newest() if key in kept_keys]
+    return records, snapshots
+
+
+def _group_by_key(store: Store) -> dict[str, list[StoredFile]]:
+    files: dict[str, list[StoredFile]] = defaultdict(list)
+    for file in store.files.iter_tree(FOLDER):
+        if FULL_ID.fullmatch(key := file.path.split("/")[1]):
+            files[key].append(file)
+    return files
+
+
+def _is_published(store: Store, key: str) -> bool:
+    """Return whether a training's model is in the store, so that it is not trained again."""
+    record = store.memo.find(TRAINING_STAGE, key)
+    model = record.stats.get("model") if record else None
+    return isinstance(model, str) and model in store.models.list_ids()
+
+
+def _needed_paths(store: Store, key: str, newest: StoredCheckpoint | None) -> set[str]:
+    if newest is None:
+        return set()
+    return {
+        store.trainings.record_path(key, newest.number),
+        *(f"{FOLDER}/{key}/{ref.path}" for ref in newest.files.values()),
+    }
+
+
+def _is_signature_of(file: StoredFile, needed: set[str]) -> bool:
+    match = SIGNATURE_PATH.fullmatch(file.path)
+    return match is not None and f"{match[1]}.json" in needed

@@ -1,8 +1,8 @@
-"""Delete files of a store in batches while writers may be running; used by `expire`, `gc` and `retire`.
+"""Delete files of a store in batches while writers may be running.
 
-Before a batch is deleted its list is written to the store, and the store is listed again. Anything new since the plan
-(an intent, a snapshot, a move of a ref) voids the plan, and a new one is made: `store.objects.intents` says why this
-is safe.
+Before each batch, its list is written to the store, and the store is listed again. A new intent,
+snapshot or move of a ref since the plan invalidates it, and a new plan is made.
+`store.objects.intents` explains why this is safe.
 """
 
 import secrets
@@ -14,136 +14,141 @@ from dataclasses import dataclass
 from functools import partial
 
 from rag_model.errors import StoreError
-from rag_model.store.objects.files import Found
-from rag_model.store.objects.intents import SWEEP_COUNTS, Intent
+from rag_model.store.objects.files import StoredFile
+from rag_model.store.objects.intents import SWEEP_VALID_SECONDS, Intent
 from rag_model.store.store import Store
 
-_BATCH = 500  # files; a writer may have to wait for one batch
-_PLANS = 100  # plans before giving up: each new writer voids one
+_BATCH_FILES = 500  # a writer may have to wait for one batch
+_MAX_PLANS = 100  # each new writer invalidates a plan
+Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StoreView:
     """The writers and files of a store that a plan is based on."""
 
-    now: float  # seconds by the store's clock
+    time: float  # seconds by the store's clock
     intents: tuple[Intent, ...]
-    moves: tuple[Found, ...]  # files of the refs' logs
-    manifests: tuple[Found, ...]
-    models: tuple[Found, ...] = ()  # their manifests and the files of their refs' logs
-    evaluations: tuple[Found, ...] = ()  # their manifests
+    moves: tuple[StoredFile, ...]  # files of the refs' logs
+    manifests: tuple[StoredFile, ...]
+    models: tuple[StoredFile, ...] = ()  # their manifests and the files of their refs' logs
+    evaluations: tuple[StoredFile, ...] = ()  # their manifests
 
     @classmethod
-    def of(cls, store: Store, now: float) -> "View":
-        """List a store, intents first: a writer that ends after that has written its snapshot and its move before."""
-        intents = tuple(store.intents.live(now))
+    def read(cls, store: Store, time: float) -> "StoreView":
+        """List a store, intents first: a writer without an intent has written its files already."""
+        intents = tuple(store.intents.list_live(time))
         folders = ("refs", "snapshots", "models", "evaluations")
-        return cls(now, intents, *(tuple(store.files.tree(folder)) for folder in folders))
+        return cls(time, intents, *(tuple(store.files.iter_tree(folder)) for folder in folders))
 
     @property
-    def needs(self) -> frozenset[str]:
-        """The paths that valid intents rely on."""
+    def needed_paths(self) -> frozenset[str]:
+        """The paths that valid intents need."""
         return frozenset().union(*(intent.needs for intent in self.intents if intent.needs is not None))
 
     @property
-    def building(self) -> bool:
+    def has_build(self) -> bool:
         """Whether a build is running, which may reuse any file."""
         return any(intent.needs is None for intent in self.intents)
 
-    def covers(self, later: "View") -> bool:
-        """Whether a later view contains nothing new."""
-        return self.names >= later.names
+    def is_current(self, later: "StoreView") -> bool:
+        """Return whether a later view contains no new file or intent."""
+        return self.paths >= later.paths
 
     @property
-    def names(self) -> frozenset[str]:
+    def paths(self) -> frozenset[str]:
         """The paths of all files of the view."""
         files = frozenset(file.path for file in (*self.moves, *self.manifests, *self.models, *self.evaluations))
         return files | {f"intents/{intent.name}.json" for intent in self.intents}
 
 
-Plan = Callable[[View], Sequence[Found]]  # what to delete, in which order
+DeletionPlan = Callable[[StoreView], Sequence[StoredFile]]  # returns the files to delete, in order
 
 
-def rehearse(store: Store, plan: Plan) -> list[Found]:
+def preview_sweep(store: Store, plan: DeletionPlan) -> list[StoredFile]:
     """Return the files that a sweep would delete now, without deleting them.
 
     Raises:
-        StoreError: the store cannot be read, or the small file that its clock is read from cannot be written.
+        StoreError: the store cannot be read, or the small file for reading its clock cannot be
+            written.
     """
-    with _sweeping(store) as condemn:
-        return list(_planned(store, plan, condemn)[1])
+    with _open_sweep(store) as condemn:
+        return list(_make_plan(store, plan, condemn)[1])
 
 
-def sweep(store: Store, plan: Plan, *, threads: int) -> list[Found]:
-    """Delete the files that `plan` returns, and return them; a single thread deletes in the plan's order.
+def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]:
+    """Delete and return the files that `plan` returns; a single thread keeps their order.
 
     Raises:
-        StoreError: a file cannot be deleted, or new writers voided every plan; the next sweep deletes the rest.
+        StoreError: a file cannot be deleted, or new writers invalidated every plan; the next sweep
+            deletes the rest.
     """
-    deleted: list[Found] = []
-    with _sweeping(store) as condemn:
-        for _ in range(_PLANS):
-            view, doomed = _planned(store, plan, condemn)
-            if _all_deleted(store, view, doomed, condemn, threads, deleted):
+    deleted: list[StoredFile] = []
+    with _open_sweep(store) as condemn:
+        for _ in range(_MAX_PLANS):
+            view, files = _make_plan(store, plan, condemn)
+            if _delete_batches(store, view, files, condemn, threads, deleted):
                 return deleted
-    raise _never_still(store)
+    raise _gave_up_error(store)
 
 
-def _planned(store: Store, plan: Plan, condemn: "Condemn") -> tuple[View, Sequence[Found]]:
-    for _ in range(_PLANS):
-        view = View.of(store, condemn((), ()))
+def _make_plan(store: Store, plan: DeletionPlan, condemn: "Condemn") -> tuple[StoreView, Sequence[StoredFile]]:
+    for _ in range(_MAX_PLANS):
+        view = StoreView.read(store, condemn((), ()))
         try:
             return view, plan(view)
         except StoreError:
-            if view.names == View.of(store, view.now).names:
+            if view.paths == StoreView.read(store, view.time).paths:
                 raise
-    raise _never_still(store)  # a file that could not be read was deleted meanwhile
+    raise _gave_up_error(store)  # an unreadable file was deleted in the meantime
 
 
-def _never_still(store: Store) -> StoreError:
-    return StoreError(f"new writers in {store.url} voided {_PLANS} plans for a deletion: run it again")
+def _gave_up_error(store: Store) -> StoreError:
+    return StoreError(f"new writers in {store.url} invalidated {_MAX_PLANS} plans for a deletion: run it again")
 
 
-def _all_deleted(
-    store: Store, view: View, doomed: Sequence[Found], condemn: "Condemn", threads: int, deleted: list[Found]
+def _delete_batches(
+    store: Store,
+    view: StoreView,
+    files: Sequence[StoredFile],
+    condemn: "Condemn",
+    threads: int,
+    deleted: list[StoredFile],
 ) -> bool:
-    """Delete batch by batch; return False as soon as the store contains something that the plan does not know."""
-    for start in range(0, len(doomed), _BATCH):
-        batch, until = doomed[start : start + _BATCH], time.monotonic() + SWEEP_COUNTS / 2
-        now = condemn(batch, view.intents)
-        if not view.covers(View.of(store, now)):
+    """Delete the files in batches; return False as soon as the plan is out of date."""
+    for start in range(0, len(files), _BATCH_FILES):
+        batch, deadline = files[start : start + _BATCH_FILES], time.monotonic() + SWEEP_VALID_SECONDS / 2
+        store_time = condemn(batch, view.intents)
+        if not view.is_current(StoreView.read(store, store_time)):
             return False
         with ThreadPoolExecutor(threads) as pool:
-            gone = list(pool.map(partial(_delete, store, until), batch))
-        deleted += [file for file, is_gone in zip(batch, gone, strict=True) if is_gone]
-        if time.monotonic() > until:
+            deleted_flags = list(pool.map(partial(_delete_unchanged, store, deadline), batch))
+        deleted += [file for file, is_gone in zip(batch, deleted_flags, strict=True) if is_gone]
+        if time.monotonic() > deadline:
             return False
     return True
 
 
-def _delete(store: Store, until: float, file: Found) -> bool:
-    """Delete a file, unless it was written again since it was listed, or the sweep is no longer valid for writers."""
-    now = store.files.find(file.path)
-    if time.monotonic() > until or now is None or now.written != file.written:
+def _delete_unchanged(store: Store, deadline: float, file: StoredFile) -> bool:
+    """Delete a file, unless it was written since the listing or the sweep has expired."""
+    current = store.files.find(file.path)
+    if time.monotonic() > deadline or current is None or current.modified != file.modified:
         return False
     store.files.remove(file.path)
     return True
 
 
-Condemn = Callable[[Sequence[Found], Sequence[Intent]], float]
-
-
 @contextmanager
-def _sweeping(store: Store) -> Iterator[Condemn]:
-    """Yield a function that writes the list of files to delete and of known intents; it returns the store's time."""
+def _open_sweep(store: Store) -> Iterator[Condemn]:
+    """Yield a function that writes the doomed files and known intents, and returns the time."""
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
-    def condemn(files: Sequence[Found], knows: Sequence[Intent]) -> float:
-        value = {"condemned": [file.path for file in files], "knows": [intent.name for intent in knows]}
-        return store.intents.stamp(path, {"format": 1, **value})
+    def condemn(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
+        value = {"condemned": [file.path for file in files], "knows": [intent.name for intent in known_intents]}
+        return store.intents.write_timed(path, {"format": 1, **value})
 
     try:
         yield condemn
     finally:
-        with suppress(StoreError):  # it expires by itself
+        with suppress(StoreError):  # the sweep's file expires by itself
             store.files.remove(path)

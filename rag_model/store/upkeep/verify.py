@@ -1,7 +1,10 @@
-"""Verify a snapshot or a model: hash all its files again, and look for gaps in the logs of refs."""
+"""Verify a version: hash all its files and check the logs of refs. Probe a store."""
 
+import secrets
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -9,25 +12,25 @@ from typing import Any, Protocol
 from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.ranges import read_ahead
-from rag_model.store.pulling.deltas import offered, steps
+from rag_model.store.objects.files import json_bytes, read_ahead
+from rag_model.store.pulling.deltas import find_delta, iter_delta_steps
 from rag_model.store.store import Store
-from rag_model.store.versions.shelf import Shelf
+from rag_model.store.versions.catalog import Catalog
 
-_THREADS = 4  # hashing and reading release the interpreter lock
+_THREADS = 4  # hashing and reading release the GIL
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One file that is missing or damaged."""
+class StoreProblem:
+    """A file that is missing or damaged."""
 
     path: str  # in the snapshot (`index/hnsw.faiss`), or in the store (`refs/latest/00000003.json`)
-    blob: str | None  # its blob id, if it is a snapshot's file
+    blob: str | None  # blob id of a version's file
     what: str
 
 
-class Filed(Protocol):
-    """The content of a snapshot or of a model."""
+class HasFiles(Protocol):
+    """The content of a snapshot, a model or an evaluation."""
 
     @property
     def files(self) -> Mapping[str, BlobRef]:
@@ -35,102 +38,145 @@ class Filed(Protocol):
         ...
 
 
-def verify(store: Store, identity: str, shelf: Shelf[Any] | None = None) -> list[Problem]:
+def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
     """Return all problems of a snapshot (a full id) and of the store's refs; [] if there are none.
 
-    `shelf` is `store.models` if the id is a model's. Reads every file that the manifest names, in a few threads that
-    hold at most four chunks of 16 MiB each.
+    `catalog` is `store.models` for a model. Reads every file of the manifest, in a few threads with
+    at most four chunks of 16 MiB each.
     """
-    found = _manifest_and_files(store, shelf or store.snapshots, identity, _hashed)
-    found += _deltas(store, identity) if shelf in (None, store.snapshots) else []
-    return [*found, *_refs(store.snapshots), *_refs(store.models)]
+    problems = _check_version(store, catalog or store.snapshots, identity, _check_hash)
+    problems += _verify_deltas(store, identity) if catalog in (None, store.snapshots) else []
+    return [*problems, *_verify_refs(store.snapshots), *_verify_refs(store.models)]
 
 
-def lacking(store: Store, shelf: Shelf[Any], identity: str) -> list[Problem]:
-    """Return what is missing of a snapshot or model (a full id): its manifest, or files of the right size.
+def find_missing(store: Store, catalog: Catalog[Any], identity: str) -> list[StoreProblem]:
+    """Return the missing files of a version (a full id), including its manifest, by their sizes.
 
-    Reads the manifest and the sizes of files only, so it is cheap before a ref is moved; `verify` finds changed bytes.
+    Reads only the manifest and the sizes of files, so it is cheap enough before a ref is moved;
+    `verify_version` also finds changed bytes.
     """
-    return _manifest_and_files(store, shelf, identity, _sized)
+    return _check_version(store, catalog, identity, _check_size)
 
 
-def absent(store: Store, content: Filed) -> list[Problem]:
-    """Return the files of a content, published or not, that are missing in the store or have another size."""
-    return _files(store, content, _sized)
+def find_missing_files(store: Store, content: HasFiles) -> list[StoreProblem]:
+    """Return the files of a content, published or not, that are missing or have another size."""
+    return _check_files(store, content, _check_size)
 
 
-def _manifest_and_files(
-    store: Store, shelf: Shelf[Any], identity: str, check: Callable[[Store, BlobRef], str | None]
-) -> list[Problem]:
+def _check_version(
+    store: Store, catalog: Catalog[Any], identity: str, check: Callable[[Store, BlobRef], str | None]
+) -> list[StoreProblem]:
     try:
-        manifest = shelf.get(identity)
+        manifest = catalog.get(identity)
     except StoreError as error:
-        return [Problem(f"{shelf.noun}s/{identity}.json", None, str(error))]
-    return _files(store, manifest.content, check)
+        return [StoreProblem(f"{catalog.noun}s/{identity}.json", None, str(error))]
+    return _check_files(store, manifest.content, check)
 
 
-def _files(store: Store, content: Filed, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
+def _check_files(store: Store, content: HasFiles, check: Callable[[Store, BlobRef], str | None]) -> list[StoreProblem]:
     paths: dict[BlobRef, list[str]] = defaultdict(list)
     for path, ref in content.files.items():
         paths[ref].append(path)
-    verdicts = read_ahead(partial(check, store), [*paths], _THREADS if check is _hashed else store.files.at_once)
-    found = list(zip(paths, verdicts, strict=True))
-    return [Problem(path, ref.id, what) for ref, what in found if what is not None for path in paths[ref]]
+    verdicts = read_ahead(
+        partial(check, store), [*paths], _THREADS if check is _check_hash else store.files.concurrency
+    )
+    results = list(zip(paths, verdicts, strict=True))
+    return [StoreProblem(path, ref.id, what) for ref, what in results if what is not None for path in paths[ref]]
 
 
-def _deltas(store: Store, identity: str) -> list[Problem]:
-    """Return the damaged deltas from a snapshot's parent: pullers fetch the whole files."""
+def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
+    """Return the damaged deltas from a snapshot's parents, for which pullers fetch whole files."""
     try:
         manifest = store.snapshots.get(identity)
-        before = [store.snapshots.get(parent).content for parent in manifest.parents]
-    except StoreError:  # told already; or the parent has expired
+        parents = [store.snapshots.get(parent).content for parent in manifest.parents]
+    except StoreError:  # reported already, or the parent has expired
         return []
     paths = {ref: path for path, ref in manifest.content.files.items()}
-    made = [step for one in before for step in steps(one, manifest.content)]
-    refs = store.files.ask(partial(offered, store), made)
-    named = {ref: paths[step.after] for step, ref in zip(made, refs, strict=True) if ref}
-    verdicts = zip(named, read_ahead(partial(_hashed, store), [*named], _THREADS), strict=True)
-    return [Problem(f"the delta of {named[ref]}", ref.id, what) for ref, what in verdicts if what]
+    steps = [step for parent_content in parents for step in iter_delta_steps(parent_content, manifest.content)]
+    refs = store.files.map_concurrently(partial(find_delta, store), steps)
+    delta_paths = {ref: paths[step.target] for step, ref in zip(steps, refs, strict=True) if ref}
+    verdicts = zip(delta_paths, read_ahead(partial(_check_hash, store), [*delta_paths], _THREADS), strict=True)
+    return [StoreProblem(f"the delta of {delta_paths[ref]}", ref.id, what) for ref, what in verdicts if what]
 
 
-def _sized(store: Store, ref: BlobRef) -> str | None:
-    """Describe what is wrong with a blob's size; None if it is right."""
-    size = store.files.size(ref.path)
+def _check_size(store: Store, ref: BlobRef) -> str | None:
+    """Return a description of a blob's wrong size; None if it is right."""
+    size = store.files.get_size(ref.path)
     if size is None:
         return "missing"
     return None if size == ref.size else f"{size} bytes instead of {ref.size}"
 
 
-def _hashed(store: Store, ref: BlobRef) -> str | None:
-    """Describe what is wrong with a blob; None if it is sound."""
-    if wrong := _sized(store, ref):
+def _check_hash(store: Store, ref: BlobRef) -> str | None:
+    """Return a description of a blob's damage; None if it is intact."""
+    if wrong := _check_size(store, ref):
         return wrong
     try:
-        digest = digest_chunks(store.files.chunks(ref.path, ref.size))
+        digest = digest_chunks(store.files.iter_chunks(ref.path, ref.size))
     except StoreError as error:
         return str(error)
     return None if digest == ref.id else "its bytes do not match its name"
 
 
-def _refs(shelf: Shelf[Any]) -> list[Problem]:
+def _verify_refs(catalog: Catalog[Any]) -> list[StoreProblem]:
     problems = []
-    refs, known = shelf.refs, set(shelf.list())
-    for name in refs.names(deleted=True):
-        numbers = refs.numbers(name)
-        missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # others expired
-        problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
-        wrong = shelf.files.ask(partial(_move, shelf, known, name), numbers)
-        said = zip(numbers, wrong, strict=True)
-        problems += [Problem(refs.path(name, number), None, what) for number, what in said if what]
+    refs, known_ids = catalog.refs, set(catalog.list_ids())
+    for name in refs.list_names(deleted=True):
+        numbers = refs.list_numbers(name)
+        missing_numbers = sorted(
+            {*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers}
+        )  # older moves expired
+        problems += [
+            StoreProblem(refs.move_path(name, number), None, "missing: the log has a gap") for number in missing_numbers
+        ]
+        verdicts = catalog.files.map_concurrently(partial(_verify_move, catalog, known_ids, name), numbers)
+        results = zip(numbers, verdicts, strict=True)
+        problems += [StoreProblem(refs.move_path(name, number), None, what) for number, what in results if what]
     return problems
 
 
-def _move(shelf: Shelf[Any], known: set[str], ref: str, number: int) -> str | None:
-    """Describe what is wrong with a move of a ref; None if it is sound."""
+def _verify_move(catalog: Catalog[Any], known_ids: set[str], ref: str, number: int) -> str | None:
+    """Return a description of a damaged move of a ref; None if it is intact."""
     try:
-        named = shelf.refs.at(ref, number).snapshot
+        identity = catalog.refs.get_move(ref, number).snapshot
     except StoreError as error:
         return str(error)
-    if named and named not in known and shelf.files.find(shelf.path(named)) is None:
-        return f"its {shelf.noun} {named} is missing"
+    if identity and identity not in known_ids and catalog.files.find(catalog.manifest_path(identity)) is None:
+        return f"its {catalog.noun} {identity} is missing"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The result of `probe_store`."""
+
+    creates_exclusively: bool  # of two writers that create a file, the second fails
+    clock_skew: float  # seconds by which the store's clock is ahead of this machine's
+    seconds: float  # time to write, list, read and remove a small file
+
+
+def probe_store(store: Store) -> ProbeResult:
+    """Write, list, read and remove a small file; then let writers race to create one.
+
+    The probe leaves no file. `gc` and intents use only the store's clock, so a skew does no harm.
+
+    Raises:
+        StoreError: the store cannot be read or written, or returns other bytes than were written.
+    """
+    path, value = f"probe/doctor-{secrets.token_hex(8)}.json", {"nonce": secrets.token_hex(8)}
+    start, time_before = time.perf_counter(), time.time()
+    try:
+        written_at = store.intents.write_timed(path, value)
+        time_after = time.time()
+        if store.files.read(path) != json_bytes(value):
+            raise StoreError(
+                f"{store.files.url_of(path)} does not hold the bytes that were just written: use another store"
+            )
+    finally:
+        with suppress(StoreError):  # the earlier failure is the one to report
+            store.files.remove(path)
+    seconds = time.perf_counter() - start
+    # The store's clock was read between two readings of this machine's clock, so only a time
+    # outside of them is a skew.
+    skew = min(written_at - time_before, 0.0) if written_at < time_after else written_at - time_after
+    return ProbeResult(store.files.supports_exclusive_creation(), round(skew, 1), round(seconds, 3))

@@ -1,4 +1,4 @@
-"""Checks of a manifest, which may be hostile: every path and number of it is checked before use."""
+"""Checks of manifests. A manifest may be hostile, so each path and number is checked before use."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,104 +7,128 @@ from typing import Any, TypeVar
 
 from rag_model.digest import digest_json
 from rag_model.errors import StoreError
-from rag_model.json_text import parse_json
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.untrusted_text import parse_json
 
-ID = re.compile(r"[0-9a-f]{64}")
+FULL_ID = re.compile(r"[0-9a-f]{64}")
 _SEGMENT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+=@-]{0,199}")
-_DEEPEST = 16  # folders within folders
+_MAX_DEPTH = 16  # folders within folders
 T = TypeVar("T")
 
 
-PULL_AGAIN = ": pull it again, or verify the store"  # what to do about a manifest that is no JSON
+PULL_AGAIN = ": pull it again, or verify the store"  # the advice for a manifest that is not JSON
 
 
 class NewerFormatError(StoreError):
-    """A manifest was written by a newer bookwheel: it is sound, and must be left as it is."""
+    """A newer bookwheel wrote the manifest. It is not damaged, so it must not be replaced."""
 
 
-def check(good: object, what: str) -> None:
-    """Check that a part of a manifest is `good`.
+def check(condition: object, description: str) -> None:
+    """Check a condition that every valid manifest fulfils.
 
     Raises:
-        StoreError: it is not; the message names `what`.
+        StoreError: the condition is false; the message contains `description`.
     """
-    if not good:
-        raise StoreError(f"the manifest has a bad {what}: it is damaged or was not written by bookwheel")
+    if not condition:
+        raise StoreError(f"the manifest has a bad {description}: it is damaged or was not written by bookwheel")
 
 
-def fields_of(value: Any, expected: set[str], where: str) -> dict[str, Any]:
+def check_fields(value: Any, expected: set[str], where: str) -> dict[str, Any]:
     """Return `value` if it is a JSON object with exactly the expected fields.
 
     Raises:
-        StoreError: it has other fields, or is not an object.
+        StoreError: the value is not an object, or a field is missing or unknown.
     """
-    good = isinstance(value, dict) and set(value) == expected
-    check(good, f"{where}, which does not hold exactly the fields {', '.join(sorted(expected))}")
+    check(isinstance(value, dict), f"{where}, which is not an object")
+    missing_fields, unknown_fields = sorted(expected - value.keys()), sorted(value.keys() - expected)
+    check(not missing_fields, f"{where}, which lacks {', '.join(missing_fields)}")
+    check(not unknown_fields, f"{where}, which has the unknown field {', '.join(map(repr, unknown_fields))}")
     fields: dict[str, Any] = value
     return fields
 
 
 def check_objects(fields: Mapping[str, Any], *labels: str) -> None:
-    """Check that each of some fields is a JSON object.
+    """Check that the fields `labels` are JSON objects.
 
     Raises:
-        StoreError: one is not.
+        StoreError: a field has another type.
     """
     for label in labels:
         check(isinstance(fields[label], dict), f"field {label!r}, which is not an object")
 
 
-def check_paths(files: Mapping[str, BlobRef]) -> None:
-    """Check that each path stays inside its folder on every system, and that no file is also a folder.
+def parse_files(value: Any) -> dict[str, BlobRef]:
+    """Parse the result of `files_to_json`, with unchecked paths.
 
     Raises:
-        StoreError: a path leaves the folder, or a file is also a folder.
+        StoreError: the value is not an object of blobs; the message names the file.
+    """
+    check(isinstance(value, dict), "field 'files', which is not an object")
+    files = {}
+    for path, ref in value.items():
+        try:
+            files[path] = BlobRef.from_json(ref)
+        except StoreError as error:
+            raise StoreError(f"the manifest has a bad file {path!r}: {error}") from error
+    return files
+
+
+def files_to_json(files: Mapping[str, BlobRef]) -> dict[str, Any]:
+    """Return files as JSON values, sorted by path."""
+    return {path: files[path].to_json() for path in sorted(files)}
+
+
+def check_paths(files: Mapping[str, BlobRef]) -> None:
+    """Check that every path is relative and portable, and that no file is also a folder.
+
+    Raises:
+        StoreError: a path leaves its folder on some system, or a file is also a folder.
     """
     for path in files:
         segments = path.split("/")
-        good = len(segments) <= _DEEPEST and all(map(_SEGMENT.fullmatch, segments)) and path != "manifest.json"
-        check(good, f"file path {path!r}")
-    for above, below in pairwise(sorted(path.split("/") for path in files)):
-        check(below[: len(above)] != above, f"file path {'/'.join(above)!r}, which is a folder as well")
+        is_safe = len(segments) <= _MAX_DEPTH and all(map(_SEGMENT.fullmatch, segments)) and path != "manifest.json"
+        check(is_safe, f"file path {path!r}")
+    for folder, next_path in pairwise(sorted(path.split("/") for path in files)):
+        check(next_path[: len(folder)] != folder, f"file path {'/'.join(folder)!r}, which is a folder as well")
 
 
-def content_id(content: Mapping[str, Any]) -> str:
-    """Return the id of a content: SHA-256 of its canonical JSON, 64 hex digits.
+def compute_id(content: Mapping[str, Any]) -> str:
+    """Return the id of a manifest's content: SHA-256 of its canonical JSON, 64 hex digits.
 
     Raises:
         StoreError: the content has a value that JSON cannot represent.
     """
     try:
         return digest_json(content).partition(":")[2]
-    except (ValueError, RecursionError) as broken:  # NaN, half a surrogate pair, too deep nesting
-        raise StoreError(f"the manifest has content that JSON cannot represent: {broken}") from broken
+    except (ValueError, RecursionError) as error:  # NaN, a lone surrogate, deep nesting
+        raise StoreError(f"the manifest has content that JSON cannot represent: {error}") from error
 
 
-def check_format(value: Any, newest: int, noun: str) -> int:
+def check_format(value: Any, newest_format: int, noun: str) -> int:
     """Return the format number in a manifest.
 
     Raises:
-        StoreError: the manifest is not a JSON object, has no format, or one newer than `newest`.
+        StoreError: the manifest is not a JSON object, has no format, or is newer than
+            `newest_format`.
     """
     check(isinstance(value, dict), "document, which is not a JSON object")
-    written = value.get("format")
-    check(type(written) is int and written >= 1, f"format {written!r}")
-    if written > newest:
+    format_number = value.get("format")
+    check(type(format_number) is int and format_number >= 1, f"format {format_number!r}")
+    if format_number > newest_format:
         raise NewerFormatError(
-            f"the {noun} is of format {written}, this bookwheel reads up to {newest}: upgrade bookwheel"
+            f"the {noun} has format {format_number}, but this bookwheel reads up to {newest_format}: upgrade bookwheel"
         )
-    return int(written)
+    return int(format_number)
 
 
-def from_bytes(data: bytes, from_json: Callable[[Any], T]) -> T:
-    """Read a manifest file.
+def parse_manifest(data: bytes, from_json: Callable[[Any], T]) -> T:
+    """Parse the bytes of a manifest file.
 
     Raises:
-        StoreError: it is not JSON, or `from_json` refuses it.
+        StoreError: the bytes are not JSON, or `from_json` rejects the value.
     """
     try:
         value = parse_json(data)
-    except ValueError as broken:
-        raise StoreError(f"the manifest is damaged ({broken}){PULL_AGAIN}") from broken
+    except ValueError as error:
+        raise StoreError(f"the manifest is damaged ({error}){PULL_AGAIN}") from error
     return from_json(value)

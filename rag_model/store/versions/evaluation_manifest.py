@@ -1,8 +1,9 @@
-"""An evaluation's manifest: one JSON file that says what was evaluated, what was measured, and where its files are.
+"""The manifest of an evaluation: one JSON file with its subject, its metrics and its files.
 
-Its *subject* decides the evaluation's id: the snapshot, the model, the questions and the settings. The figures and the
-files are not part of the id, since two machines round differently and milliseconds differ in every run. So the same
-evaluation has the same id wherever it is run, and a store has it once.
+The *subject* determines the evaluation's id: the snapshot, the model, the questions and the
+settings. The metrics and the files are not part of the id, because machines round differently and
+times differ in every run. So an evaluation has the same id on every machine, and a store has it
+once.
 """
 
 import math
@@ -14,49 +15,53 @@ from typing import Any, Self
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.checks import (
-    ID,
+    FULL_ID,
     PULL_AGAIN,
     NewerFormatError,
     check,
+    check_fields,
     check_format,
     check_objects,
     check_paths,
-    content_id,
-    fields_of,
-    from_bytes,
+    compute_id,
+    files_to_json,
+    parse_files,
+    parse_manifest,
 )
 
 FORMAT = 1
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_ELSEWHERE = re.compile(r"[a-z0-9]+:[!-~]{1,200}")  # of a model behind an endpoint; also a digest
+_EXTERNAL_MODEL = re.compile(r"[a-z0-9]+:[!-~]{1,200}")  # a model behind an endpoint, or a digest
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What was evaluated: all that the id of an evaluation depends on."""
+class EvaluationSubject:
+    """The subject of an evaluation: everything that determines its id."""
 
     snapshot: str  # full id
-    model: str  # full id; of a folder, or of what is behind an endpoint, a digest, sha256:…; empty: retrieval alone
+    model: str  # full id; digest sha256:… of a folder or an endpoint's model; "": retrieval only
     questions: str  # digest of the questions as they were read, sha256:…
-    settings: Mapping[str, Any]  # everything else that decides the figures
+    settings: Mapping[str, Any]  # all other settings that influence the metrics
 
     def __post_init__(self) -> None:
-        """Refuse what is no id and no digest."""
-        check(isinstance(self.snapshot, str) and ID.fullmatch(self.snapshot), f"snapshot {self.snapshot!r}")
-        named = isinstance(self.model, str) and (ID.fullmatch(self.model) or _ELSEWHERE.fullmatch(self.model))
-        check(named or self.model == "", f"model {self.model!r}")
+        """Check the ids and digests."""
+        check(isinstance(self.snapshot, str) and FULL_ID.fullmatch(self.snapshot), f"snapshot {self.snapshot!r}")
+        is_model = isinstance(self.model, str) and (
+            FULL_ID.fullmatch(self.model) or _EXTERNAL_MODEL.fullmatch(self.model)
+        )
+        check(is_model or self.model == "", f"model {self.model!r}")
         check(isinstance(self.questions, str) and _DIGEST.fullmatch(self.questions), f"questions {self.questions!r}")
         check(isinstance(self.settings, Mapping), "field 'settings', which is not an object")
 
     @property
     def id(self) -> str:
-        """The evaluation's id: SHA-256 of the subject's canonical JSON, 64 hex digits (people see 12)."""
-        return content_id(self.to_json())
+        """The evaluation's id: SHA-256 of the subject's canonical JSON, 64 hex digits."""
+        return compute_id(self.to_json())
 
     @property
     def stored_model(self) -> str | None:
-        """The id of the store's model; None without one."""
-        return self.model if ID.fullmatch(self.model) else None
+        """The id of the evaluated model in the store; None for another model or without a model."""
+        return self.model if FULL_ID.fullmatch(self.model) else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the subject as JSON values."""
@@ -64,66 +69,73 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A measure's value, and the ends of its interval if it has one."""
+class MetricValue:
+    """The value of a metric, and the bounds of its confidence interval if it has one."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no finite number."""
+        """Check that all numbers are finite."""
         ends = [end for end in (self.low, self.high) if end is not None]
-        good = all(type(one) in {int, float} and math.isfinite(one) for one in (self.value, *ends))
-        check(good, f"figure {self.value!r}")
+        is_finite = all(type(x) in {int, float} and math.isfinite(x) for x in (self.value, *ends))
+        check(is_finite, f"figure {self.value!r}")
 
     def __str__(self) -> str:
-        """Return the figure as text: `0.412 [0.388, 0.436]`."""
+        """Return the metric as text: `0.412 [0.388, 0.436]`."""
         ends = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
         return f"{self.value:.3f}{ends}"
 
 
-Figures = Mapping[str, Mapping[str, Figure]]  # retriever -> measure -> figure
+EvaluationMetrics = Mapping[str, Mapping[str, MetricValue]]  # retriever -> metric -> value
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContent:
-    """What was evaluated, what was measured, and the files."""
+    """The subject of an evaluation, its metrics and its files."""
 
-    subject: Subject
-    figures: Figures
-    files: Mapping[str, BlobRef]  # relative path -> blob: values.json, outcome.json, report.html, rows, predictions
+    subject: EvaluationSubject
+    metrics: EvaluationMetrics
+    # Relative path -> blob: values.json, outcome.json, report.html, rows and predictions.
+    files: Mapping[str, BlobRef]
 
     def __post_init__(self) -> None:
-        """Refuse paths that could leave a folder or hide one another."""
+        """Check the paths."""
         check_paths(self.files)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the section as JSON values, files sorted by name."""
+        """Return the section as JSON values, with files sorted by name."""
         return {
             "subject": self.subject.to_json(),
             "figures": {
-                name: {label: asdict(one) for label, one in some.items()} for name, some in self.figures.items()
+                name: {label: asdict(metric) for label, metric in retriever_metrics.items()}
+                for name, retriever_metrics in self.metrics.items()
             },
-            "files": {path: self.files[path].to_json() for path in sorted(self.files)},
+            "files": files_to_json(self.files),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote.
+        """Parse and check the result of `to_json`.
 
         Raises:
-            StoreError: this version could not have written the section.
+            StoreError: a field is missing, unknown or invalid.
         """
-        fields = fields_of(value, {"subject", "figures", "files"}, "content")
-        check_objects(fields, "figures", "files")
+        fields = check_fields(value, {"subject", "figures", "files"}, "content")
+        check_objects(fields, "figures")
         check_objects(fields["figures"], *fields["figures"])
-        subject = Subject(**fields_of(fields["subject"], {"snapshot", "model", "questions", "settings"}, "subject"))
-        figures = {
-            name: {label: Figure(**fields_of(one, {"value", "low", "high"}, "figure")) for label, one in some.items()}
-            for name, some in fields["figures"].items()
+        subject = EvaluationSubject(
+            **check_fields(fields["subject"], {"snapshot", "model", "questions", "settings"}, "subject")
+        )
+        metrics = {
+            name: {
+                label: MetricValue(**check_fields(metric, {"value", "low", "high"}, f"figure {name}/{label}"))
+                for label, metric in retriever_metrics.items()
+            }
+            for name, retriever_metrics in fields["figures"].items()
         }
-        return cls(subject, figures, {path: BlobRef.from_json(ref) for path, ref in fields["files"].items()})
+        return cls(subject, metrics, parse_files(fields["files"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +143,16 @@ class EvaluationManifest:
     """An evaluation: its content and its provenance."""
 
     content: EvaluationContent
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # when, of which file, by which versions, how long
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # time, files, versions, duration
     format: int = FORMAT
 
     @property
     def id(self) -> str:
-        """The evaluation's id, that of its subject."""
+        """The evaluation's id, which is the id of its subject."""
         return self.content.subject.id
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON values in reading order."""
+        """Return the manifest as JSON values, in the order of the file."""
         return {
             "format": self.format,
             "id": self.id,
@@ -150,31 +162,32 @@ class EvaluationManifest:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote; the input may be hostile, so every field is checked.
+        """Parse and check the result of `to_json`; the input may be hostile.
 
         Raises:
-            StoreError: a newer format, a hostile path, a figure that is no number, or a subject that does not match
-                the id.
+            StoreError: the format is newer, a path is unsafe, a metric is not a number, or the id
+                does not match the subject.
         """
-        written = check_format(value, FORMAT, "evaluation")
-        fields = fields_of(value, {"format", "id", "content", "provenance"}, "manifest")
+        format_number = check_format(value, FORMAT, "evaluation")
+        fields = check_fields(value, {"format", "id", "content", "provenance"}, "manifest")
         check_objects(fields, "provenance")
-        manifest = cls(EvaluationContent.from_json(fields["content"]), fields["provenance"], written)
+        manifest = cls(EvaluationContent.from_json(fields["content"]), fields["provenance"], format_number)
         check(manifest.id == fields["id"], f"id {fields['id']!r}: its subject hashes to {manifest.id}")
         return manifest
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a manifest file.
+        """Parse the bytes of a manifest file.
 
         Raises:
-            StoreError: it is damaged; the message says what to do, since every verb that deletes must read it.
-            NewerFormatError: a newer bookwheel wrote it.
+            StoreError: the file is damaged. The message gives advice, because every verb that
+                deletes files must read the evaluations first.
+            NewerFormatError: a newer bookwheel wrote the file.
         """
         try:
-            return from_bytes(data, cls.from_json)
+            return parse_manifest(data, cls.from_json)
         except NewerFormatError:
             raise
-        except StoreError as broken:
-            what = str(broken).removesuffix(PULL_AGAIN)
-            raise StoreError(f"{what}; delete this file, and evaluate again") from broken
+        except StoreError as error:
+            problem = str(error).removesuffix(PULL_AGAIN)
+            raise StoreError(f"{problem}; delete this file, and evaluate again") from error

@@ -1,9 +1,9 @@
-"""Evaluations in the store: `record` puts one there, `known` finds it again, `evaluations_of` lists them.
+"""Evaluations in the store: record, find, list and export them.
 
-An evaluation has no refs: it is named by its id or a unique prefix, with `evaluation:` before it.
-It is kept as long as its snapshot, and its model if that is one of the store, are kept: `expire` deletes it with them.
-Its rows hold passages. So a takedown deletes the evaluations of the snapshots that it replaces, and nothing can be
-recorded of such a snapshot afterwards.
+An evaluation has no refs: its name is its id or a unique prefix, after `evaluation:`. It is kept as
+long as its snapshot, and its model if the store has it: `expire` deletes it with them. Its rows
+contain passages. So a takedown deletes the evaluations of the snapshots that it replaces, and no
+evaluation of such a snapshot can be recorded afterwards.
 """
 
 import secrets
@@ -15,99 +15,121 @@ from typing import Any
 from rag_model.digest import digest_file
 from rag_model.errors import RefusedError, StoreError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.pulling.destination import Destination, write_files
+from rag_model.store.pulling.destination import Destination, export_files
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import absent, lacking
-from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figures, Subject
-from rag_model.store.versions.signatures import signs
+from rag_model.store.upkeep.verify import find_missing, find_missing_files
+from rag_model.store.versions.evaluation_manifest import (
+    EvaluationContent,
+    EvaluationManifest,
+    EvaluationMetrics,
+    EvaluationSubject,
+)
+from rag_model.store.versions.signatures import has_signing_key
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedEvaluation:
     """An evaluation in the store."""
 
     evaluation: str  # full id
-    new: bool  # False: it was there before, and nothing was written
+    is_new: bool  # False: the store had it already, and nothing was written
 
 
-def record(
-    store: Store, subject: Subject, figures: Figures, files: Mapping[str, Path], provenance: Mapping[str, Any]
-) -> Recorded:
-    """Put an evaluation and its files into the store, unless one `stands` there: then nothing is written.
-
-    Signed as other manifests are.
+def record_evaluation(
+    store: Store,
+    subject: EvaluationSubject,
+    metrics: EvaluationMetrics,
+    files: Mapping[str, Path],
+    provenance: Mapping[str, Any],
+) -> RecordedEvaluation:
+    """Store an evaluation and its files, unless it `is_recorded`; sign it as other manifests.
 
     Raises:
-        StoreError: the store cannot be written, or the snapshot or the model was deleted or taken down meanwhile.
+        StoreError: the store cannot be written, or the snapshot or the model was deleted or taken
+            down in the meantime.
     """
     blobs = {name: BlobRef(digest_file(path), path.stat().st_size) for name, path in files.items()}
-    made = EvaluationManifest(EvaluationContent(subject, figures, blobs), provenance)
-    needs = {store.evaluations.path(made.id), *subjects(store, subject), *(blob.path for blob in blobs.values())}
-    with store.intents.held(f"evaluation-{secrets.token_hex(8)}", needs):
+    manifest = EvaluationManifest(EvaluationContent(subject, metrics, blobs), provenance)
+    needs = {
+        store.evaluations.manifest_path(manifest.id),
+        *subject_paths(store, subject),
+        *(blob.path for blob in blobs.values()),
+    }
+    with store.intents.hold(f"evaluation-{secrets.token_hex(8)}", needs):
         _check_subject(store, subject)
-        if stands(store, subject):
-            return Recorded(made.id, new=False)
+        if is_recorded(store, subject):
+            return RecordedEvaluation(manifest.id, is_new=False)
         for path in files.values():
             store.blobs.put_file(path)
-        if lacking(store, store.evaluations, made.id):
-            store.files.remove(store.evaluations.path(made.id))
-        fresh = store.evaluations.add(made)
-        _check_still(store, made.id, subject)
-    return Recorded(made.id, fresh)
+        if find_missing(store, store.evaluations, manifest.id):
+            store.files.remove(store.evaluations.manifest_path(manifest.id))
+        is_new = store.evaluations.create_or_overwrite(manifest)
+        _check_not_taken_down(store, manifest.id, subject)
+    return RecordedEvaluation(manifest.id, is_new)
 
 
-def stands(store: Store, subject: Subject) -> bool:
-    """Return whether an evaluation is in the store that a writer leaves as it is: it has all its files.
+def is_recorded(store: Store, subject: EvaluationSubject) -> bool:
+    """Return whether the store has an evaluation with all its files that a writer need not replace.
 
-    For a writer who signs it must be signed by a key of the trust file, without one by the own key: the figures of
-    another one may be a stranger's.
-
-    Raises:
-        StoreError: it is damaged, or of a newer format.
-    """
-    return known(store, subject) is not None and (not signs() or store.evaluations.vouched(subject.id))
-
-
-def known(store: Store, subject: Subject) -> EvaluationManifest | None:
-    """Return the evaluation of a subject, if it is in the store with all its files and, with a trust file, signed.
+    A writer who signs replaces an evaluation without a trusted signature, since a stranger may have
+    written its metrics. Trusted are the keys of the trust file or, without one, the writer's own.
 
     Raises:
-        StoreError: it is damaged.
+        StoreError: the evaluation is damaged, or of a newer format.
     """
-    if store.files.find(store.evaluations.path(subject.id)) is None:
+    return find_evaluation(store, subject) is not None and (
+        not has_signing_key() or store.evaluations.has_trusted_signature(subject.id)
+    )
+
+
+def find_evaluation(store: Store, subject: EvaluationSubject) -> EvaluationManifest | None:
+    """Return the evaluation of a subject; None without all its files or, if needed, a signature.
+
+    A signature is needed if a trust file is given.
+
+    Raises:
+        StoreError: the evaluation is damaged.
+    """
+    if store.files.find(store.evaluations.manifest_path(subject.id)) is None:
         return None
     try:
-        found = store.evaluations.get(store.evaluations.trusted(subject.id))
+        manifest = store.evaluations.get(store.evaluations.resolve_trusted(subject.id))
     except RefusedError:
         return None
-    return None if absent(store, found.content) else found
+    return None if find_missing_files(store, manifest.content) else manifest
 
 
-def evaluations_of(store: Store, identity: str) -> list[EvaluationManifest]:
-    """Return the evaluations of a snapshot or of a model, by its full id, oldest first; reads all manifests of them.
+def list_evaluations(store: Store, identity: str) -> list[EvaluationManifest]:
+    """Return the evaluations of a snapshot or model (a full id), oldest first.
 
     Raises:
-        StoreError: one is damaged.
+        StoreError: an evaluation is damaged.
     """
-    found = (one for one in every(store) if identity in {one.content.subject.snapshot, one.content.subject.model})
-    return sorted(found, key=lambda one: (str(one.provenance.get("created_at", "")), one.id))
+    manifests = (
+        manifest
+        for manifest in iter_evaluations(store)
+        if identity in {manifest.content.subject.snapshot, manifest.content.subject.model}
+    )
+    return sorted(manifests, key=lambda one: (str(one.provenance.get("created_at", "")), one.id))
 
 
-def every(store: Store) -> Iterator[EvaluationManifest]:
+def iter_evaluations(store: Store) -> Iterator[EvaluationManifest]:
     """Yield all evaluations of a store.
 
     Raises:
-        StoreError: one is damaged.
+        StoreError: an evaluation is damaged.
     """
-    for found in store.files.ask(lambda identity: _read(store, identity), store.evaluations.list()):
-        yield from found
+    for manifests in store.files.map_concurrently(
+        lambda identity: _read_if_present(store, identity), store.evaluations.list_ids()
+    ):
+        yield from manifests
 
 
-def _read(store: Store, identity: str) -> list[EvaluationManifest]:
+def _read_if_present(store: Store, identity: str) -> list[EvaluationManifest]:
     try:
         return [store.evaluations.get(identity)]
     except StoreError:
-        if store.files.find(store.evaluations.path(identity)) is not None:
+        if store.files.find(store.evaluations.manifest_path(identity)) is not None:
             raise
         return []  # it has just expired
 
@@ -122,30 +144,31 @@ class ExportedEvaluation:
 
 
 def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEvaluation:
-    """Write an evaluation's files, each verified, to the new folder `out`; `name` is an id or a prefix.
+    """Write an evaluation (an id or a prefix) to the new folder `out`, each file verified.
 
     Raises:
-        StoreError: there is no such evaluation, a file of it is missing or damaged, or `out` cannot be written.
+        StoreError: there is no such evaluation, one of its files is missing or damaged, or `out`
+            cannot be written.
         UsageError: `out` exists already.
     """
-    identity = store.evaluations.trusted(name)
-    return ExportedEvaluation(identity, out, write_files(store, store.evaluations.get(identity).content.files, out))
+    identity = store.evaluations.resolve_trusted(name)
+    return ExportedEvaluation(identity, out, export_files(store, store.evaluations.get(identity).content.files, out))
 
 
-def subjects(store: Store, subject: Subject) -> list[str]:
-    """Return the paths of the manifests that an evaluation lives as long as: of its snapshot, and of its model."""
+def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
+    """Return the manifest paths of an evaluation's snapshot and model, with which it expires."""
     model = subject.stored_model
-    return [store.snapshots.path(subject.snapshot), *([store.models.path(model)] if model else [])]
+    return [store.snapshots.manifest_path(subject.snapshot), *([store.models.manifest_path(model)] if model else [])]
 
 
-def _check_subject(store: Store, subject: Subject) -> None:
-    store.snapshots.get(subject.snapshot)  # refuses one that was taken down
+def _check_subject(store: Store, subject: EvaluationSubject) -> None:
+    store.snapshots.get(subject.snapshot)  # raises if it was taken down
     if subject.stored_model:
         store.models.get(subject.stored_model)
 
 
-def _check_still(store: Store, identity: str, subject: Subject) -> None:
-    """Delete what was recorded of a snapshot that was taken down meanwhile: its takedown may have looked before."""
-    if store.takedowns.in_place_of(subject.snapshot) is not None:
-        store.files.remove(store.evaluations.path(identity))
-        store.snapshots.resolve(subject.snapshot)  # says what replaces it
+def _check_not_taken_down(store: Store, identity: str, subject: EvaluationSubject) -> None:
+    """Delete the evaluation if its snapshot was taken down before the evaluation existed."""
+    if store.takedowns.find_replacement(subject.snapshot) is not None:
+        store.files.remove(store.evaluations.manifest_path(identity))
+        store.snapshots.resolve(subject.snapshot)  # raises an error that names the replacement

@@ -1,37 +1,91 @@
-"""The manifest: one JSON file that describes a snapshot.
+"""The manifest of a snapshot: one JSON file; and the paths and kinds of a snapshot's files.
 
-Its *content* section decides the snapshot's id; metrics, parents and provenance are outside it, so a rebuild
-of the same dump with the same recipe has the same id. A manifest may come from an untrusted source: it is checked
-as hostile input before any path of it is used.
+The *content* section determines the snapshot's id. Metrics, parents and provenance are outside of
+it, so a rebuild of the same dump with the same recipe has the same id. A manifest may come from an
+untrusted source: it is checked as hostile input before any of its paths is used. A pulled folder
+has the same paths as the manifest.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from rag_model.errors import UsageError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.checks import (
-    ID,
+    FULL_ID,
     check,
+    check_fields,
     check_format,
     check_objects,
     check_paths,
-    content_id,
-    fields_of,
-    from_bytes,
+    compute_id,
+    files_to_json,
+    parse_files,
+    parse_manifest,
 )
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT, embeddings_path, index_path, passages_path
 
-FORMAT = 2  # 1: one space and no named representations, no kinds of indexes, no retriever
-MOST_ROWS = 1 << 40  # far above any corpus, and far below an overflow of sums
-MOST_PAGE = (1 << 63) - 1
+EMBEDDINGS = "embeddings"  # the representation that every build writes: one vector per passage
+TOKENS = "tokens"  # the kind, and the usual name, of a representation with many vectors per passage
+SPARSE = "sparse"  # the kind, and the usual name, of a representation of weighted terms
+TEXT = "text"  # the representation that every snapshot has: title and text of its passages
+QUESTION_ENCODER = "encoder/question"  # folder of the query encoder of `embeddings`
+EXACT = "exact"  # the index of any snapshot with vectors; without a file it scans the embeddings
+_SUFFIXES = {TOKENS: ".arrow", SPARSE: ".sparse"}  # by kind; vectors have .npy
+FORMAT = 2  # format 1 has one space, no named representations, no kinds of indexes, no retriever
+MAX_ROWS = 1 << 40  # far above any corpus, and far below an integer overflow of sums
+MAX_PAGE = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# Readers do not need article logs, trained files of indexes, spans for trainings, and
+# representations that indexes store in their own form.
+BUILD_ONLY_KINDS = frozenset({"articles", "trained", "spans", TOKENS, SPARSE})
+
+
+def passages_path(part: str) -> str:
+    """Return the path of a part's passages."""
+    return f"passages/{part}.parquet"
+
+
+def embeddings_path(part: str, representation: str = EMBEDDINGS, kind: str = "vectors") -> str:
+    """Return the path of a part's rows; `kind` is `vectors`, `tokens` or `sparse`."""
+    folder = EMBEDDINGS if representation == EMBEDDINGS else f"{EMBEDDINGS}/{representation}"
+    return f"{folder}/{part}{_SUFFIXES.get(kind, '.npy')}"
+
+
+def row_file_kind(path: str) -> str:
+    """Return the kind of a file of rows by its path: `embeddings`, `tokens` or `sparse`."""
+    return next((kind for kind, suffix in _SUFFIXES.items() if path.endswith(suffix)), EMBEDDINGS)
+
+
+def question_encoder_path(representation: str = EMBEDDINGS) -> str:
+    """Return the folder of the query encoder of a representation."""
+    return QUESTION_ENCODER if representation == EMBEDDINGS else f"encoder/{representation}/question"
+
+
+def index_path(name: str, suffix: str = "faiss") -> str:
+    """Return the path of an index's file."""
+    return f"index/{name}.{suffix}"
+
+
+def trained_path(name: str) -> str:
+    """Return the path of an index's trained cells or quantizers, which only later builds read."""
+    return f"trained/{name}"
+
+
+def articles_path(part: str) -> str:
+    """Return the path of a part's log of article outcomes, which only later builds read."""
+    return f"articles/{part}.parquet"
+
+
+def spans_path(part: str) -> str:
+    """Return the path of a part's salient spans (links and dates), which some trainings mask."""
+    return f"spans/{part}.npy"
 
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One part's page range and its number of rows."""
+    """The page range and the number of rows of one part."""
 
     name: str  # part-00042
     first_page: int  # inclusive
@@ -39,37 +93,38 @@ class PartEntry:
     rows: int
 
     def __post_init__(self) -> None:
-        """Refuse names and numbers that no builder writes."""
+        """Check the name and the numbers."""
         check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
         for label in ("first_page", "last_page"):
             value = getattr(self, label)
-            check(type(value) is int and abs(value) <= MOST_PAGE, f"{label} {value!r} of {self.name}")
-        check(type(self.rows) is int and 0 <= self.rows <= MOST_ROWS, f"row count {self.rows!r} of {self.name}")
+            check(type(value) is int and abs(value) <= MAX_PAGE, f"{label} {value!r} of {self.name}")
+        check(type(self.rows) is int and 0 <= self.rows <= MAX_ROWS, f"row count {self.rows!r} of {self.name}")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a snapshot: all that its id depends on.
+    """The content of a snapshot: everything that determines its id.
 
-    A representation is what an index is built over; its rows are aligned with the passages. `text`, the passages
-    themselves, is not listed. An entry gives its `kind`; `vectors` have a `space`, the encoder space of queries.
+    An index is built over a representation, whose rows are aligned with the passages. `text`, the
+    passages themselves, is not listed. The entry of a representation has its `kind`; `vectors` also
+    have a `space`, the encoder space of queries.
     """
 
     corpus: Mapping[str, Any]  # kind, dbname, language, base, licence, newest_revision
     parts: tuple[PartEntry, ...]  # in row order
     files: Mapping[str, BlobRef]  # relative path -> blob
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    representations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> kind, and its space
-    indexes: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # name -> kind, over, file, factory, search …
-    retriever: str = ""  # the default expression; empty: see `default_retriever`
+    # Name -> kind and space.
+    representations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Name -> kind, over, file, factory, search …
+    indexes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    retriever: str = ""  # the default retriever expression; if empty, see `default_retriever`
 
     def __post_init__(self) -> None:
-        """Refuse duplicate parts, and paths that could leave a folder or hide one another."""
+        """Check that the parts are unique, the number of rows, and the paths."""
         names = [part.name for part in self.parts]
         check(len(set(names)) == len(names), "list of parts, which names one twice")
-        check(self.n <= MOST_ROWS, f"total of {self.n} rows")
+        check(self.n <= MAX_ROWS, f"total of {self.n} rows")
         check_paths(self.files)
 
     @property
@@ -79,28 +134,28 @@ class Content:
 
     @property
     def space(self) -> Mapping[str, Any] | None:
-        """The encoder space of the representation `embeddings`; None if the snapshot has no such vectors."""
+        """The encoder space of the representation `embeddings`; None without such vectors."""
         return self.space_of(EMBEDDINGS)
 
     def space_of(self, representation: str) -> Mapping[str, Any] | None:
-        """Return the encoder space of a representation; None if it has none, or if there is no such representation."""
+        """Return the encoder space of a representation; None if there is none."""
         space: Mapping[str, Any] | None = self.representations.get(representation, {}).get("space")
         return space
 
     def kind_of(self, representation: str) -> str:
-        """Return the kind of a representation: `text`, `vectors` (one a passage), `tokens` or `sparse`."""
+        """Return the kind of a representation: `text`, `vectors`, `tokens` or `sparse`."""
         if representation == TEXT:
             return TEXT
         return str(self.representations.get(representation, {}).get("kind", "vectors"))
 
     def rows_path(self, representation: str, part: str) -> str:
-        """Return the path of the file with a part's rows of a representation: its passages or its vectors."""
+        """Return the path of a part's rows in a representation: its passages or its vectors."""
         if representation == TEXT:
             return passages_path(part)
         return embeddings_path(part, representation, self.kind_of(representation))
 
-    def over(self, index: str) -> str:
-        """Return the name of the representation that an index is built over; `exact` is over the embeddings."""
+    def representation_of(self, index: str) -> str:
+        """Return the representation that an index is built over; `exact` is over the embeddings."""
         return str(self.indexes.get(index, {}).get("over", EMBEDDINGS))
 
     def index_file(self, index: str) -> str:
@@ -109,66 +164,67 @@ class Content:
 
     @property
     def default_retriever(self) -> str:
-        """The retriever that is used if the caller names none: the one in the manifest.
+        """The retriever to use by default: the manifest's expression if it has one.
 
-        Without that: `hnsw` if there is such an index, else the first index by name, else `exact`.
+        Otherwise `hnsw` if there is such an index, else the first index by name, else `exact`.
         """
         return self.retriever or ("hnsw" if "hnsw" in self.indexes else min(self.indexes, default=EXACT))
 
-    def to_json(self, written: int = FORMAT) -> dict[str, Any]:
-        """Return the section as JSON values of a format, files and indexes sorted by name."""
-        asked: dict[str, Any] = (
+    def to_json(self, format_number: int = FORMAT) -> dict[str, Any]:
+        """Return the section as JSON values of a format, with files and indexes sorted by name."""
+        representation_fields: dict[str, Any] = (
             {"space": None if self.space is None else dict(self.space)}
-            if written == 1
-            else {"representations": _sorted(self.representations), "retriever": self.retriever}
+            if format_number == 1
+            else {"representations": _sort_entries(self.representations), "retriever": self.retriever}
         )
-        return asked | {
+        return representation_fields | {
             "corpus": dict(self.corpus),
             "recipe": dict(self.recipe),
-            "indexes": _sorted(self.indexes),
+            "indexes": _sort_entries(self.indexes),
             "parts": [asdict(part) for part in self.parts],
-            "files": {path: self.files[path].to_json() for path in sorted(self.files)},
+            "files": files_to_json(self.files),
         }
 
     @classmethod
-    def from_json(cls, value: Any, written: int = FORMAT) -> Self:
-        """Read back what `to_json` wrote in that format.
+    def from_json(cls, value: Any, format_number: int = FORMAT) -> Self:
+        """Parse and check the result of `to_json` for the same format.
 
         Raises:
-            StoreError: this version could not have written the section.
+            StoreError: a field is missing, unknown or invalid.
         """
-        own = {"space"} if written == 1 else {"representations", "retriever"}
-        fields = fields_of(value, {"corpus", "recipe", "indexes", "parts", "files"} | own, "content")
-        check_objects(fields, "corpus", "recipe", "indexes", "files")
+        format_fields = {"space"} if format_number == 1 else {"representations", "retriever"}
+        fields = check_fields(value, {"corpus", "recipe", "indexes", "parts", "files"} | format_fields, "content")
+        check_objects(fields, "corpus", "recipe", "indexes")
         check(isinstance(fields["parts"], list), "field 'parts', which is not a list")
         labels = {"name", "first_page", "last_page", "rows"}
-        parts = tuple(PartEntry(**fields_of(part, labels, "part")) for part in fields["parts"])
-        files = {path: BlobRef.from_json(ref) for path, ref in fields["files"].items()}
+        entries = enumerate(fields["parts"])
+        parts = tuple(PartEntry(**check_fields(entry, labels, f"parts[{i}]")) for i, entry in entries)
+        files = parse_files(fields["files"])
         retriever = fields.get("retriever", "")
-        check(isinstance(retriever, str), "field 'retriever', which is not a text")
-        asked = in_space(fields["space"]) if written == 1 else fields["representations"]
-        check(isinstance(asked, dict), "field 'representations', which is not an object")
-        for name, entry in asked.items():
+        check(isinstance(retriever, str), "field 'retriever', which is not a string")
+        representations = embeddings_in_space(fields["space"]) if format_number == 1 else fields["representations"]
+        check(isinstance(representations, dict), "field 'representations', which is not an object")
+        for name, entry in representations.items():
             _check_representation(name, entry)
         for name, entry in fields["indexes"].items():
             _check_index(name, entry, files)
-        return cls(fields["corpus"], parts, files, fields["recipe"], asked, fields["indexes"], retriever)
+        return cls(fields["corpus"], parts, files, fields["recipe"], representations, fields["indexes"], retriever)
 
 
-def in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the representations of a snapshot with only `embeddings` in this space; without a space there are none."""
+def embeddings_in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return the representations of a snapshot with only `embeddings`; {} without a space."""
     return {} if space is None else {EMBEDDINGS: {"kind": "vectors", "space": space}}
 
 
-def _sorted(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _sort_entries(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: dict(entries[name]) for name in sorted(entries)}
 
 
 def _check_representation(name: str, entry: Any) -> None:
     check(_NAME.fullmatch(name), f"representation name {name!r}")
     check(isinstance(entry, dict), f"representation {name!r}, which is not an object")
-    good = isinstance(entry.get("kind"), str) and isinstance(entry.get("space"), dict | None)
-    check(good, f"representation {name!r}, whose kind or space is wrong")
+    is_valid = isinstance(entry.get("kind"), str) and isinstance(entry.get("space"), dict | None)
+    check(is_valid, f"representation {name!r}, whose kind or space is wrong")
 
 
 def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
@@ -177,7 +233,7 @@ def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
         check(isinstance(entry.get(label, ""), str), f"{label} of index {name!r}")
     for label in ("n", "d", "row_bytes"):
         number = entry.get(label, 0)
-        check(type(number) is int and 0 <= number <= MOST_ROWS, f"{label} of index {name!r}")
+        check(type(number) is int and 0 <= number <= MAX_ROWS, f"{label} of index {name!r}")
     for label in ("search", "settings"):
         check(isinstance(entry.get(label, {}), dict), f"{label} of index {name!r}")
     check(entry.get("file", index_path(name)) in files or "file" not in entry, f"file of index {name!r}")
@@ -190,21 +246,21 @@ class Manifest:
     content: Content
     metrics: Mapping[str, Any] = field(default_factory=dict)
     parents: tuple[str, ...] = ()  # snapshot ids, nearest first
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # when, where, by which versions, how long
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # time, place, versions, duration
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        """Refuse parents that are not snapshot ids."""
-        good = all(isinstance(parent, str) and ID.fullmatch(parent) for parent in self.parents)
-        check(good, f"list of parents {self.parents!r}")
+        """Check that the parents are snapshot ids."""
+        are_ids = all(isinstance(parent, str) and FULL_ID.fullmatch(parent) for parent in self.parents)
+        check(are_ids, f"list of parents {self.parents!r}")
 
     @property
     def id(self) -> str:
-        """The snapshot id: SHA-256 of the content's canonical JSON, 64 hex digits (people see 12)."""
-        return content_id(self.content.to_json(self.format))
+        """The snapshot id: SHA-256 of the content's canonical JSON, 64 hex digits."""
+        return compute_id(self.content.to_json(self.format))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON values in reading order."""
+        """Return the manifest as JSON values, in the order of the file."""
         return {
             "format": self.format,
             "id": self.id,
@@ -216,27 +272,68 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote; the input may be hostile, so every field is checked.
+        """Parse and check the result of `to_json`; the input may be hostile.
 
         Raises:
-            StoreError: a newer format, a hostile path, an impossible number, or content that does not match
-            its id.
+            StoreError: the format is newer, a path is unsafe, a number is impossible, or the id
+                does not match the content.
         """
-        written = check_format(value, FORMAT, "snapshot")
-        fields = fields_of(value, {"format", "id", "content", "metrics", "parents", "provenance"}, "manifest")
+        format_number = check_format(value, FORMAT, "snapshot")
+        fields = check_fields(value, {"format", "id", "content", "metrics", "parents", "provenance"}, "manifest")
         check_objects(fields, "metrics", "provenance")
         check(isinstance(fields["parents"], list), "field 'parents', which is not a list")
         manifest = cls(
-            content=Content.from_json(fields["content"], written),
+            content=Content.from_json(fields["content"], format_number),
             metrics=fields["metrics"],
             parents=tuple(fields["parents"]),
             provenance=fields["provenance"],
-            format=written,
+            format=format_number,
         )
         check(manifest.id == fields["id"], f"id {fields['id']!r}: its content hashes to {manifest.id}")
         return manifest
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a manifest file."""
-        return from_bytes(data, cls.from_json)
+        """Parse the bytes of a manifest file."""
+        return parse_manifest(data, cls.from_json)
+
+
+def file_kind(path: str) -> str:
+    """Return the kind of a file, such as `passages`, `embeddings`, `tokens` or `index/hnsw`.
+
+    >>> file_kind("passages/part-00042.parquet"), file_kind("index/hnsw.faiss")
+    ('passages', 'index/hnsw')
+    """
+    top, _, rest = path.partition("/")
+    if top == EMBEDDINGS:
+        return row_file_kind(path)
+    return f"index/{rest.partition('/')[0].partition('.')[0]}" if top == "index" else top
+
+
+def select_files(
+    content: Content, *, indexes: Sequence[str] = (), embeddings: bool = True, passages_only: bool = False
+) -> Callable[[str], bool]:
+    """Return the `select` argument of `pull`: files for readers, or only passages.
+
+    `indexes` names the indexes to pull; without names, all indexes that can be searched are pulled.
+    `exact` means the embeddings. An index that ranks by them (`refine` in its entry) needs them
+    too.
+
+    Raises:
+        UsageError: the snapshot has no such index, or the arguments contradict each other.
+    """
+    if unknown := sorted({*indexes} - {*content.indexes, EXACT}):
+        known_indexes = ", ".join([*content.indexes, EXACT])
+        raise UsageError(f"the snapshot has no index {unknown[0]!r} to pull: choose from {known_indexes}")
+    if indexes and passages_only:
+        raise UsageError(f"passages alone include no index {indexes[0]}: select one or the other")
+    if EXACT in indexes and EXACT not in content.indexes and not embeddings:
+        raise UsageError("index exact is searched in the embeddings: pull them too")
+    unwanted = [name for name in content.indexes if indexes and name not in indexes]
+    if not embeddings:
+        ranking = [name for name, entry in content.indexes.items() if entry.get("refine") == "vectors"]
+        if ranking_selected := sorted({*ranking} & {*indexes}):
+            raise UsageError(f"index {ranking_selected[0]} ranks its hits by the embeddings: pull them too")
+        unwanted += ranking
+    left_out = {*BUILD_ONLY_KINDS, *(f"index/{name}" for name in unwanted), *([] if embeddings else ["embeddings"])}
+    return lambda path: file_kind(path) == "passages" if passages_only else file_kind(path) not in left_out

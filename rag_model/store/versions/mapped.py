@@ -1,7 +1,8 @@
-"""A memory-mapped copy of a passage file, for a service with many reads.
+"""Memory-mapped copies of passage files, for a service with many reads.
 
-It is an uncompressed Arrow IPC file, written from the verified Parquet file of a pull: a passage is read in place,
-without decompression, and all processes that read it share the memory pages. It is about three times as large.
+A copy is an uncompressed Arrow IPC file, written from the verified Parquet file of a pull. A
+passage is read in place, without decompression, and all processes that read it share the memory
+pages. The copy is about three times as large as the Parquet file.
 """
 
 from bisect import bisect_right
@@ -11,18 +12,21 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from rag_model.corpus.moments import checked
+from rag_model.atomic_write import atomic_write
 from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
+from rag_model.corpus.timestamps import check_seconds
 from rag_model.errors import InputError
-from rag_model.landing import landing
 
 _MILLISECONDS = 1000  # of a second
-_FORMATS: dict[pa.DataType, Literal["i", "q"]] = {pa.int32(): "i", pa.int64(): "q"}  # as `memoryview` names them
+# Type codes of `memoryview`.
+_FORMATS: dict[pa.DataType, Literal["i", "q"]] = {pa.int32(): "i", pa.int64(): "q"}
 
 
-def write_mapped(passages: Path, copy: Path) -> None:
-    """Write the passages of a Parquet file as Arrow; at most one row group is in memory. `copy` is renamed complete.
+def write_mapped_copy(passages: Path, copy: Path) -> None:
+    """Write the passages of a Parquet file to the Arrow file `copy`, which appears complete.
+
+    At most one row group is in memory.
 
     Raises:
         InputError: the file is not a passage file.
@@ -30,7 +34,7 @@ def write_mapped(passages: Path, copy: Path) -> None:
     """
     with (
         PassageFile(passages) as file,
-        landing(copy) as temporary,
+        atomic_write(copy) as temporary,
         pa.OSFile(str(temporary), "wb") as sink,
         pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer,
     ):
@@ -45,44 +49,46 @@ class MappedPassages:
         """Map the file.
 
         Raises:
-            InputError: it is not an Arrow file of passages.
+            InputError: the file is not an Arrow file of passages.
         """
         self._path = path
         try:
             self._source = pa.memory_map(str(path))
             self._file = pa.ipc.open_file(self._source)
-        except (pa.ArrowInvalid, OSError) as broken:
-            raise InputError(f"{path} is not a readable copy of passages ({broken}): pull it again") from broken
+        except (pa.ArrowInvalid, OSError) as error:
+            raise InputError(f"{path} is not a readable copy of passages ({error}): pull it again") from error
         if self._file.schema not in (PASSAGE_SCHEMA, UNDATED_SCHEMA):
             raise InputError(f"{path} does not have the columns of passages: pull it again")
-        self._batches: dict[int, list[Callable[[int], Any]]] = {}  # of each column, what reads a value
+        # Value readers of each column, by batch.
+        self._batches: dict[int, list[Callable[[int], Any]]] = {}
         self._starts = [0]
         for number in range(self._file.num_record_batches):
             self._starts.append(self._starts[-1] + self._file.get_batch(number).num_rows)
         self.n_rows = self._starts[-1]
 
-    def rows(self, rows: Sequence[int]) -> list[Passage]:
-        """Return the passages of these rows (0 <= row < n_rows), in the order given.
+    def read_rows(self, rows: Sequence[int]) -> list[Passage]:
+        """Return the passages of these rows (0 <= row < n_rows), in the given order.
 
         Raises:
             IndexError: a row lies outside the file.
             InputError: the file is damaged.
         """
-        return [self._passage(row) for row in rows]
+        return [self._read_passage(row) for row in rows]
 
-    def _passage(self, row: int) -> Passage:
+    def _read_passage(self, row: int) -> Passage:
         if not 0 <= row < self.n_rows:
-            raise IndexError(f"row {row} lies outside a copy of {self.n_rows} passages")
-        number = bisect_right(self._starts, row) - 1
-        place = row - self._starts[number]
+            raise IndexError(f"row {row} is outside a copy of {self.n_rows} passages")
+        batch_number = bisect_right(self._starts, row) - 1
+        offset = row - self._starts[batch_number]
         try:
-            return Passage(*[value(place) for value in self._columns(number)])
-        except (IndexError, TypeError, ValueError) as broken:  # a buffer is shorter than its rows, or no text
-            raise InputError(f"row {row} of {self._path} is damaged ({broken}): pull it again") from broken
+            return Passage(*[value(offset) for value in self._batch_readers(batch_number)])
+        except (IndexError, TypeError, ValueError) as error:
+            # A buffer is too short, or is not UTF-8.
+            raise InputError(f"row {row} of {self._path} is damaged ({error}): pull it again") from error
 
-    def _columns(self, number: int) -> list[Callable[[int], Any]]:
+    def _batch_readers(self, number: int) -> list[Callable[[int], Any]]:
         if number not in self._batches:  # views of the mapped file: a few hundred bytes
-            self._batches[number] = [_reader(column) for column in self._file.get_batch(number).columns]
+            self._batches[number] = [_value_reader(column) for column in self._file.get_batch(number).columns]
         return self._batches[number]
 
     def close(self) -> None:
@@ -90,11 +96,11 @@ class MappedPassages:
         self._source.close()
 
 
-def _reader(column: pa.Array) -> Callable[[int], Any]:
-    """Return what gives a column's value in a row; by Arrow's own objects a passage takes three times as long."""
+def _value_reader(column: pa.Array) -> Callable[[int], Any]:
+    """Return a function from row to value of a column; it is three times faster than Arrow's."""
     validity, values, *rest = column.buffers()
     if pa.types.is_timestamp(column.type):
-        return _dates(column.offset, validity, values)
+        return _date_reader(column.offset, validity, values)
     if validity is not None or column.offset:
         return lambda row: column[row].as_py()
     if column.type in _FORMATS:
@@ -103,14 +109,14 @@ def _reader(column: pa.Array) -> Callable[[int], Any]:
     return lambda row: str(texts[ends[row] : ends[row + 1]], "utf-8")
 
 
-def _dates(offset: int, validity: pa.Buffer | None, values: pa.Buffer) -> Callable[[int], int | None]:
-    """Return what gives a row's date in seconds, from milliseconds and the bits of the rows that have one."""
+def _date_reader(offset: int, validity: pa.Buffer | None, values: pa.Buffer) -> Callable[[int], int | None]:
+    """Return a function from row to date in seconds (None: no date), read from milliseconds."""
     bits = None if validity is None else memoryview(validity).cast("B")
     milliseconds = memoryview(values).cast("B").cast("q")
 
-    def date(row: int) -> int | None:
-        at = row + offset
-        known = bits is None or bits[at >> 3] >> (at & 7) & 1
-        return checked(milliseconds[at] // _MILLISECONDS) if known else None
+    def read_date(row: int) -> int | None:
+        position = row + offset
+        is_dated = bits is None or bits[position >> 3] >> (position & 7) & 1
+        return check_seconds(milliseconds[position] // _MILLISECONDS) if is_dated else None
 
-    return date
+    return read_date

@@ -1,11 +1,16 @@
-"""A model's manifest: one JSON file that describes a trained model, as `store.versions.manifest` does a snapshot.
+"""The manifest of a trained model: one JSON file. A model's files determine its parts.
 
-Its *content* decides the model's id: the objective, the files, the encoder space of its queries, and what it was
-trained on. Metrics and provenance are outside the content.
+The *content* section determines the model's id: the objective, the files, the encoder space of
+queries, and the lineage of the training. Metrics and provenance are outside of it.
+
+A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`,
+`cross-encoder/`, `colbert/`, `masked-lm/`, or one that a training defines. The parts determine what
+the model can do, regardless of the training. transformers keeps the question encoder and the
+generator of a RAG model in one file, in which case each has a folder for its tokenizer.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Self
@@ -13,31 +18,38 @@ from typing import Any, Self
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.checks import (
     check,
+    check_fields,
     check_format,
     check_objects,
     check_paths,
-    content_id,
-    fields_of,
-    from_bytes,
+    compute_id,
+    files_to_json,
+    parse_files,
+    parse_manifest,
 )
 
 FORMAT = 1
-# No pickles. `.model` is sentencepiece's, `.metadata` ColBERT's settings in JSON.
+# Pickles are not allowed. `.model` is sentencepiece's, `.metadata` holds ColBERT's settings in
+# JSON.
 SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".md", ".jinja", ".metadata")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
+QUESTION, PASSAGE, GENERATOR = "question", "passage", "generator"
+CROSS_ENCODER, COLBERT, MASKED_LM = "cross-encoder", "colbert", "masked-lm"
+_RAG_TOKENIZERS = {"question_encoder_tokenizer": QUESTION, "generator_tokenizer": GENERATOR}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """The content of a model: all that its id depends on."""
+    """The content of a model: everything that determines its id."""
 
-    kind: str  # the name of the objective that made it
+    kind: str  # the name of the training objective
     files: Mapping[str, BlobRef]  # relative path -> blob
-    space: Mapping[str, Any] | None = None  # the encoder space of its queries
-    lineage: Mapping[str, Any] = field(default_factory=dict)  # snapshot, digests of the data, recipe, initial weights
+    space: Mapping[str, Any] | None = None  # the encoder space of queries
+    # Snapshot, digests of the data, recipe, initial weights.
+    lineage: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse paths that could leave a folder or hide one another, and files with other suffixes than `SUFFIXES`."""
+        """Check the kind, the paths and the suffixes of the files."""
         check(isinstance(self.kind, str) and _KIND.fullmatch(self.kind), f"kind {self.kind!r}")
         check_paths(self.files)
         for path in self.files:
@@ -45,26 +57,25 @@ class ModelContent:
             check(suffix in SUFFIXES, f"file {path!r}: a model's files are {', '.join(SUFFIXES)}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the section as JSON values, files sorted by name."""
+        """Return the section as JSON values, with files sorted by name."""
         return {
             "kind": self.kind,
             "space": None if self.space is None else dict(self.space),
             "lineage": dict(self.lineage),
-            "files": {path: self.files[path].to_json() for path in sorted(self.files)},
+            "files": files_to_json(self.files),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote.
+        """Parse and check the result of `to_json`.
 
         Raises:
-            StoreError: this version could not have written the section.
+            StoreError: a field is missing, unknown or invalid.
         """
-        fields = fields_of(value, {"kind", "space", "lineage", "files"}, "content")
-        check_objects(fields, "lineage", "files")
+        fields = check_fields(value, {"kind", "space", "lineage", "files"}, "content")
+        check_objects(fields, "lineage")
         check(isinstance(fields["space"], dict | None), "field 'space', which is not an object")
-        files = {path: BlobRef.from_json(ref) for path, ref in fields["files"].items()}
-        return cls(fields["kind"], files, fields["space"], fields["lineage"])
+        return cls(fields["kind"], parse_files(fields["files"]), fields["space"], fields["lineage"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +83,18 @@ class ModelManifest:
     """A model: its content, its metrics and its provenance."""
 
     content: ModelContent
-    metrics: Mapping[str, Any] = field(default_factory=dict)  # before and after, on the dev file
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # when, by which versions, how long
+    # Before and after training, on the dev set.
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # time, versions, duration
     format: int = FORMAT
 
     @property
     def id(self) -> str:
-        """The model's id: SHA-256 of the content's canonical JSON, 64 hex digits (people see 12)."""
-        return content_id(self.content.to_json())
+        """The model's id: SHA-256 of the content's canonical JSON, 64 hex digits."""
+        return compute_id(self.content.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON values in reading order."""
+        """Return the manifest as JSON values, in the order of the file."""
         return {
             "format": self.format,
             "id": self.id,
@@ -93,20 +105,26 @@ class ModelManifest:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote; the input may be hostile, so every field is checked.
+        """Parse and check the result of `to_json`; the input may be hostile.
 
         Raises:
-            StoreError: a newer format, a hostile path, or content that does not match its id.
+            StoreError: the format is newer, a path is unsafe, or the id does not match the content.
         """
-        written = check_format(value, FORMAT, "model")
-        fields = fields_of(value, {"format", "id", "content", "metrics", "provenance"}, "manifest")
+        format_number = check_format(value, FORMAT, "model")
+        fields = check_fields(value, {"format", "id", "content", "metrics", "provenance"}, "manifest")
         check_objects(fields, "metrics", "provenance")
         content = ModelContent.from_json(fields["content"])
-        manifest = cls(content, fields["metrics"], fields["provenance"], written)
+        manifest = cls(content, fields["metrics"], fields["provenance"], format_number)
         check(manifest.id == fields["id"], f"id {fields['id']!r}: its content hashes to {manifest.id}")
         return manifest
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a manifest file."""
-        return from_bytes(data, cls.from_json)
+        """Parse the bytes of a manifest file."""
+        return parse_manifest(data, cls.from_json)
+
+
+def detect_model_parts(paths: Iterable[str]) -> frozenset[str]:
+    """Return the names of the parts of a model, from the relative paths of its files."""
+    folders = {path.partition("/")[0] for path in paths if "/" in path}
+    return frozenset(_RAG_TOKENIZERS.get(folder, folder) for folder in folders)

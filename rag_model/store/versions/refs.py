@@ -1,11 +1,13 @@
-"""Refs: movable names of snapshots, or of models, each an append-only numbered log.
+"""Refs: movable names of snapshots or models, each an append-only numbered log.
 
-A ref moves by creating the next number exclusively: this is compare-and-swap without a lock, and the log gives history
-and rollback. The highest number is current. Nothing is ever overwritten, and no clock is used to order moves.
+A writer moves a ref by creating the next number exclusively: a compare-and-swap without a lock. The
+log provides history and rollback. The highest number is current. No move is ever overwritten, and
+no clock orders moves.
 
-A ref is deleted by a move that names nothing, so if one writer moves it and another deletes it, exactly one of them
-succeeds. A deleted ref can be created again; its numbers continue. A move that names a snapshot which a takedown
-replaced (`rag_model.store.versions.takedowns`) is read as naming the replacement, or nothing.
+A deletion is a move that names no snapshot, so if one writer moves a ref and another deletes it,
+exactly one of them succeeds. A deleted ref can be created again; its numbers continue. A move to a
+snapshot that a takedown replaced (`rag_model.store.versions.takedowns`) is read as a move to the
+replacement, or as a deletion.
 """
 
 import re
@@ -17,16 +19,16 @@ from typing import Any, Self
 
 from rag_model.errors import NotFoundError, RefConflictError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
-from rag_model.store.versions.signatures import Signatures, Trust, as_stored
+from rag_model.store.versions.signatures import Signatures, TrustedKeys, normalize_json
 from rag_model.store.versions.takedowns import Takedowns
-from rag_model.terminal import check_printable
+from rag_model.untrusted_text import check_printable
 
 _FORMAT = 1
-_DELETING = 2  # the format of a deleting move, which earlier versions cannot read
+_DELETION_FORMAT = 2  # a move that deletes a ref; earlier versions cannot read it
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-_FILE = re.compile(r"(\d{8})\.json")
+_MOVE_FILE = re.compile(r"(\d{8})\.json")
 _SNAPSHOT = re.compile(r"[0-9a-f]{64}")
-_LAST = 99_999_999  # what a file's eight digits can name
+_MAX_NUMBER = 99_999_999  # the file names have eight digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,127 +36,143 @@ class RefMove:
     """One entry of a ref's log."""
 
     number: int  # 1, 2, 3, … without gaps
-    snapshot: str  # id of the snapshot (or model, for a ref of models), 64 hex digits; "": the ref is deleted
+    # Id of the snapshot (or model, for a ref of models), 64 hex digits; "": the ref is deleted.
+    snapshot: str
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
-    previous: str | None  # the id before, None for the first move
-    nonce: str  # tells a retried write from another writer's
+    previous: str | None  # the previous id, None for the first move
+    nonce: str  # distinguishes a retried write from another writer's
     note: str = ""
 
     def to_json(self, noun: str = "snapshot") -> dict[str, Any]:
-        """Return the move as JSON values; `noun` is the key of what the ref names."""
+        """Return the move as JSON values; `noun` is the key of the id."""
         fields = {noun if key == "snapshot" else key: value for key, value in asdict(self).items()}
-        return {"format": _FORMAT if self.snapshot else _DELETING, **fields}
+        return {"format": _FORMAT if self.snapshot else _DELETION_FORMAT, **fields}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], noun: str = "snapshot") -> Self:
-        """Read back what `to_json` wrote.
+        """Parse and check the result of `to_json`.
 
         Raises:
-            StoreError: written by a newer version, or damaged.
+            StoreError: the move was written by a newer version, or is damaged.
         """
         fields = dict(value)
-        written = fields.pop("format", None)
-        if type(written) is int and written > _DELETING:
+        format_number = fields.pop("format", None)
+        if type(format_number) is int and format_number > _DELETION_FORMAT:
             raise StoreError(
-                f"the ref was moved in format {written} and this bookwheel reads {_DELETING}: upgrade bookwheel"
+                f"the ref was moved in format {format_number} and this bookwheel reads "
+                f"{_DELETION_FORMAT}: upgrade bookwheel"
             )
         try:
             move = cls(snapshot=fields.pop(noun, None), **fields)
-        except TypeError as broken:
-            raise StoreError(f"a ref's log is damaged: {broken}") from broken
+        except TypeError as error:
+            raise StoreError(f"a ref's log is damaged: {error}") from error
         for name in ("created_at", "nonce", "note"):
             if not isinstance(getattr(move, name), str):
-                raise StoreError(f"a ref's log is damaged: {name} is {getattr(move, name)!r}, which is no text")
-        if not _SNAPSHOT.fullmatch(str(move.snapshot)) and (written, move.snapshot) != (_DELETING, ""):
-            raise StoreError(f"a ref's log is damaged: {move.snapshot!r} is no {noun} id")
+                raise StoreError(f"a ref's log is damaged: {name} is {getattr(move, name)!r}, which is not text")
+        if not _SNAPSHOT.fullmatch(str(move.snapshot)) and (format_number, move.snapshot) != (_DELETION_FORMAT, ""):
+            raise StoreError(f"a ref's log is damaged: {move.snapshot!r} is not a {noun} id")
         return move
 
 
 class Refs:
-    """The refs of one store: those of its snapshots or, in another folder, those of its models."""
+    """The refs of one store's snapshots or, in another folder, of its models."""
 
     def __init__(self, files: Files, folder: str = "refs", noun: str = "snapshot") -> None:
-        """Use the refs below `folder` in the store of `files`; `noun` says what they name."""
+        """Use the refs below `folder`; `noun` is snapshot, model or evaluation."""
         self._files = files
         self._folder = folder
         self._noun = noun
         self._takedowns = Takedowns(files)
 
-    def names(self, *, deleted: bool = False) -> list[str]:
-        """Return the names of all refs, sorted; with `deleted` also those of deleted refs."""
-        logs = [name for name in self._files.names(self._folder, kind="directory") if _NAME.fullmatch(name)]
+    def list_names(self, *, deleted: bool = False) -> list[str]:
+        """Return the names of all refs, sorted; with `deleted` also of deleted refs."""
+        logs = [name for name in self._files.list_names(self._folder, kind="directory") if _NAME.fullmatch(name)]
         if deleted:
             return logs
-        return [name for name, move in zip(logs, self._files.ask(self.current, logs), strict=True) if move]
+        return [
+            name for name, move in zip(logs, self._files.map_concurrently(self.find_current, logs), strict=True) if move
+        ]
 
-    def current(self, name: str) -> RefMove | None:
-        """Return a ref's newest move; None when the ref does not exist."""
-        newest = self._newest(name)
+    def find_current(self, name: str) -> RefMove | None:
+        """Return a ref's newest move; None if the ref does not exist."""
+        newest = self._find_newest(name)
         return newest if newest and newest.snapshot else None
 
-    def history(self, name: str) -> list[RefMove]:
-        """Return all moves of a ref, oldest first, including those that deleted it; [] if it never existed."""
-        return self._standing(self._read(name, slice(None)))
+    def read_history(self, name: str) -> list[RefMove]:
+        """Return all moves of a ref, oldest first, including deletions; [] if it never existed."""
+        return self._apply_takedowns(self._read_moves(name, slice(None)))
 
-    def at(self, name: str, number: int) -> RefMove:
+    def get_move(self, name: str, number: int) -> RefMove:
         """Return move `number` of a ref.
 
         Raises:
             StoreError: there is no such move, or its file is damaged.
         """
-        return self._standing([self._written(name, number)])[0]
+        return self._apply_takedowns([self._read_move(name, number)])[0]
 
-    def naming(self, snapshot: str) -> list[tuple[str, int]]:
-        """Return name and number of the refs whose newest move was written for a snapshot, replaced or not."""
-        names = self.names(deleted=True)
-        newest = zip(names, self._files.ask(lambda name: self._read(name, slice(-1, None)), names), strict=True)
-        return [(name, moves[0].number) for name, moves in newest if moves and moves[0].snapshot == snapshot]
+    def list_naming(self, snapshot: str) -> list[tuple[str, int]]:
+        """Return name and number of each ref whose newest move was written with this id."""
+        names = self.list_names(deleted=True)
+        newest_moves = zip(
+            names,
+            self._files.map_concurrently(lambda name: self._read_moves(name, slice(-1, None)), names),
+            strict=True,
+        )
+        return [(name, moves[0].number) for name, moves in newest_moves if moves and moves[0].snapshot == snapshot]
 
-    def _newest(self, name: str) -> RefMove | None:
-        moves = self._standing(self._read(name, slice(-1, None)))
+    def _find_newest(self, name: str) -> RefMove | None:
+        moves = self._apply_takedowns(self._read_moves(name, slice(-1, None)))
         return moves[0] if moves else None
 
-    def _standing(self, moves: list[RefMove]) -> list[RefMove]:
-        """Return the moves with each retired snapshot replaced by its replacement."""
-        gone = self._takedowns.replaced() if moves else frozenset()
-        places = {move.snapshot: self._takedowns.in_place_of(move.snapshot) for move in moves if move.snapshot in gone}
-        return [replace(move, snapshot=places.get(move.snapshot, move.snapshot) or "") for move in moves]
+    def _apply_takedowns(self, moves: list[RefMove]) -> list[RefMove]:
+        """Return the moves with the ids of taken-down snapshots replaced by their replacements."""
+        replaced = self._takedowns.list_replaced() if moves else frozenset()
+        replacements = {
+            move.snapshot: self._takedowns.find_replacement(move.snapshot)
+            for move in moves
+            if move.snapshot in replaced
+        }
+        return [replace(move, snapshot=replacements.get(move.snapshot, move.snapshot) or "") for move in moves]
 
-    def _read(self, name: str, some: slice) -> list[RefMove]:
-        """Read some of the listed moves; list and read again if one was expired in between."""
-        numbers = self.numbers(name)
+    def _read_moves(self, name: str, selection: slice) -> list[RefMove]:
+        """Read a selection of the listed moves; list them again if one has expired in between."""
+        numbers = self.list_numbers(name)
         while True:
             try:
-                return list(self._files.ask(lambda number: self._written(name, number), numbers[some]))
+                return list(
+                    self._files.map_concurrently(lambda number: self._read_move(name, number), numbers[selection])
+                )
             except StoreError:
-                listed, numbers = numbers, self.numbers(name)
+                listed, numbers = numbers, self.list_numbers(name)
                 if listed == numbers:
                     raise
 
-    def _written(self, name: str, number: int) -> RefMove:
-        path = self.path(name, number)
+    def _read_move(self, name: str, number: int) -> RefMove:
+        path = self.move_path(name, number)
         value = self._files.read_json(path)
         if value is None:
             raise NotFoundError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
         move = RefMove.from_json(value, self._noun)
         if type(move.number) is not int or move.number != number:
-            raise StoreError(f"{self._files.url_of(path)} is damaged: it says it is move {move.number!r}")
+            raise StoreError(f"{self._files.url_of(path)} is damaged: it is numbered as move {move.number!r}")
         return move
 
-    def numbers(self, name: str) -> list[int]:
-        """Return the numbers in a ref's log, ascending, as they are listed now."""
-        listed = self._files.names(f"{self._folder}/{checked_name(name)}")
-        return sorted(int(found[1]) for found in map(_FILE.fullmatch, listed) if found)
+    def list_numbers(self, name: str) -> list[int]:
+        """Return the numbers in a ref's log, ascending."""
+        listed = self._files.list_names(f"{self._folder}/{check_ref_name(name)}")
+        return sorted(int(match[1]) for match in map(_MOVE_FILE.fullmatch, listed) if match)
 
     def move(self, name: str, snapshot: str, expected: int, note: str = "", *, sign: bool = True) -> RefMove:
         """Move a ref from move number `expected` (0: it must not exist) to `snapshot`, a full id.
 
-        If several writers move a ref from the same number, exactly one succeeds. Signed as manifests are.
+        If several writers move a ref from the same number, exactly one succeeds. The move is signed
+        as manifests are.
 
         Raises:
             RefConflictError: the ref is not at `expected`; nothing was changed.
-            StoreError: the store cannot exclude a second writer, or cannot be written; or the log is full.
-            UsageError: the note holds a control character.
+            StoreError: the store does not support exclusive creation, cannot be written, or the log
+                is full.
+            UsageError: the note contains a control character.
         """
         if not _SNAPSHOT.fullmatch(snapshot):
             raise UsageError(
@@ -163,90 +181,89 @@ class Refs:
         return self._append(name, snapshot, expected, note, sign)
 
     def delete(self, name: str, expected: int, note: str = "") -> RefMove:
-        """Delete a ref that is at move number `expected`; its log stays.
+        """Delete a ref that is at move number `expected`; its log is kept.
 
         Raises:
             RefConflictError: the ref is not at `expected`; nothing was changed.
-            StoreError: the store cannot exclude a second writer, or cannot be written.
+            StoreError: the store does not support exclusive creation, or cannot be written.
         """
         return self._append(name, "", expected, note, sign=True)
 
     def _append(self, name: str, snapshot: str, expected: int, note: str, sign: bool) -> RefMove:
-        before = self._newest(name)
-        stands = before.number if before and before.snapshot else 0
-        if stands != expected or not (snapshot or stands):
-            raise self._conflict(name, expected)
+        newest = self._find_newest(name)
+        current_number = newest.number if newest and newest.snapshot else 0
+        if current_number != expected or not (snapshot or current_number):
+            raise self._conflict_error(name, expected)
         check_printable(note, "the note")
-        self.require_exclusion()
-        number, previous = (before.number + 1, before.snapshot or None) if before else (1, None)
-        if number > _LAST:
+        self.require_exclusive_creation()
+        number, previous = (newest.number + 1, newest.snapshot or None) if newest else (1, None)
+        if number > _MAX_NUMBER:
             raise StoreError(
-                f"ref {name} in {self._files.url} is at move {_LAST}, the last that a log can hold: bookwheel did not "
-                "get there by itself, so delete the files of moves that it did not write, or use another ref"
+                f"ref {name} in {self._files.url} is at move {_MAX_NUMBER}, the last possible number: "
+                "delete the files of moves that bookwheel did not write, or use another ref"
             )
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        move = RefMove(number, snapshot, now, previous, secrets.token_hex(16), note)
-        path, told = self.path(name, number), as_stored(move.to_json(self._noun))
+        created_at = datetime.now(UTC).isoformat(timespec="seconds")
+        move = RefMove(number, snapshot, created_at, previous, secrets.token_hex(16), note)
+        path, stored_move = self.move_path(name, number), normalize_json(move.to_json(self._noun))
         if sign:
-            Signatures(self._files).sign(path, told)
-        if not self._files.create(path, json_bytes(told)):
-            Signatures(self._files).withdraw(path, told)
-            raise self._conflict(name, expected)
+            Signatures(self._files).sign(path, stored_move)
+        if not self._files.create(path, json_bytes(stored_move)):
+            Signatures(self._files).withdraw(path, stored_move)
+            raise self._conflict_error(name, expected)
         return move
 
     def sign(self, name: str, number: int) -> None:
-        """Sign a move that exists, if the environment has a key.
+        """Sign an existing move, if the environment has a key.
 
         Raises:
             StoreError: there is no such move, or the store cannot be written.
         """
-        self._written(name, number)
-        path = self.path(name, number)
+        self._read_move(name, number)
+        path = self.move_path(name, number)
         Signatures(self._files).sign(path, self._files.read_json(path))
 
-    def signer(self, trust: Trust, name: str, number: int) -> str | None:
-        """Return the name of the trusted key that signed a move; None if there is none."""
-        path = self.path(name, number)
-        return trust.signer(Signatures(self._files), path, self._files.read_json(path))
+    def find_signer(self, trust: TrustedKeys, name: str, number: int) -> str | None:
+        """Return the name of the trusted key that signed a move; None without such a signature."""
+        path = self.move_path(name, number)
+        return trust.find_signer(Signatures(self._files), path, self._files.read_json(path))
 
-    def vouched(self, name: str, number: int) -> bool:
-        """Return whether a key of the trust file signed a move; without a trust file, the own key."""
-        return Signatures(self._files).vouched(self.path(name, number))
+    def has_trusted_signature(self, name: str, number: int) -> bool:
+        """Return whether a key of the trust file or, without one, the own key signed a move."""
+        return Signatures(self._files).has_trusted_signature(self.move_path(name, number))
 
-    def path(self, name: str, number: int) -> str:
+    def move_path(self, name: str, number: int) -> str:
         """Return the path of a move in the store."""
-        return f"{self._folder}/{checked_name(name)}/{number:08d}.json"
+        return f"{self._folder}/{check_ref_name(name)}/{number:08d}.json"
 
-    def require_exclusion(self) -> None:
-        """Probe, once, that only one of two writers can succeed; call it before long work that ends in a move.
+    def require_exclusive_creation(self) -> None:
+        """Probe, once, that the store supports exclusive creation; call it before long work.
 
         Raises:
             StoreError: the bucket does not honour conditional writes, or cannot be written.
         """
-        if not self._excludes:
+        if not self._creates_exclusively:
             raise StoreError(
-                f"{self._files.url} does not honour conditional writes (If-None-Match), so two publishers "
-                "could both succeed: publish to a bucket that does"
+                f"{self._files.url} does not honour conditional writes (If-None-Match), so two "
+                "publishers could both succeed: publish to a bucket that does"
             )
 
     @cached_property
-    def _excludes(self) -> bool:
-        return self._files.excludes()
+    def _creates_exclusively(self) -> bool:
+        return self._files.supports_exclusive_creation()
 
-    def _conflict(self, name: str, expected: int) -> RefConflictError:
+    def _conflict_error(self, name: str, expected: int) -> RefConflictError:
         return RefConflictError(
-            f"ref {name} in {self._files.url} is no longer at move {expected}: another writer moved "
-            "it first; look at it again before moving it"
+            f"ref {name} in {self._files.url} is no longer at move {expected}: another writer "
+            "moved it first; inspect it before you move it"
         )
 
 
-def checked_name(name: str) -> str:
-    """Return `name` if a ref may have it.
+def check_ref_name(name: str) -> str:
+    """Return `name` if it is a valid name of a ref.
 
     Raises:
-        UsageError: the name has characters other than letters, digits, `.`, `_` and `-`, begins with a dot, or is
-        too long.
-
+        UsageError: the name has characters other than letters, digits, `.`, `_` and `-`, begins
+            with a dot, or is too long.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a ref name: use up to 100 letters, digits, '.', '_' and '-', no leading dot")

@@ -1,13 +1,14 @@
-"""Signatures of manifests and of refs' moves: who published them. Ed25519, each signature in a file of its own.
+"""Ed25519 signatures of manifests and of refs' moves, which prove who published them.
 
 ```
-snapshots/<id>.<key>.sig                       of a manifest; models/ likewise
-refs/<name>/00000007.<nonce>.<key>.sig         of a move, whose nonce is in the name
+snapshots/<id>.<key>.sig                       signature of a manifest; models/ likewise
+refs/<name>/00000007.<nonce>.<key>.sig         signature of a move with this nonce
 ```
-`<key>` is the beginning of the public key's SHA-256. What is signed is the path of the file and its whole JSON value:
-of a move these contain the ref's name, the number, the id that it names and the time, so a signature holds nowhere
-else. Formats and ids do not change: other versions ignore these files. A signature is written before the file that it
-is for, so a reader that sees a signed file finds its signature.
+`<key>` is the beginning of the public key's SHA-256. The signed message is the path of the file and
+its whole JSON value. For a move, these contain the ref's name, the number, the id and the time, so
+the signature is valid for this move only. Signatures change no format and no id, and other versions
+ignore them. A signature is written before its file, so a reader of a signed file sees the
+signature.
 """
 
 import base64
@@ -26,11 +27,13 @@ from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.extras import require
 from rag_model.store.objects.files import Files, json_bytes
 
-SIGNING_KEY = "BOOKWHEEL_SIGNING_KEY"  # a private key as PEM, or the path of its file
-TRUST = "BOOKWHEEL_TRUST"  # the path of a trust file
-SIGNED = re.compile(r"(.+/(?:[0-9a-f]{64}|[0-9]{8}))(?:\.[0-9a-f]{32})?\.[0-9a-f]{16}\.sig")  # of `<group 1>.json`
+SIGNING_KEY_VARIABLE = "BOOKWHEEL_SIGNING_KEY"  # a private key as PEM, or the path of a PEM file
+TRUST_VARIABLE = "BOOKWHEEL_TRUST"  # the path of a trust file
+SIGNATURE_PATH = re.compile(
+    r"(.+/(?:[0-9a-f]{64}|[0-9]{8}))(?:\.[0-9a-f]{32})?\.[0-9a-f]{16}\.sig"
+)  # group 1 + ".json": the file
 _FORMAT = 1
-_PURPOSE = b"bookwheel signature 1\n"  # the same key may sign other things elsewhere
+_PURPOSE = b"bookwheel signature 1\n"  # because the key may also sign other messages
 
 
 class UnsignedError(RefusedError):
@@ -38,73 +41,76 @@ class UnsignedError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
-    """The public keys whose signatures count, by the names of their owners."""
+class TrustedKeys:
+    """The trusted public keys by the names of their owners."""
 
     keys: Mapping[str, Any]
     source: str  # path of the file
 
     @classmethod
-    def given(cls) -> Self | None:
-        """Return the trust that `BOOKWHEEL_TRUST` names; None if it is not set: signatures are not asked for.
+    def from_environment(cls) -> Self | None:
+        """Read the trust file that `BOOKWHEEL_TRUST` names; None (no signature is needed) if unset.
 
         Raises:
-            UsageError: it is set but empty, or as `read`.
+            UsageError: the variable is set but empty, or as `from_file`.
         """
-        named = os.environ.get(TRUST)
-        if named is not None and not named.strip():
-            raise UsageError(f"--trust or {TRUST} is empty: give the path of a trust file, or leave it out")
-        return None if named is None else cls.read(Path(named))
+        path = os.environ.get(TRUST_VARIABLE)
+        if path is not None and not path.strip():
+            raise UsageError(f"--trust or {TRUST_VARIABLE} is empty: give the path of a trust file, or leave it out")
+        return None if path is None else cls.from_file(Path(path))
 
     @classmethod
-    def of_publisher(cls) -> Self | None:
-        """Return the trust that says what may be signed again unseen: the trust file, else the own key, else None."""
-        given = cls.given()
-        if given is None and (key := _private()):
-            return cls({"own": key.public_key()}, SIGNING_KEY)
-        return given
+    def for_publisher(cls) -> Self | None:
+        """Return the keys that a publisher trusts: the trust file's, or its own key, or None."""
+        trust = cls.from_environment()
+        if trust is None and (key := _load_private_key()):
+            return cls({"own": key.public_key()}, SIGNING_KEY_VARIABLE)
+        return trust
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a trust file: lines of a name and a public key (base64 of its DER form, as `openssl` writes it).
+    def from_file(cls, path: Path) -> Self:
+        """Read a trust file: lines of a name and a public key (base64 of DER).
 
         Raises:
-            UsageError: the file cannot be read, a line is no name and key, or there are none.
+            UsageError: the file cannot be read, contains no key, or a line is not a name and a key.
             MissingExtraError: `cryptography` is not installed.
         """
         try:
             lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError) as broken:
-            why = broken.strerror if isinstance(broken, OSError) else "it is no text"
-            raise UsageError(f"the trust file {path} cannot be read ({why}): check --trust or {TRUST}") from broken
+        except (OSError, ValueError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UsageError(
+                f"the trust file {path} cannot be read ({cause}): check --trust or {TRUST_VARIABLE}"
+            ) from error
         keys: dict[str, Any] = {}
         for number, words in enumerate(lines, start=1):
             if words and not words[0].startswith("#"):
                 if len(words) != 2 or words[0] in keys:
-                    raise UsageError(f"{path}, line {number} must be a new name and a public key: correct it")
-                keys[words[0]] = _public(words[1], f"{path}, line {number}")
+                    raise UsageError(f"{path}, line {number} must have a new name and a public key: correct it")
+                keys[words[0]] = _parse_public_key(words[1], f"{path}, line {number}")
         if not keys:
             raise UsageError(f"the trust file {path} names no key: add lines of a name and a public key")
         return cls(keys, str(path))
 
-    def signer(self, signatures: "Signatures | Carried", path: str, value: Any) -> str | None:
-        """Return the name of a trusted key that signed the JSON value of a file; None if there is none."""
-        message = _message(path, value)
+    def find_signer(self, signatures: "Signatures | PulledSignatures", path: str, value: Any) -> str | None:
+        """Return the name of a trusted key that signed a file's JSON value; None if no key did."""
+        message = _signed_message(path, value)
         return next(
-            (name for name, key in self.keys.items() if _signed(signatures.read(path, value, key), message, key)), None
+            (name for name, key in self.keys.items() if _is_valid(signatures.read(path, value, key), message, key)),
+            None,
         )
 
-    def check(self, signatures: "Signatures | Carried", path: str, value: Any, what: str) -> str:
+    def check(self, signatures: "Signatures | PulledSignatures", path: str, value: Any, description: str) -> str:
         """Return the name of the trusted key that signed a file.
 
         Raises:
-            UnsignedError: none did; the message names `what`.
+            UnsignedError: no trusted key signed the file; the message begins with `description`.
         """
-        name = self.signer(signatures, path, value)
+        name = self.find_signer(signatures, path, value)
         if name is None:
             raise UnsignedError(
-                f"{what} is not signed by a key of {self.source}, or was changed since: ask its publisher to sign it, "
-                "or add their public key to that file"
+                f"{description} is not signed by a key of {self.source}, or was changed since: ask "
+                "its publisher to sign it, or add their public key to that file"
             )
         return name
 
@@ -116,68 +122,73 @@ class Signatures:
     files: Files
 
     def sign(self, path: str, value: Any) -> None:
-        """Write the signature of the JSON value of file `path`, if the environment has a key; else do nothing.
+        """Write the signature of file `path` with JSON value `value`, if the environment has a key.
 
         Raises:
             UsageError: the key cannot be read, or is not an Ed25519 key.
             StoreError: the store cannot be written.
         """
-        if key := _private():
-            told = base64.b64encode(key.sign(_message(path, value))).decode()
-            self.files.put(_place(path, value, key.public_key()), json_bytes({"format": _FORMAT, "signature": told}))
+        if key := _load_private_key():
+            signature = base64.b64encode(key.sign(_signed_message(path, value))).decode()
+            self.files.write(
+                _signature_path(path, value, key.public_key()), json_bytes({"format": _FORMAT, "signature": signature})
+            )
 
     def withdraw(self, path: str, value: Any) -> None:
-        """Delete the signature of a move that was not made, since another writer was first."""
-        if key := _private():
-            self.files.remove(_place(path, value, key.public_key()))
+        """Delete the signature of a move that was not written, because another writer was first."""
+        if key := _load_private_key():
+            self.files.remove(_signature_path(path, value, key.public_key()))
 
     def read(self, path: str, value: Any, key: Any) -> Any:
-        """Return the JSON value of a key's signature of file `path`; None if there is none, or it is no JSON."""
+        """Return the JSON value of a key's signature of file `path`; None if unreadable."""
         try:
-            return self.files.read_json(_place(path, value, key))
+            return self.files.read_json(_signature_path(path, value, key))
         except StoreError:
-            if self.files.size(_place(path, value, key)) is None:
+            if self.files.get_size(_signature_path(path, value, key)) is None:
                 raise
             return None
 
-    def vouched(self, path: str) -> bool:
-        """Return whether a key of the trust file signed file `path`; without a trust file, the own key."""
-        trust = Trust.of_publisher()
-        return trust is not None and trust.signer(self, path, self.files.read_json(path)) is not None
+    def has_trusted_signature(self, path: str) -> bool:
+        """Return whether a key of the trust file or, without one, the own key signed a file."""
+        trust = TrustedKeys.for_publisher()
+        return trust is not None and trust.find_signer(self, path, self.files.read_json(path)) is not None
 
-    def said(self, path: str) -> str:
-        """Say who signed file `path`: `signed by NAME`, `not signed`, or what is between these.
+    def describe(self, path: str) -> str:
+        """Describe who signed a file: `signed by NAME`, `not signed`, or an untrusted signature.
 
-        Names are those of the trust file, if one is given; without one no signature is checked.
+        Names come from the trust file; without a trust file no signature is checked.
         """
-        trust = Trust.given()
-        if trust and (name := trust.signer(self, path, self.files.read_json(path))):
+        trust = TrustedKeys.from_environment()
+        if trust and (name := trust.find_signer(self, path, self.files.read_json(path))):
             return f"signed by {name}"
-        if not self.exist(path):
+        if not self.has_signature(path):
             return "not signed"
         return "signed, but by no key of the trust file" if trust else "signed, unchecked: no trust file is given"
 
-    def exist(self, path: str) -> bool:
-        """Return whether a file has a signature of any key, trusted or not; lists its folder."""
+    def has_signature(self, path: str) -> bool:
+        """Return whether a file has a signature of any key; lists its folder."""
         folder, _, name = path.removesuffix(".json").rpartition("/")
-        return any(one.startswith(f"{name}.") and one.endswith(".sig") for one in self.files.names(folder))
+        return any(
+            file_name.startswith(f"{name}.") and file_name.endswith(".sig")
+            for file_name in self.files.list_names(folder)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class PulledSignatures:
     """The signatures of a manifest in the folder that it was pulled to: `manifest.<key>.sig`."""
 
     folder: Path
 
     def read(self, path: str, value: Any, key: Any) -> Any:
-        """Return the JSON value of a key's signature; None if there is none, or it is no JSON."""
+        """Return the JSON value of a key's signature; None if missing or not JSON."""
         try:
-            return json.loads((self.folder / f"manifest.{_mark(key)}.sig").read_bytes())
+            return json.loads((self.folder / f"manifest.{_key_fingerprint(key)}.sig").read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
 
-    def keep(self, signatures: Signatures, trust: Trust, path: str) -> None:
-        """Copy the signatures of trusted keys for file `path` of a store.
+    def copy_trusted(self, signatures: Signatures, trust: TrustedKeys, path: str) -> None:
+        """Copy the signatures of file `path` by trusted keys from a store.
 
         Raises:
             StoreError: the store cannot be read.
@@ -185,78 +196,81 @@ class Carried:
         """
         value = signatures.files.read_json(path)
         for key in trust.keys.values():
-            if (told := signatures.read(path, value, key)) is not None:
-                (self.folder / f"manifest.{_mark(key)}.sig").write_bytes(json_bytes(told))
+            if (signature := signatures.read(path, value, key)) is not None:
+                (self.folder / f"manifest.{_key_fingerprint(key)}.sig").write_bytes(json_bytes(signature))
 
 
-def signs() -> bool:
+def has_signing_key() -> bool:
     """Return whether the environment has a key to sign with.
 
     Raises:
         UsageError: the key cannot be read, or is not an Ed25519 key.
     """
-    return _private() is not None
+    return _load_private_key() is not None
 
 
-def _message(path: str, value: Any) -> bytes:
+def _signed_message(path: str, value: Any) -> bytes:
     try:
         return _PURPOSE + canonical_json({"path": path, "value": value})
-    except (ValueError, RecursionError) as broken:
-        raise StoreError(f"{path} holds what cannot be signed ({broken}): restore it from a copy") from broken
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be signed ({error}): restore it from a copy") from error
 
 
-def _place(path: str, value: Any, key: Any) -> str:
-    """Return the path of a key's signature; a move's nonce keeps it apart from that of a writer who lost the race."""
+def _signature_path(path: str, value: Any, key: Any) -> str:
+    """Return the path of a key's signature; a move's nonce is part of the name."""
     nonce = value.get("nonce") if isinstance(value, dict) and "refs/" in path else None
     middle = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
-    return f"{path.removesuffix('.json')}{middle}.{_mark(key)}.sig"
+    return f"{path.removesuffix('.json')}{middle}.{_key_fingerprint(key)}.sig"
 
 
-def _mark(key: Any) -> str:
+def _key_fingerprint(key: Any) -> str:
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
 
 
-def _signed(told: Any, message: bytes, key: Any) -> bool:
+def _is_valid(signature: Any, message: bytes, key: Any) -> bool:
     invalid = require("cryptography.exceptions", "sign").InvalidSignature
     try:
-        key.verify(base64.b64decode(told["signature"], validate=True), message)
+        key.verify(base64.b64decode(signature["signature"], validate=True), message)
     except (invalid, KeyError, TypeError, ValueError):
         return False
     return True
 
 
-def _public(text: str, where: str) -> Any:
+def _parse_public_key(text: str, where: str) -> Any:
     serialization = require("cryptography.hazmat.primitives.serialization", "sign")
     ed25519 = require("cryptography.hazmat.primitives.asymmetric.ed25519", "sign")
     try:
         key = serialization.load_der_public_key(base64.b64decode(text, validate=True))
-    except (ValueError, binascii.Error, TypeError) as broken:
-        raise UsageError(f"{where} has no public key ({broken}): give the base64 of its DER form") from broken
+    except (ValueError, binascii.Error, TypeError) as error:
+        raise UsageError(f"{where} has no public key ({error}): give the base64 of its DER form") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise UsageError(f"{where} has a key of another kind: make one with `openssl genpkey -algorithm ed25519`")
     return key
 
 
-def _private() -> Any:
-    """Return the private key that the environment names; None if there is none."""
-    named = os.environ.get(SIGNING_KEY, "").strip()
-    if not named:
+def _load_private_key() -> Any:
+    """Return the private key that the environment names; None if it names no key."""
+    setting = os.environ.get(SIGNING_KEY_VARIABLE, "").strip()
+    if not setting:
         return None
     serialization = require("cryptography.hazmat.primitives.serialization", "sign")
     ed25519 = require("cryptography.hazmat.primitives.asymmetric.ed25519", "sign")
     try:
-        data = named.encode() if named.startswith("-----BEGIN") else Path(named).read_bytes()
+        data = setting.encode() if setting.startswith("-----BEGIN") else Path(setting).read_bytes()
         key = serialization.load_pem_private_key(data, password=None)
-    except (OSError, ValueError, TypeError) as broken:  # the error may repeat what was given, so it is not told
+    except (OSError, ValueError, TypeError) as error:
+        # The cause may contain the key, so it is left out.
         raise UsageError(
-            f"{SIGNING_KEY} is no readable private key ({type(broken).__name__}): give one as PEM, without a "
-            "passphrase, or the path of its file"
+            f"{SIGNING_KEY_VARIABLE} is not a readable private key ({type(error).__name__}): give one "
+            "as PEM, without a passphrase, or the path of its file"
         ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise UsageError(f"{SIGNING_KEY} is a key of another kind: make one with `openssl genpkey -algorithm ed25519`")
+        raise UsageError(
+            f"{SIGNING_KEY_VARIABLE} is a key of another kind: make one with `openssl genpkey -algorithm ed25519`"
+        )
     return key
 
 
-def as_stored(value: Any) -> Any:
-    """Return JSON values as they are read back from a file."""
+def normalize_json(value: Any) -> Any:
+    """Return a JSON value as it would be read back from a file."""
     return json.loads(json_bytes(value))

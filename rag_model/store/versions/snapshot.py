@@ -1,15 +1,18 @@
-"""A snapshot for reading: passages by row, vectors by part, files by path, from a store or from a pulled folder.
+"""Open a snapshot for reading, from a store or from a pulled folder, and lease it.
 
-A reader keeps the snapshot that it opened, while refs move and new snapshots are pulled.
+A `Snapshot` gives passages by row, vectors by part and files by path. A reader keeps the snapshot
+that it opened while refs move and new snapshots are pulled.
 """
 
+import asyncio
 import json
 import os
+import secrets
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,50 +20,63 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rag_model.arrays import Partition, map_npy
 from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
-from rag_model.errors import InputError, StoreError, reason
-from rag_model.npy import map_array
-from rag_model.partition import Partition
-from rag_model.store.objects.trees import linked_tree
-from rag_model.store.pulling.prune import hold
-from rag_model.store.pulling.pulled import CURRENT, MANIFEST, mapped_copy, mapped_identity, stamps_of
+from rag_model.errors import InputError, StoreError, format_error
+from rag_model.store.objects.cache import build_link_tree
+from rag_model.store.pulling.folder import (
+    CURRENT,
+    MANIFEST,
+    lock_manifest,
+    mapped_copy_path,
+    mapped_stamp_name,
+    open_folder_stamps,
+)
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Manifest, PartEntry
+from rag_model.store.versions.manifest import (
+    EMBEDDINGS,
+    SPARSE,
+    TOKENS,
+    Manifest,
+    PartEntry,
+    embeddings_path,
+    passages_path,
+)
 from rag_model.store.versions.mapped import MappedPassages
-from rag_model.store.versions.paths import EMBEDDINGS, SPARSE, TOKENS, embeddings_path, passages_path
-from rag_model.store.versions.signatures import Carried, Trust
+from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
-_OPENINGS = 5  # tries to open the current snapshot: a pull may replace and delete it meanwhile
+_MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot meanwhile
 _OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
 
 
 class Snapshot:
-    """One immutable version of the corpus with its vectors and indexes. Safe to share among threads."""
+    """One immutable version of the corpus with its vectors and indexes. Thread-safe."""
 
     def __init__(
         self,
         manifest: Manifest,
         path: Callable[[str], Path],
         source: Callable[[str], Path | IO[bytes]],
-        where: str | Path,
-        mapped: Callable[[str], Path | None] = lambda file: None,
-        at_once: int = 1,
+        location: str | Path,
+        mapped_copy: Callable[[str], Path | None] = lambda file: None,
+        concurrency: int = 1,
     ) -> None:
-        """Read files through `path` (a file's local path) and `source` (what Parquet is read from).
+        """Read files through `path` (local path of a file) and `source` (path or Parquet handle).
 
-        `mapped` returns the memory-mapped copy of a passage file, if there is one. `at_once` is how many files are
-        worth reading at a time: many on an object store, where that is mostly waiting, and one on this machine.
+        `mapped_copy` returns the path of a passage file's memory-mapped copy, if there is one.
+        `concurrency` is the number of files to read at a time: many from an object store, where
+        latency dominates, and one from a local disk.
 
-        Use `Snapshot.open`, `from_store` or `from_folder`.
+        Call `Snapshot.open`, `from_store` or `from_folder` instead.
         """
         self.manifest = manifest
         self.id = manifest.id
-        self.where = where  # the store's URL, or the pulled folder
-        self.at_once = at_once
+        self.location = location  # the store's URL, or the pulled folder
+        self.concurrency = concurrency
         self._path = path
         self._source = source
-        self._mapped = mapped
+        self._mapped_copy = mapped_copy
         self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
         self._lock = threading.Lock()
@@ -68,7 +84,7 @@ class Snapshot:
 
     @classmethod
     def open(cls, url: str, name: str = "latest") -> "Snapshot":
-        """Open a snapshot from a store, without a pull: `name` is a ref, `ref@number`, an id or a unique prefix.
+        """Open a snapshot of a store by ref, `ref@number`, id or unique prefix, without a pull.
 
         Raises:
             StoreError: there is no such store or snapshot, or its manifest is damaged.
@@ -77,36 +93,45 @@ class Snapshot:
 
     @classmethod
     def from_store(cls, store: Store, name: str = "latest") -> "Snapshot":
-        """Open a snapshot of an open store; its publisher is checked if a trust file is given."""
-        return cls.of(store, store.snapshots.get(store.snapshots.trusted(name)))
+        """Open a snapshot of an open store; its signature is checked if a trust file is given."""
+        return cls.from_manifest(store, store.snapshots.get(store.snapshots.resolve_trusted(name)))
 
     @classmethod
-    def of(cls, store: Store, manifest: Manifest) -> "Snapshot":
-        """Open the snapshot of a manifest, published or not, with its blobs in `store`."""
+    def from_manifest(cls, store: Store, manifest: Manifest) -> "Snapshot":
+        """Open the snapshot of a manifest, published or not, whose blobs are in `store`."""
         files, blobs = manifest.content.files, store.blobs
 
         def source(file: str) -> Path | IO[bytes]:
-            return blobs.local(files[file]) if store.files.is_local else blobs.open(files[file])
+            return blobs.get_local_path(files[file]) if store.files.is_local else blobs.open(files[file])
 
-        return cls(manifest, lambda file: blobs.local(files[file]), source, store.url, at_once=store.files.at_once)
+        return cls(
+            manifest,
+            lambda file: blobs.get_local_path(files[file]),
+            source,
+            store.url,
+            concurrency=store.files.concurrency,
+        )
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "Snapshot":
-        """Open the snapshot that was pulled to `folder` last; or `folder` is one snapshot's own folder in it.
+        """Open the snapshot that was pulled to `folder` last, or the one in `folder` itself.
 
-        A file that was written to since it was verified is hashed before it is read. No pull deletes the snapshot
-        until it is closed.
+        A file that was written to since it was verified is hashed before it is read. No pull
+        deletes the snapshot until it is closed.
 
         Raises:
-            StoreError: nothing was pulled there, or the manifest is damaged.
-            RefusedError: a trust file is given, and the snapshot was pulled without a signature by a key of it.
+            StoreError: there is no pulled snapshot, or the manifest is damaged.
+            RefusedError: a trust file is given, and the pulled snapshot has no signature by any of
+                its keys.
         """
-        root, data, lock = _held_manifest(Path(folder))
+        root, data, lock = _open_pulled(Path(folder))
         manifest = Manifest.from_bytes(data)
-        if trust := Trust.given():
-            published = f"snapshots/{manifest.id}.json"
-            trust.check(Carried(root), published, json.loads(data), f"snapshot {manifest.id[:12]} in {root}")
-        stamps = stamps_of(root.parent)
+        if trust := TrustedKeys.from_environment():
+            manifest_path = f"snapshots/{manifest.id}.json"
+            trust.check(
+                PulledSignatures(root), manifest_path, json.loads(data), f"snapshot {manifest.id[:12]} in {root}"
+            )
+        stamps = open_folder_stamps(root.parent)
 
         def path(file: str) -> Path:
             local, ref = root / file, manifest.content.files[file]
@@ -114,16 +139,16 @@ class Snapshot:
                 raise StoreError(f"{file} was not pulled to {root}: pull again, and include it")
             if local.stat().st_size != ref.size:
                 raise StoreError(f"{local} is damaged: {local.stat().st_size} bytes instead of {ref.size}; pull again")
-            if not stamps.sound(local, ref.id):
+            if not stamps.is_sound(local, ref.id):
                 raise StoreError(f"{local} is damaged: its bytes do not match blob {ref.id}; pull again")
             return local
 
-        def mapped(file: str) -> Path | None:
+        def find_mapped_copy(file: str) -> Path | None:
             ref = manifest.content.files[file]
-            copy = mapped_copy(root.parent, ref)
-            return copy if copy.is_file() and stamps.holds(copy, mapped_identity(ref)) else None
+            copy = mapped_copy_path(root.parent, ref)
+            return copy if copy.is_file() and stamps.has_valid_stamp(copy, mapped_stamp_name(ref)) else None
 
-        snapshot = cls(manifest, path, path, root, mapped)
+        snapshot = cls(manifest, path, path, root, find_mapped_copy)
         if lock is not None:
             snapshot._release = weakref.finalize(snapshot, os.close, lock)
         return snapshot
@@ -140,16 +165,16 @@ class Snapshot:
 
     @property
     def space(self) -> Mapping[str, Any] | None:
-        """The encoder space of the representation `embeddings`; None if the snapshot has no such vectors."""
+        """The encoder space of the representation `embeddings`; None without such vectors."""
         return self.manifest.content.space
 
     @property
     def dim(self) -> int:
-        """The number of components of a vector of the representation `embeddings`; see `dim_of`."""
+        """The dimension of the representation `embeddings`; see `dim_of`."""
         return self.dim_of(EMBEDDINGS)
 
     def dim_of(self, representation: str) -> int:
-        """Return the number of components of a vector of a representation.
+        """Return the dimension of a representation's vectors.
 
         Raises:
             StoreError: the snapshot has no such vectors.
@@ -158,33 +183,33 @@ class Snapshot:
         if content.kind_of(representation) in (TOKENS, SPARSE):
             return int((content.space_of(representation) or {})["dim"])
         for name, index in content.indexes.items():
-            if content.over(name) == representation and isinstance(index.get("d"), int):
+            if content.representation_of(name) == representation and isinstance(index.get("d"), int):
                 return int(index["d"])
         for part in self.parts:
             return int(self.embeddings(part.name, representation).shape[1])
         raise StoreError(f"snapshot {self.id[:12]} has no vectors")
 
     def path(self, file: str) -> Path:
-        """Return a local path to read a file of the manifest from; a remote one is copied and verified first.
+        """Return a local path of a file; a remote file is copied and verified first.
 
         Raises:
-            StoreError: the snapshot has no such file, or it is missing or damaged.
+            StoreError: the snapshot has no such file, or the file is missing or damaged.
         """
-        return self._path(self._known(file))
+        return self._path(self._check_file(file))
 
     def folder(self, prefix: str) -> Path:
-        """Return a local folder with the files below `prefix` under their own names, as model loaders want.
+        """Return a local folder with the files below `prefix` under their own names.
 
         >>> snapshot.folder("encoder/question")  # doctest: +SKIP
         """
-        below = [file for file in self.manifest.content.files if file.startswith(f"{prefix}/")]
-        if not below:
+        files = [file for file in self.manifest.content.files if file.startswith(f"{prefix}/")]
+        if not files:
             raise StoreError(f"snapshot {self.id[:12]} has no files below {prefix}/")
-        paths = {file.removeprefix(f"{prefix}/"): self.path(file) for file in below}
-        return self.where / prefix if isinstance(self.where, Path) else linked_tree(paths)
+        paths = {file.removeprefix(f"{prefix}/"): self.path(file) for file in files}
+        return self.location / prefix if isinstance(self.location, Path) else build_link_tree(paths)
 
     def row_files(self, representation: str) -> list[Path]:
-        """Return local paths of the files with a representation's rows, one for each part, in row order.
+        """Return the local paths of a representation's rows, one file for each part, in row order.
 
         Raises:
             StoreError: the snapshot has no such representation, or a file is missing or damaged.
@@ -193,51 +218,55 @@ class Snapshot:
         return [self.path(content.rows_path(representation, part.name)) for part in self.parts]
 
     def embeddings(self, part: str, representation: str = EMBEDDINGS) -> NDArray[np.floating[Any]]:
-        """Return a part's vectors, memory-mapped: (rows, dim), float16 or float32, row i = row i of the part.
+        """Map a part's vectors: (rows, dim), float16 or float32, aligned with the part's passages.
 
         Raises:
-            StoreError: the file is missing, is not a plain array, or its number of rows is not the part's.
+            StoreError: the file is missing, is not a plain array, or has another number of rows.
         """
         file = embeddings_path(part, representation)
         try:
-            vectors: NDArray[np.floating[Any]] = map_array(self.path(file))
-        except ValueError as broken:
-            raise StoreError(f"{file} of snapshot {self.id[:12]} is damaged: {broken}") from broken
+            vectors: NDArray[np.floating[Any]] = map_npy(self.path(file))
+        except ValueError as error:
+            raise StoreError(f"{file} of snapshot {self.id[:12]} is damaged: {error}") from error
         rows = next((entry.rows for entry in self.parts if entry.name == part), None)
         if vectors.ndim != 2 or vectors.shape[0] != rows:
             raise StoreError(f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {rows} passages")
         return vectors
 
     def passages(self, rows: Sequence[int]) -> list[Passage]:
-        """Return the passages of global rows (0 <= row < n) in the order asked; reads only their row groups.
+        """Return the passages of global rows (0 <= row < n) in this order; reads their row groups.
 
         Raises:
-            IndexError: a row lies outside the snapshot.
+            IndexError: a row is outside the snapshot.
             StoreError: a passage file is missing or damaged.
         """
-        asked = np.asarray(rows, dtype=np.int64)
-        if ((asked < 0) | (asked >= self.n)).any():
-            raise IndexError(f"a row of {asked.tolist()} lies outside the {self.n} passages of snapshot {self.id[:12]}")
-        wanted, found = np.unique(asked), dict[int, Passage]()
-        for place, span, local in self._partition.split(wanted):
-            found.update(zip(wanted[span].tolist(), self._rows(self.parts[place], local.tolist()), strict=True))
-        return [found[row] for row in asked.tolist()]
+        requested = np.asarray(rows, dtype=np.int64)
+        if ((requested < 0) | (requested >= self.n)).any():
+            raise IndexError(
+                f"a row of {requested.tolist()} is outside the {self.n} passages of snapshot {self.id[:12]}"
+            )
+        unique_rows, passages = np.unique(requested), dict[int, Passage]()
+        for part_number, span, local in self._partition.split(unique_rows):
+            passages.update(
+                zip(unique_rows[span].tolist(), self._read_rows(self.parts[part_number], local.tolist()), strict=True)
+            )
+        return [passages[row] for row in requested.tolist()]
 
     def passage_file(self, part: str) -> PassageFile:
-        """Open a part's passage file to stream it; the caller closes it."""
-        return PassageFile(self._source(self._known(passages_path(part))))
+        """Open a part's passage file; the caller closes it."""
+        return PassageFile(self._source(self._check_file(passages_path(part))))
 
     def batches(self, part: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield columns of a part's passages in row order, at most a row group at a time; `names` as in the schema.
+        """Yield the columns `names` of a part's passages in row order, a row group at a time.
 
         Raises:
             StoreError: the passage file is missing or damaged.
         """
-        with self._reading(part), self.passage_file(part) as file:
+        with self._translate_errors(part), self.passage_file(part) as file:
             yield from file.iter_batches(names)
 
     def columns(self, part: str, names: Sequence[str]) -> pa.Table:
-        """Return columns of all passages of a part, in row order and in memory; `names` in `PASSAGE_SCHEMA`'s order.
+        """Read the columns `names` (in `PASSAGE_SCHEMA`'s order) of all passages of a part.
 
         Raises:
             StoreError: the passage file is missing or damaged.
@@ -260,53 +289,106 @@ class Snapshot:
         """Close the files that were opened."""
         self.close()
 
-    def _rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
-        with self._lock:  # a Parquet reader has one position, so threads take turns
-            reader = self._readers.pop(part.name, None) or self._checked(part)
+    def _read_rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
+        with self._lock:  # a Parquet reader has one position, so only one thread may read
+            reader = self._readers.pop(part.name, None) or self._open_reader(part)
             self._readers[part.name] = reader
             if len(self._readers) > _OPEN_PARTS:
                 self._readers.popitem(last=False)[1].close()
-            with self._reading(part.name):
-                return reader.rows(rows)
+            with self._translate_errors(part.name):
+                return reader.read_rows(rows)
 
     @contextmanager
-    def _reading(self, part: str) -> Iterator[None]:
+    def _translate_errors(self, part: str) -> Iterator[None]:
         try:
             yield
-        except (InputError, OSError, ValueError) as broken:
-            sentence = f"cannot read the passages of {part} in {self.where} ({reason(broken)}): run `verify`"
-            raise StoreError(sentence) from broken
+        except (InputError, OSError, ValueError) as error:
+            message = f"cannot read the passages of {part} in {self.location} ({format_error(error)}): run `verify`"
+            raise StoreError(message) from error
 
-    def _checked(self, part: PartEntry) -> PassageFile | MappedPassages:
-        copy = self._mapped(self._known(passages_path(part.name)))
+    def _open_reader(self, part: PartEntry) -> PassageFile | MappedPassages:
+        copy = self._mapped_copy(self._check_file(passages_path(part.name)))
         reader = self.passage_file(part.name) if copy is None else MappedPassages(copy)
         if reader.n_rows != part.rows:
-            raise StoreError(f"the passages of {part.name} in {self.where} are damaged: {reader.n_rows} rows")
+            raise StoreError(f"the passages of {part.name} in {self.location} are damaged: {reader.n_rows} rows")
         return reader
 
-    def _known(self, file: str) -> str:
+    def _check_file(self, file: str) -> str:
         if file not in self.manifest.content.files:
-            raise StoreError(f"snapshot {self.id[:12]} in {self.where} has no file {file}")
+            raise StoreError(f"snapshot {self.id[:12]} in {self.location} has no file {file}")
         return file
 
 
-def _held_manifest(folder: Path) -> tuple[Path, bytes, int | None]:
-    """Return the folder of the snapshot that was pulled last, its manifest, and the lock that keeps it from pruning."""
-    for _ in range(_OPENINGS):
+def _open_pulled(folder: Path) -> tuple[Path, bytes, int | None]:
+    """Return the folder of the last pulled snapshot, its manifest, and the lock against pruning."""
+    for _ in range(_MAX_OPEN_ATTEMPTS):
         with suppress(OSError):
-            return _hold(folder)
+            return _open_and_lock(folder)
     try:
-        return _hold(folder)
-    except OSError as missing:
-        raise StoreError(f"there is no pulled snapshot in {folder}: pull one there first") from missing
+        return _open_and_lock(folder)
+    except OSError as error:
+        raise StoreError(f"there is no pulled snapshot in {folder}: pull one there first") from error
 
 
-def _hold(folder: Path) -> tuple[Path, bytes, int | None]:
+def _open_and_lock(folder: Path) -> tuple[Path, bytes, int | None]:
     root = (folder / CURRENT if (folder / CURRENT).exists() else folder).resolve()
-    lock = hold(root / MANIFEST)
+    lock = lock_manifest(root / MANIFEST)
     try:
         return root, (root / MANIFEST).read_bytes(), lock
     except OSError:
         if lock is not None:
             os.close(lock)
         raise
+
+
+class SnapshotLease:
+    """A lease on one snapshot at a time, which keeps `expire` and `gc` from deleting its files.
+
+    It is an intent that names the manifest and every file of the snapshot; a thread renews it. So a
+    reader can use the snapshot even if no ref names it any more, and the snapshot can be deleted as
+    soon as the reader moves on or ends.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Hold no snapshot yet."""
+        self._store, self._intent = store, ExitStack()
+        # Also if the process ends without `close`.
+        self._finalizer = weakref.finalize(self, _release, self._intent)
+
+    def hold(self, snapshot: str) -> None:
+        """Hold the snapshot with this full id, then release the previous one.
+
+        Raises:
+            StoreError: there is no such snapshot, or the store cannot be written; the previous
+                snapshot is still held.
+        """
+        manifest = self._store.snapshots.get(snapshot)
+        needs = {
+            self._store.snapshots.manifest_path(snapshot),
+            *(blob.path for blob in manifest.content.files.values()),
+        }
+        intent = ExitStack()
+        intent.enter_context(self._store.intents.hold(f"asked-{secrets.token_hex(8)}", needs))
+        try:
+            # It may have been deleted before the intent existed.
+            self._store.snapshots.get(snapshot)
+        except StoreError:
+            intent.close()
+            raise
+        previous_intent, self._intent = self._intent, intent
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _release, intent)
+        previous_intent.close()
+
+    def close(self) -> None:
+        """Release the snapshot."""
+        self._finalizer()
+
+
+def _release(intent: ExitStack) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        intent.close()
+    else:  # an event loop's thread sends the store's requests, so it cannot wait for one
+        threading.Thread(target=intent.close, name="lease").start()

@@ -1,13 +1,14 @@
-"""Unfinished trainings in a store: of each the newest checkpoint, so that another machine can go on with it.
+"""Checkpoints of unfinished trainings in a store, so that another machine can continue a training.
 
 ```
-trainings/<key>/00000003.json     the newest checkpoint: of what training, after which step, and its files
-trainings/<key>/blobs/ab/abcdef…  its files, content-addressed
+trainings/<key>/00000003.json     the newest checkpoint: the training, the step, and the files
+trainings/<key>/blobs/ab/abcdef…  files of the checkpoint, content-addressed
 ```
-`<key>` is the digest of the training's exact inputs. A checkpoint is replaced every few minutes, so its files are not
-among the store's blobs, which only `gc` may delete: a training deletes them with the record of the checkpoint before,
-and all of its folder when its model is published. A record is created exclusively, signed as manifests are, and never
-changed; the highest number counts. `gc` deletes what a killed process left, `expire` trainings that were abandoned.
+`<key>` is the digest of the training's exact inputs. A checkpoint is replaced every few minutes, so
+its files are not stored as the store's blobs, which only `gc` may delete. A training deletes the
+previous checkpoint with its files, and its whole folder when the model is published. A record is
+created exclusively, signed as manifests are, and never changed; the highest number is current. `gc`
+deletes the files of killed processes, and `expire` deletes abandoned trainings.
 """
 
 import re
@@ -19,16 +20,24 @@ from pathlib import Path
 from typing import Any, Self
 
 from rag_model.errors import NotFoundError, StoreError
-from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.fetch import fetch
+from rag_model.store.objects.blobs import BlobRef, fetch_file
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.objects.intents import Intents
-from rag_model.store.versions.checks import ID, check, check_format, check_paths, fields_of, from_bytes
-from rag_model.store.versions.signatures import Signatures, Trust, as_stored
+from rag_model.store.versions.checks import (
+    FULL_ID,
+    check,
+    check_fields,
+    check_format,
+    check_paths,
+    files_to_json,
+    parse_files,
+    parse_manifest,
+)
+from rag_model.store.versions.signatures import Signatures, TrustedKeys, normalize_json
 
 FOLDER = "trainings"
-TRAINED = "finetune"  # the memo's stage that records published trainings by their keys
-RECORD = re.compile(rf"{FOLDER}/([0-9a-f]{{64}})/(\d{{8}})\.json")
+TRAINING_STAGE = "finetune"  # the memo's stage with the records of published trainings, by key
+CHECKPOINT_PATH = re.compile(rf"{FOLDER}/([0-9a-f]{{64}})/(\d{{8}})\.json")
 _FORMAT = 1
 _NUMBER = re.compile(r"(\d{8})\.json")
 _STAGE = re.compile(r"[A-Za-z0-9_-]{0,100}")
@@ -37,206 +46,212 @@ _FIELDS = {"kind": str, "snapshot": str, "stage": str, "step": int, "steps": int
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """How far a training has come."""
+class TrainingProgress:
+    """The training that a checkpoint belongs to, and the step that it has reached."""
 
     kind: str  # the objective's name
     snapshot: str  # full id
-    stage: str  # of several; empty: there is one
+    stage: str  # name of the stage; empty if the training has only one
     step: int
-    steps: int  # of the stage
+    steps: int  # number of steps of the stage
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A record: how far the training has come, and the files of its folder that it goes on from."""
+    """The record of a checkpoint: its progress, and the files to continue from."""
 
-    reached: Reached
+    progress: TrainingProgress
     files: Mapping[str, BlobRef]  # relative path -> file
-    number: int = 0  # of the record; 0: it is not in a store yet
+    number: int = 0  # of the record; 0: not stored yet
 
     @property
     def bytes(self) -> int:
-        """The size of its files."""
+        """The total size of the files; equal files count once."""
         return sum({ref.id: ref.size for ref in self.files.values()}.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values, files sorted by name."""
-        told = {name: getattr(self.reached, name) for name in _FIELDS}
-        return {"format": _FORMAT, **told, "files": {name: self.files[name].to_json() for name in sorted(self.files)}}
+        """Return the record as JSON values, with files sorted by name."""
+        fields = {name: getattr(self.progress, name) for name in _FIELDS}
+        return {"format": _FORMAT, **fields, "files": files_to_json(self.files)}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote; the input may be hostile, so every field is checked.
+        """Parse and check the result of `to_json`; the input may be hostile.
 
         Raises:
-            StoreError: a newer format, a hostile path, or a value that no training writes.
+            StoreError: the format is newer, a path is unsafe, or a value is invalid.
         """
         check_format(value, _FORMAT, "checkpoint")
-        fields = fields_of(value, {"format", "files", *_FIELDS}, "checkpoint")
-        told = {name: fields[name] for name in _FIELDS}
+        fields = check_fields(value, {"format", "files", *_FIELDS}, "checkpoint")
+        progress = {name: fields[name] for name in _FIELDS}
         for name, kind in _FIELDS.items():
-            check(type(told[name]) is kind and (kind is str or told[name] >= 0), f"{name} {told[name]!r}")
-        check(ID.fullmatch(told["snapshot"]), f"snapshot {told['snapshot']!r}")
-        check(_STAGE.fullmatch(told["stage"]), f"stage {told['stage']!r}")
-        check(isinstance(fields["files"], dict), "field 'files', which is not an object")
-        files = {path: BlobRef.from_json(ref) for path, ref in fields["files"].items()}
+            check(type(progress[name]) is kind and (kind is str or progress[name] >= 0), f"{name} {progress[name]!r}")
+        check(FULL_ID.fullmatch(progress["snapshot"]), f"snapshot {progress['snapshot']!r}")
+        check(_STAGE.fullmatch(progress["stage"]), f"stage {progress['stage']!r}")
+        files = parse_files(fields["files"])
         check_paths(files)
-        return cls(Reached(**told), files)
+        return cls(TrainingProgress(**progress), files)
 
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """The unfinished trainings of one store, by their keys: 64 hex digits."""
+    """The unfinished trainings of one store, by key (64 hex digits)."""
 
     files: Files
 
-    def keys(self) -> list[str]:
-        """Return the keys of those that have a checkpoint, sorted."""
-        names = self.files.names(FOLDER, kind="directory")
-        return [name for name in names if ID.fullmatch(name) and self._numbers(name)]
+    def list_keys(self) -> list[str]:
+        """Return the keys of the trainings that have a checkpoint, sorted."""
+        names = self.files.list_names(FOLDER, kind="directory")
+        return [name for name in names if FULL_ID.fullmatch(name) and self._list_numbers(name)]
 
     def resolve(self, prefix: str) -> str:
-        """Return the key that begins with `prefix`, 4 digits or more.
+        """Return the key that begins with `prefix` (4 digits or more).
 
         Raises:
-            NotFoundError: none does, or several do.
+            NotFoundError: there is no such key, or more than one.
         """
-        keys = self.keys()
-        found = [key for key in keys if key.startswith(prefix)]
-        if _PREFIX.fullmatch(prefix) and len(found) == 1:
-            return found[0]
-        known = ", ".join(key[:12] for key in keys) or "none"
+        keys = self.list_keys()
+        matches = [key for key in keys if key.startswith(prefix)]
+        if _PREFIX.fullmatch(prefix) and len(matches) == 1:
+            return matches[0]
+        known_keys = ", ".join(key[:12] for key in keys) or "none"
         raise NotFoundError(
-            f"{'no' if not found else 'more than one'} unfinished training {prefix!r} in {self.files.url} ({known}): "
-            "give the first digits of its key"
+            f"{'no' if not matches else 'more than one'} unfinished training {prefix!r} in "
+            f"{self.files.url} ({known_keys}): give the first digits of its key"
         )
 
-    def newest(self, key: str) -> StoredCheckpoint | None:
+    def find_newest(self, key: str) -> StoredCheckpoint | None:
         """Return the newest checkpoint of a training; None if there is none.
 
         Raises:
-            StoreError: its record is damaged, or of a newer format.
+            StoreError: the record is damaged, or of a newer format.
         """
-        for number in reversed(self._numbers(key)):
-            if (found := self._read(key, number)) is not None:  # otherwise it has just been replaced
-                return found
+        for number in reversed(self._list_numbers(key)):
+            # None: it has just been replaced.
+            if (checkpoint := self._read_record(key, number)) is not None:
+                return checkpoint
         return None
 
-    def every(self) -> Iterator[tuple[str, StoredCheckpoint]]:
-        """Yield the keys of all trainings with their newest checkpoints, without those that cannot be read."""
-        for key in self.keys():
+    def iter_newest(self) -> Iterator[tuple[str, StoredCheckpoint]]:
+        """Yield key and newest checkpoint of each training, except for unreadable ones."""
+        for key in self.list_keys():
             with suppress(StoreError):
-                if (found := self.newest(key)) is not None:
-                    yield key, found
+                if (checkpoint := self.find_newest(key)) is not None:
+                    yield key, checkpoint
 
-    def signed(self, key: str, found: StoredCheckpoint) -> str:
-        """Say who signed a checkpoint, as `Signatures.said`."""
-        return Signatures(self.files).said(self.path(key, found.number))
+    def describe_signature(self, key: str, checkpoint: StoredCheckpoint) -> str:
+        """Say who signed a checkpoint, as `Signatures.describe`."""
+        return Signatures(self.files).describe(self.record_path(key, checkpoint.number))
 
-    def put(
-        self, key: str, reached: Reached, files: Mapping[str, tuple[Path, BlobRef]], go_on: Callable[[], bool]
+    def save_checkpoint(
+        self,
+        key: str,
+        progress: TrainingProgress,
+        files: Mapping[str, tuple[Path, BlobRef]],
+        should_continue: Callable[[], bool],
     ) -> bool:
-        """Put a checkpoint in place of the one before; `files` never change. False: `go_on` said so, nothing is put.
+        """Replace the training's checkpoint; return False if `should_continue` returned False.
 
-        On the store's own disk the files become links to the given ones, which take no space.
-
-        Raises:
-            StoreError: the store cannot be written; the checkpoint before is kept.
-        """
-        numbers = self._numbers(key)
-        known = self._named(key, numbers[-1]) if numbers else set[BlobRef]()
-        for path, ref in files.values():
-            if not go_on():
-                return False
-            self._put_file(key, path, ref, known)
-        made = StoredCheckpoint(reached, {name: ref for name, (_, ref) in files.items()})
-        return go_on() and self._record(key, made, (numbers or [0])[-1] + 1)
-
-    def fetch(self, key: str, found: StoredCheckpoint, folder: Path) -> None:
-        """Copy a checkpoint's files to a folder, each verified.
-
-        Raises:
-            RefusedError: a trust file is given, and none of its keys signed the record.
-            StoreError: a file is missing or damaged, or the folder cannot be written.
-        """
-        record = self.path(key, found.number)
-        if trust := Trust.given():
-            what = f"the checkpoint of training {key[:12]} in {self.files.url}"
-            trust.check(Signatures(self.files), record, as_stored(found.to_json()), what)
-        try:
-            for name, ref in found.files.items():
-                place = f"{FOLDER}/{key}/{ref.path}"
-                if self.files.size(place) != ref.size or not fetch(
-                    ref.id, ref.size, folder / name, partial(self.files.chunks, place, ref.size)
-                ):
-                    raise StoreError(
-                        f"{self.files.url_of(place)} is missing or damaged, and the checkpoint of training {key[:12]} "
-                        f"needs it: delete {self.files.url_of(record)}, and the training begins again"
-                    )
-        except OSError as error:
-            raise StoreError(f"cannot write {folder}: {error.strerror or error}") from error
-
-    def forget(self, key: str) -> None:
-        """Delete a training's checkpoint, records first: its model is published.
+        `files` must never change: in a local store they become hard links, which take no space. On
+        False, or on an error, the previous checkpoint is kept.
 
         Raises:
             StoreError: the store cannot be written.
         """
-        for number in self._numbers(key):
-            self.files.remove(self.path(key, number))
-        self.files.delete(f"{FOLDER}/{key}")
+        numbers = self._list_numbers(key)
+        stored_files = self._read_files(key, numbers[-1]) if numbers else set[BlobRef]()
+        for path, ref in files.values():
+            if not should_continue():
+                return False
+            self._write_file(key, path, ref, stored_files)
+        checkpoint = StoredCheckpoint(progress, {name: ref for name, (_, ref) in files.items()})
+        return should_continue() and self._write_record(key, checkpoint, (numbers or [0])[-1] + 1)
 
-    def path(self, key: str, number: int) -> str:
+    def fetch(self, key: str, checkpoint: StoredCheckpoint, folder: Path) -> None:
+        """Copy a checkpoint's files to a folder, each verified.
+
+        Raises:
+            RefusedError: a trust file is given, and no trusted key signed the record.
+            StoreError: a file is missing or damaged, or the folder cannot be written.
+        """
+        record = self.record_path(key, checkpoint.number)
+        if trust := TrustedKeys.from_environment():
+            description = f"the checkpoint of training {key[:12]} in {self.files.url}"
+            trust.check(Signatures(self.files), record, normalize_json(checkpoint.to_json()), description)
+        try:
+            for name, ref in checkpoint.files.items():
+                path = f"{FOLDER}/{key}/{ref.path}"
+                if self.files.get_size(path) != ref.size or not fetch_file(
+                    ref.id, ref.size, folder / name, partial(self.files.iter_chunks, path, ref.size)
+                ):
+                    raise StoreError(
+                        f"{self.files.url_of(path)} is missing or damaged, and the checkpoint of "
+                        f"training {key[:12]} needs it: delete {self.files.url_of(record)}, and "
+                        "the training starts again"
+                    )
+        except OSError as error:
+            raise StoreError(f"cannot write {folder}: {error.strerror or error}") from error
+
+    def delete(self, key: str) -> None:
+        """Delete a training's checkpoint, records first, after its model is published.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        for number in self._list_numbers(key):
+            self.files.remove(self.record_path(key, number))
+        self.files.delete_folder(f"{FOLDER}/{key}")
+
+    def record_path(self, key: str, number: int) -> str:
         """Return the path of a record."""
         return f"{FOLDER}/{key}/{number:08d}.json"
 
-    def _numbers(self, key: str) -> list[int]:
-        names = map(_NUMBER.fullmatch, self.files.names(f"{FOLDER}/{key}"))
-        return sorted(int(found[1]) for found in names if found)
+    def _list_numbers(self, key: str) -> list[int]:
+        names = map(_NUMBER.fullmatch, self.files.list_names(f"{FOLDER}/{key}"))
+        return sorted(int(match[1]) for match in names if match)
 
-    def _read(self, key: str, number: int) -> StoredCheckpoint | None:
-        path = self.path(key, number)
+    def _read_record(self, key: str, number: int) -> StoredCheckpoint | None:
+        path = self.record_path(key, number)
         if (data := self.files.read(path)) is None:
             return None
         try:
-            return replace(from_bytes(data, StoredCheckpoint.from_json), number=number)
-        except StoreError as broken:
+            return replace(parse_manifest(data, StoredCheckpoint.from_json), number=number)
+        except StoreError as error:
             raise StoreError(
-                f"{self.files.url_of(path)} cannot be used: {broken}; delete this file, and the training begins again"
-            ) from broken
+                f"{self.files.url_of(path)} cannot be used: {error}; delete this file, and the training starts again"
+            ) from error
 
-    def _named(self, key: str, number: int) -> set[BlobRef]:
-        """Return the files that a record names; none of one that cannot be read."""
+    def _read_files(self, key: str, number: int) -> set[BlobRef]:
+        """Return the files that a record names; no files if it cannot be read."""
         with suppress(StoreError):
-            if (found := self._read(key, number)) is not None:
-                return {*found.files.values()}
+            if (checkpoint := self._read_record(key, number)) is not None:
+                return {*checkpoint.files.values()}
         return set()
 
-    def _put_file(self, key: str, path: Path, ref: BlobRef, known: set[BlobRef]) -> None:
-        place = f"{FOLDER}/{key}/{ref.path}"
-        if ref not in known or self.files.size(place) != ref.size:
-            Intents(self.files).write(place, partial(self.files.link, path, place))
+    def _write_file(self, key: str, path: Path, ref: BlobRef, stored_files: set[BlobRef]) -> None:
+        stored_path = f"{FOLDER}/{key}/{ref.path}"
+        if ref not in stored_files or self.files.get_size(stored_path) != ref.size:
+            Intents(self.files).write_despite_sweeps(stored_path, partial(self.files.link, path, stored_path))
 
-    def _record(self, key: str, made: StoredCheckpoint, number: int) -> bool:
-        told, signatures = as_stored(made.to_json()), Signatures(self.files)
-        while True:  # another machine may do the same training
-            signatures.sign(self.path(key, number), told)
-            if self.files.create(self.path(key, number), json_bytes(told)):
+    def _write_record(self, key: str, checkpoint: StoredCheckpoint, number: int) -> bool:
+        record, signatures = normalize_json(checkpoint.to_json()), Signatures(self.files)
+        while True:  # another machine may run the same training
+            signatures.sign(self.record_path(key, number), record)
+            if self.files.create(self.record_path(key, number), json_bytes(record)):
                 break
             number += 1
-        for older in self._numbers(key):
-            if older < number:
-                self._forget(key, older, {*made.files.values()})
+        for older_number in self._list_numbers(key):
+            if older_number < number:
+                self._delete_replaced(key, older_number, {*checkpoint.files.values()})
         return True
 
-    def _forget(self, key: str, number: int, needed: set[BlobRef]) -> None:
-        """Delete a replaced checkpoint, its record last, so that a process that is killed here loses no file's name."""
-        for ref in self._named(key, number) - needed:
+    def _delete_replaced(self, key: str, number: int, needed: set[BlobRef]) -> None:
+        """Delete a replaced checkpoint, its record last, so that no file becomes an orphan."""
+        for ref in self._read_files(key, number) - needed:
             self.files.remove(f"{FOLDER}/{key}/{ref.path}")
         stem = f"{number:08d}."
-        for name in self.files.names(f"{FOLDER}/{key}"):
+        for name in self.files.list_names(f"{FOLDER}/{key}"):
             if name.startswith(stem) and name.endswith(".sig"):
                 self.files.remove(f"{FOLDER}/{key}/{name}")
-        self.files.remove(self.path(key, number))
+        self.files.remove(self.record_path(key, number))

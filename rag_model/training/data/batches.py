@@ -1,59 +1,162 @@
-"""Batches: the examples of an epoch in groups, and DPR's batches, which hold each passage once."""
+"""Batches of examples: DPR's with in-batch negatives, and lists of a positive and its negatives.
+
+`DprBatch` holds each passage once. `ListBatch` has a list of passages for each question, to be
+ranked or to be scored by a teacher.
+"""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
-from rag_model.training.data.examples import Example
+from rag_model.errors import InputError
+from rag_model.retrieve.models import PairScorer
+from rag_model.training.data.examples import Example, index_passages
+from rag_model.training.data.pair_scores import check_teacher_scores
+
+Missing = Literal["drop", "refuse"]  # an example that cannot be trained on
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class DprBatch:
-    """Questions, their positives and negatives, each passage once."""
+    """Questions with their positives and negatives; each passage occurs once."""
 
     examples: tuple[Example, ...]
     passages: tuple[Passage, ...]
-    gold: tuple[int, ...]  # (b,) the positive of each question, as a position in `passages`
+    gold: tuple[int, ...]  # (b,) position of each question's positive in `passages`
 
 
-def groups(examples: Sequence[Example], size: int, dice: random.Random) -> list[list[Example]]:
-    """Return shuffled groups of `size` examples; an incomplete last one is left out, unless it is the only one."""
-    order = dice.sample(range(len(examples)), len(examples))
+def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -> list[list[Example]]:
+    """Return shuffled groups of `size` examples; drop an incomplete one unless it is the only one."""
+    order = rng.sample(range(len(examples)), len(examples))
     ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
-    return [[examples[place] for place in order[max(0, end - size) : end]] for end in ends]
+    return [[examples[index] for index in order[max(0, end - size) : end]] for end in ends]
 
 
-def dpr_batch(examples: Sequence[Example], hard_negatives: int, dice: random.Random | None) -> DprBatch:
-    """Make a batch: the first positive of each example, and up to `hard_negatives` of its negatives.
+def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
+    """Return batches of `size` items, shuffled by seed and epoch; the last one may be smaller."""
+    order = random.Random(f"{seed} {epoch}").sample(items, len(items))
+    return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
 
-    Negatives are drawn with `dice`; without it they are the first ones. Equal passages are included once.
+
+def build_dpr_batch(examples: Sequence[Example], hard_negatives: int, rng: random.Random | None) -> DprBatch:
+    """Build a batch of each example's first positive and up to `hard_negatives` of its negatives.
+
+    Negatives are drawn with `rng`; without it the first ones are taken. Equal passages occur once.
     """
     positives = [example.positives[0] for example in examples]
-    drawn = [
-        dice.sample(example.negatives, min(hard_negatives, len(example.negatives)))
-        if dice
+    negatives = [
+        rng.sample(example.negatives, min(hard_negatives, len(example.negatives)))
+        if rng
         else example.negatives[:hard_negatives]
         for example in examples
     ]
-    every = {one.hash: one for one in (*positives, *(one for some in drawn for one in some))}
-    places = {key: place for place, key in enumerate(every)}
-    return DprBatch(tuple(examples), tuple(every.values()), tuple(places[one.hash] for one in positives))
+    passages, positions = index_passages((*positives, *(passage for group in negatives for passage in group)))
+    return DprBatch(tuple(examples), tuple(passages), tuple(positions[passage.hash] for passage in positives))
 
 
 def passage_keys(passages: Sequence[Passage]) -> Tensor:
-    """Return (m,) int64 keys of passages: equal for equal title and text."""
+    """Return (m,) int64 keys of passages, equal for equal titles and texts."""
     return torch.tensor([int(passage.hash[:15], 16) for passage in passages], dtype=torch.int64)
 
 
-def other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
-    """Return (b, m) bool: passages of the batch that hold an answer of the question but are not its row `gold`.
+def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
+    """Return a (b, m) bool mask of the positives of each question other than its row `gold`.
 
-    They would be false negatives; with several processes the gold passage itself may occur twice.
+    As in-batch negatives they would be false negatives. With several processes the gold passage
+    itself may occur twice.
     """
     # b times (m,) -> (b, m)
-    ignored = torch.stack([torch.isin(keys, passage_keys(one.positives).to(keys.device)) for one in examples])
+    ignored = torch.stack([torch.isin(keys, passage_keys(example.positives).to(keys.device)) for example in examples])
     return ignored.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ListBatch:
+    """Questions, each with a list of passages: the first positive, then negatives."""
+
+    examples: tuple[Example, ...]
+    lists: tuple[tuple[Passage, ...], ...]  # b lists of 2 or more passages; lengths may differ
+    scores: tuple[tuple[float, ...], ...]  # teacher scores of the same lengths; empty without a teacher
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the (b,) lengths of the lists."""
+        return [len(passages) for passages in self.lists]
+
+    def teacher_scores(self, device: torch.device) -> Tensor:
+        """Return the (b, l) teacher scores on a device; shorter lists are padded with -inf."""
+        lists = [torch.tensor(scores) for scores in self.scores]
+        return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf).to(device)
+
+    def pairs(self) -> tuple[list[str], list[Passage]]:
+        """Return the questions and the passages of all pairs, list after list."""
+        examples_and_lists = zip(self.examples, self.lists, strict=True)
+        return [passage.question for passage, passages in examples_and_lists for _ in passages], [
+            passage for passages in self.lists for passage in passages
+        ]
+
+
+def build_list_batch(examples: Sequence[Example], negatives: int, rng: random.Random | None) -> ListBatch:
+    """Build a batch of lists: each example's first positive and up to `negatives` of its negatives.
+
+    Negatives are drawn with `rng`; without it the first ones are taken.
+    """
+    lists, scores = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
+    for example in examples:
+        count = min(negatives, len(example.negatives))
+        negative_indexes = rng.sample(range(len(example.negatives)), count) if rng else range(count)
+        lists.append((example.positives[0], *(example.negatives[index] for index in negative_indexes)))
+        score_indexes = (0, *(index + 1 for index in negative_indexes)) if example.scores else ()
+        scores.append(tuple(example.scores[index] for index in score_indexes))
+    return ListBatch(tuple(examples), tuple(lists), tuple(scores))
+
+
+def keep_complete_examples(
+    examples: Sequence[Example], missing: Missing, *, needs_negatives: bool = True
+) -> list[Example]:
+    """Return the examples that have a positive and, if `needs_negatives`, a negative.
+
+    Raises:
+        InputError: an example lacks one and `missing` is "refuse"; or no example is complete.
+    """
+    complete = [example for example in examples if example.positives and (example.negatives or not needs_negatives)]
+    if missing == "refuse" and len(complete) < len(examples):
+        first_incomplete = next(
+            example for example in examples if not (example.positives and (example.negatives or not needs_negatives))
+        )
+        missing_kind = "negative" if first_incomplete.positives else "positive"
+        raise InputError(f"example {first_incomplete.id} has no {missing_kind} passage: find one by mining, or drop it")
+    if not complete:
+        requirement = "a positive and a negative passage" if needs_negatives else "a positive passage"
+        raise InputError(f"no example has {requirement}: mine passages, or give another file")
+    return complete
+
+
+def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, negatives: int) -> list[Example]:
+    """Return the examples with teacher scores of the first positive and `negatives` negatives.
+
+    Further negatives are dropped. An example without a positive or a negative gets no scores.
+
+    Raises:
+        InputError: a score is not finite.
+    """
+    shortened = [replace(example, negatives=example.negatives[:negatives]) for example in examples]
+    scorable = [example for example in shortened if example.positives and example.negatives]
+    batch = build_list_batch(scorable, negatives, None)
+    questions, passages = batch.pairs()
+    all_scores = teacher.scores(
+        questions, [passage.title for passage in passages], [passage.text for passage in passages]
+    )
+    check_teacher_scores(all_scores)
+    offsets = np.cumsum([0, *batch.lengths])
+    scores = {
+        example.id: tuple(all_scores[offsets[row] : offsets[row + 1]].tolist()) for row, example in enumerate(scorable)
+    }
+    return [replace(example, scores=scores[example.id]) if example.id in scores else example for example in shortened]

@@ -1,6 +1,7 @@
-"""What a model scores before a training, in blocks: each is a task for a worker, and recorded in the store's memo.
+"""Score data with a model before a training, block by block, on workers.
 
-A run that resumes, or a second one, scores no block twice, and does not load the model if there is nothing to score.
+The store's memo records each block. A run that resumes, or a second run, therefore scores no block
+twice, and does not load the model if there is nothing to score.
 """
 
 import json
@@ -15,118 +16,122 @@ from typing import Any, ClassVar
 
 from rag_model.extras import require
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Produced
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
-from rag_model.training.data.teaching import Tell
 
-Files = tuple[tuple[str, BlobRef], ...]  # a model's files in the store, by name; hashable: a worker loads a model once
+OnProgress = Callable[[int, int], None]  # called with the finished and the total amount
+Files = tuple[tuple[str, BlobRef], ...]  # a model's files in the store, by name; hashable, as a cache key
 
-BY_TORCH = "torch", "transformers", "tokenizers"
-BY_ONNX = "onnxruntime", "tokenizers"
-_SEVERAL = {"onnxruntime"}  # modules that come by one of several distributions, such as onnxruntime-gpu
-_LOOKS = 32  # look-ups at a time: on an object store they are mostly waiting
+TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
+ONNX_LIBRARIES = "onnxruntime", "tokenizers"
+_MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}  # several distributions provide it, such as onnxruntime-gpu
+_LOOKUP_THREADS = 32  # on an object store, look-ups mostly wait
 
 
 @dataclass(frozen=True, slots=True)
-class Block(ABC):
-    """The task of a worker: what to score, and the model that does it."""
+class ScoreBlock(ABC):
+    """The task of a worker: the data to score, and the model."""
 
-    content: BlobRef  # what to score, as JSON
+    content: BlobRef  # the data, as JSON
     identity: str  # digest of the model
-    contexts: int  # texts that the model reads
-    model: Files = ()  # not needed if the block is recorded
+    contexts: int  # number of texts that the model reads
+    model: Files = ()  # empty if the block is recorded
 
     stage: ClassVar[str]  # names the job and the records
     code: ClassVar[Any]  # JSON that changes when the same inputs would give other scores
 
     @property
-    def weights(self) -> int:
-        """The bytes of the model's files."""
+    def weight_bytes(self) -> int:
+        """Size of the model's files in bytes."""
         return sum(ref.size for _, ref in self.model)
 
     @property
-    def by_cpu(self) -> bool:
-        """Whether a GPU is left alone."""
+    def uses_cpu_only(self) -> bool:
+        """Whether the block must not use a GPU."""
         return False
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """The libraries that compute the scores."""
-        return BY_TORCH
+        return TORCH_LIBRARIES
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the scores, up to rounding.
+        """Return all inputs that determine the scores, up to rounding.
 
         Raises:
-            MissingExtraError: onnxruntime computes them, and the onnx extra is not installed.
+            MissingExtraError: onnxruntime computes the scores, but the onnx extra is not installed.
         """
-        libraries = {name: _version(name) for name in self.libraries}
+        libraries = {name: _library_version(name) for name in self.libraries}
         return {"content": self.content.id, "model": self.identity, "code": self.code, "libraries": libraries}
 
     @abstractmethod
-    def scored(self, store: Store) -> Sequence[Any]:
+    def compute_scores(self, store: Store) -> Sequence[Any]:
         """Return the scores, as JSON values.
 
         Raises:
-            InputError: the model's files are damaged, or its scores cannot be used.
+            InputError: the model's files are damaged, or a score is not finite.
         """
 
 
-Scorer = Callable[[Sequence[Block], Tell], Sequence[Mapping[str, Any]]]
-"""Does all blocks by `score`, on whatever workers; returns their reports, in order."""
+BlockScorer = Callable[[Sequence[ScoreBlock], OnProgress], Sequence[Mapping[str, Any]]]
+"""Runs `score_block` on all blocks, for example on workers, and returns the reports in order."""
 
 
-def score(block: Block, store: Store) -> dict[str, Any]:
-    """Score a block, once; return its report: `scores`, the blob of the scores as JSON.
+def score_block(block: ScoreBlock, store: Store) -> dict[str, Any]:
+    """Score a block once; return its report, whose `scores` is the blob of the scores as JSON.
 
     Raises:
-        InputError: as `Block.scored`.
+        InputError: see `ScoreBlock.compute_scores`.
     """
 
-    def produce(workdir: Path) -> Produced:
-        (out := workdir / "scores.json").write_text(json.dumps(block.scored(store)))
-        return Produced({"scores": out}, {})
+    def produce(workdir: Path) -> StageResult:
+        (scores_path := workdir / "scores.json").write_text(json.dumps(block.compute_scores(store)))
+        return StageResult({"scores": scores_path}, {})
 
-    record, _ = store.memo.once(block.stage, block.inputs(), produce)
+    record, _ = store.memo.get_or_create(block.stage, block.inputs(), produce)
     return {"scores": record.outputs["scores"].to_json()}
 
 
 def score_blocks(
-    store: Store, blocks: Sequence[Block], model: Callable[[], Files], scorer: Scorer | None, tell: Tell
+    store: Store,
+    blocks: Sequence[ScoreBlock],
+    put_model_files: Callable[[], Files],
+    scorer: BlockScorer | None,
+    on_progress: OnProgress,
 ) -> list[Any]:
-    """Score blocks; return the scores of each one, in order.
+    """Score blocks, and return the scores of each block in order.
 
     Args:
         store: has the contents of the blocks, and gets their records.
-        blocks: without their model.
-        model: puts the model's files into the store; called if a block is not recorded yet.
-        scorer: does the blocks; None: this process does them.
-        tell: called with the number of blocks that are done, and of how many.
+        blocks: the blocks, without a model.
+        put_model_files: puts the model's files into the store; called if a block is not recorded.
+        scorer: scores the blocks; None: this process scores them.
+        on_progress: called with the number of finished blocks and of all blocks.
 
     Raises:
-        InputError: as `Block.scored`.
+        InputError: see `ScoreBlock.compute_scores`.
     """
-    with ThreadPoolExecutor(_LOOKS) as threads:
+    with ThreadPoolExecutor(_LOOKUP_THREADS) as threads:
         recorded = all(threads.map(partial(_is_recorded, store), blocks))
     if not recorded:
-        files = model()
+        files = put_model_files()
         blocks = [replace(block, model=files) for block in blocks]
-    reports = (scorer or partial(_here, store))(blocks, tell)
+    reports = (scorer or partial(_score_locally, store))(blocks, on_progress)
     blobs = [BlobRef.from_json(report["scores"]) for report in reports]
     return [json.loads(store.blobs.read(blob)) for blob in blobs]
 
 
-def _version(library: str) -> str:
-    return str(require(library, "onnx").__version__) if library in _SEVERAL else version(library)
+def _library_version(library: str) -> str:
+    return str(require(library, "onnx").__version__) if library in _MULTIPLE_DISTRIBUTIONS else version(library)
 
 
-def _is_recorded(store: Store, block: Block) -> bool:
-    return store.memo.get(block.stage, store.memo.key(block.inputs())) is not None
+def _is_recorded(store: Store, block: ScoreBlock) -> bool:
+    return store.memo.find(block.stage, store.memo.compute_key(block.inputs())) is not None
 
 
-def _here(store: Store, blocks: Sequence[Block], tell: Tell) -> list[Mapping[str, Any]]:
+def _score_locally(store: Store, blocks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
     reports = list[Mapping[str, Any]]()
     for block in blocks:
-        reports.append(score(block, store))
+        reports.append(score_block(block, store))
         tell(len(reports), len(blocks))
     return reports

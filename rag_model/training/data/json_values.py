@@ -1,8 +1,8 @@
-r"""Read JSON values one at a time, from JSON lines or from one large array, each with its first line number.
+r"""Read JSON values one at a time, from JSON lines or from one large array, with line numbers.
 
-DPR's training sets are arrays of several gigabytes: only one value and one chunk are held in memory. ijson 3.6 is not
-used because it does not report the line of a value, silently replaces half of a character (`\ud83d`) by `?`, and has no
-memory limit for brackets nested 100,000 deep.
+DPR's training sets are arrays of several gigabytes, so only one value and one chunk are in memory.
+ijson 3.6 is not used because it does not report the line of a value, silently replaces half of a
+surrogate pair (`\ud83d`) by `?`, and has no memory limit for brackets nested 100,000 deep.
 """
 
 import json
@@ -11,37 +11,40 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from rag_model.errors import InputError
-from rag_model.json_text import parse_json
+from rag_model.untrusted_text import parse_json
 
 _CHUNK = 1 << 20  # characters read at a time
-_LONGEST = 1 << 26  # most characters of one value
+_MAX_VALUE_LENGTH = 1 << 26  # characters of one value
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
 
 
-def values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the place (`train.json, line 12`) and value of each item; an array is detected by its first character.
+def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the location (`train.json, line 12`) and the value of each item.
+
+    An array is detected by its first character.
 
     Raises:
-        InputError: a value is malformed or longer than 64 million characters; its line is named.
+        InputError: a value is malformed or longer than 64 million characters; the message names its
+            line.
     """
     head = ""
     while not head.strip() and (character := file.read(1)):
         head += character
     if head.endswith("["):
-        return _Array(file, name, 1 + head.count("\n")).values()
-    return _lines(file, name, head)
+        return _Array(file, name, 1 + head.count("\n")).iter_values()
+    return _iter_lines(file, name, head)
 
 
-def _lines(file: TextIO, name: str, head: str) -> Iterator[tuple[str, Any]]:
+def _iter_lines(file: TextIO, name: str, head: str) -> Iterator[tuple[str, Any]]:
     number, head = head.count("\n"), head.lstrip()
-    while line := head + file.readline(_LONGEST):
+    while line := head + file.readline(_MAX_VALUE_LENGTH):
         number, head = number + 1, ""
         if line.strip():
             try:
                 value = parse_json(line)
-            except ValueError as broken:
-                raise InputError(f"{name}, line {number}: no JSON value: {broken}") from broken
+            except ValueError as error:
+                raise InputError(f"{name}, line {number}: not a JSON value: {error}") from error
             yield f"{name}, line {number}", value
 
 
@@ -50,50 +53,52 @@ class _Array:
 
     def __init__(self, file: TextIO, name: str, line: int) -> None:
         self._file, self._name, self._line = file, name, line
-        self._text, self._at = "", 0  # the current text, and the position up to which it is used
+        self._text, self._position = "", 0  # the current text, and the position up to which it is parsed
 
-    def values(self) -> Iterator[tuple[str, Any]]:
-        wanted = ""  # before the next value
-        while self._next() != "]":
-            if wanted and self._next() != wanted:
-                raise InputError(f"{self._where()}: there is no comma and no end of the array here; correct the file")
-            self._use(self._at + len(wanted))
-            self._next()
-            where = self._where()
-            yield where, self._value(where)
-            wanted = ","
+    def iter_values(self) -> Iterator[tuple[str, Any]]:
+        separator = ""  # before the next value
+        while self._peek() != "]":
+            if separator and self._peek() != separator:
+                raise InputError(
+                    f"{self._describe_location()}: expected a comma or the end of the array; correct the file"
+                )
+            self._advance(self._position + len(separator))
+            self._peek()
+            location = self._describe_location()
+            yield location, self._decode_value(location)
+            separator = ","
 
-    def _value(self, where: str) -> Any:
+    def _decode_value(self, location: str) -> Any:
         """Decode the next value; read more text until it is complete."""
         size = _CHUNK
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or not self._read(size):  # a number at the end of the text may continue
-                    self._use(end)
+                value, end = _DECODER.raw_decode(self._text, self._position)
+                if end < len(self._text) or not self._read_more(size):  # a number at the end of the text may continue
+                    self._advance(end)
                     return value
-            except (ValueError, RecursionError) as broken:
-                if len(self._text) - self._at > _LONGEST or not self._read(size):
-                    raise InputError(f"{where}: no JSON value: {broken}") from broken
-            size *= 2  # so that a long value is not decoded many times
+            except (ValueError, RecursionError) as error:
+                if len(self._text) - self._position > _MAX_VALUE_LENGTH or not self._read_more(size):
+                    raise InputError(f"{location}: not a JSON value: {error}") from error
+            size *= 2  # a long value is then decoded only a few times
 
-    def _next(self) -> str:
+    def _peek(self) -> str:
         """Return the next non-blank character."""
         while True:
-            self._use(_BLANKS.match(self._text, self._at).end())  # type: ignore[union-attr]
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._read(_CHUNK):
-                raise InputError(f"{self._where()}: the array has no end: fetch the file again")
+            self._advance(_BLANKS.match(self._text, self._position).end())  # type: ignore[union-attr]
+            if self._position < len(self._text):
+                return self._text[self._position]
+            if not self._read_more(_CHUNK):
+                raise InputError(f"{self._describe_location()}: the array has no end: fetch the file again")
 
-    def _read(self, size: int) -> bool:
-        if more := self._file.read(size):
-            self._text, self._at = self._text[self._at :] + more, 0
-        return bool(more)
+    def _read_more(self, size: int) -> bool:
+        if chunk := self._file.read(size):
+            self._text, self._position = self._text[self._position :] + chunk, 0
+        return bool(chunk)
 
-    def _use(self, end: int) -> None:
-        self._line += self._text.count("\n", self._at, end)
-        self._at = end
+    def _advance(self, end: int) -> None:
+        self._line += self._text.count("\n", self._position, end)
+        self._position = end
 
-    def _where(self) -> str:
+    def _describe_location(self) -> str:
         return f"{self._name}, line {self._line}"

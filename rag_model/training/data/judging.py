@@ -1,11 +1,16 @@
-"""What a frozen generator makes of a passage: whether it answers right with it, and how likely the gold answer is.
+"""Judge passages with a frozen generator, and build the pools of OpenRAG from the verdicts.
 
-OpenRAG's RAG label and RAG score (arXiv 2503.08398). A judge is a `PairScorer` with two numbers a pair, so `KeptScores`
-keeps what it says: judging is the cost of the training.
+A verdict is OpenRAG's RAG label, whether the generator answers right with the passage, and its RAG
+score, how likely the gold answer is. A judge is a `PairScorer` with two numbers a pair, so that
+`CachedPairScorer` can cache its scores: judging dominates the cost of the training. The pools are
+the offline half of Zhou and Chen 2025, "OpenRAG: Optimizing RAG End-to-End via In-Context Retrieval
+Learning" (arXiv 2503.08398), section 3: the passages with which the generator answers right, and
+those with which it answers wrong.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,116 +18,236 @@ import torch
 
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
-from rag_model.errors import InputError, UsageError
-from rag_model.evaluation.questions.match import Answers
-from rag_model.generate.decoding import Decoding
+from rag_model.errors import InputError, RefusedError, UsageError
+from rag_model.evaluation.bootstrap import Estimate, estimate_mean
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.generator import Contexts, Generator
 from rag_model.generate.likelihood import target_log_p
-from rag_model.generate.sequence_beam import decode_sequence
-from rag_model.retrieve.rerank import PairScorer
-from rag_model.training.data.examples import Example, passage_of
+from rag_model.generate.rag_decoding import decode_sequence
+from rag_model.retrieve.models import PairScorer
+from rag_model.training.data.examples import Example, build_passage
 
-VERSION = 1  # increased when the same pairs would be judged otherwise
+VERSION = 1  # increase it when the same pairs would get different scores
+_CHANCE_AGREEMENT = 0.5  # probability that a random score orders a right and a wrong passage
+_MIN_QUESTIONS = 5  # an interval of fewer questions says nothing
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """How a generator reads a question with one passage."""
+    """Settings of the judge: how a generator answers a question with one passage."""
 
-    choices: tuple[str, ...] = ()  # the answers among which it chooses, such as labels; none: it writes freely
-    max_new_tokens: int = 25  # of an answer that it writes
+    choices: tuple[str, ...] = ()  # the closed set of answers, such as labels; empty: free-form answers
+    max_new_tokens: int = 25  # of a free-form answer
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or len(set(self.choices)) != len(self.choices) or len(self.choices) == 1:
             raise UsageError(
-                f"max_new_tokens {self.max_new_tokens} and choices {', '.join(self.choices) or 'none'} of a judge: use "
-                "1 token or more, and no choices or at least two different ones"
+                f"max_new_tokens {self.max_new_tokens} and choices {', '.join(self.choices) or 'none'} of [judge]: use "
+                "max_new_tokens >= 1, and no choices or at least two different ones"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a generator makes of a question with one passage."""
+    """A generator's label and score of a question with one passage."""
 
-    right: bool  # the answer that it writes holds a gold one; of choices: the likeliest is gold
-    log_p: float  # log p(y|x,z) of the first gold answer, in nats; of choices: of the likeliest gold one
+    right: bool  # the generated answer holds a gold answer; for choices: the likeliest one is gold
+    log_p: float  # log p(y|x,z) in nats of the first gold answer; for choices: of the likeliest gold one
 
 
 class Judge:
-    """Reads questions with passages; a `PairScorer` with two numbers a pair."""
+    """A generator that judges questions with passages; a `PairScorer` with two numbers a pair."""
 
     def __init__(
-        self, generator: Generator, examples: Sequence[Example], settings: JudgeSettings, *, writes: bool = True
+        self,
+        generator: Generator,
+        examples: Sequence[Example],
+        settings: JudgeSettings,
+        *,
+        generates_answers: bool = True,
     ) -> None:
-        """Take the gold answers of `examples`; questions that are asked twice share theirs.
+        """Set the gold answers of `examples`; equal questions share their answers.
 
-        `writes`: without it the generator writes nothing, and no free answer is right: for who needs log p alone,
-        which costs one pass and not one a token.
+        Without `generates_answers` the judge computes log p alone, which costs one forward pass
+        instead of one a token, and no free-form answer counts as right.
 
         Raises:
             InputError: an answer is not among the choices.
         """
-        self._generator, self._settings, self._writes = generator, settings, writes
-        self._golds: dict[str, tuple[str, ...]] = {}
-        for one in examples:
-            self._golds[one.question] = tuple(dict.fromkeys((*self._golds.get(one.question, ()), *one.answers)))
-            if settings.choices and not set(one.answers) & set(settings.choices):
+        self._generator, self._settings, self._generates_answers = generator, settings, generates_answers
+        self._gold_answers: dict[str, tuple[str, ...]] = {}
+        for example in examples:
+            self._gold_answers[example.question] = tuple(
+                dict.fromkeys((*self._gold_answers.get(example.question, ()), *example.answers))
+            )
+            if settings.choices and not set(example.answers) & set(settings.choices):
                 raise InputError(
-                    f"example {one.id} has the answers {', '.join(one.answers)}, and the choices are "
+                    f"example {example.id} has the answers {', '.join(example.answers)}, and the choices are "
                     f"{', '.join(settings.choices)}: correct either"
                 )
 
     def identity(self, digest: str) -> str:
-        """Return the digest of all that decides a verdict but the pair; `digest` is of the generator's files."""
-        silent = [] if self._writes else ["log p alone"]
-        return digest_json([VERSION, digest, asdict(self._settings), sorted(self._golds.items()), *silent])
+        """Return the digest of a verdict's inputs except the pair; `digest` is the generator's."""
+        mode = [] if self._generates_answers else ["log p alone"]
+        return digest_json([VERSION, digest, asdict(self._settings), sorted(self._gold_answers.items()), *mode])
 
     @torch.inference_mode()
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return the (n, 2) verdicts of n pairs, in order: 1 if the answer is right, and its log p."""
-        passages = [[passage_of(*both)] for both in zip(titles, texts, strict=True)]
-        contexts = self._generator.contexts(list(questions), passages)
-        golds = [self._golds[question] for question in questions]
+        """Return (n, 2) float32 verdicts of n pairs: 1 for a right answer, else 0; and log p."""
+        passages = [[build_passage(*title_and_text)] for title_and_text in zip(titles, texts, strict=True)]
+        contexts = self._generator.encode_contexts(list(questions), passages)
+        gold_answers = [self._gold_answers[question] for question in questions]
         if self._settings.choices:
-            return self._chosen(contexts, golds)
-        said = self._written(contexts) if self._writes else [""] * len(golds)
-        right = [Answers(own).are_in(text) for own, text in zip(golds, said, strict=True)]
-        log_p = self._log_p(contexts, [own[0] for own in golds])
-        return np.stack([np.array(right, np.float32), log_p], axis=1)
+            return self._score_choices(contexts, gold_answers)
+        answers = self._generate_answers(contexts) if self._generates_answers else [""] * len(gold_answers)
+        is_right = [
+            AnswerMatcher(example_answers).match(text)
+            for example_answers, text in zip(gold_answers, answers, strict=True)
+        ]
+        log_p = self._log_p(contexts, [example_answers[0] for example_answers in gold_answers])
+        return np.stack([np.array(is_right, np.float32), log_p], axis=1)
 
-    def _chosen(self, contexts: Contexts, golds: Sequence[tuple[str, ...]]) -> npt.NDArray[np.float32]:
+    def _score_choices(self, contexts: Contexts, gold_answers: Sequence[tuple[str, ...]]) -> npt.NDArray[np.float32]:
         choices = self._settings.choices
-        log_p = np.stack([self._log_p(contexts, [choice] * len(golds)) for choice in choices], axis=1)  # (n, c)
-        gold = np.array([[choice in own for choice in choices] for own in golds])
-        right = gold[np.arange(len(golds)), log_p.argmax(1)]
-        return np.stack([right, np.where(gold, log_p, -np.inf).max(1)], axis=1).astype(np.float32)
+        log_p = np.stack([self._log_p(contexts, [choice] * len(gold_answers)) for choice in choices], axis=1)  # (n, c)
+        is_gold = np.array([[choice in example_answers for choice in choices] for example_answers in gold_answers])
+        is_right = is_gold[np.arange(len(gold_answers)), log_p.argmax(1)]
+        return np.stack([is_right, np.where(is_gold, log_p, -np.inf).max(1)], axis=1).astype(np.float32)
 
-    def _written(self, contexts: Contexts) -> list[str]:
+    def _generate_answers(self, contexts: Contexts) -> list[str]:
         count = len(contexts.tokens)
-        most = min(self._settings.max_new_tokens, self._generator.max_answer)
-        prior, decoding = torch.zeros(count, 1), Decoding(max_new_tokens=most, mode="fast")
-        decoded = decode_sequence(self._generator, contexts, prior, decoding, [0] * count)
-        return [self._generator.text(one.tokens) for one in decoded]
+        max_tokens = min(self._settings.max_new_tokens, self._generator.max_answer)
+        log_prior, decoding = torch.zeros(count, 1), DecodingSettings(max_new_tokens=max_tokens, mode="fast")
+        decoded = decode_sequence(self._generator, contexts, log_prior, decoding, [0] * count)
+        return [self._generator.decode(answer.tokens) for answer in decoded]
 
     def _log_p(self, contexts: Contexts, answers: Sequence[str]) -> npt.NDArray[np.float32]:
-        targets = self._generator.targets(answers)
+        targets = self._generator.encode_targets(answers)
         log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)  # (n, 1, t)
-        totals = log_p[:, 0].masked_fill(~targets.mask, 0).sum(1)
-        found: npt.NDArray[np.float32] = totals.float().cpu().numpy()
-        return found
+        answer_log_p = log_p[:, 0].masked_fill(~targets.mask, 0).sum(1)
+        scores: npt.NDArray[np.float32] = answer_log_p.float().cpu().numpy()
+        return scores
 
 
-def verdicts(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[Verdict]:
-    """Return what a judge makes of a question with each of some passages.
+def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[Verdict]:
+    """Return the judge's verdicts on a question with each of the passages.
 
     Raises:
         InputError: a score is not finite.
     """
     if not passages:
         return []
-    told = judge.scores([question] * len(passages), [one.title for one in passages], [one.text for one in passages])
-    if not np.isfinite(told).all():
+    scores = judge.scores(
+        [question] * len(passages), [passage.title for passage in passages], [passage.text for passage in passages]
+    )
+    if not np.isfinite(scores).all():
         raise InputError(
-            f"the generator gave {question!r} a score that is not finite: its model is broken, fetch it again"
+            f"the generator's score of question {question!r} is not finite: its model is broken, fetch it again"
         )
-    return [Verdict(bool(right), float(log_p)) for right, log_p in told]
+    return [Verdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledExample(Example):
+    """A question with both pools, `positives` and `negatives`, the likeliest answer first."""
+
+    best_negative_log_p: float = 0.0  # largest log p of the gold answer over all negatives
+    worst_positive_log_p: float = 0.0  # smallest log p of the gold answer over all positives
+
+
+@dataclass(frozen=True, slots=True)
+class ExamplePools(Sequence[Example]):
+    """The questions that have both pools, in order, and the numbers of the others."""
+
+    examples: tuple[PooledExample, ...]
+    all_right: int  # questions that are answered right with every passage
+    all_wrong: int  # questions that are answered wrong with every passage
+    agreement: Estimate  # of label and score, by question; see `compute_agreement`
+
+    @overload
+    def __getitem__(self, index: int) -> PooledExample: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[PooledExample]: ...
+    def __getitem__(self, place: int | slice) -> PooledExample | Sequence[PooledExample]:
+        """Return the example at an index, or the examples of a slice."""
+        return self.examples[place]
+
+    def __len__(self) -> int:
+        """Return the number of questions with both pools."""
+        return len(self.examples)
+
+
+def build_pooled_example(
+    example: Example, passages: Sequence[Passage], verdicts: Sequence[Verdict], size: int
+) -> PooledExample | None:
+    """Return an example with its pools, each cut to `size` passages; None if a pool is empty."""
+    order = sorted(range(len(passages)), key=lambda index: -verdicts[index].log_p)
+    right_indexes, wrong_indexes = (
+        [index for index in order if verdicts[index].right is is_right] for is_right in (True, False)
+    )
+    if not right_indexes or not wrong_indexes:
+        return None
+    base_fields = {base_field.name: getattr(example, base_field.name) for base_field in fields(Example)}
+    pools = {
+        name: tuple(passages[index] for index in indexes[:size])
+        for name, indexes in (("positives", right_indexes), ("negatives", wrong_indexes))
+    }
+    return PooledExample(
+        **{**base_fields, **pools},
+        best_negative_log_p=verdicts[wrong_indexes[0]].log_p,
+        worst_positive_log_p=verdicts[right_indexes[-1]].log_p,
+    )
+
+
+def compute_agreement(verdicts: Sequence[Verdict]) -> float:
+    """Return the share of pairs of a right and a wrong passage whose right passage scores higher.
+
+    Equal scores count half, so this is the area under the ROC curve, 0.5 by chance. Both labels
+    must occur.
+    """
+    right_scores, wrong_scores = (
+        np.array([verdict.log_p for verdict in verdicts if verdict.right is is_right]) for is_right in (True, False)
+    )
+    above = (right_scores[:, None] > wrong_scores).mean() + (right_scores[:, None] == wrong_scores).mean() / 2
+    return float(above)
+
+
+def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[Verdict]]], size: int) -> ExamplePools:
+    """Build the pools of examples, in order, from an iterator of passages and verdicts.
+
+    Raises:
+        InputError: no question has both pools.
+    """
+    pooled_examples, areas, all_right, all_wrong = list[PooledExample](), list[float](), 0, 0
+    for example, passages, verdicts in judged:
+        pooled_example = build_pooled_example(example, passages, verdicts, size)
+        if pooled_example is not None:
+            pooled_examples.append(pooled_example)
+            areas.append(compute_agreement(verdicts))
+        elif verdicts and verdicts[0].right:
+            all_right += 1
+        else:
+            all_wrong += 1
+    if not pooled_examples:
+        raise InputError(
+            f"none of {all_right + all_wrong:,} questions has a passage with which the generator answers right and "
+            f"one with which it answers wrong ({all_right:,} are all right, {all_wrong:,} all wrong): use another "
+            "generator, more passages a question, or other examples"
+        )
+    return ExamplePools(tuple(pooled_examples), all_right, all_wrong, estimate_mean(areas))
+
+
+def check_agreement(pools: ExamplePools) -> None:
+    """Check that the score agrees with the label, because the online half uses the score alone.
+
+    Raises:
+        RefusedError: these questions do not show an agreement above chance.
+    """
+    agreement = pools.agreement
+    if agreement.n < _MIN_QUESTIONS or not agreement.low > _CHANCE_AGREEMENT:
+        raise RefusedError(
+            "the generator's score does not separate right passages from wrong ones (area under the curve "
+            f"{agreement}, over {agreement.n:,} questions; chance is {_CHANCE_AGREEMENT}): use another generator or "
+            "more examples, or give the choices of a closed set"
+        )

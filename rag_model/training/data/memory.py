@@ -1,56 +1,64 @@
-"""The non-parametric memory of a RAG model in training: a snapshot's passages and their vectors, unchanged."""
+"""The non-parametric memory of a RAG model in training: a snapshot's passages and their vectors.
 
-from collections.abc import Sequence
+The snapshot does not change. `rerank` and `drop_source_passages` select among candidates of a stale
+index with the current passage encoder.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.arrays import Partition
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
-from rag_model.partition import Partition
+from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.hits import Hit
 from rag_model.retrieve.products import inner_products
-from rag_model.retrieve.questions import QuestionEncoder, Questions
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.retriever import Queries, QuestionEncoder
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import index_passages
 
-Ranked = tuple[int, float]  # a global row, and its score by the retriever
+RankedRow = tuple[int, float]  # a global row, and its score by the retriever
+Encode = Callable[[Sequence[Passage]], Vectors]  # m passages -> (m, d) float32
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """The retrieved passages of b questions: k passages each."""
+class RetrievedBatch:
+    """The retrieved passages of b queries, k each."""
 
     hits: list[list[Hit]]  # best first
     vectors: Vectors  # (b, k, d) float32, from the snapshot
 
     @property
     def passages(self) -> list[list[Passage]]:
-        """The passages of each question."""
-        return [[hit.passage for hit in some] for some in self.hits]
+        """Passages of each query."""
+        return [[hit.passage for hit in hits] for hits in self.hits]
 
 
-class Memory:
-    """Finds passages for question vectors, and returns them with their vectors."""
+class PassageMemory:
+    """A retriever that returns passages with their stored vectors."""
 
     def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder | None, retriever: str | None = None) -> None:
         """Open a retriever over a snapshot.
 
         Args:
-            snapshot: that is searched.
-            encoder: whose vectors will be given to `recall`; None: of any space, as of an encoder that learns beside
-                the passages' own.
-            retriever: an expression; None: the snapshot's default.
+            snapshot: the snapshot to search.
+            encoder: the encoder whose vectors `retrieve` gets; None accepts vectors of any space,
+                such as those of an encoder that trains together with the passage encoder.
+            retriever: a retriever expression; None: the snapshot's default.
 
         Raises:
-            RefusedError: the encoder asks into another space than the snapshot's.
-            UsageError: the snapshot has no vectors, the retriever is wrong, or a metric is not the inner product.
+            RefusedError: the encoder's space is not the snapshot's.
+            UsageError: the snapshot has no vectors, the expression is wrong, or an index's metric
+                is not the inner product.
         """
         self.snapshot = snapshot
-        self._encoder: QuestionEncoder = _OfAnySpace(snapshot) if encoder is None else encoder
+        self._encoder: QuestionEncoder = _AnySpaceEncoder(snapshot) if encoder is None else encoder
         self._retriever = open_retriever(snapshot, retriever, encoder=self._encoder)
         metrics = {entry.get("metric", "ip") for entry in snapshot.manifest.content.indexes.values()}
         if metrics - {"ip"}:
@@ -61,46 +69,49 @@ class Memory:
         self._partition = Partition(part.rows for part in snapshot.parts)
         self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]  # mapped, not read
 
-    def recall(self, questions: Sequence[str], asked: Vectors, k: int) -> Recalled:
-        """Find the best `k` passages of each question, given its (b, d) float32 vector; all, if the corpus has fewer.
+    def retrieve(self, questions: Sequence[str], query_vectors: Vectors, k: int) -> RetrievedBatch:
+        """Retrieve the best `k` passages of each question; `query_vectors` is (b, d) float32.
 
-        Inner products are with the vectors themselves; scores are the retriever's own. If it finds fewer than k,
-        passages from the first row on are added, with a score of 0, so that every question has k.
+        If the corpus has fewer passages, all are returned. Inner products are exact; scores are
+        those of the retriever. If it returns fewer than k, rows from 0 on are added with score 0,
+        so that every question has k passages.
         """
         k = min(k, self.snapshot.n)
-        found = self._retriever.ask(Questions.encoded(questions, self._encoder, asked), k)
-        hits = [self._filled(some, k) for some in found]
-        vectors = self.vectors(_rows(hits))
-        products = inner_products(vectors, asked).tolist()  # (b, k, d), (b, d) -> (b, k)
-        return Recalled([_with_products(*pair) for pair in zip(hits, products, strict=True)], vectors)
+        retrieved = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
+        hits = [self._pad_hits(query_hits, k) for query_hits in retrieved]
+        vectors = self.fetch_vectors(_hit_rows(hits))
+        products = inner_products(vectors, query_vectors).tolist()  # (b, k, d), (b, d) -> (b, k)
+        return RetrievedBatch(
+            [_add_products(*hits_and_products) for hits_and_products in zip(hits, products, strict=True)], vectors
+        )
 
-    def recalled(self, ranked: Sequence[Sequence[Ranked]]) -> Recalled:
-        """Return passages by their global rows, equally many for every question; without inner products."""
-        every = iter(self.snapshot.passages([row for some in ranked for row, _ in some]))
+    def fetch_rows(self, ranked: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
+        """Return passages by global row, equally many for every query, without inner products."""
+        passages = iter(self.snapshot.passages([row for query_rows in ranked for row, _ in query_rows]))
         hits = [
-            [Hit(rank, score, row, next(every), "", "") for rank, (row, score) in enumerate(some, start=1)]
-            for some in ranked
+            [Hit(rank, score, row, next(passages), "", "") for rank, (row, score) in enumerate(query_rows, start=1)]
+            for query_rows in ranked
         ]
-        return Recalled(hits, self.vectors(_rows(hits)))
+        return RetrievedBatch(hits, self.fetch_vectors(_hit_rows(hits)))
 
-    def vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
-        """Return the vectors of global rows, (…) int64 in, (…, d) float32 out; each part is read in row order."""
-        flat, inverse = np.unique(rows, return_inverse=True)
-        found = np.empty((len(flat), self._parts[0].shape[1]), np.float32)
-        for place, span, local in self._partition.split(flat):
-            found[span] = self._parts[place][local]
-        return found[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
+    def fetch_vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
+        """Return (…, d) float32 vectors of (…) int64 global rows; parts are read in row order."""
+        unique_rows, inverse = np.unique(rows, return_inverse=True)
+        fetch_vectors = np.empty((len(unique_rows), self._parts[0].shape[1]), np.float32)
+        for part_index, span, part_rows in self._partition.split(unique_rows):
+            fetch_vectors[span] = self._parts[part_index][part_rows]
+        return fetch_vectors[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
 
-    def _filled(self, hits: Sequence[Hit], k: int) -> list[Hit]:
-        known = {hit.row for hit in hits}
-        rows = [row for row in range(k) if row not in known][: k - len(hits)]
+    def _pad_hits(self, hits: Sequence[Hit], k: int) -> list[Hit]:
+        hit_rows = {hit.row for hit in hits}
+        rows = [row for row in range(k) if row not in hit_rows][: k - len(hits)]
         passages = self.snapshot.passages(rows) if rows else []
-        more = [Hit(k, 0.0, row, passage, "", "") for row, passage in zip(rows, passages, strict=True)]
-        return [*hits, *more]
+        padding = [Hit(k, 0.0, row, passage, "", "") for row, passage in zip(rows, passages, strict=True)]
+        return [*hits, *padding]
 
 
-class _OfAnySpace:
-    """Stands for an encoder whose vectors are always given."""
+class _AnySpaceEncoder:
+    """A placeholder encoder: its space is the snapshot's, and callers always pass the vectors."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -109,12 +120,50 @@ class _OfAnySpace:
         return Space.from_json(self._snapshot.space or {})
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        raise UsageError("no encoder is known here: give the questions' vectors")
+        raise UsageError("this retriever has no question encoder: pass the vectors of the questions")
 
 
-def _with_products(hits: Sequence[Hit], products: Sequence[float]) -> list[Hit]:
+def _add_products(hits: Sequence[Hit], products: Sequence[float]) -> list[Hit]:
     return [replace(hit, inner_product=product) for hit, product in zip(hits, products, strict=True)]
 
 
-def _rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:
-    return np.array([[hit.row for hit in some] for some in hits], dtype=np.int64)
+def _hit_rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:
+    return np.array([[hit.row for hit in query_hits] for query_hits in hits], dtype=np.int64)
+
+
+def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k: int) -> RetrievedBatch:
+    """Return the best `k` candidates of each query by inner product with vectors from `encode`.
+
+    `query_vectors` is (b, d) float32. Each passage is encoded once; ties keep the order of
+    `candidates`. The result has the vectors and scores of `encode`, best first.
+    """
+    passages, positions = index_passages(hit.passage for hits in candidates.hits for hit in hits)
+    rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])  # (b, c)
+    vectors = encode(passages)[rows]  # (m, d) -> (b, c, d)
+    scores = np.einsum("bd,bcd->bc", query_vectors, vectors)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)
+    reranked_rows = zip(candidates.hits, order.tolist(), scores.tolist(), strict=True)
+    hits = [
+        [
+            replace(hits[index], rank=rank, score=query_scores[index], inner_product=query_scores[index])
+            for rank, index in enumerate(order_row, start=1)
+        ]
+        for hits, order_row, query_scores in reranked_rows
+    ]
+    return RetrievedBatch(hits, np.take_along_axis(vectors, order[:, :, None], axis=1))
+
+
+def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) -> tuple[list[int], RetrievedBatch]:
+    """Drop the candidates that contain their statement verbatim; keep equally many per statement.
+
+    Returns the positions of the statements that still have a candidate, and their candidates.
+    """
+    kept_positions = [
+        [position for position, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]
+        for hits, text in zip(candidates.hits, statements, strict=True)
+    ]
+    remaining = [index for index, positions in enumerate(kept_positions) if positions]
+    count = min((len(kept_positions[index]) for index in remaining), default=0)
+    hits = [[candidates.hits[index][position] for position in kept_positions[index][:count]] for index in remaining]
+    vectors = [candidates.vectors[index][kept_positions[index][:count]] for index in remaining]
+    return remaining, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])

@@ -1,6 +1,12 @@
-"""A cross-encoder's scores of pairs on workers: the cost of learning from a teacher, some 45 ms of a core a pair.
+"""Score pairs of question and passage with a cross-encoder, the teacher.
 
-64 passages for each of 14,000 questions take half a day of a core, so this is no work for one process.
+A pair takes about 45 ms of a core. 64 passages for each of 14,000 questions take half a day of a
+core, too much for one process: `WorkerPairScorer` scores blocks of pairs on workers.
+
+`CachedPairScorer` caches scores in a file, so that a training that was killed scores no block
+twice. `scores.jsonl` in the work folder has a line a block: `key`, the digest of the teacher and
+the pairs; `scores`; and `digest`, the digest of both. A line that is damaged or incomplete is
+dropped, and its block is scored again.
 """
 
 import json
@@ -14,60 +20,132 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.crossencoder import CrossEncoder, cross_encoder_files
-from rag_model.encoders.pairs.session import reaches_gpu
-from rag_model.store.objects.trees import linked_tree
+from rag_model.atomic_write import atomic_write
+from rag_model.digest import digest_json
+from rag_model.encoders.cross_encoder import CrossEncoder, list_cross_encoder_files
+from rag_model.encoders.onnx_cross_encoder import has_onnx_gpu
+from rag_model.errors import InputError
+from rag_model.retrieve.models import PairScorer
+from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import BY_ONNX, BY_TORCH, Block, Files, Scorer, score_blocks
-from rag_model.training.data.lists import check_finite
-from rag_model.training.data.teaching import BLOCK, Tell
+from rag_model.training.data.blocks import (
+    ONNX_LIBRARIES,
+    TORCH_LIBRARIES,
+    BlockScorer,
+    Files,
+    OnProgress,
+    ScoreBlock,
+    score_blocks,
+)
 
-_THREADS = 32  # blocks put at a time
+SCORES_FILE = "scores.jsonl"
+BLOCK = 1_024  # pairs: a cross-encoder's sorting window, so that blocks do not change its scores
+_THREADS = 32  # blocks uploaded at a time
+
+
+class CachedPairScorer:
+    """A `PairScorer` that caches the scores of another one in a folder."""
+
+    def __init__(
+        self,
+        teacher: PairScorer,
+        identity: str,
+        folder: Path,
+        on_progress: OnProgress = lambda _, __: None,
+        block: int = BLOCK,
+    ) -> None:
+        """Read the cache in `folder`; `identity` is the digest of the teacher's files."""
+        self._teacher, self._identity, self._on_progress, self._block = teacher, identity, on_progress, block
+        self._path = folder / SCORES_FILE
+        lines = self._path.read_bytes().splitlines(keepends=True) if self._path.is_file() else []
+        valid_lines = [line for line in lines if _parse_line(line)]
+        if len(valid_lines) < len(lines):
+            with atomic_write(self._path) as temporary:
+                temporary.write_bytes(b"".join(valid_lines))
+        self._scores_by_key = dict(key_and_scores for line in valid_lines for key_and_scores in _parse_line(line))
+
+    def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return (n,) float32 scores of n pairs, in order; score and cache the missing blocks."""
+        blocks = list[list[float]]()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            for first in range(0, len(questions), self._block):
+                window = slice(first, first + self._block)
+                pairs = list(questions[window]), list(titles[window]), list(texts[window])
+                key = digest_json([self._identity, *pairs])
+                if key not in self._scores_by_key:
+                    self._scores_by_key[key] = self._teacher.scores(*pairs).tolist()
+                    file.write(_to_line(key, self._scores_by_key[key]))
+                    file.flush()  # a killed process loses nothing
+                blocks.append(self._scores_by_key[key])
+                self._on_progress(min(window.stop, len(questions)), len(questions))
+        return np.array([score for block in blocks for score in block], np.float32)
+
+
+def _to_line(key: str, scores: list[float]) -> str:
+    return json.dumps({"key": key, "scores": scores, "digest": _digest(key, scores)}) + "\n"
+
+
+def _parse_line(line: bytes) -> list[tuple[str, list[float]]]:
+    """Return the key and the scores of a line; an empty list if the line is damaged."""
+    try:
+        record = json.loads(line)
+        key, scores = record["key"], record["scores"]
+        return [(key, scores)] if line.endswith(b"\n") and record["digest"] == _digest(key, scores) else []
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _digest(key: str, scores: list[float]) -> str:
+    return digest_json([key, json.dumps(scores)])  # as text, because a score may be NaN; that is an error later
 
 
 @dataclass(frozen=True, slots=True)
-class PairBlock(Block):
-    """A block of pairs, and the cross-encoder that scores them."""
+class PairBlock(ScoreBlock):
+    """A block of pairs to score with a cross-encoder."""
 
-    cpu: bool = False  # leaves a GPU alone
-    onnx: bool = False  # onnxruntime runs the cross-encoder, and not torch
+    cpu: bool = False  # do not use a GPU
+    onnx: bool = False  # onnxruntime runs the cross-encoder, not torch
 
     stage: ClassVar[str] = "teach"
-    code: ClassVar[Any] = 2  # reads tokenizer_config.json
+    code: ClassVar[Any] = 2  # since 2, tokenizer_config.json is read
 
     @property
-    def by_cpu(self) -> bool:
-        """Whether a GPU is left alone, as also by an onnxruntime that cannot use one."""
-        return self.cpu or (self.onnx and not reaches_gpu())
+    def uses_cpu_only(self) -> bool:
+        """Whether no GPU is used: by setting, or because this onnxruntime cannot use one."""
+        return self.cpu or (self.onnx and not has_onnx_gpu())
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """The libraries that compute the scores."""
-        return BY_ONNX if self.onnx else BY_TORCH
+        return ONNX_LIBRARIES if self.onnx else TORCH_LIBRARIES
 
-    def scored(self, store: Store) -> list[float]:
+    def compute_scores(self, store: Store) -> list[float]:
         """Return the score of each pair.
 
         Raises:
-            InputError: the cross-encoder's files are damaged, or a score is not finite, and so is not recorded.
+            InputError: the cross-encoder's files are damaged, or a score is not finite; nothing is
+                recorded then.
         """
-        found = _cross_encoder(store.url, self.model, self.cpu).scores(*json.loads(store.blobs.read(self.content)))
-        check_finite(found)
-        return [float(one) for one in found]
+        scores = _load_cross_encoder(store.url, self.model, self.cpu).scores(
+            *json.loads(store.blobs.read(self.content))
+        )
+        check_teacher_scores(scores)
+        return [float(score) for score in scores]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerScores:
-    """A `PairScorer` whose blocks of pairs are scored by workers, and recorded in the store's memo."""
+class WorkerPairScorer:
+    """A `PairScorer` that scores blocks of pairs on workers; the store's memo records them."""
 
     store: Store
     folder: Path  # of the cross-encoder
-    identity: str  # digest of its files
-    scorer: Scorer
-    tell: Tell = lambda _, __: None
+    identity: str  # digest of the cross-encoder's files
+    scorer: BlockScorer
+    on_progress: OnProgress = lambda _, __: None
     cpu: bool = False
-    block: int = BLOCK  # pairs
-    onnx: bool = False  # `by_onnx` of the folder; its graph is one file
+    block: int = BLOCK  # pairs a block
+    onnx: bool = False  # `by_onnx` of the folder; the graph must be a single file
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 scores of n pairs, in order.
@@ -75,31 +153,43 @@ class WorkerScores:
         Raises:
             InputError: the cross-encoder's files are damaged, or a score is not finite.
         """
-        n = len(questions)
-        some = [slice(first, first + self.block) for first in range(0, n, self.block)]
+        pair_count = len(questions)
+        slices = [slice(first, first + self.block) for first in range(0, pair_count, self.block)]
         with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
-            put = partial(self._block, questions, titles, texts)
-            blocks = list(threads.map(put, some))
+            put_block = partial(self._put_block, questions, titles, texts)
+            blocks = list(threads.map(put_block, slices))
 
-        def told(done: int, _: int) -> None:
-            self.tell(min(done * self.block, n), n)
+        def report(done: int, _: int) -> None:
+            self.on_progress(min(done * self.block, pair_count), pair_count)
 
-        found = score_blocks(self.store, blocks, self._files, self.scorer, told)
-        _cross_encoder.cache_clear()  # this process may have done a small job itself
-        return np.array([score for scores in found for score in scores], np.float32)
+        block_scores = score_blocks(self.store, blocks, self._put_files, self.scorer, report)
+        _load_cross_encoder.cache_clear()  # this process may have scored a small job itself
+        return np.array([score for scores in block_scores for score in scores], np.float32)
 
-    def _block(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], part: slice) -> PairBlock:
+    def _put_block(
+        self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], part: slice
+    ) -> PairBlock:
         pairs = [list(questions[part]), list(titles[part]), list(texts[part])]
         blob = self.store.blobs.put_bytes(json.dumps(pairs, ensure_ascii=False).encode())
         return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu, onnx=self.onnx)
 
-    def _files(self) -> Files:
-        files = cross_encoder_files(self.folder)
+    def _put_files(self) -> Files:
+        files = list_cross_encoder_files(self.folder)
         return tuple((name, self.store.blobs.put_file(path)) for name, path in files.items())
 
 
 @lru_cache(maxsize=1)  # a worker loads the cross-encoder once
-def _cross_encoder(store_url: str, files: Files, cpu: bool) -> CrossEncoder:
+def _load_cross_encoder(store_url: str, files: Files, cpu: bool) -> CrossEncoder:
     blobs = Store.open(store_url).blobs
-    folder = linked_tree({name: blobs.local(ref) for name, ref in files})
+    folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})
     return CrossEncoder.load(folder, device="cpu" if cpu else None)
+
+
+def check_teacher_scores(scores: npt.NDArray[np.float32]) -> None:
+    """Check that a teacher's scores are finite.
+
+    Raises:
+        InputError: a score is not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise InputError("a score of the teacher is not finite: its model is broken, fetch it again")

@@ -1,4 +1,4 @@
-"""Examples with the passages that a retriever found for them, once: rows of the snapshot, best first."""
+"""Retrieve the passages of examples once, as rows of the snapshot, and record them in the memo."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,97 +10,108 @@ import numpy.typing as npt
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.store.objects.memo import Produced
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
-from rag_model.training.data.answer_scores import Reading
-from rag_model.training.data.corpus_text import overlap
-from rag_model.training.data.memory import Memory
+from rag_model.training.data.answer_scores import ScoringExample
+from rag_model.training.data.memory import PassageMemory
+from rag_model.training.data.texts import passages_overlap
 
 STAGE = "lists"
-VERSION = 1  # increased when the same inputs would give other lists
+VERSION = 1  # increase it when the same inputs would give different lists
 _AT_ONCE = 256  # questions
-_BESIDE = 3  # passages that are asked for beyond k for a text: itself, and windows that overlap it on both sides
-_NONE = -1  # where a list has ended
+_EXTRA_CANDIDATES = 3  # for plain texts: the passage itself, and overlapping windows on both sides
+_NO_ROW = -1  # padding after the end of a list
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RetrievalExample:
     """An input x and its output y, before retrieval."""
 
     id: str
     text: str  # x
     answer: str  # y
-    source: Passage | None = None  # of a plain text: where it stands; it is not retrieved for itself
+    source: Passage | None = None  # source passage of a plain text; excluded from its own results
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """An input, its output, and the rows of its passages."""
+class PassageList:
+    """An example with the rows of its retrieved passages."""
 
-    asked: Asked
+    example: RetrievalExample
     rows: tuple[int, ...]  # of the snapshot, best first
 
 
 @dataclass(frozen=True, slots=True)
-class Lister:
-    """Finds passages with an encoder as it is; recorded in the memo of a store."""
+class PassageLister:
+    """Retrieves the passages of examples with a fixed encoder; the store's memo records them."""
 
-    memory: Memory
+    memory: PassageMemory
     encoder: TrainableEncoder
-    retriever: str | None  # the expression of `memory`
+    retriever: str | None  # the retriever expression of `memory`
     store: Store | None = None  # None: nothing is recorded
     identity: str = ""  # digest of the encoder's files
 
-    def lists(self, asked: Sequence[Asked], k: int) -> list[Listed]:
-        """Return the examples, in order, with up to `k` passages each, those with a passage only.
+    def retrieve_lists(self, examples: Sequence[RetrievalExample], k: int) -> list[PassageList]:
+        """Return the examples, in order, with up to `k` passages each; drop those without any.
 
-        A plain text has neither its own passage nor one that overlaps it.
+        The list of a plain text excludes its source passage and passages that overlap it.
         """
-        rows = self._found(asked, k) if self.store is None else self._recorded(self.store, asked, k)
-        kept = [tuple(row for row in own if row != _NONE) for own in rows.tolist()]
-        return [Listed(one, own) for one, own in zip(asked, kept, strict=True) if own]
-
-    def readings(self, listed: Sequence[Listed]) -> list[Reading]:
-        """Return the examples with the texts of their passages."""
-        rows = sorted({row for one in listed for row in one.rows})
-        texts = {row: (one.title, one.text) for row, one in zip(rows, self.memory.snapshot.passages(rows), strict=True)}
+        rows = self._retrieve_rows(examples, k) if self.store is None else self._retrieve_once(self.store, examples, k)
+        row_lists = [tuple(row for row in example_rows if row != _NO_ROW) for example_rows in rows.tolist()]
         return [
-            Reading(
-                one.asked.id,
-                one.asked.text,
-                one.asked.answer,
-                tuple(texts[row] for row in one.rows),
-                one.asked.source is not None,
-            )
-            for one in listed
+            PassageList(example, example_rows)
+            for example, example_rows in zip(examples, row_lists, strict=True)
+            if example_rows
         ]
 
-    def _recorded(self, store: Store, asked: Sequence[Asked], k: int) -> npt.NDArray[np.int64]:
+    def to_scoring_examples(self, lists: Sequence[PassageList]) -> list[ScoringExample]:
+        """Return the examples with the texts of their passages, to be scored by a generator."""
+        rows = sorted({row for passage_list in lists for row in passage_list.rows})
+        texts = {
+            row: (passage.title, passage.text)
+            for row, passage in zip(rows, self.memory.snapshot.passages(rows), strict=True)
+        }
+        return [
+            ScoringExample(
+                passage_list.example.id,
+                passage_list.example.text,
+                passage_list.example.answer,
+                tuple(texts[row] for row in passage_list.rows),
+                passage_list.example.source is not None,
+            )
+            for passage_list in lists
+        ]
+
+    def _retrieve_once(self, store: Store, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
         inputs = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,
             "retriever": self.retriever,
-            "texts": digest_json([[one.text, one.source.id if one.source else ""] for one in asked]),
+            "texts": digest_json([[example.text, example.source.id if example.source else ""] for example in examples]),
             "k": k,
             "code": VERSION,
         }
 
-        def produce(workdir: Path) -> Produced:
-            np.save(out := workdir / "lists.npy", self._found(asked, k), allow_pickle=False)
-            return Produced({"lists": out}, {"examples": len(asked)})
+        def produce(workdir: Path) -> StageResult:
+            np.save(rows_path := workdir / "lists.npy", self._retrieve_rows(examples, k), allow_pickle=False)
+            return StageResult({"lists": rows_path}, {"examples": len(examples)})
 
-        record, _ = store.memo.once(STAGE, inputs, produce)
-        rows: npt.NDArray[np.int64] = np.load(store.blobs.local(record.outputs["lists"]), allow_pickle=False)
+        record, _ = store.memo.get_or_create(STAGE, inputs, produce)
+        rows: npt.NDArray[np.int64] = np.load(store.blobs.get_local_path(record.outputs["lists"]), allow_pickle=False)
         return rows
 
-    def _found(self, asked: Sequence[Asked], k: int) -> npt.NDArray[np.int64]:
-        rows = np.full((len(asked), k), _NONE, np.int64)
-        deep = k + (_BESIDE if any(one.source for one in asked) else 0)
-        for start in range(0, len(asked), _AT_ONCE):
-            some = asked[start : start + _AT_ONCE]
-            texts = [one.text for one in some]
-            hits = self.memory.recall(texts, self.encoder.encode_questions(texts), deep).hits
-            for place, (one, found) in enumerate(zip(some, hits, strict=True), start=start):
-                own = [hit.row for hit in found if one.source is None or not overlap(one.source, hit.passage)][:k]
-                rows[place, : len(own)] = own
+    def _retrieve_rows(self, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
+        rows = np.full((len(examples), k), _NO_ROW, np.int64)
+        depth = k + (_EXTRA_CANDIDATES if any(example.source for example in examples) else 0)
+        for start in range(0, len(examples), _AT_ONCE):
+            batch = examples[start : start + _AT_ONCE]
+            texts = [example.text for example in batch]
+            hits = self.memory.retrieve(texts, self.encoder.encode_questions(texts), depth).hits
+            for index, (example, query_hits) in enumerate(zip(batch, hits, strict=True), start=start):
+                list_rows = [
+                    hit.row
+                    for hit in query_hits
+                    if example.source is None or not passages_overlap(example.source, hit.passage)
+                ][:k]
+                rows[index, : len(list_rows)] = list_rows
         return rows

@@ -1,44 +1,62 @@
-"""The passages of a snapshot as texts to learn from: some held out, the others in batches by epoch."""
+"""Training data from a snapshot's own passages, without examples.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+* `TextSplit`, `EpochBatches`: held-out texts, and the batches of an epoch
+* `draw_text_examples`: the beginning of a passage and its continuation (RA-DIT)
+* `inverse_cloze`: a sentence of a passage as the question (Lee et al. 2019, ORQA)
+* `SalientSpans`: names and dates in the passages (REALM)
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.int64]  # of passages in the snapshot
+from rag_model.arrays import Partition
+from rag_model.corpus.chunkers.article_words import ends_sentence
+from rag_model.corpus.records import Passage
+from rag_model.corpus.salient_spans import SalientSpan, SpanFile
+from rag_model.errors import InputError, StoreError, UsageError
+from rag_model.store.versions.manifest import spans_path
+from rag_model.store.versions.snapshot import Snapshot
+
+Rows = npt.NDArray[np.int64]  # rows of passages in the snapshot
+_WORD = re.compile(r"\S+")
+_AT_ONCE = 1_024  # passages read at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """The rows of texts to learn from, and of those that are held out, ascending."""
+class TextSplit:
+    """The rows of the training texts and of the held-out texts, ascending."""
 
     train: Rows
     dev: Rows
 
     @classmethod
-    def of(cls, rows: Rows, dev: int) -> "Split":
-        """Hold out `dev` of the rows, evenly spaced, at most half of them; one row alone is in both."""
+    def hold_out(cls, rows: Rows, dev: int) -> "TextSplit":
+        """Hold out `dev` evenly spaced rows, at most half of them; a single row is in both sets."""
         count = min(dev, len(rows) // 2)
         if not count:
             return cls(rows, rows)
-        held = np.unique(np.linspace(0, len(rows) - 1, count, dtype=np.int64))
-        return cls(np.delete(rows, held), rows[held])
+        dev_rows = np.unique(np.linspace(0, len(rows) - 1, count, dtype=np.int64))
+        return cls(np.delete(rows, dev_rows), rows[dev_rows])
 
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Some texts of one epoch, which decides what is drawn for them."""
+    """A batch of texts; the epoch seeds the random draws for them."""
 
     epoch: int
     rows: tuple[int, ...]
 
 
-class Epoch(Sequence[TextBatch]):
-    """The batches of an epoch: its rows in an order that seed and epoch decide; 8 bytes a row.
+class EpochBatches(Sequence[TextBatch]):
+    """The batches of an epoch: rows in an order given by seed and epoch; takes 8 bytes a row.
 
-    An incomplete last batch is left out, unless it is the only one.
+    An incomplete last batch is dropped unless it is the only one.
     """
 
     def __init__(self, rows: Rows, size: int, seed: int, epoch: int) -> None:
@@ -49,8 +67,116 @@ class Epoch(Sequence[TextBatch]):
         """Return the number of batches."""
         return len(self._order) // self._size if self._size else 0
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return the batch at a place from 0."""
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return TextBatch(self._epoch, tuple(self._order[place * self._size : (place + 1) * self._size].tolist()))
+    def __getitem__(self, index: Any) -> Any:
+        """Return the batch at an index from 0."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return TextBatch(self._epoch, tuple(self._order[index * self._size : (index + 1) * self._size].tolist()))
+
+
+def sentences_in(text: str) -> list[tuple[int, int]]:
+    """Return the character spans of a text's sentences, ascending; they cover all words."""
+    words = list(_WORD.finditer(text))
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for index, word in enumerate(words):
+        is_last = index + 1 == len(words)
+        if is_last or ends_sentence(word[0], words[index + 1][0]):
+            spans.append((words[start].start(), word.end()))
+            start = index + 1
+    return spans
+
+
+def inverse_cloze(passage: Passage, removed: float, rng: random.Random) -> tuple[str, Passage] | None:
+    """Draw a sentence as the question; return it with the passage. None for a single sentence.
+
+    With probability `removed` the sentence is taken out of the passage, so that matching words
+    alone does not suffice; otherwise it stays, so that matching words is learned as well.
+    """
+    spans = sentences_in(passage.text)
+    if len(spans) < 2:
+        return None
+    start, end = rng.choice(spans)
+    if rng.random() >= removed:
+        return passage.text[start:end], passage
+    rest = " ".join((passage.text[:start] + passage.text[end:]).split())
+    return passage.text[start:end], replace(passage, text=rest, hash=Passage.hash_of(passage.title, rest))
+
+
+def draw_text_examples(
+    snapshot: Snapshot, tokenizer: Any, count: int, tokens: int, seed: int
+) -> list[tuple[Passage, str, str]]:
+    """Draw up to `count` passages; return each with its beginning x and its continuation y.
+
+    Passages are not repeated. x is the first `tokens` tokens of the text, y the next `tokens` or
+    fewer; both are slices of the text, one after the other. A text of `tokens` tokens or fewer is
+    skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50 tokens
+    and the chunk's last 50.
+
+    `tokenizer` is a fast tokenizer of transformers. Equal snapshots, tokenizers, numbers and seeds
+    give equal examples.
+    """
+    examples = list[tuple[Passage, str, str]]()
+    order = np.random.default_rng(seed).permutation(snapshot.n)
+    for start in range(0, len(order), _AT_ONCE):
+        if len(examples) >= count:
+            break
+        passages = snapshot.passages(order[start : start + _AT_ONCE].tolist())
+        examples += _iter_splits(passages, tokenizer, tokens)
+    return examples[:count]
+
+
+def _iter_splits(passages: Sequence[Passage], tokenizer: Any, tokens: int) -> Iterator[tuple[Passage, str, str]]:
+    texts = [passage.text for passage in passages]
+    encoding = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False)
+    for passage, text, offsets in zip(passages, texts, encoding["offset_mapping"], strict=True):
+        ends = [end for _, end in offsets[: 2 * tokens]]
+        if len(ends) > tokens and text[ends[tokens - 1] : ends[-1]].strip():
+            yield passage, text[: ends[tokens - 1]], text[ends[tokens - 1] : ends[-1]]
+
+
+def passages_overlap(first: Passage, second: Passage) -> bool:
+    """Return whether two passages are equal, or share words of a page as overlapping windows do."""
+    if first.hash == second.hash:
+        return True
+    ends = first.start_word + first.n_words, second.start_word + second.n_words
+    shares_words = first.start_word < ends[1] and second.start_word < ends[0]
+    return first.page_id == second.page_id and shares_words
+
+
+class SalientSpans:
+    """Salient spans (names and dates) of a snapshot's passages, read by row from mapped files."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Open the files.
+
+        Raises:
+            StoreError: a file is missing or damaged.
+            UsageError: the snapshot has no spans.
+        """
+        files = [spans_path(part.name) for part in snapshot.parts]
+        if not {*files} <= {*snapshot.manifest.content.files}:
+            raise UsageError(
+                f"snapshot {snapshot.id[:12]} has no spans of links and dates: build it with spans = true in [chunk] "
+                'of the recipe, or set masks = "random"'
+            )
+        try:
+            self._files = [SpanFile(snapshot.path(file)) for file in files]
+        except InputError as error:
+            raise StoreError(f"cannot read the spans of snapshot {snapshot.id[:12]} ({error}): run `verify`") from error
+        self._partition = Partition(part.rows for part in snapshot.parts)
+
+    @property
+    def rows(self) -> Rows:
+        """Rows of the passages that have a span, ascending."""
+        part_rows = [start + file.rows for start, file in zip(self._partition.starts, self._files, strict=False)]
+        return np.concatenate(part_rows) if part_rows else np.zeros(0, np.int64)
+
+    def read_spans(self, rows: Sequence[int]) -> list[list[SalientSpan]]:
+        """Return the spans of the passages in these rows, in the order of `rows`."""
+        unique_rows = np.unique(np.asarray(rows, np.int64))
+        spans_by_row: dict[int, list[SalientSpan]] = {}
+        for part_index, span, local_rows in self._partition.split(unique_rows):
+            part_spans = [self._files[part_index].get_spans(row) for row in local_rows.tolist()]
+            spans_by_row |= dict(zip(unique_rows[span].tolist(), part_spans, strict=True))
+        return [spans_by_row[row] for row in rows]

@@ -1,11 +1,18 @@
-"""The state of a training on disk: weights, Adam's moments, and measures so far. No pickle.
+"""Checkpoints of a training: weights, Adam's moments and measures so far. No pickle.
 
-A checkpoint is a folder that appears complete or not at all: it is written under another name, synced, and renamed. It
-holds the digests of its files, so a damaged one is detected before it is used, and the one before it is used instead.
+A checkpoint is a folder that appears complete or not at all: it is written under another name,
+synced and renamed. It holds the digests of its files, so that a damaged checkpoint is detected
+before it is loaded, and the previous one is loaded instead.
+
+`TrainingFolder` is the folder of one training: `training.json` (settings and recipe),
+`checkpoints/step-<n>/`, `best-<n>/`, `metrics.jsonl`, `tensorboard/`. The best weights that a
+kept checkpoint refers to stay as long as that checkpoint, so that the training can resume from
+any kept checkpoint.
 """
 
 import errno
 import json
+import logging
 import re
 import secrets
 import shutil
@@ -20,29 +27,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rag_model.atomic_write import TEMPORARY_PREFIX, atomic_write, fsync
 from rag_model.digest import digest_file
-from rag_model.errors import InputError, ResourceError
-from rag_model.json_text import parse_json
-from rag_model.landing import TEMPORARY, sync
+from rag_model.errors import InputError, ResourceError, UsageError
+from rag_model.untrusted_text import parse_json
 
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_BEST = re.compile(r"best-\d{1,12}")
-_MOST_STEPS = 10**12
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_BEST_NAME = re.compile(r"best-\d{1,12}")
+_MAX_STEPS = 10**12
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+RECORD = "training.json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestWeights:
     """The best weights so far, by the dev set."""
 
     step: int
-    folder: str  # in the training's folder
+    folder: str  # relative to the training's folder
     measures: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchedSnapshot:
     """A snapshot that a training searched."""
 
     step: int  # the first step that searched it; 0: the evaluation before training
@@ -50,178 +59,274 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The state of a training after a step; learning rate, batches and dropout are functions of the step."""
+class TrainerState:
+    """The state of a training after a step.
+
+    Learning rate, batches and dropout are functions of the step, so they are not part of it.
+    """
 
     step: int  # the last completed step
-    before: Mapping[str, float]  # the measures of step 0
-    best: Best
+    initial_measures: Mapping[str, float]  # the measures of step 0
+    best: BestWeights
     scaler: Mapping[str, Any] = field(default_factory=dict)  # fp16's loss scale
-    asked: tuple[Asked, ...] = ()  # snapshots, by step; the last one is the current one
+    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # by step; the last one is current
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return {
+            "step": self.step,
+            "before": dict(self.initial_measures),
+            "best": asdict(self.best),
+            "scaler": dict(self.scaler),
+            "asked": [asdict(searched) for searched in self.searched_snapshots],
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back the result of `asdict`; it may come from another machine's store.
+        """Read back the result of `to_json`, which may come from another machine's store.
 
         Raises:
-            ValueError: a step is no number of a step, or the best weights are elsewhere than beside the checkpoints.
+            ValueError: a step is not a valid number, or the folder of the best weights is not next
+                to the checkpoints.
         """
-        asked = tuple(Asked(**one) for one in value.get("asked", ()))  # checkpoints of 0.1 have none
-        best = Best(**value["best"])
-        if not all(type(step) is int and 0 <= step < _MOST_STEPS for step in (value["step"], best.step)):
-            raise ValueError("its step is no number of a step")
-        if not _BEST.fullmatch(best.folder):
+        searched = tuple(
+            SearchedSnapshot(**entry) for entry in value.get("asked", ())
+        )  # checkpoints of version 0.1 lack it
+        best = BestWeights(**value["best"])
+        if not all(type(step) is int and 0 <= step < _MAX_STEPS for step in (value["step"], best.step)):
+            raise ValueError("its step is not a valid number")
+        if not _BEST_NAME.fullmatch(best.folder):
             raise ValueError(f"its best weights are in {best.folder!r}")
-        return cls(value["step"], value["before"], best, value["scaler"], asked)
+        return cls(value["step"], value["before"], best, value["scaler"], searched)
 
 
-def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, standing: Standing) -> Path:
-    """Write the checkpoint of a step into `root` and return its folder; one of the same step is replaced."""
+def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState) -> Path:
+    """Write the checkpoint of a step into `root`, replacing an existing one; return its folder."""
     root.mkdir(parents=True, exist_ok=True)
-    dest = root / _folder_of(standing.step)
-    with new_folder(dest) as folder:
-        save_file(_packed(_learned(module)), str(folder / _WEIGHTS))
-        save_file(_packed(_moments(module, optimizer)), str(folder / _OPTIMIZER))
+    dest = root / _folder_name(state.step)
+    with atomic_folder(dest) as folder:
+        save_file(_make_contiguous(_trained_tensors(module)), str(folder / _WEIGHTS))
+        save_file(_make_contiguous(_moment_tensors(module, optimizer)), str(folder / _OPTIMIZER))
         digests = {name: digest_file(folder / name) for name in (_WEIGHTS, _OPTIMIZER)}
-        (folder / _STATE).write_text(json.dumps({"files": digests, "standing": asdict(standing)}, indent=2))
+        (folder / _STATE).write_text(json.dumps({"files": digests, "standing": state.to_json()}, indent=2))
     return dest
 
 
-def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Standing:
-    """Load the weights and moments of a checkpoint into the module and optimizer, and return its state.
+def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> TrainerState:
+    """Load the weights and moments of a checkpoint into module and optimizer; return its state.
 
     Raises:
-        InputError: a file is missing or damaged, or it belongs to another model; nothing is changed.
+        InputError: a file is missing or damaged, or the checkpoint belongs to another model;
+            nothing is changed.
     """
-    standing = read_checkpoint(folder)
+    state = read_checkpoint(folder)
     try:
         weights, moments = load_file(folder / _WEIGHTS), load_file(folder / _OPTIMIZER)
-    except (OSError, SafetensorError) as broken:
-        raise _corrupt(folder, str(broken)) from broken
-    ours = _learned(module)
-    if {name: tensor.shape for name, tensor in weights.items()} != {name: held.shape for name, held in ours.items()}:
+    except (OSError, SafetensorError) as error:
+        raise _corrupt_error(folder, str(error)) from error
+    trained = _trained_tensors(module)
+    if {name: tensor.shape for name, tensor in weights.items()} != {
+        name: parameter.shape for name, parameter in trained.items()
+    }:
         raise InputError(f"checkpoint {folder} belongs to another model: train in another folder")
     with torch.no_grad():
         for name, tensor in weights.items():
-            ours[name].copy_(tensor)
-    _put_moments(moments, module, optimizer)
-    return standing
+            trained[name].copy_(tensor)
+    _load_moments(moments, module, optimizer)
+    return state
 
 
-def read_checkpoint(folder: Path) -> Standing:
-    """Check the files of a checkpoint against their digests; return its state.
+def read_checkpoint(folder: Path) -> TrainerState:
+    """Check the files of a checkpoint against their digests, and return its state.
 
     Raises:
         InputError: a file is missing or damaged.
     """
-    digests, standing = _state(folder)
+    digests, state = _read_state_file(folder)
     try:
         damaged = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
-    except (OSError, ValueError, TypeError) as broken:
-        raise _corrupt(folder, str(broken)) from broken
+    except (OSError, ValueError, TypeError) as error:
+        raise _corrupt_error(folder, str(error)) from error
     if damaged:
-        raise _corrupt(folder, f"{damaged[0]} is damaged")
-    return standing
+        raise _corrupt_error(folder, f"{damaged[0]} is damaged")
+    return state
 
 
-def standing_of(folder: Path) -> Standing:
-    """Return the state of a checkpoint without checking its other files, which may be large.
-
-    Raises:
-        InputError: the state is missing or damaged.
-    """
-    return _state(folder)[1]
-
-
-def digests_of(folder: Path) -> Mapping[str, str]:
-    """Return the digests of a checkpoint's weights and moments, by file name, as they were written.
+def read_state(folder: Path) -> TrainerState:
+    """Return the state of a checkpoint without checking the other files, which may be large.
 
     Raises:
         InputError: the state is missing or damaged.
     """
-    return _state(folder)[0]
+    return _read_state_file(folder)[1]
 
 
-def _state(folder: Path) -> tuple[Mapping[str, str], Standing]:
+def read_digests(folder: Path) -> Mapping[str, str]:
+    """Return the recorded digests of a checkpoint's weights and moments, by file name.
+
+    Raises:
+        InputError: the state is missing or damaged.
+    """
+    return _read_state_file(folder)[0]
+
+
+def _read_state_file(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
     try:
-        state = parse_json((folder / _STATE).read_bytes(), finite=False)
-        digests, standing = dict(state["files"]), Standing.from_json(state["standing"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
-        raise _corrupt(folder, str(broken)) from broken
-    if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # others would be left unchecked, or read although they are elsewhere
-        raise _corrupt(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
-    if folder.name != _folder_of(standing.step):
-        raise _corrupt(folder, f"it is of step {standing.step}")
-    return digests, standing
+        record = parse_json((folder / _STATE).read_bytes(), finite=False)
+        digests, state = dict(record["files"]), TrainerState.from_json(record["standing"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt_error(folder, str(error)) from error
+    if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # other files would stay unchecked
+        raise _corrupt_error(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
+    if folder.name != _folder_name(state.step):
+        raise _corrupt_error(folder, f"it is of step {state.step}")
+    return digests, state
 
 
-def _folder_of(step: int) -> str:
+def _folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _corrupt(folder: Path, why: str) -> InputError:
-    return InputError(f"checkpoint {folder} is corrupt ({why}): delete it and start again")
+def _corrupt_error(folder: Path, reason: str) -> InputError:
+    return InputError(f"checkpoint {folder} is corrupt ({reason}): delete it and start again")
 
 
-def checkpoints(root: Path) -> list[Path]:
-    """List the checkpoints in `root`, newest first; undamaged or not."""
-    found = {int(match[1]): path for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))}
-    return [found[step] for step in sorted(found, reverse=True)]
+def list_checkpoints(root: Path) -> list[Path]:
+    """List the checkpoints in `root`, newest first, damaged ones included."""
+    folders = {int(match[1]): path for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))}
+    return [folders[step] for step in sorted(folders, reverse=True)]
 
 
 @contextmanager
-def new_folder(dest: Path) -> Iterator[Path]:
-    """Yield a folder to fill; on success it is synced and becomes `dest`, replacing an existing one.
+def atomic_folder(dest: Path) -> Iterator[Path]:
+    """Yield an empty folder; on success sync it and rename it to `dest`, replacing an existing one.
 
     Raises:
-        ResourceError: it cannot be written, as on a full disk; `dest` stays as it was.
+        ResourceError: the folder cannot be written, for example because the disk is full; `dest`
+            stays as it was.
     """
-    folder = dest.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+    folder = dest.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
     folder.mkdir(parents=True)
     try:
         yield folder
         for path in folder.rglob("*"):
-            sync(path)
-        sync(folder)
+            fsync(path)
+        fsync(folder)
         shutil.rmtree(dest, ignore_errors=True)
         folder.rename(dest)
-        sync(dest.parent)
-    except (OSError, SafetensorError) as refused:  # safetensors has an error of its own for a full disk
-        if isinstance(refused, OSError) and refused.errno not in _FULL:
+        fsync(dest.parent)
+    except (OSError, SafetensorError) as error:  # safetensors raises its own error for a full disk
+        if isinstance(error, OSError) and error.errno not in _DISK_FULL:
             raise
-        raise ResourceError(
-            f"{dest} cannot be written ({refused}): free space and run the same command again"
-        ) from refused
+        raise ResourceError(f"{dest} cannot be written ({error}): free space and run the same command again") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _learned(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trained parameters and the saved buffers; tied parameters are listed once, by their first name."""
-    kept = module.state_dict().keys()
-    found = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return found | {name: buffer for name, buffer in module.named_buffers() if name in kept}
+def _trained_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the trained parameters and the saved buffers by name; tied parameters occur once."""
+    saved_names = module.state_dict().keys()
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return parameters | {name: buffer for name, buffer in module.named_buffers() if name in saved_names}
 
 
-def _packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _make_contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def _ordered(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the name of each parameter of the optimizer, in its own order."""
+def _list_parameter_names(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of the optimizer's parameters, in the optimizer's order."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state, names = optimizer.state_dict()["state"], _ordered(module, optimizer)
-    return {f"{names[place]}/{key}": value for place, held in state.items() for key, value in held.items()}
+def _moment_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state, names = optimizer.state_dict()["state"], _list_parameter_names(module, optimizer)
+    return {f"{names[index]}/{key}": value for index, tensors in state.items() for key, value in tensors.items()}
 
 
-def _put_moments(moments: Mapping[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    places = {name: place for place, name in enumerate(_ordered(module, optimizer))}
+def _load_moments(moments: Mapping[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    indexes = {name: index for index, name in enumerate(_list_parameter_names(module, optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for path, value in moments.items():
         name, _, key = path.rpartition("/")
-        state.setdefault(places[name], {})[key] = value
+        state.setdefault(indexes[name], {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class TrainingFolder:
+    """The folder of exactly one training."""
+
+    def __init__(self, path: Path) -> None:
+        """Set the path; the folder is not created yet."""
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    def claim(self, settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+        """Record the training of this folder; do nothing if it is already recorded.
+
+        Raises:
+            InputError: the record is corrupt.
+            UsageError: the folder holds another training; the message names the first field that
+                differs.
+        """
+        training = {"settings": dict(settings), "recipe": dict(recipe)}
+        training = json.loads(json.dumps(training))  # as it will be read back: tuples become lists
+        record_path = self.path / RECORD
+        if not record_path.exists():
+            with atomic_write(record_path) as temporary:
+                temporary.write_text(json.dumps(training, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            return
+        try:
+            recorded = parse_json(record_path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError(f"{record_path} is corrupt ({error}): train in another folder") from error
+        if difference := next(_iter_differences(recorded, training), None):
+            raise UsageError(f"{self.path} holds another training, whose {difference}: train in another folder")
+
+    def resume(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> TrainerState | None:
+        """Load the newest undamaged checkpoint and log damaged ones; None without a checkpoint.
+
+        Raises:
+            InputError: there are checkpoints, and all are damaged.
+        """
+        paths = list_checkpoints(self.checkpoints)
+        for path in paths:
+            try:
+                return load_checkpoint(path, module, optimizer)
+            except InputError as error:
+                _log.warning("%s", error)
+        if paths:
+            raise InputError(f"no checkpoint in {self.checkpoints} is undamaged: train again in another folder")
+        return None
+
+    def save_and_prune(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState, count: int
+    ) -> None:
+        """Write a checkpoint; delete all but the last `count`, and best weights that none needs."""
+        save_checkpoint(self.checkpoints, module, optimizer, state)
+        paths = list_checkpoints(self.checkpoints)
+        incomplete_folders = [
+            path for folder in (self.path, self.checkpoints) for path in folder.glob(f"{TEMPORARY_PREFIX}*/")
+        ]
+        for path in [*paths[count:], *incomplete_folders]:  # a killed process leaves incomplete folders
+            shutil.rmtree(path)
+        referenced_names = {name for path in paths[:count] for name in _list_best_folders(path)}
+        for path in self.path.glob("best-*"):
+            if path.name not in referenced_names:
+                shutil.rmtree(path)
+
+
+def _list_best_folders(checkpoint: Path) -> list[str]:
+    try:
+        return [read_state(checkpoint).best.folder]
+    except InputError:  # `resume` reports it
+        return []
+
+
+def _iter_differences(theirs: Any, ours: Any, path: str = "") -> Iterator[str]:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in [*theirs, *(key for key in ours if key not in theirs)]:
+            yield from _iter_differences(theirs.get(key), ours.get(key), f"{path}.{key}" if path else key)
+    elif theirs != ours:
+        yield f"{path} is {theirs!r}, not {ours!r}"

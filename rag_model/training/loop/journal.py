@@ -1,5 +1,7 @@
-"""The log of a training: `metrics.jsonl`, one row per step or evaluation, and the same for TensorBoard. A run that
-resumes from a checkpoint first removes the rows after it: they will be written again, with equal values.
+"""The log of a training: `metrics.jsonl` with a row per step or evaluation, and TensorBoard.
+
+A run that resumes from a checkpoint first removes the rows after it: they will be written again
+with equal values.
 """
 
 import json
@@ -10,9 +12,9 @@ from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
+from rag_model.atomic_write import atomic_write
 from rag_model.errors import InputError
-from rag_model.json_text import parse_json
-from rag_model.landing import landing
+from rag_model.untrusted_text import parse_json
 
 METRICS = "metrics.jsonl"
 
@@ -21,29 +23,29 @@ class Journal:
     """The rows of one training folder, open for writing."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Open the journal of `folder` after `step`: later rows are dropped; -1 drops all."""
+        """Open the journal of `folder` and drop the rows after `step`; -1 drops all rows."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / METRICS
-        kept = [row for row in read_metrics(folder) if row["step"] <= step]
-        with landing(path) as temporary:
-            temporary.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
+        rows = [row for row in read_metrics(folder) if row["step"] <= step]
+        with atomic_write(path) as temporary:
+            temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
         board = folder / "tensorboard"
-        missed = [] if board.exists() else kept  # by another machine, whose curves go on here
+        undrawn_rows = [] if board.exists() else rows  # another machine drew them
         self._board = SummaryWriter(str(board), purge_step=step + 1)
-        for row in missed:
+        for row in undrawn_rows:
             values = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
-            self._draw(row["kind"], row["step"], values)
+            self._add_scalars(row["kind"], row["step"], values)
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
-        """Append a row; `kind` (`train`, `dev`) groups the curves; `snapshot`: the id of the searched one."""
+        """Append a row; `kind` (`train`, `dev`) groups curves, `snapshot` is the searched one."""
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
-        asked = {"snapshot": snapshot} if snapshot else {}
-        self._file.write(json.dumps({"kind": kind, "step": step, **asked, **finite}) + "\n")
+        searched = {"snapshot": snapshot} if snapshot else {}
+        self._file.write(json.dumps({"kind": kind, "step": step, **searched, **finite}) + "\n")
         self._file.flush()  # a killed process loses nothing
-        self._draw(kind, step, values)
+        self._add_scalars(kind, step, values)
 
-    def _draw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    def _add_scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", value, step)
 
@@ -56,17 +58,17 @@ class Journal:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a training folder, in order; an incomplete last line after a crash is left out.
+    """Read the rows of a training folder, in order; skip an incomplete last line after a crash.
 
     Raises:
-        InputError: a line is no row.
+        InputError: a line is not a valid row.
     """
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    return [_row(line, path, number) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+    return [_parse_row(line, path, number) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
 
 
-def _row(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def _parse_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         row = parse_json(line)
         if type(row["kind"]) is str and type(row["step"]) is int:

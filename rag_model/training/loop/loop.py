@@ -1,10 +1,12 @@
-"""The training loop: one, explicit, and short enough to copy. It does not depend on the objective.
+"""The training loop: one explicit loop for all objectives, short enough to copy.
 
-Every step is a function of the weights before it and of its number: batches are addressed by (epoch, place), dropout is
-seeded by (seed, step, process), the learning rate is computed from the step. So a run that was killed resumes to the
-same losses, on a CPU bit for bit, and a checkpoint holds no state of a random generator. For several GPUs, start it
-with `accelerate launch` or `torchrun`. Each of P processes takes every P-th batch, gradients are averaged, all
-processes evaluate, and the first writes.
+Every step is a function of the weights before it and of its number: batches are addressed by
+(epoch, position), dropout is seeded by (seed, step, process), and the learning rate is computed
+from the step. A run that was killed therefore resumes to the same losses, on a CPU bit for bit, and
+a checkpoint holds no state of a random generator.
+
+For several GPUs, start it with `accelerate launch` or `torchrun`. Each of P processes takes every
+P-th batch, gradients are averaged, all processes evaluate, and the first one writes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,97 +21,119 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from rag_model.allocator import release_freed
 from rag_model.digest import digest_json
 from rag_model.errors import RefusedError, UsageError
-from rag_model.training.loop.checkpoint import Asked, Best, Standing, checkpoints, new_folder
-from rag_model.training.loop.folder import TrainingFolder
+from rag_model.process import release_freed_memory
+from rag_model.training.loop.checkpoint import (
+    BestWeights,
+    SearchedSnapshot,
+    TrainerState,
+    TrainingFolder,
+    atomic_folder,
+    list_checkpoints,
+)
 from rag_model.training.loop.journal import Journal
-from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.optimizer import adamw
-from rag_model.training.loop.schedule import learning_rate
-from rag_model.training.loop.task import AskingTask, Batch, Measures, Task
+from rag_model.training.loop.loop_settings import LoopSettings, compute_learning_rate
+from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
-Report = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, values; see `train`
+ReportCallback = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, measures
 _NEVER = 1e30  # a gradient norm that clips nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """The result of a training; `after` are the measures of the best weights, which are in `best`."""
+class TrainingResult:
+    """The result of a training."""
 
     steps: int
-    before: Measures  # the measures of step 0
-    after: Measures
-    best: Path  # the folder that `Task.save` wrote
+    initial_measures: Measures  # on the dev set, at step 0
+    best_measures: Measures
+    best_folder: Path  # the folder with the best weights that `Task.save` wrote
     best_step: int  # 0 if no step improved the goal
-    asked: tuple[Asked, ...] = ()  # searched snapshots, by step, if the task searches any
+    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # by step; empty if the task searches none
 
 
 def train(
     task: Task[Batch],
     settings: LoopSettings,
     workdir: Path,
-    report: Report | None = None,
-    kept: Callable[[int, int], None] | None = None,
-) -> Trained:
-    """Train to the last step, or resume the training in `workdir`; `report` is called with every row.
+    report: ReportCallback | None = None,
+    on_checkpoint: Callable[[int, int], None] | None = None,
+) -> TrainingResult:
+    """Train to the last step, or resume the training in `workdir`; call `report` with every row.
 
-    `kept` is called after every checkpoint, by the first process, with its step and the number of steps.
+    The first process calls `on_checkpoint` after every checkpoint with its step and the number of
+    steps.
 
-    Kinds of reports: `train` after a step; `evaluate`, without values, before an evaluation; `dev` after it; `move`,
-    without values, before a step at which a task that searches a snapshot may move to another one.
+    Kinds of reports: `train` after a step; `evaluate`, without measures, before an evaluation;
+    `dev` after it; `move`, without measures, before a step at which a task that searches a snapshot
+    may move to another one.
 
-    This process gives freed memory back at once from now on (`allocator.release_freed`).
+    From now on this process returns freed memory at once (`process.release_freed_memory`).
 
-    `workdir` gets `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/` and `best-<n>/`.
+    The function writes `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/`
+    and `best-<n>/` to `workdir`.
 
     Raises:
         InputError: there are checkpoints, and all are damaged.
-        RefusedError: a loss or a gradient is not finite; the message names the examples and the last checkpoint, or the
-            weights that were not finite from the start.
-        UsageError: `workdir` holds another training, an epoch has no batch, or this machine does not support the
-        precision.
+        RefusedError: a loss or a gradient is not finite; the message names the examples and the
+            last checkpoint, or the weights that were not finite from the start.
+        UsageError: `workdir` holds another training, an epoch has no batch, or this machine does
+            not support the precision.
     """
-    release_freed()
-    run = _Run(task, settings, TrainingFolder(workdir), _accelerator(settings), kept or (lambda _, __: None))
-    standing = run.resume()
-    with run.journal(-1 if standing is None else standing.step) as journal:
+    release_freed_memory()
+    trainer = _Trainer(
+        task, settings, TrainingFolder(workdir), _accelerator(settings), on_checkpoint or (lambda _, __: None)
+    )
+    state = trainer.resume()
+    with trainer.journal(-1 if state is None else state.step) as journal:
 
         def write(kind: str, step: int, values: Measures) -> None:
             if journal is not None:
-                journal.write(kind, step, values, run.asked[-1].snapshot if run.asked else None)
-            if report is not None and run.first:
-                report(kind, step, run.steps, values)
+                journal.write(
+                    kind, step, values, trainer.searched_snapshots[-1].snapshot if trainer.searched_snapshots else None
+                )
+            if report is not None and trainer.is_main_process:
+                report(kind, step, trainer.steps, values)
 
         def evaluate(step: int) -> Measures:
-            if report is not None and run.first:
-                report("evaluate", step, run.steps, {})
-            measures = run.evaluate()
+            if report is not None and trainer.is_main_process:
+                report("evaluate", step, trainer.steps, {})
+            measures = trainer.evaluate()
             write("dev", step, measures)
             return measures
 
-        if standing is None:
-            before = evaluate(0)
-            standing = run.keep(Standing(0, before, run.save_best(0, before), asked=run.asked))
-        for step in range(standing.step + 1, run.steps + 1):
-            if report is not None and run.first and run.asked:
-                report("move", step, run.steps, {})
-            moved = run.move(step)
-            write("train", step, {**run.step(step), **moved})
-            best = standing.best
-            if evaluates := step % settings.evaluate_every == 0 or step == run.steps:
+        if state is None:
+            initial_measures = evaluate(0)
+            state = trainer.save_checkpoint(
+                TrainerState(
+                    0,
+                    initial_measures,
+                    trainer.save_best(0, initial_measures),
+                    searched_snapshots=trainer.searched_snapshots,
+                )
+            )
+        for step in range(state.step + 1, trainer.steps + 1):
+            if report is not None and trainer.is_main_process and trainer.searched_snapshots:
+                report("move", step, trainer.steps, {})
+            move_measures = trainer.move(step)
+            write("train", step, {**trainer.step(step), **move_measures})
+            best = state.best
+            if evaluates := step % settings.evaluate_every == 0 or step == trainer.steps:
                 measures = evaluate(step)
                 if task.goal.is_better(measures, best.measures):
-                    best = run.save_best(step, measures)
+                    best = trainer.save_best(step, measures)
             if evaluates or step % settings.checkpoint_every == 0:
-                standing = run.keep(Standing(step, standing.before, best, asked=run.asked))
-    best = standing.best
-    return Trained(standing.step, standing.before, best.measures, workdir / best.folder, best.step, standing.asked)
+                state = trainer.save_checkpoint(
+                    TrainerState(step, state.initial_measures, best, searched_snapshots=trainer.searched_snapshots)
+                )
+    best = state.best
+    return TrainingResult(
+        state.step, state.initial_measures, best.measures, workdir / best.folder, best.step, state.searched_snapshots
+    )
 
 
-class _Learner(nn.Module):
-    """The task as one module, so that accelerate's wrappers (precision, several GPUs) cover the whole loss."""
+class _LossModule(nn.Module):
+    """A task's loss as a module, so that accelerate (precision, several GPUs) wraps all of it."""
 
     def __init__(self, task: Task[Any]) -> None:
         super().__init__()
@@ -121,153 +145,188 @@ class _Learner(nn.Module):
 
 
 @dataclass
-class _Run(Generic[Batch]):
-    """One process's part of a training."""
+class _Trainer(Generic[Batch]):
+    """The training of one process."""
 
     task: Task[Batch]
     settings: LoopSettings
     folder: TrainingFolder
     accelerator: Accelerator
-    kept: Callable[[int, int], None]  # called after every checkpoint
+    on_checkpoint: Callable[[int, int], None]  # called after every checkpoint
     steps: int = field(init=False)
-    first: bool = field(init=False)  # whether this is the first process, which writes
-    asked: tuple[Asked, ...] = ()  # snapshots, by step
+    is_main_process: bool = field(init=False)  # whether this is the first process, which writes
+    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # snapshots, by step
 
     def __post_init__(self) -> None:
         processes = self.accelerator.num_processes
-        self.first = self.accelerator.is_main_process
-        self.optimizer = adamw(self.task.module, self.settings, self.accelerator.device)
-        self.learner, self.stepper = self.accelerator.prepare(_Learner(self.task), self.optimizer)
+        self.is_main_process = self.accelerator.is_main_process
+        self.optimizer = build_adamw(self.task.module, self.settings, self.accelerator.device)
+        self.loss_module, self.prepared_optimizer = self.accelerator.prepare(_LossModule(self.task), self.optimizer)
         self.epoch = (0, self.task.batches(0))
         if not self.epoch[1]:
             raise UsageError(
                 "there is nothing to train on: an epoch has no batch; give more examples or smaller batches"
             )
-        self.steps = self.settings.steps(len(self.epoch[1]), processes)
+        self.steps = self.settings.count_steps(len(self.epoch[1]), processes)
         with self.accelerator.main_process_first():
-            self.folder.claim({**self.settings.deciding(), "processes": processes}, self.task.recipe())
-        self.asked = self.now_asked(0)
+            self.folder.claim({**self.settings.loss_settings(), "processes": processes}, self.task.recipe())
+        self.searched_snapshots = self.list_searched_snapshots(0)
 
     def move(self, step: int) -> Measures:
-        """Let a task that searches a snapshot move to another one before a step; return its measures."""
-        if not isinstance(self.task, AskingTask):
+        """Let a task that searches a snapshot move to another one; return the measures."""
+        if not isinstance(self.task, SearchingTask):
             return {}
-        said = self.task.move(step)
-        self.asked = self.now_asked(step)
-        return said
+        measures = self.task.move(step)
+        self.searched_snapshots = self.list_searched_snapshots(step)
+        return measures
 
-    def now_asked(self, step: int) -> tuple[Asked, ...]:
-        """Return the snapshots searched so far; add the current one, from `step` on, if it is new."""
-        now = self.task.asked if isinstance(self.task, AskingTask) else None
-        if now is None or (self.asked and self.asked[-1].snapshot == now):
-            return self.asked
-        return (*self.asked, Asked(step, now))
+    def list_searched_snapshots(self, step: int) -> tuple[SearchedSnapshot, ...]:
+        """Return the snapshots searched so far; append the current one with `step` if it is new."""
+        current = self.task.asked if isinstance(self.task, SearchingTask) else None
+        if current is None or (self.searched_snapshots and self.searched_snapshots[-1].snapshot == current):
+            return self.searched_snapshots
+        return (*self.searched_snapshots, SearchedSnapshot(step, current))
 
     def step(self, step: int) -> Measures:
-        """Do one optimizer step; return its measures."""
-        rate = learning_rate(self.settings, step, self.steps)
+        """Run one optimizer step and return its measures."""
+        rate = compute_learning_rate(self.settings, step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(_mixed(self.settings.seed, step, self.accelerator.process_index))
-        self.learner.train()
-        batches = self.batches(step)
+        torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
+        self.loss_module.train()
+        batches = self.list_batches(step)
         rows = []
         for number, batch in enumerate(batches, start=1):
-            with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.learner):
-                loss, measures = self.learner(batch)
+            with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.loss_module):
+                loss, measures = self.loss_module(batch)
                 self.accelerator.backward(loss / len(batches))
             # (1 + measures,)
             rows.append(torch.stack([torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]))
         limit = self.settings.max_gradient_norm or _NEVER
         norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), limit)
         values = self.accelerator.gather(torch.stack(rows))  # (batches of all processes, 1 + measures)
-        self.refuse_what_is_not_finite(step, batches, values[:, 0], norm)
-        self.stepper.step()
-        self.stepper.zero_grad()
-        named = dict(zip(["loss", *measures], values.mean(0).tolist(), strict=True))
-        return {**named, "gradient_norm": float(norm), "learning_rate": rate}
+        self.check_finite_step(step, batches, values[:, 0], norm)
+        self.prepared_optimizer.step()
+        self.prepared_optimizer.zero_grad()
+        means = dict(zip(["loss", *measures], values.mean(0).tolist(), strict=True))
+        return {**means, "gradient_norm": float(norm), "learning_rate": rate}
 
-    def batches(self, step: int) -> list[Batch]:
+    def list_batches(self, step: int) -> list[Batch]:
         """Return this process's batches of a step; a step may span two epochs."""
         each, processes = self.settings.accumulation, self.accelerator.num_processes
         start = (step - 1) * each * processes + self.accelerator.process_index
-        return [self.batch(start + number * processes) for number in range(each)]
+        return [self.get_batch(start + number * processes) for number in range(each)]
 
-    def batch(self, place: int) -> Batch:
-        epoch, number = divmod(place, len(self.epoch[1]))
+    def get_batch(self, position: int) -> Batch:
+        epoch, number = divmod(position, len(self.epoch[1]))
         if epoch != self.epoch[0]:
             self.epoch = (epoch, self.task.batches(epoch))
         return self.epoch[1][number]
 
-    def refuse_what_is_not_finite(self, step: int, batches: Sequence[Batch], losses: Tensor, norm: Tensor) -> None:
-        """Stop before the weights change; but with fp16, gradients may overflow while the loss scale is searched."""
-        broken = ~losses.isfinite()
-        if not broken.any() and (norm.isfinite() or self.accelerator.scaler is not None):
+    def check_finite_step(self, step: int, batches: Sequence[Batch], losses: Tensor, norm: Tensor) -> None:
+        """Raise before the weights change if a loss or gradient is not finite.
+
+        With fp16, gradients may overflow while the loss scale is being searched.
+        """
+        nonfinite = ~losses.isfinite()
+        if not nonfinite.any() and (norm.isfinite() or self.accelerator.scaler is not None):
             return
-        every = gather_object([list(self.task.ids(batch)) for batch in batches])
-        if (spoilt := _not_finite(self.task.module)) is not None:
+        batch_ids = gather_object([list(self.task.ids(batch)) for batch in batches])
+        if (weight_name := _find_nonfinite_weight(self.task.module)) is not None:
             raise RefusedError(
-                f"step {step} has no loss, since {spoilt} of the model is not finite, whatever the examples: fetch the "
-                "model again, and train in another folder"
+                f"step {step} has no loss, because {weight_name} of the model is not finite: fetch the model again, "
+                "and train in another folder"
             )
-        named = [ids for ids, bad in zip(every, broken.tolist(), strict=True) if bad] or every
-        value = (
-            f"loss of step {step} is {losses[broken][0]:g}" if broken.any() else f"gradient of step {step} is {norm:g}"
+        reported_ids = [
+            ids for ids, is_nonfinite in zip(batch_ids, nonfinite.tolist(), strict=True) if is_nonfinite
+        ] or batch_ids
+        description = (
+            f"loss of step {step} is {losses[nonfinite][0]:g}"
+            if nonfinite.any()
+            else f"gradient of step {step} is {norm:g}"
         )
-        last = next(iter(checkpoints(self.folder.checkpoints)))
+        example_ids = [example_id for ids in reported_ids for example_id in ids]
+        last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
-            f"the {value}, of examples {', '.join(one for ids in named for one in ids)}: nothing was overwritten, the "
-            f"last good checkpoint is {last}; leave them out or lower the learning rate, and train in another folder"
+            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, the last good "
+            f"checkpoint is {last_checkpoint}; leave them out or lower the learning rate, and train in another folder"
         )
 
     def evaluate(self) -> Measures:
-        self.learner.eval()
+        self.loss_module.eval()
         with torch.no_grad(), self.accelerator.autocast():
             return dict(self.task.evaluate())
 
-    def save_best(self, step: int, measures: Measures) -> Best:
-        best = Best(step, f"best-{step:08d}", measures)
-        if self.first:
-            with new_folder(self.folder.path / best.folder) as folder:
+    def save_best(self, step: int, measures: Measures) -> BestWeights:
+        best = BestWeights(step, f"best-{step:08d}", measures)
+        if self.is_main_process:
+            with atomic_folder(self.folder.path / best.folder) as folder:
                 self.task.save(folder)
         return best
 
-    def keep(self, standing: Standing) -> Standing:
-        if self.first:
+    def save_checkpoint(self, state: TrainerState) -> TrainerState:
+        if self.is_main_process:
             scaler = self.accelerator.scaler
-            state = {} if scaler is None else scaler.state_dict()
-            self.folder.keep(self.task.module, self.optimizer, replace(standing, scaler=state), self.settings.keep)
-            self.kept(standing.step, self.steps)
+            scaler_state = {} if scaler is None else scaler.state_dict()
+            self.folder.save_and_prune(
+                self.task.module, self.optimizer, replace(state, scaler=scaler_state), self.settings.keep
+            )
+            self.on_checkpoint(state.step, self.steps)
         self.accelerator.wait_for_everyone()
-        return standing
+        return state
 
-    def resume(self) -> Standing | None:
-        standing = self.folder.resume(self.task.module, self.optimizer)
-        if standing is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(dict(standing.scaler))
-        if standing is not None and standing.asked and isinstance(self.task, AskingTask):
-            self.task.ask(standing.asked[-1].snapshot)
-            self.asked = standing.asked
+    def resume(self) -> TrainerState | None:
+        state = self.folder.resume(self.task.module, self.optimizer)
+        if state is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(dict(state.scaler))
+        if state is not None and state.searched_snapshots and isinstance(self.task, SearchingTask):
+            self.task.ask(state.searched_snapshots[-1].snapshot)
+            self.searched_snapshots = state.searched_snapshots
         self.accelerator.wait_for_everyone()
-        return standing
+        return state
 
     def journal(self, step: int) -> AbstractContextManager[Journal | None]:
-        return Journal(self.folder.path, step) if self.first else nullcontext()
+        return Journal(self.folder.path, step) if self.is_main_process else nullcontext()
+
+
+def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device) -> torch.optim.Optimizer:
+    """Return AdamW for a module that trains on `device`; biases and norms have no weight decay.
+
+    On a CPU the optimizer is `fused`: one pass updates each parameter. Torch's default makes two
+    temporary copies of each parameter, takes five times as long, and its copies of the word
+    embeddings set the peak memory of a step. On a GPU the optimizer is torch's default, which the
+    fp16 gradient scaler needs. Torch's default also applies if a parameter is not contiguous:
+    `fused` reads parameters and moments in memory order, but a checkpoint restores the moments in
+    row order.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+    fused = device.type == "cpu" and all(parameter.is_contiguous() for parameter in trained)
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
+        weight_decay=settings.weight_decay,
+        fused=fused or None,
+    )
 
 
 def _accelerator(settings: LoopSettings) -> Accelerator:
-    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier training may have used another precision
+    AcceleratorState._reset_state(reset_partial_state=True)  # a previous training may have used another precision
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=settings.cpu)
     if settings.precision == "fp16" and accelerator.scaler is None:  # accelerate would silently train in float32
         raise UsageError("precision fp16 needs a GPU: use bf16 or no")
     return accelerator
 
 
-def _mixed(*numbers: int) -> int:
-    """Return a seed that is different for every step."""
+def _mix_seed(*numbers: int) -> int:
+    """Mix numbers into one seed, which differs for every step."""
     return int(digest_json(numbers).rpartition(":")[2][:15], 16)
 
 
-def _not_finite(module: nn.Module) -> str | None:
-    """Return the name of a weight that holds NaN or infinity."""
+def _find_nonfinite_weight(module: nn.Module) -> str | None:
+    """Return the name of a parameter that holds NaN or infinity; None if all are finite."""
     return next((name for name, weights in module.named_parameters() if not weights.isfinite().all()), None)

@@ -1,12 +1,15 @@
-"""Every setting of the loop, with the value that the paper's authors used and its source.
+"""Settings of the training loop with their sources, and the learning rate schedule.
 
 The defaults are DPR's: "DPR" is Karpukhin et al. 2020 (section 5), "DPR code" its repository's
-`conf/train/biencoder_default.yaml`, which the published checkpoints were trained with. A recipe replaces the values
-that differ in its own paper.
+`conf/train/biencoder_default.yaml`, with which the published checkpoints were trained. An objective
+replaces the values that differ in its paper. The learning rate is a function of the step alone, so
+a checkpoint has no scheduler state.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rag_model.errors import UsageError
 
@@ -16,12 +19,12 @@ Precision = Literal["no", "bf16", "fp16"]
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How a task is trained; one step is one update of the weights."""
+    """Settings of the training loop; one step is one update of the weights."""
 
     epochs: int = 40  # passes over the examples; DPR: 40, and 100 for small sets
     max_steps: int = 0  # steps; 0: computed from the epochs
     accumulation: int = 1  # batches per process and step; DPR code: gradient_accumulation_steps 1
-    learning_rate: float = 2e-5  # the highest; DPR code: 2e-5 (the paper says 1e-5)
+    learning_rate: float = 2e-5  # peak rate; DPR code: 2e-5 (the paper says 1e-5)
     schedule: ScheduleKind = "linear"  # of the learning rate after its warm-up; DPR: linear
     warmup_share: float = 0.067  # of all steps; DPR code: 1,237 of about 18,400 steps
     adam_beta1: float = 0.9  # DPR code: 0.9
@@ -33,38 +36,80 @@ class LoopSettings:
     seed: int = 12345  # of dropout; DPR code: 12345
     cpu: bool = False  # use the CPU even if there is a GPU
     evaluate_every: int = 500  # steps; the last step is always evaluated
-    dev_examples: int = 0  # draw so many of the dev examples, by the seed; 0: all of them
-    checkpoint_every: int = 500  # steps; there is also one after each evaluation
+    dev_examples: int = 0  # number of dev examples to draw by the seed; 0: all
+    checkpoint_every: int = 500  # steps; each evaluation writes one too
     keep: int = 2  # checkpoints; older ones are deleted
-    stored: bool = True  # the newest is in the store too, for another machine; on the same disk it takes no more space
+    stored: bool = True  # put the newest checkpoint into the store too, for another machine
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulation", "evaluate_every", "checkpoint_every", "keep"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+            _check_setting(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in ("max_steps", "dev_examples", "warmup_share", "weight_decay", "max_gradient_norm"):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _check(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
-        _check(self.warmup_share <= 1, "warmup_share", self.warmup_share, "1 or less")
+            _check_setting(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _check_setting(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
+        _check_setting(self.warmup_share <= 1, "warmup_share", self.warmup_share, "1 or less")
         for name, choices in (("schedule", get_args(ScheduleKind)), ("precision", get_args(Precision))):
-            _check(getattr(self, name) in choices, name, getattr(self, name), f"one of {', '.join(choices)}")
+            _check_setting(getattr(self, name) in choices, name, getattr(self, name), f"one of {', '.join(choices)}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
         return asdict(self)
 
-    def deciding(self) -> dict[str, Any]:
-        """Return the settings that determine the losses: a run resumes only with the same ones.
+    def loss_settings(self) -> dict[str, Any]:
+        """Return the settings that determine the losses; a run resumes only if they are equal.
 
-        `dev_examples` is not one of them: which examples were drawn is in the examples' own digest.
+        `dev_examples` is left out, because the digest of the examples covers the draw.
         """
-        others = {"checkpoint_every", "keep", "stored", "dev_examples"}
-        return {name: value for name, value in self.to_json().items() if name not in others}
+        excluded = {"checkpoint_every", "keep", "stored", "dev_examples"}
+        return {name: value for name, value in self.to_json().items() if name not in excluded}
 
-    def steps(self, batches: int, processes: int) -> int:
-        """Return the number of steps for `batches` batches per epoch, shared by `processes` processes."""
+    def count_steps(self, batches: int, processes: int) -> int:
+        """Return the number of steps for `batches` batches an epoch over `processes` processes."""
         return self.max_steps or max(1, -(-self.epochs * batches // (self.accumulation * processes)))
 
 
-def _check(fits: bool, name: str, value: object, wanted: str) -> None:
-    if not fits:
-        raise UsageError(f"{name} of a training is {value!r}: use {wanted}")
+def _check_setting(is_valid: bool, name: str, value: object, allowed: str) -> None:
+    if not is_valid:
+        raise UsageError(f"{name} of a training is {value!r}: use {allowed}")
+
+
+def compute_learning_rate(settings: LoopSettings, step: int, steps: int) -> float:
+    """Return the learning rate of step `step`, which counts from 1 to `steps`.
+
+    The rate rises linearly from 0 to `learning_rate` over the w steps of the warm-up; step w has
+    `learning_rate`. Then `linear` falls to 0, and `cosine` falls as (1 + cos(pi t)) / 2 for t from
+    0 to 1; the step after the last one would have rate 0. `constant` does not change.
+    """
+    warmup = round(settings.warmup_share * steps)
+    if step <= warmup:
+        return settings.learning_rate * (step / warmup)
+    progress = (step - 1 - warmup) / max(1, steps - warmup)
+    factors = {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}
+    return settings.learning_rate * factors[settings.schedule]
+
+
+def check_choices(settings: object) -> None:
+    """Check that each setting whose type is a `Literal` has one of its choices.
+
+    Raises:
+        UsageError: a setting has another value; the message names the choices.
+    """
+    for name, annotation in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        if get_origin(annotation) is Literal and value not in get_args(annotation):
+            choices = ", ".join(get_args(annotation))
+            raise UsageError(f"{name} {value!r} is unknown: use one of {choices}")
+
+
+def check_bounds(settings: object, table: str, minimums: Mapping[str, int], above_zero: Sequence[str] = ()) -> None:
+    """Check the lower bounds of settings, which belong to a TOML table.
+
+    Raises:
+        UsageError: a setting is below its minimum, or not above 0.
+    """
+    for name, minimum in minimums.items():
+        if getattr(settings, name) < minimum:
+            raise UsageError(f"{name} of [{table}] is {getattr(settings, name)}: use {minimum} or more")
+    for name in above_zero:
+        if not getattr(settings, name) > 0:
+            raise UsageError(f"{name} of [{table}] is {getattr(settings, name)}: use more than 0")

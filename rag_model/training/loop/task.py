@@ -1,4 +1,4 @@
-"""The protocol of tasks for the loop: a module, batches, a loss, an evaluation, and saving to a folder."""
+"""The protocol of tasks for the loop: module, batches, loss, evaluation, and saving to a folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,92 +14,106 @@ Measures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The measure of `Task.evaluate` that selects the best weights."""
+    """The measure of `Task.evaluate` that selects the best checkpoint."""
 
     measure: str
     larger: bool = True  # whether larger is better
 
     def is_better(self, new: Measures, old: Measures) -> bool:
-        """Return whether `new` is strictly better than `old`; anything is better than a NaN."""
-        first, second = new[self.measure], old[self.measure]
-        return math.isnan(second) or (first > second if self.larger else first < second)
+        """Return whether `new` is strictly better than `old`; every value is better than NaN."""
+        new_value, old_value = new[self.measure], old[self.measure]
+        return math.isnan(old_value) or (new_value > old_value if self.larger else new_value < old_value)
 
 
 class Task(Protocol[Batch]):
-    """One training task. Only the weights are state: everything else is determined by the recipe."""
+    """One training task. Only the weights are state; the recipe determines everything else."""
 
     @property
     def module(self) -> nn.Module:
-        """Return the module to train: its parameters that require a gradient; the loop moves it to its device."""
+        """Return the module whose parameters with `requires_grad` are trained.
+
+        The loop moves it to the device.
+        """
         ...
 
     @property
     def goal(self) -> Goal:
-        """Return the measure that selects the best weights."""
+        """Return the measure that selects the best checkpoint."""
         ...
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return, as JSON values, all that determines the losses except `LoopSettings`: data and models by digest."""
+        """Return all inputs that determine the losses, except `LoopSettings`, as JSON values.
+
+        Data and models are given by their digests.
+        """
         ...
 
     def batches(self, epoch: int) -> Sequence[Batch]:
-        """Return the batches of an epoch, from 0: equal for equal `epoch`, and equally many in every epoch."""
+        """Return the batches of an epoch, counted from 0.
+
+        Equal epochs give equal batches, and every epoch has the same number of batches.
+        """
         ...
 
     def ids(self, batch: Batch) -> Sequence[str]:
-        """Return the ids of the examples of a batch, for the error of a loss that is not finite."""
+        """Return the ids of a batch's examples, which the error about a non-finite loss names."""
         ...
 
     def loss(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss to minimise, a scalar with gradient, and measures to log; same names every time."""
+        """Return the loss, a scalar with gradient, and measures, whose names never change."""
         ...
 
     def evaluate(self) -> Measures:
-        """Measure the current weights on the dev set; called without gradient, in the precision of training.
+        """Evaluate the current weights on the dev set.
 
-        The module is in `eval` mode; the names are the same every time, and the goal's is among them.
+        The loop calls it without gradient, in the precision of training, with the module in `eval`
+        mode. The names of the measures never change, and the goal's measure is among them.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the trained model to `folder`, which exists and is empty."""
+        """Write the trained model to `folder`, an existing empty folder."""
         ...
 
 
 @runtime_checkable
-class TellingTask(Protocol):
-    """A further property of a `Task` that is one of several stages: what the model's card says of it."""
+class DescribedTask(Protocol):
+    """Optional property of a `Task` that is one of several stages: a sentence for the card."""
 
     @property
     def trained_on(self) -> str:
-        """Return one sentence: on which examples, of which snapshot."""
+        """Return one sentence that names the examples and the snapshot."""
         ...
 
 
 @runtime_checkable
-class AskingTask(Protocol):
-    """Further methods of a `Task` that searches a snapshot during training: the loop records the snapshot of every
-    step. The id is in the journal at every step and in every checkpoint. With several processes, all are called at the
-    same steps, and must search the same snapshot.
+class SearchingTask(Protocol):
+    """Optional methods of a `Task` that searches a snapshot during training.
+
+    The loop records the id of the searched snapshot in the journal at every step and in every
+    checkpoint. With several processes, the loop calls all of them at the same steps, and all must
+    search the same snapshot.
     """
 
     @property
     def asked(self) -> str:
-        """Return the id of the snapshot that is currently searched."""
+        """Return the id of the snapshot that the task searches now."""
         ...
 
     def move(self, step: int) -> Measures:
-        """Search another snapshot from `step` on, or do nothing: called before the batches of the step are taken. The
-        weights are those after the step before. Returns measures to log with the step, such as the snapshot's age; same
-        names every time. The decision should depend only on the step and the weights: then a run that was killed
-        resumes to the same losses.
+        """Move to another snapshot from `step` on, or do nothing; return measures to log.
+
+        The loop calls it before it takes the batches of the step, with the weights of the previous
+        step. The names of the measures, such as the snapshot's age, never change. The decision
+        should depend on the step and the weights only: then a run that was killed resumes to the
+        same losses.
         """
         ...
 
     def ask(self, snapshot: str) -> None:
-        """Search the snapshot with this id again: it is the one of the checkpoint, whose weights are loaded.
+        """Search the snapshot with this id again: the checkpoint that was loaded searched it.
 
         Raises:
-            BookwheelError: it no longer exists, or cannot be searched.
+            BookwheelError: the snapshot no longer exists, or cannot be searched.
         """
         ...

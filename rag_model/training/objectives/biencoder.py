@@ -1,4 +1,4 @@
-"""Two encoders trained together, one for questions and one for passages; or one encoder for both."""
+"""A bi-encoder in training: one encoder for questions and one for passages, or one for both."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +16,13 @@ from rag_model.errors import UsageError
 
 
 class BiEncoder(nn.Module):
-    """A question and a passage encoder in one space; make it with `load`."""
+    """A question and a passage encoder in one space; create it with `load`."""
 
     def __init__(self, question: TrainableEncoder, passage: TrainableEncoder, *, frozen: bool = False) -> None:
-        """Join two encoders, or one with itself; `frozen`: the passage encoder is not trained.
+        """Combine two encoders, or one with itself; `frozen` freezes the passage encoder.
 
         Raises:
-            UsageError: their vectors differ in length, or a shared encoder is to be frozen.
+            UsageError: the dimensions differ, or a shared encoder is to be frozen.
         """
         super().__init__()
         if question.dim != passage.dim:
@@ -31,9 +31,9 @@ class BiEncoder(nn.Module):
                 f"{passage.dim}: use encoders of equal dimension"
             )
         if frozen and question is passage:
-            raise UsageError("one encoder for both cannot be frozen for passages and trained for questions: use two")
+            raise UsageError("a shared encoder cannot be frozen for passages and trained for questions: use two")
         self.question, self.passage, self.frozen = question, passage, frozen
-        self._known: dict[str, Tensor] = {}  # cached vectors of a frozen encoder, by hash of the passage
+        self._cached_vectors: dict[str, Tensor] = {}  # of a frozen encoder, by passage hash
         if frozen:
             passage.requires_grad_(False)
 
@@ -47,49 +47,57 @@ class BiEncoder(nn.Module):
         frozen: bool = False,
         device: str | None = None,
     ) -> Self:
-        """Load two encoders from two folders or from one; `shared`: use one encoder for both.
+        """Load two encoders from two folders or from one; `shared` uses one encoder for both.
 
         Raises:
             InputError: an encoder cannot be loaded.
-            UsageError: as the class.
+            UsageError: see `__init__`, or a shared encoder has two folders.
         """
-        asking = TrainableEncoder.load(question, "question", device=device)
-        same = shared and passage in {None, question}
-        if shared and not same:
+        question_encoder = TrainableEncoder.load(question, "question", device=device)
+        is_shared = shared and passage in {None, question}
+        if shared and not is_shared:
             raise UsageError(f"encoders {question} and {passage} cannot be shared: name one of them, or train two")
-        reading = asking if same else TrainableEncoder.load(passage or question, "passage", device=device)
-        return cls(asking, reading, frozen=frozen)
+        passage_encoder = (
+            question_encoder if is_shared else TrainableEncoder.load(passage or question, "passage", device=device)
+        )
+        return cls(question_encoder, passage_encoder, frozen=frozen)
 
-    def ask(self, questions: Sequence[str]) -> Tensor:
+    def embed_questions(self, questions: Sequence[str]) -> Tensor:
         """Return (b, d) float32 vectors of questions, with gradient."""
         vectors: Tensor = self.question(questions, "question")
         return vectors
 
-    def read(self, passages: Sequence[Passage]) -> Tensor:
-        """Return (m, d) float32 vectors of passages, with gradient; a frozen encoder's without, and computed once."""
+    def embed_passages(self, passages: Sequence[Passage]) -> Tensor:
+        """Return (m, d) float32 vectors of passages, with gradient.
+
+        Vectors of a frozen encoder have no gradient and are computed once.
+        """
         if not self.frozen:
-            return self.passage.read(passages)
-        if new := list({one.hash: one for one in passages if one.hash not in self._known}.values()):
-            encoded = torch.from_numpy(self.encode_passages(new)).to(self.passage.device)
-            self._known.update(zip([one.hash for one in new], encoded, strict=True))
-        return torch.stack([self._known[one.hash] for one in passages])  # m times (d,) -> (m, d)
+            return self.passage.embed_passages(passages)
+        if uncached := list(
+            {passage.hash: passage for passage in passages if passage.hash not in self._cached_vectors}.values()
+        ):
+            encoded = torch.from_numpy(self.encode_passages(uncached)).to(self.passage.device)
+            self._cached_vectors.update(zip([passage.hash for passage in uncached], encoded, strict=True))
+        return torch.stack([self._cached_vectors[passage.hash] for passage in passages])  # m times (d,) -> (m, d)
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors without gradient."""
+        """Return (n, d) float32 vectors of questions, without gradient."""
         return self.question.encode(questions, "question")
 
     def encode_passages(self, passages: Sequence[Passage]) -> Vectors:
-        """Return (n, d) float32 vectors without gradient."""
-        return self.passage.encode([(one.title, one.text) for one in passages], "passage")
+        """Return (n, d) float32 vectors of passages, without gradient."""
+        return self.passage.encode([(passage.title, passage.text) for passage in passages], "passage")
 
     def digests(self) -> dict[str, str]:
         """Return the digests of the weights before training."""
         return {
-            name: digest_weights(one.folder) for name, one in (("question", self.question), ("passage", self.passage))
+            name: digest_weights(encoder.folder)
+            for name, encoder in (("question", self.question), ("passage", self.passage))
         }
 
     def save(self, folder: Path) -> Space:
-        """Write `folder/passage`, and `folder/question` for the space of the first; return that space."""
-        space = self.passage.save_passages(folder / "passage")
-        self.question.save(folder / "question", asks=space)
+        """Write `passage/` and `question/`; return the space of the passages."""
+        space = self.passage.save_passage_encoder(folder / "passage")
+        self.question.save(folder / "question", target_space=space)
         return space

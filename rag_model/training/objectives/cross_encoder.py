@@ -1,4 +1,4 @@
-"""Train a cross-encoder to rank each question's passage above those that a retriever confuses with it."""
+"""Cross-encoder: train a reranker with a listwise loss over hard negatives (Gao et al. 2021)."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,32 @@ import torch
 from torch import Tensor
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.encoders.pairs.trainable import TrainableCrossEncoder
-from rag_model.errors import UsageError
-from rag_model.needs.reading import PASSAGE, QUESTION, weights
+from rag_model.encoders.torch_cross_encoder import TrainableCrossEncoder
+from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.store.store import Store
-from rag_model.store.versions.model_parts import CROSS_ENCODER as PART
+from rag_model.store.versions.model_manifest import CROSS_ENCODER as PART
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.batches import ListBatch, Missing, build_list_batch, keep_complete_examples
 from rag_model.training.data.examples import Example
-from rag_model.training.data.lists import ListBatch, Missing, list_batch, with_lists
-from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, with_negatives
-from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, estimate_mining_bytes
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
-from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
-from rag_model.training.objectives.listwise import as_lists, list_loss
-from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Examples, Job, Objective, Result
-from rag_model.training.origins import Named, Origins, classifier_of
+from rag_model.training.objectives.losses import listwise_loss, pad_lists
+from rag_model.training.objectives.objective import (
+    TRAINED_COPIES,
+    TRAINING_PASSES,
+    Examples,
+    Job,
+    ModelDescription,
+    Objective,
+    TrainingCosts,
+)
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask
+from rag_model.training.origins import InitialModels, NamedModels, choose_cross_encoder
 
 GoalName = Literal["MRR", "Success@1", "loss"]
 LOOP = LoopSettings(epochs=2, learning_rate=1e-5, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
-"""The settings of the authors' code, github.com/luyug/Reranker: examples/msmarco-doc, and its trainer's defaults."""
+"""The authors' code, github.com/luyug/Reranker: examples/msmarco-doc and its trainer's defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +44,14 @@ class CrossEncoderRecipe(GroupRecipe):
     """Settings of a cross-encoder. "Code" is github.com/luyug/Reranker, of Gao et al. 2021."""
 
     batch_size: int = 4  # questions per batch and process; code: 1 on each of 4 GPUs
-    negatives: int = 7  # per question, drawn in each epoch; code: train_group_size 8, the positive included
-    ranked: int = 30  # negatives of a dev question to rank, the hardest; all that mining keeps
+    negatives: int = 7  # per question, drawn in each epoch; code: train_group_size 8, with the positive
+    ranked: int = 30  # hardest negatives of a dev question to rank; mining keeps 30
     missing: Missing = "drop"  # an example without a positive or a negative passage
     goal: GoalName = "MRR"  # selects the best weights, on the dev set
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "negatives", "ranked"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} of a cross-encoder's recipe is {getattr(self, name)}: use 1 or more")
-        GroupRecipe.__post_init__(self)
+        check_bounds(self, "cross_encoder", {"batch_size": 1, "negatives": 1, "ranked": 1})
+        check_choices(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +68,29 @@ class CrossEncoderTask(GroupTask[ListBatch, TrainableCrossEncoder, CrossEncoderR
 
     kind = "cross-encoder"
 
-    def complete(self, examples: Sequence[Example]) -> list[Example]:
+    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
         """Return the examples that have a positive and a negative."""
-        return with_lists(examples, self._recipe.missing)
+        return keep_complete_examples(examples, self._recipe.missing)
 
-    def batch(self, examples: Sequence[Example], dice: random.Random) -> ListBatch:
-        """Return the examples' lists, with as many negatives as the recipe says."""
-        return list_batch(examples, self._recipe.negatives, dice)
+    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
+        """Return the examples' lists with the recipe's number of negatives."""
+        return build_list_batch(examples, self._recipe.negatives, rng)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the batch's lists, and the share of questions whose positive is best."""
-        loss, accuracy = list_loss(as_lists(self.module(*batch.pairs()), batch.lengths))
+        """Return the loss over the batch's lists; `accuracy` counts the best positives."""
+        loss, accuracy = listwise_loss(pad_lists(self.module(*batch.pairs()), batch.lengths))
         return loss, {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `loss`, `MRR` and `Success@1`: of the positive in its list, where a tie is lost."""
-        batch = list_batch(self.complete(self._dev), self._recipe.ranked, None)
-        scores = as_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)  # (n,) -> (b, l)
-        loss, first = list_loss(scores)
-        ranks = (scores >= scores[:, :1]).sum(1).numpy()  # (b,), from 1: the positive counts itself
-        return {"loss": loss.item(), "MRR": float(np.mean(1 / ranks)), "Success@1": first.item()}
+        """Return the dev set's `loss`, `MRR` and `Success@1` of the positive in its list.
+
+        A positive that ties with a negative ranks below it.
+        """
+        batch = build_list_batch(self.keep_complete(self._dev), self._recipe.ranked, None)
+        scores = pad_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)  # (n,) -> (b, l)
+        loss, is_first = listwise_loss(scores)
+        ranks = (scores >= scores[:, :1]).sum(1).numpy()  # (b,), from 1, because the positive counts itself
+        return {"loss": loss.item(), "MRR": float(np.mean(1 / ranks)), "Success@1": is_first.item()}
 
     def save(self, folder: Path) -> None:
         """Write `cross-encoder/`, which `CrossEncoder.load` opens."""
@@ -90,46 +98,46 @@ class CrossEncoderTask(GroupTask[ListBatch, TrainableCrossEncoder, CrossEncoderR
 
 
 class CrossEncoderObjective(Objective[CrossEncoderTraining]):
-    """A model that reads question and passage together."""
+    """The objective `cross-encoder`: a reranker that reads question and passage together."""
 
     name = "cross-encoder"
     summary = "a model that reranks, which reads question and passage together"
     options = frozenset({"encoder"})
     settings = CrossEncoderTraining
-    result = Result(
-        says="A cross-encoder, which reads a question and a passage together, trained to rank each question's passage "
-        "above those that a retriever confuses with it (Gao et al. 2021).",
-        uses="bookwheel search 'QUESTION' --store STORE --retriever 'rerank(hnsw, model:NAME, 50)'",
-        role="text-ranking",
+    result = ModelDescription(
+        summary="A cross-encoder, which reads a question and a passage together, trained to rank each question's "
+        "passage above those that a retriever confuses with it (Gao et al. 2021).",
+        usage="bookwheel search 'QUESTION' --store STORE --retriever 'rerank(hnsw, model:NAME, 50)'",
+        pipeline_tag="text-ranking",
         parts=frozenset({PART}),
     )
 
-    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
-        """Return the named model, else the encoder that the snapshot carries; see `classifier_of`."""
-        return classifier_of(store, snapshot, named.encoder)
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the named model, else the snapshot's encoder; see `choose_cross_encoder`."""
+        return choose_cross_encoder(store, snapshot, named_models.encoder)
 
     def prepare(self, job: Job[CrossEncoderTraining]) -> Examples:
-        """Return the examples with missing negatives and positives added; see `with_negatives`."""
-        return with_negatives(job.examples, job.snapshot, job.settings.negatives, job.tell)
+        """Return the examples with mined negatives and positives; see `add_mined_passages`."""
+        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress)
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
-        """Load the model; one without a head for scores gets a new one."""
+        """Load the model; a model without a classification head gets a new one."""
         encoder = TrainableCrossEncoder.load(job.origins.names[PART])
         examples = job.examples["train"], job.examples["dev"]
         return CrossEncoderTask(encoder, *examples, job.settings.cross_encoder, digests=job.digests)
 
-    def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> Costs:
-        """Return the costs of reading the pairs of a batch, and of mining."""
+    def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of scoring the pairs of a batch, and of mining."""
         recipe, model = job.settings.cross_encoder, models[PART]
-        pairs, tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION + PASSAGE
+        pairs, tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
         stages = {
-            "train": LEARNED * weights(model) + model.activations(pairs, tokens),
-            "mine": mining_bytes(job.snapshot, job.settings.negatives),
+            "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(pairs, tokens),
+            "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
         }
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        looked = len(job.examples["dev"]) * (1 + recipe.ranked)
-        pair = tokens * model.operations
-        return Costs(stages, batches, BACKWARD * pairs * pair, looked * pair)
+        evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
+        pair = tokens * model.operations_per_token
+        return TrainingCosts(stages, batches, TRAINING_PASSES * pairs * pair, evaluated_pairs * pair)
 
 
 CROSS_ENCODER = CrossEncoderObjective()

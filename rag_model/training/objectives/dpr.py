@@ -1,4 +1,4 @@
-"""DPR: train a bi-encoder to rank each question's passage above all others of its batch (Karpukhin et al. 2020)."""
+"""DPR: train a bi-encoder with in-batch negatives and hard negatives (Karpukhin et al. 2020)."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -15,44 +15,45 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.errors import UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import DprBatch, dpr_batch, other_positives, passage_keys
+from rag_model.training.data.batches import (
+    DprBatch,
+    Missing,
+    build_dpr_batch,
+    keep_complete_examples,
+    mask_other_positives,
+    passage_keys,
+)
 from rag_model.training.data.examples import Example
-from rag_model.training.data.lists import Missing, with_lists
-from rag_model.training.data.negatives import NegativesRecipe, ranked_passages, with_negatives
-from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, sample_passages
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.contrastive import in_batch_loss, of_all_processes
-from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
+from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss
 from rag_model.training.objectives.objective import (
-    Costs,
     Examples,
     Job,
+    ModelDescription,
     Objective,
-    Result,
+    TrainingCosts,
 )
-from rag_model.training.objectives.pair_training import PairRecipe, pair_costs
-from rag_model.training.origins import Named, Origins, pair_of
+from rag_model.training.objectives.task_bases import GroupTask, PairRecipe, pair_costs
+from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 
 
 @dataclass(frozen=True, slots=True)
 class DprRecipe(PairRecipe):
-    """Settings of DPR; those of the optimisation are in `LoopSettings`, whose defaults are DPR's."""
+    """Settings of DPR; those of the optimizer are in `LoopSettings`, whose defaults are DPR's."""
 
-    batch_size: int = 128  # questions per batch and process; DPR, section 5: 128 over all of its 8 GPUs
-    hard_negatives: int = 1  # per question; DPR, section 5: one of BM25
+    batch_size: int = 128  # questions per batch and process; DPR, section 5: 128 over all 8 GPUs
+    hard_negatives: int = 1  # per question; DPR, section 5: one from BM25
     without_positive: Missing = "drop"  # an example without a positive passage; DPR, section 4.2: discarded
     goal: GoalName = "average_rank"  # selects the best weights; DPR code: average rank on the dev set
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.hard_negatives < 0 or self.temperature <= 0:
-            raise UsageError(
-                f"batch_size {self.batch_size}, hard_negatives {self.hard_negatives}, temperature {self.temperature} "
-                "of a DPR recipe: need batch_size >= 1, hard_negatives >= 0 and temperature > 0"
-            )
-        GroupRecipe.__post_init__(self)
+        check_bounds(self, "dpr", {"batch_size": 1, "hard_negatives": 0}, ["temperature"])
+        check_choices(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,12 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
         """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
 
         Raises:
-            InputError: no training example has a positive passage; or one has none, and the recipe refuses that.
+            InputError: no training example has a positive passage; or one has none, and the recipe
+                refuses that.
             UsageError: there is no dev example.
         """
         if not dev:
-            raise UsageError("there is no dev example to select the best weights: give a dev file")
+            raise UsageError("there is no dev example to select the best weights with: give a dev file")
         super().__init__(encoder, train, dev, recipe, corpus)
         self.dropped = len(train) - len(self.train)
         if recipe.goal != "Success@20" and not self._ranking.with_positives:
@@ -100,46 +102,48 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
         recipe: DprRecipe,
         corpus: Sequence[Passage] = (),
     ) -> Self:
-        """Load the encoders by the recipe; without `passage` both begin from `question`.
+        """Load the encoders as the recipe says; without `passage` both start from `question`.
 
         Raises:
-            InputError: an encoder cannot be loaded, or as the class.
-            UsageError: the encoders do not fit each other or the recipe, or as the class.
+            InputError: an encoder cannot be loaded; see `__init__`.
+            UsageError: the encoders do not fit each other or the recipe; see `__init__`.
         """
         encoder = BiEncoder.load(question, passage, shared=recipe.shared, frozen=recipe.freeze_passages)
         return cls(encoder, train, dev, recipe, corpus)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, the digests of data and encoders, and how texts are read."""
-        read = {"question": self.module.question.spec.to_json(), "passage": self.module.passage.spec.to_json()}
-        return {**super().recipe(), "encoders": self.module.digests(), "specs": read}
+        """Return the recipe, the digests of data and encoders, and the encoders' specs."""
+        specs = {"question": self.module.question.spec.to_json(), "passage": self.module.passage.spec.to_json()}
+        return {**super().recipe(), "encoders": self.module.digests(), "specs": specs}
 
-    def complete(self, examples: Sequence[Example]) -> list[Example]:
+    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
         """Return the examples that have a positive."""
-        return with_lists(examples, self._recipe.without_positive, negatives=False)
+        return keep_complete_examples(examples, self._recipe.without_positive, needs_negatives=False)
 
-    def batch(self, examples: Sequence[Example], dice: random.Random) -> DprBatch:
-        """Return the examples, with as many negatives as the recipe says."""
-        return dpr_batch(examples, self._recipe.hard_negatives, dice)
+    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
+        """Return a batch of the examples with the recipe's number of hard negatives."""
+        return build_dpr_batch(examples, self._recipe.hard_negatives, rng)
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the passages of all processes, and the share of questions whose positive is best."""
-        passages, start = of_all_processes(self.module.read(batch.passages))  # (m, d) -> (m of all, d)
-        keys, _ = of_all_processes(passage_keys(batch.passages).to(passages.device))
+        """Return the loss over the passages of all processes, and the in-batch `accuracy`."""
+        passages, start = gather_all_processes(self.module.embed_passages(batch.passages))  # (m, d) -> (m of all, d)
+        keys, _ = gather_all_processes(passage_keys(batch.passages).to(passages.device))
         gold = torch.tensor(batch.gold, device=passages.device) + start  # (b,) rows of all passages
-        questions = self.module.ask([example.question for example in batch.examples])
-        ignored = other_positives(batch.examples, keys, gold)
+        questions = self.module.embed_questions([example.question for example in batch.examples])
+        ignored = mask_other_positives(batch.examples, keys, gold)
         loss, accuracy = in_batch_loss(questions, passages, gold, ignored, self._recipe.temperature)
         return loss, {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `loss`, `average_rank` and `Success@k`; see `Ranking`."""
-        asked = self.module.encode_questions([example.question for example in self._ranking.examples])  # (n, d)
-        read = self.module.encode_passages(self._ranking.pool)  # (m, d)
-        measures = self._ranking.measure(asked, read)
+        """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
+        question_vectors = self.module.encode_questions(self._ranking.questions)  # (n, d)
+        passage_vectors = self.module.encode_passages(self._ranking.pool)  # (m, d)
+        measures = self._ranking.evaluate(question_vectors, passage_vectors)
         losses = [
-            in_batch_loss(*self._dev_batch(part, asked, read), temperature=self._recipe.temperature)[0].item()
-            for part in _parts(self._ranking.with_positives, self._recipe.batch_size)
+            in_batch_loss(
+                *self._dev_batch(positions, question_vectors, passage_vectors), temperature=self._recipe.temperature
+            )[0].item()
+            for positions in _split_positions(self._ranking.with_positives, self._recipe.batch_size)
         ]
         return {**({"loss": sum(losses) / len(losses)} if losses else {}), **measures}
 
@@ -147,52 +151,59 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
         """Write `question/` and `passage/`, folders of encoders."""
         self.module.save(folder)
 
-    def _dev_batch(self, places: Sequence[int], asked: Vectors, read: Vectors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        examples = [self._ranking.examples[place] for place in places]
-        batch = dpr_batch(examples, self._recipe.hard_negatives, None)
+    def _dev_batch(
+        self, positions: Sequence[int], question_vectors: Vectors, passage_vectors: Vectors
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        examples = [self._ranking.examples[position] for position in positions]
+        batch = build_dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
         rows = [self._ranking.rows[passage.hash] for passage in batch.passages]
-        ignored = other_positives(examples, passage_keys(batch.passages), gold)
+        ignored = mask_other_positives(examples, passage_keys(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
-        return torch.from_numpy(asked[list(places)]), torch.from_numpy(read[rows]), gold, ignored
+        return (
+            torch.from_numpy(question_vectors[list(positions)]),
+            torch.from_numpy(passage_vectors[rows]),
+            gold,
+            ignored,
+        )
 
 
-def _parts(places: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [places[start : start + size] for start in range(0, len(places), size)]
+def _split_positions(positions: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [positions[start : start + size] for start in range(0, len(positions), size)]
 
 
 class Dpr(Objective[DprTraining]):
-    """A question and a passage encoder in one space."""
+    """The objective `dpr`: a question and a passage encoder in one space."""
 
     name = "dpr"
     summary = "a question and a passage encoder"
     options = frozenset({"encoder"})
     settings = DprTraining
     tempered = "dpr"
-    result = Result(
-        says="A pair of encoders, for questions and for passages, trained to tell each question's passage from others "
-        "(DPR, Karpukhin et al. 2020).",
-        uses="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
-        role="sentence-similarity",
+    result = ModelDescription(
+        summary="A pair of encoders, for questions and for passages, trained to tell each question's passage from "
+        "others (DPR, Karpukhin et al. 2020).",
+        usage="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
+        pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
 
-    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
-        """Return the named encoders, else the one that the snapshot carries; see `pair_of`."""
-        return pair_of(store, snapshot, named.encoder)
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the named encoders, else the snapshot's; see `choose_bi_encoder`."""
+        return choose_bi_encoder(store, snapshot, named_models.encoder)
 
     def prepare(self, job: Job[DprTraining]) -> Examples:
-        """Return the examples with missing negatives and positives added; see `with_negatives`."""
-        return with_negatives(job.examples, job.snapshot, job.settings.negatives, job.tell)
+        """Return the examples with mined negatives and positives; see `add_mined_passages`."""
+        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress)
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""
         names, settings = job.origins.names, job.settings
-        corpus = ranked_passages(job.snapshot, settings.negatives.ranked)
+        corpus = sample_passages(job.snapshot, settings.negatives.ranked)
         examples = job.examples["train"], job.examples["dev"]
         return DprTask.load(names["question"], names.get("passage"), *examples, settings.dpr, corpus)
 
-    def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> Costs:
+    def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding the questions and passages of a batch, and of mining."""
         recipe = job.settings.dpr
         return pair_costs(job, job.settings.negatives, recipe, recipe.hard_negatives, models)

@@ -1,4 +1,4 @@
-"""MarginMSE: a bi-encoder learns the differences between a cross-encoder's scores (Hofstätter et al. 2020)."""
+"""MarginMSE: distil a cross-encoder's score margins into a bi-encoder (Hofstätter et al. 2020)."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -10,52 +10,57 @@ import torch
 from torch import Tensor
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.errors import UsageError
-from rag_model.needs.reading import weights
+from rag_model.resources import estimate_weight_bytes
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.batches import (
+    ListBatch,
+    Missing,
+    add_teacher_scores,
+    build_list_batch,
+    keep_complete_examples,
+)
 from rag_model.training.data.examples import Example
-from rag_model.training.data.lists import ListBatch, Missing, list_batch, with_lists, with_scores
-from rag_model.training.data.negatives import NegativesRecipe, ranked_passages, with_negatives
-from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, sample_passages
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
-from rag_model.training.objectives.listwise import as_lists, margin_mse
+from rag_model.training.objectives.losses import margin_mse_loss, pad_lists
 from rag_model.training.objectives.objective import (
-    Costs,
     Examples,
     Job,
+    ModelDescription,
     Objective,
-    Result,
+    TrainingCosts,
 )
-from rag_model.training.objectives.pair_training import PairRecipe, pair_costs
-from rag_model.training.objectives.teacher import teacher_of, teaching
-from rag_model.training.origins import TEACHER, Named, Origins, pair_of, taught
+from rag_model.training.objectives.task_bases import (
+    GroupTask,
+    PairRecipe,
+    count_teacher_operations,
+    load_teacher,
+    pair_costs,
+)
+from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_teacher, choose_bi_encoder
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 LOOP = LoopSettings(epochs=25, learning_rate=7e-6, schedule="constant", warmup_share=0.0)
-"""The settings of the authors' code, github.com/sebastian-hofstaetter/matchmaker: config/train/defaults.yaml. It lowers
-the rate where the dev set's measure stays; gradient clipping is that of `LoopSettings`."""
+"""The authors' code, github.com/sebastian-hofstaetter/matchmaker: config/train/defaults.yaml.
+It lowers the rate when the dev measure stagnates; clipping is that of `LoopSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarginMseRecipe(PairRecipe):
-    """Settings of MarginMSE. "Code" is matchmaker's config/train/defaults.yaml, "paper" Hofstätter et al. 2020."""
+    """Settings of MarginMSE. "Code" is matchmaker, "paper" Hofstätter et al. 2020."""
 
     batch_size: int = 32  # questions per batch and process; code: batch_size_train 32
-    negatives: int = 1  # per question, drawn in each epoch from those that the teacher scored; paper: triples
-    scored: int = 8  # negatives of a question that the teacher scores, the hardest
+    negatives: int = 1  # per question, drawn in each epoch from those with teacher scores; paper: triples
+    scored: int = 8  # hardest negatives of a question that the teacher scores
     missing: Missing = "drop"  # an example without a positive or a negative passage
     goal: GoalName = "average_rank"  # selects the best weights, on the dev set
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "negatives", "scored"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} of a MarginMSE recipe is {getattr(self, name)}: use 1 or more")
-        if not self.temperature > 0:
-            raise UsageError(f"temperature of a MarginMSE recipe is {self.temperature}: use more than 0")
-        GroupRecipe.__post_init__(self)
+        check_bounds(self, "margin_mse", {"batch_size": 1, "negatives": 1, "scored": 1}, ["temperature"])
+        check_choices(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,84 +77,96 @@ class MarginMseTask(GroupTask[ListBatch, BiEncoder, MarginMseRecipe]):
 
     kind = "margin-mse"
 
-    def complete(self, examples: Sequence[Example]) -> list[Example]:
+    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
         """Return the examples that have a positive and a negative."""
-        return with_lists(examples, self._recipe.missing)
+        return keep_complete_examples(examples, self._recipe.missing)
 
-    def batch(self, examples: Sequence[Example], dice: random.Random) -> ListBatch:
-        """Return the examples' lists, with as many negatives as the recipe says."""
-        return list_batch(examples, self._recipe.negatives, dice)
+    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
+        """Return the examples' lists with the recipe's number of negatives."""
+        return build_list_batch(examples, self._recipe.negatives, rng)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the batch's lists."""
-        asked = self.module.ask([example.question for example in batch.examples])  # (b, d)
-        read = self.module.read(batch.pairs()[1])  # (n, d), list by list
-        return self._loss(batch, asked, read), {}
+        question_vectors = self.module.embed_questions([example.question for example in batch.examples])  # (b, d)
+        passage_vectors = self.module.embed_passages(batch.pairs()[1])  # (n, d), list by list
+        return self._loss(batch, question_vectors, passage_vectors), {}
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `loss`, `average_rank` and `Success@k`; see `Ranking`."""
-        asked = self.module.encode_questions([one.question for one in self._ranking.examples])  # (n, d)
-        read = self.module.encode_passages(self._ranking.pool)  # (m, d)
-        batch = list_batch(self.complete(self._dev), self._recipe.scored, None)
-        places = [place for place, one in enumerate(self._ranking.examples) if one.positives and one.negatives]
+        """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
+        question_vectors = self.module.encode_questions(self._ranking.questions)  # (n, d)
+        passage_vectors = self.module.encode_passages(self._ranking.pool)  # (m, d)
+        batch = build_list_batch(self.keep_complete(self._dev), self._recipe.scored, None)
+        positions = [
+            position
+            for position, example in enumerate(self._ranking.examples)
+            if example.positives and example.negatives
+        ]
         rows = [self._ranking.rows[passage.hash] for passage in batch.pairs()[1]]
-        loss = self._loss(batch, torch.from_numpy(asked[places]), torch.from_numpy(read[rows]))
-        return {"loss": loss.item(), **self._ranking.measure(asked, read)}
+        loss = self._loss(batch, torch.from_numpy(question_vectors[positions]), torch.from_numpy(passage_vectors[rows]))
+        return {"loss": loss.item(), **self._ranking.evaluate(question_vectors, passage_vectors)}
 
     def save(self, folder: Path) -> None:
         """Write `question/` and `passage/`, folders of encoders."""
         self.module.save(folder)
 
-    def _loss(self, batch: ListBatch, asked: Tensor, read: Tensor) -> Tensor:
-        with torch.autocast(read.device.type, enabled=False):
-            lengths = torch.tensor(batch.lengths, device=read.device)
-            questions = asked.float().repeat_interleave(lengths, 0)  # (b, d) -> (n, d)
-            scores = (questions * read.float()).sum(1) / self._recipe.temperature  # (n, d) -> (n,)
-            told = torch.tensor([score for some in batch.scores for score in some], device=read.device)
-            return margin_mse(as_lists(scores, batch.lengths), as_lists(told, batch.lengths))
+    def _loss(self, batch: ListBatch, question_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
+        with torch.autocast(passage_vectors.device.type, enabled=False):
+            lengths = torch.tensor(batch.lengths, device=passage_vectors.device)
+            questions = question_vectors.float().repeat_interleave(lengths, 0)  # (b, d) -> (n, d)
+            scores = (questions * passage_vectors.float()).sum(1) / self._recipe.temperature  # (n, d) -> (n,)
+            return margin_mse_loss(pad_lists(scores, batch.lengths), batch.teacher_scores(scores.device))
 
 
 class MarginMse(Objective[MarginMseTraining]):
-    """A question and a passage encoder that learn from a cross-encoder."""
+    """The objective `margin-mse`: a bi-encoder that learns from a cross-encoder."""
 
     name = "margin-mse"
     summary = "a question and a passage encoder, taught by a cross-encoder"
     options = frozenset({"encoder", "teacher"})
     settings = MarginMseTraining
     tempered = "margin_mse"
-    result = Result(
-        says="A pair of encoders, for questions and for passages, trained to differ in their scores as a cross-encoder "
-        "does (MarginMSE, Hofstätter et al. 2020).",
-        uses="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
-        role="sentence-similarity",
+    result = ModelDescription(
+        summary="A pair of encoders, for questions and for passages, trained to differ in their scores as a "
+        "cross-encoder does (MarginMSE, Hofstätter et al. 2020).",
+        usage="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
+        pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
 
-    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the encoders, as for DPR, and the teacher."""
-        return taught(store, pair_of(store, snapshot, named.encoder), named.teacher)
+        return add_teacher(store, choose_bi_encoder(store, snapshot, named_models.encoder), named_models.teacher)
 
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
-        """Return the examples with missing negatives and positives added, and with the teacher's scores."""
-        teacher = teacher_of(job)  # first: a wrong one is refused
-        mined = with_negatives(job.examples, job.snapshot, job.settings.negatives, job.tell)
-        return {name: with_scores(some, teacher, job.settings.margin_mse.scored) for name, some in mined.items()}
+        """Return the examples with mined negatives and positives, and with the teacher's scores."""
+        teacher = load_teacher(job)  # first, so that a wrong teacher fails early
+        completed = add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress)
+        return {
+            name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)
+            for name, examples in completed.items()
+        }
 
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""
         names, settings = job.origins.names, job.settings
-        recipe, corpus = settings.margin_mse, ranked_passages(job.snapshot, settings.negatives.ranked)
+        recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked)
         encoder = BiEncoder.load(
             names["question"], names.get("passage"), shared=recipe.shared, frozen=recipe.freeze_passages
         )
         return MarginMseTask(encoder, job.examples["train"], job.examples["dev"], recipe, corpus, job.digests)
 
-    def costs(self, job: Job[MarginMseTraining], models: Mapping[str, Architecture]) -> Costs:
-        """Return the costs of encoding a batch, of mining, and of teaching."""
+    def costs(self, job: Job[MarginMseTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of encoding a batch, of mining, and of the teacher's scores."""
         recipe = job.settings.margin_mse
         costs = pair_costs(job, job.settings.negatives, recipe, recipe.negatives, models)
-        once = teaching(sum(map(len, job.examples.values())), 1 + recipe.scored, models[TEACHER])
-        return replace(costs, stages={**costs.stages, "teach": 2 * weights(models[TEACHER])}, once=once)
+        teacher_operations = count_teacher_operations(
+            sum(map(len, job.examples.values())), 1 + recipe.scored, models[TEACHER]
+        )
+        return replace(
+            costs,
+            stage_bytes={**costs.stage_bytes, "teach": 2 * estimate_weight_bytes(models[TEACHER])},
+            preparation_operations=teacher_operations,
+        )
 
 
 MARGIN_MSE = MarginMse()

@@ -1,42 +1,45 @@
-"""The protocol of objectives: one training in one file.
+"""The protocol of objectives, and the registry of objectives by name.
 
-It defines its name, initial models, settings, task, result, and costs.
-`dpr.py`, `rag.py` and others in this folder are the built-in ones. Another package registers its own as an entry point:
+An objective defines one training: its name, initial models, settings, task, result and costs. The
+built-in ones are in this folder, such as `dpr.py` and `rag.py`. Another package registers its own
+as an entry point:
 
-```toml
-[project.entry-points."bookwheel.objectives"]
-mine = "my_package.mine:MINE"          # an instance of a subclass of `Objective` whose name is `mine`
-```
+```toml [project.entry-points."bookwheel.objectives"] mine = "my_package.mine:MINE"          # an
+instance of a subclass of `Objective` whose name is `mine` ```
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.encoders.space import Space, asked_space
+from rag_model.encoders.space import Space, read_declared_space
+from rag_model.errors import BookwheelError, InputError, UsageError
+from rag_model.plugins import Registry
 from rag_model.store.store import Store
-from rag_model.store.versions.model_parts import PASSAGE, QUESTION
+from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.blocks import Scorer
+from rag_model.training.data.blocks import BlockScorer, OnProgress
 from rag_model.training.data.examples import Example
-from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
-from rag_model.training.moving.rebuild import Rebuild
-from rag_model.training.origins import Named, Origins
+from rag_model.training.origins import InitialModels, NamedModels
+from rag_model.training.rebuilds import Rebuilder
 
 UNIT_TEMPERATURE = 0.05  # of scores of unit vectors: sentence-transformers' scale of 20
-LEARNED = 4  # numbers per trained weight: itself, its gradient, and Adam's two moments
-BACKWARD = 3  # times a forward pass: forward, and twice that for backward (Kaplan et al. 2020, section 2.1)
+TRAINED_COPIES = 4  # copies of a trained weight: the weight, its gradient, and Adam's two moments
+TRAINING_PASSES = 3  # cost of a training step in forward passes: backward costs two (Kaplan et al. 2020, section 2.1)
 
 Option = Literal["encoder", "generator", "teacher"]
 Examples = Mapping[str, Sequence[Example]]  # `train` and `dev`
+_PACKAGE = "rag_model.training.objectives"
+_log = logging.getLogger(__name__)
 
 
-class Settings(Protocol):
-    """Settings of a training: a frozen dataclass with one dataclass per TOML table, all with defaults."""
+class TrainingSettings(Protocol):
+    """Settings of a training: a frozen dataclass of one dataclass per TOML table, with defaults."""
 
     @property
     def loop(self) -> LoopSettings:
@@ -44,88 +47,88 @@ class Settings(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=TrainingSettings)
 
 
-def loops_of(settings: Settings) -> dict[str, LoopSettings]:
-    """Return the tables of loop settings by name: `loop`, and those of other stages."""
-    tables = {one.name: getattr(settings, one.name) for one in fields(settings)}  # type: ignore[arg-type]
-    return {name: table for name, table in tables.items() if isinstance(table, LoopSettings)}
+def find_loop_settings(settings: TrainingSettings) -> dict[str, LoopSettings]:
+    """Return the loop settings of all stages by the name of their table: `loop` and others."""
+    tables = {field_.name: getattr(settings, field_.name) for field_ in fields(settings)}  # type: ignore[arg-type]
+    return {name: value for name, value in tables.items() if isinstance(value, LoopSettings)}
 
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[S]):
-    """One training before it runs: everything that determines its model."""
+    """Everything that determines the model of one training."""
 
     store: Store
     snapshot: Snapshot  # pinned by its id
-    origins: Origins  # the initial models
+    origins: InitialModels  # the initial models
     settings: S
     examples: Examples
-    digests: Mapping[str, str] = field(default_factory=dict)  # of the files of `origins`, by part; {} for `costs`
-    work: Path | None = None  # the training's folder: `prepare` may keep there what a run that resumes need not repeat
-    tell: Callable[[int, int], None] = lambda _, __: None  # how much of a slow preparation is done, and of how much
-    rebuild: Rebuild | None = None  # makes the rebuilds of a moving index; None: nothing does here
-    scorer: Scorer | None = None  # scores on workers, before the training; None: this process does it
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the initial models' files, by part; {} for `costs`
+    work: Path | None = None  # the training's folder, where `prepare` may cache slow results
+    on_progress: Callable[[int, int], None] = lambda _, __: None  # called with the finished and the total amount
+    rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; None: there are none
+    scorer: BlockScorer | None = None  # scores blocks on workers; None: in this process
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Description of a training's model, and its parts in the store."""
+class ModelDescription:
+    """Description of an objective's model for its card, and the model's parts in the store."""
 
-    says: str  # one or two sentences of the card, with the paper
-    uses: str  # the command that uses it; NAME, STORE and the like in capitals
-    role: str  # a `pipeline_tag` of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
-    parts: frozenset[str]  # folders that `Task.save` writes, by `store.versions.model_parts`: question, passage, …
-    rebuilds: bool = False  # its passage encoder learned: the snapshot's passages are encoded again with it, at the end
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """The costs of a training, estimated from sizes alone."""
-
-    stages: Mapping[str, int]  # bytes of memory of each stage, without the process
-    batches: int  # batches of an epoch, in one process; 1 or more
-    step: float  # floating-point operations of a batch, forward and backward
-    look: float  # the same of one evaluation
-    rebuild: float = 0.0  # the same of encoding all passages once
-    rebuilds: int = 0  # how often that is done, at the end included
-    once: float = 0.0  # the same before the first step, such as a generator's scores
-    loop: LoopSettings | None = None  # of these steps; None: the settings' own
-    before: "tuple[Costs, ...]" = ()  # of the stages before this one
+    summary: str  # one or two sentences for the card, with the paper
+    usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
+    pipeline_tag: str  # of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
+    parts: frozenset[str]  # folders that `Task.save` writes; see `store.versions.model_manifest`
+    rebuilds: bool = False  # the passage encoder is trained, so the passages are encoded again at the end
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One of the trainings that an objective does one after another, each in a folder of its own."""
+class TrainingCosts:
+    """Estimated costs of a training, computed from sizes alone."""
 
-    name: str  # the folder below the training's own; empty: that one
+    stage_bytes: Mapping[str, int]  # memory of each stage, without the process's own
+    batches: int  # batches an epoch, in one process; 1 or more
+    step_operations: float  # floating-point operations of a batch, forward and backward
+    evaluation_operations: float  # operations of one evaluation
+    rebuild_operations: float = 0.0  # operations of encoding all passages once
+    rebuilds: int = 0  # number of rebuilds, including the one at the end
+    preparation_operations: float = 0.0  # operations before the first step, such as scoring by a generator
+    loop: LoopSettings | None = None  # loop settings of this stage; None: those of the settings
+    previous_stages: "tuple[TrainingCosts, ...]" = ()  # costs of the stages before this one
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStage:
+    """One of several trainings that an objective runs one after another, each in its own folder."""
+
+    name: str  # subfolder of the training's folder; empty: the folder itself
     loop: LoopSettings
-    task: Callable[[Path | None, Tell], Task[Any]]  # the best weights of the stage before, and whom to tell progress
+    task: Callable[[Path | None, OnProgress], Task[Any]]  # arguments: best weights of the previous stage, on_progress
 
 
 @runtime_checkable
 class Objective(Protocol[S]):
     """One training. Subclass it: methods with a body are defaults."""
 
-    name: str  # name for `finetune`, and the kind of its models: lower case, digits and dashes, at most 40
+    name: str  # name for `finetune`, and kind of the models: up to 40 lower-case letters, digits and dashes
     summary: str  # a few words for the help text
-    options: frozenset[Option]  # the command-line options that it accepts
+    options: frozenset[Option]  # accepted command-line options
     settings: type[S]
-    result: Result
-    tempered: str = ""  # the table of `settings` whose `temperature` suits the length of the vectors; empty: none
-    takes_examples: bool = True  # False: it learns from the snapshot's own text, and `Job.examples` are empty
-    version: int = 0  # increased when the same inputs would give another model, so that earlier ones are not reused
+    result: ModelDescription
+    tempered: str = ""  # table of `settings` whose `temperature` depends on vector length; empty: none
+    takes_examples: bool = True  # False: trains on the snapshot's own text; `Job.examples` are empty
+    version: int = 0  # increase it when the same inputs would give a different model, to invalidate the memo
 
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return the settings that differ from the record's own defaults, by table.
+        """Return the settings that differ from the defaults of the settings record, by table.
 
-        `unit_vectors`: the initial encoder makes vectors of length 1, so that scores differ little.
+        `unit_vectors`: the initial encoder's vectors have length 1, so that scores differ little.
         """
         return {self.tempered: {"temperature": UNIT_TEMPERATURE}} if unit_vectors and self.tempered else {}
 
-    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
-        """Return the models that the training begins with; what is not among `options` is not named.
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the initial models; models outside of `options` are never named.
 
         Raises:
             StoreError: the store has no such model, or the snapshot carries none.
@@ -134,49 +137,114 @@ class Objective(Protocol[S]):
         ...
 
     def inputs(self, job: Job[S]) -> Mapping[str, Any]:
-        """Return, as JSON values, what else decides the model, such as digests of files that the settings name."""
+        """Return further inputs that determine the model as JSON values.
+
+        Examples are digests of files that the settings name.
+        """
         return {}
 
     def prepare(self, job: Job[S]) -> Examples:
-        """Return the examples for the task, for example with negatives; called once, before `task`; may be slow.
+        """Return the examples for the task, for example with mined negatives; may be slow.
 
-        The result must depend on the job alone: the memo key of the model holds the job's own examples.
+        It is called once, before `task`. The result must depend on the job alone, because the memo
+        key of the model holds the job's examples.
         """
         return job.examples
 
     def task(self, job: Job[S]) -> Task[Any]:
-        """Make the task from the examples that `prepare` returned; torch's seed is set.
+        """Build the task from the examples that `prepare` returned; torch's seed is set.
 
         Raises:
-            BookwheelError: a model cannot be loaded, or the examples or the snapshot do not fit the settings.
+            BookwheelError: a model cannot be loaded, or the examples or the snapshot do not fit the
+                settings.
         """
         ...
 
-    def stages(self, job: Job[S]) -> Sequence[Stage]:
-        """Return the trainings to do, in order, after `prepare`: one, that of `task`.
+    def stages(self, job: Job[S]) -> Sequence[TrainingStage]:
+        """Return the stages to run after `prepare`, in order; the default is one stage with `task`.
 
-        The last one saves the model. Their measures have the same names, as far as they are shown side by side.
+        The last stage saves the model. Stages should use the same names for the same measures,
+        because they are shown side by side.
         """
-        return [Stage("", job.settings.loop, lambda _, __: self.task(job))]
+        return [TrainingStage("", job.settings.loop, lambda _, __: self.task(job))]
 
-    def check(self, task: Task[Any], trained: Measures) -> None:
-        """Check that the trained model may be published; `trained` are its measures on the dev set.
+    def check(self, task: Task[Any], measures: Measures) -> None:
+        """Check that the trained model may be published; `measures` are those on the dev set.
 
         Raises:
-            RefusedError: it may not; the checkpoints stay.
+            RefusedError: the model must not be published; the checkpoints stay.
         """
         return
 
     def space(self, job: Job[S], folder: Path) -> Space | None:
-        """Return the space of the saved model's question vectors; None if the model encodes no questions.
+        """Return the space of the saved model's question vectors; None if it encodes no questions.
 
         It is the space of the model's own passage encoder, if it has one, else the snapshot's.
         """
         if PASSAGE in self.result.parts:
-            return asked_space(folder / QUESTION)
-        asks = QUESTION in self.result.parts and job.snapshot.space
-        return Space.from_json(asks) if asks else None
+            return read_declared_space(folder / QUESTION)
+        snapshot_space = QUESTION in self.result.parts and job.snapshot.space
+        return Space.from_json(snapshot_space) if snapshot_space else None
 
-    def costs(self, job: Job[S], models: Mapping[str, Architecture]) -> Costs:
+    def costs(self, job: Job[S], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs; `models` are the sizes of the initial models, by part."""
         ...
+
+
+OBJECTIVES: Registry[Objective[Any]] = Registry(
+    "objective",
+    "bookwheel.objectives",
+    {
+        "dpr": f"{_PACKAGE}.dpr:DPR",
+        "colbert": f"{_PACKAGE}.colbert:COLBERT",
+        "cross-encoder": f"{_PACKAGE}.cross_encoder:CROSS_ENCODER",
+        "margin-mse": f"{_PACKAGE}.margin_mse:MARGIN_MSE",
+        "sidr": f"{_PACKAGE}.sidr:SIDR",
+        "openrag": f"{_PACKAGE}.openrag:OPENRAG",
+        "rag-sequence": f"{_PACKAGE}.rag:SEQUENCE",
+        "rag-token": f"{_PACKAGE}.rag:TOKEN",
+        "rag-end2end": f"{_PACKAGE}.end2end:END2END",
+        "ra-dit": f"{_PACKAGE}.ra_dit:RA_DIT",
+        "ict": f"{_PACKAGE}.ict:ICT",
+        "realm": f"{_PACKAGE}.realm:REALM",
+    },
+)
+
+
+def list_objective_names() -> tuple[str, ...]:
+    """Return the names of all objectives, without importing them.
+
+    The built-in ones come first, then those of other packages in alphabetical order.
+    """
+    return tuple(OBJECTIVES.list_names())
+
+
+def get_objective(name: str) -> Objective[Any]:
+    """Return the objective with a name.
+
+    Raises:
+        InputError: the package that registers it cannot be imported, it registers something else,
+            or two packages register it.
+        UsageError: there is no such objective.
+    """
+    registered: Any = OBJECTIVES.find(name)
+    if registered is None:
+        raise UsageError(f"there is no objective {name!r}: choose one of {', '.join(list_objective_names())}")
+    if not isinstance(registered, Objective):
+        raise InputError(
+            f"objective {name!r} is {type(registered).__name__}: register an instance of a subclass of Objective"
+        )
+    if registered.name != name:
+        raise InputError(f"objective {name!r} has the name {registered.name!r}: register it by that name")
+    return registered
+
+
+def list_objectives() -> list[Objective[Any]]:
+    """Return all objectives in the order of their names; log and skip those that fail to load."""
+    loaded: list[Objective[Any]] = []
+    for name in list_objective_names():
+        try:
+            loaded.append(get_objective(name))
+        except BookwheelError as error:
+            _log.warning("%s", error)
+    return loaded

@@ -1,24 +1,74 @@
-"""RAG-Sequence and RAG-Token: train a question encoder and a generator on answers (Lewis et al. 2020)."""
+"""RAG-Sequence and RAG-Token: train question encoder and generator on answers (Lewis et al. 2020).
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+The loss is -log p(y|x) marginalized over the k passages that the current question encoder retrieves
+(sections 2.1 and 2.4). The choice of passages has no gradient; their weights p(z|x) have one,
+through the inner products of the question vector with the passage vectors in the snapshot. Passages
+and index do not change.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from rag_model.encoders.architecture import Architecture
+from rag_model.encoders.encoder import Vectors
+from rag_model.encoders.space import Space
 from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.answers.ablation import shuffle_hits
+from rag_model.evaluation.answers.collapse import (
+    COLLAPSE_LIMITS,
+    CollapseLimits,
+    CollapseStats,
+    measure_collapse,
+    unchanged_share,
+)
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.evaluation.measures.answers import exact_match, token_f1
+from rag_model.generate.decoding import DecodingSettings
+from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Rag, Variant
-from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, decoding_bytes, retriever_bytes, weights
+from rag_model.generate.rag import PassageWeighting, Rag, RagSettings, Variant
+from rag_model.generate.rag_folder import save_rag
+from rag_model.reading.marginal import MarginalReader
+from rag_model.resources import (
+    FLOAT32_BYTES,
+    PROMPT_TOKENS,
+    QUESTION_TOKENS,
+    estimate_decoding_bytes,
+    estimate_weight_bytes,
+)
+from rag_model.resources.estimates import estimate_retriever_bytes
+from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.task import Measures
-from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Job, Objective, Result
-from rag_model.training.objectives.rag_task import RagRecipe, RagTask
-from rag_model.training.origins import Named, Origins, reader_of
+from rag_model.training.data.batches import Missing, shuffle_batches
+from rag_model.training.data.examples import Example, digest_examples, index_passages
+from rag_model.training.data.memory import PassageMemory, RankedRow, RetrievedBatch
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.objective import (
+    TRAINED_COPIES,
+    TRAINING_PASSES,
+    Job,
+    ModelDescription,
+    Objective,
+    TrainingCosts,
+)
+from rag_model.training.origins import InitialModels, NamedModels, choose_rag_models
 
-_ANSWER = 25  # tokens of an answer
-_LOGITS = 4  # copies of the logits: logits, their logarithms, and the gradients of both
-
+RetrievalTiming = Literal["batch", "once"]
+AnswerTargets = Literal["each", "first"]
+GoalName = Literal["nll", "EM", "F1"]
+FrozenPart = Literal["none", "question", "generator"]
+_AT_ONCE = 256  # questions
+ANSWER_TOKENS = 25
+LOGITS_COPIES = 4  # copies of the logits: logits, their logarithms, and the gradients of both
 LOOP = LoopSettings(
     epochs=100,
     learning_rate=3e-5,
@@ -26,8 +76,52 @@ LOOP = LoopSettings(
     weight_decay=0.001,
     max_gradient_norm=0.1,
 )
-"""The settings of the authors' code: finetune_rag.sh of transformers' examples/research_projects/rag. It warms up for
-500 steps, for any number of steps; Adam's numbers and the linear schedule are the defaults of `LoopSettings`."""
+"""The authors' code, finetune_rag.sh of transformers' examples/research_projects/rag, which warms
+up for 500 steps; Adam's hyperparameters and schedule are the defaults of `LoopSettings`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RagRecipe:
+    """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
+
+    k: int = 5  # passages per question; paper, section 3: 5 or 10 in training
+    temperature: float = 1.0  # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    label_smoothing: float = 0.1  # code: 0.1
+    exclude_bos: bool = False  # code: false
+    batch_size: int = 8  # questions per batch and process; code: train_batch_size 8
+    retriever: str | None = None  # a retriever expression; not set: the snapshot's default. Paper, section 3: HNSW
+    index: str | None = None  # an index of the snapshot: the short form of `retriever`
+    retrieve: RetrievalTiming = "batch"  # paper, section 2.4: with the current encoder; once: with the initial one
+    weighed_by: PassageWeighting = "products"  # logits of p(z|x); paper, section 4.5: scores, with BM25 as retriever
+    frozen: FrozenPart = "none"  # part that is not trained; paper, section 4.5: the question encoder, as an ablation
+    targets: AnswerTargets = "each"  # of several answers; paper, appendix D: each answer makes a separate pair
+    without_answer: Missing = "drop"  # an example without an answer cannot be trained on
+    goal: GoalName = "nll"  # selects the best weights, on the dev set; code: EM, which needs decoding
+    answered: int = 100  # dev questions to answer at each evaluation, for EM and F1; 0: none
+    max_new_tokens: int = 25  # per answer; code: val_max_target_length 25
+    refuse_collapse: bool = True  # fail if all questions get the same passages, or answers ignore the passages
+    limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
+    seed: int = 12345  # of the order
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "rag", {"batch_size": 1, "answered": 0, "max_new_tokens": 1})
+        choose_expression(self.index, self.retriever)
+        check_choices(self)
+        if self.goal != "nll" and not self.answered:
+            raise UsageError(f"goal {self.goal} needs answers: set answered above 0")
+        if self.weighed_by == "scores" and self.frozen == "generator":
+            raise UsageError('with weighed_by = "scores" only the generator is trained: set frozen = "none"')
+
+    @property
+    def expression(self) -> str | None:
+        """Retriever expression for the passages; None: the snapshot's default."""
+        return choose_expression(self.index, self.retriever)
+
+    def model_settings(self, kind: Variant) -> RagSettings:
+        """Return the settings of the model to train."""
+        return RagSettings(
+            kind, self.k, self.temperature, self.label_smoothing, self.exclude_bos, weighed_by=self.weighed_by
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,58 +132,334 @@ class RagTraining:
     rag: RagRecipe = field(default_factory=RagRecipe)
 
 
+class AnswerEvaluator:
+    """Evaluates a RAG model's answers to dev questions, given the retrieved passages."""
+
+    def __init__(self, rag: Rag, dev: Sequence[Example], max_new_tokens: int, batch: int, seed: int) -> None:
+        """Set the questions, which may be none; `seed` permutes passages between questions."""
+        self._dev, self._seed = tuple(dev), seed
+        self._reader = MarginalReader(None, rag, DecodingSettings(max_new_tokens=max_new_tokens), batch=batch)
+
+    def evaluate(self, hits: Sequence[list[Hit]]) -> dict[str, float]:
+        """Return `EM`, `F1` and `unchanged`; `hits` starts with the hits of the questions.
+
+        `unchanged` is the share of answers that stay equal with another question's passages; it
+        needs two questions or more.
+        """
+        if not self._dev:
+            return {}
+        questions, dev_hits = [example.question for example in self._dev], hits[: len(self._dev)]
+        answers = [answer.text for answer in self._reader.answer_from(questions, dev_hits)]
+        pairs = [(answer, example.answers) for answer, example in zip(answers, self._dev, strict=True)]
+        measures = {
+            "EM": sum(exact_match(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
+            "F1": sum(token_f1(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
+        }
+        if len(answers) > 1:
+            shuffled = self._reader.answer_from(questions, shuffle_hits(dev_hits, self._seed))
+            measures["unchanged"] = unchanged_share(answers, [answer.text for answer in shuffled])
+        return measures
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswer:
+    """A question and one of its answers."""
+
+    example: Example
+    answer: str
+
+
+RagBatch = tuple[QuestionAnswer, ...]
+
+
+class RagTask:
+    """Train a `Rag` on questions and answers over a snapshot."""
+
+    def __init__(
+        self,
+        rag: Rag,
+        snapshot: Snapshot,
+        train: Sequence[Example],
+        dev: Sequence[Example],
+        recipe: RagRecipe,
+        initial_digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """Set the data; `initial_digests` are those of the initial question encoder and generator.
+
+        Raises:
+            InputError: no training example has an answer; or one has none, and the recipe refuses
+                that.
+            RefusedError: the question encoder's space is not the snapshot's.
+            UsageError: no dev example has an answer, or the snapshot has no such index.
+        """
+        question = rag.question
+        if not isinstance(question, TrainableEncoder):
+            raise UsageError(f"question encoder {type(question).__name__} cannot be trained: use TrainableEncoder")
+        self.module, self._question, self._recipe = rag, question, recipe
+        _freeze(rag, recipe)
+        self.goal = Goal(recipe.goal, larger=recipe.goal != "nll")
+        self._train = _build_pairs(train, recipe)
+        self._dev = [QuestionAnswer(example, example.answers[0]) for example in dev if example.answers]
+        if not self._dev:
+            raise UsageError("no dev example has an answer to select the best weights with: give one with answers")
+        self._memory = PassageMemory(snapshot, question, recipe.expression)
+        self._snapshot = snapshot
+        self._data_identity = {"snapshot": snapshot.id, "models": dict(initial_digests or {})}
+        answered_examples = [pair.example for pair in self._dev[: recipe.answered]]
+        self._answer_evaluator = AnswerEvaluator(
+            rag, answered_examples, recipe.max_new_tokens, recipe.batch_size, recipe.seed
+        )
+        self._initial_hits = self._retrieve_initial_hits() if recipe.retrieve == "once" else {}
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, and the digests of data and models."""
+        return {
+            "kind": f"rag-{self.module.settings.kind}",
+            "settings": asdict(self._recipe),
+            "train": digest_examples(dict.fromkeys(pair.example for pair in self._train)),
+            "dev": digest_examples(pair.example for pair in self._dev),
+            **self._data_identity,
+        }
+
+    @property
+    def asked(self) -> str:
+        """Id of the snapshot that is searched now."""
+        return self._snapshot.id
+
+    def move(self, step: int) -> Measures:
+        """Stay at the snapshot; tasks with a moving index override this and call `switch_to`."""
+        return {}
+
+    def ask(self, snapshot: str) -> None:
+        """Search the snapshot with this id, of the same store; see `switch_to`."""
+        if snapshot != self.asked:
+            self.switch_to(Snapshot.open(str(self._snapshot.location), snapshot))
+
+    def switch_to(self, snapshot: Snapshot) -> None:
+        """Search this snapshot from now on; on an error stay at the current one.
+
+        If a passage encoder is trained, an earlier step of it must have encoded the snapshot.
+
+        Raises:
+            RefusedError: no passage encoder is trained, and the snapshot has another space.
+            UsageError: the recipe retrieves once, or the snapshot has no such index.
+        """
+        if self._recipe.retrieve == "once":
+            raise UsageError('a recipe that retrieves once cannot move to another snapshot: set retrieve = "batch"')
+        fixed_encoder = self._question if self.module.passage is None else None
+        self._memory, self._snapshot = PassageMemory(snapshot, fixed_encoder, self._recipe.expression), snapshot
+
+    def batches(self, epoch: int) -> Sequence[RagBatch]:
+        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
+        return shuffle_batches(self._train, self._recipe.batch_size, self._recipe.seed, epoch)
+
+    def ids(self, batch: RagBatch) -> Sequence[str]:
+        """Return the ids of the batch's examples."""
+        return [pair.example.id for pair in batch]
+
+    def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean loss of the questions, and the mean entropy of p(z|x) in nats.
+
+        A uniform p(z|x) has entropy log k.
+        """
+        questions = [pair.example.question for pair in batch]
+        question_vectors = self.module.embed_questions(questions)  # (b, d)
+        retrieved = self._retrieve_batch(batch, question_vectors)
+        logits = self._compute_logits(question_vectors, retrieved)  # (b, k)
+        losses = self.module.loss(logits, *self._reader_inputs(batch, retrieved))  # (b,)
+        prior = self.module.prior(logits.detach())
+        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}  # (b, k) -> (b,) -> scalar
+
+    def evaluate(self) -> Measures:
+        """Return the measures on the dev set.
+
+        `nll` is in nats per question, of the first answer. `EM` and `F1` are of the first
+        `answered` questions. Signs of retrieval collapse are `distinct` and `spread` of the
+        passages, and `unchanged`, the share of answers that stay equal with another question's
+        passages.
+
+        Raises:
+            CollapsedError: all questions get the same passages, and the recipe refuses that.
+        """
+        retrieved = self._retrieve_questions([pair.example.question for pair in self._dev])
+        collapse = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieved.hits], self._snapshot.n)
+        if self._recipe.refuse_collapse:
+            collapse.check(self._recipe.limits)
+        has_answer = [
+            any(AnswerMatcher(pair.example.answers).match(hit.passage.text) for hit in hits)
+            for pair, hits in zip(self._dev, retrieved.hits, strict=True)
+        ]
+        k = len(retrieved.hits[0])
+        return {
+            "nll": self._compute_nll(retrieved),
+            f"Success@{k}": sum(has_answer) / len(has_answer),
+            **self._answer_evaluator.evaluate(retrieved.hits),
+            "distinct": float(collapse.distinct),
+            "spread": collapse.spread,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the model for `load_rag`; its questions search the snapshot's space."""
+        save_rag(self.module, folder, Space.from_json(self._snapshot.space or {}))
+
+    def check(self, measures: Measures) -> None:
+        """Check that the trained model's answers depend on the passages.
+
+        Raises:
+            CollapsedError: they do not, and the recipe refuses that.
+        """
+        answered_count = min(self._recipe.answered, len(self._dev))
+        if self._recipe.refuse_collapse and "unchanged" in measures:
+            CollapseStats(answered_count, 0.0, 0, 1.0, measures["unchanged"]).check(self._recipe.limits)
+
+    def _retrieve_initial_hits(self) -> dict[str, list[RankedRow]]:
+        """Retrieve the passages of all training questions with the initial encoder."""
+        questions = list(dict.fromkeys(pair.example.question for pair in self._train))
+        ranked: dict[str, list[RankedRow]] = {}
+        for start in range(0, len(questions), _AT_ONCE):
+            for question, hits in zip(
+                batch := questions[start : start + _AT_ONCE], self._retrieve_questions(batch).hits, strict=True
+            ):
+                ranked[question] = [(hit.row, hit.score) for hit in hits]
+        return ranked
+
+    def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
+        if self._recipe.retrieve == "batch":
+            questions = [pair.example.question for pair in batch]
+            return self._memory.retrieve(questions, to_numpy(question_vectors), self._recipe.k)
+        return self._memory.fetch_rows([self._initial_hits[pair.example.question] for pair in batch])
+
+    def _retrieve_questions(self, questions: Sequence[str]) -> RetrievedBatch:
+        return self._memory.retrieve(questions, self._question.encode_questions(questions), self._recipe.k)
+
+    def _compute_logits(self, question_vectors: Tensor, retrieved: RetrievedBatch) -> Tensor:
+        """Return the (b, k) float32 logits of p(z|x).
+
+        They are inner products, with gradient to the questions, or the retriever's scores. Autocast
+        would compute a matrix product in bf16, which is too coarse to distinguish near passages.
+        """
+        if self._recipe.weighed_by == "scores":
+            return torch.tensor([[hit.score for hit in hits] for hits in retrieved.hits]).to(question_vectors)
+        vectors = self._passage_vectors(retrieved).to(question_vectors)  # sums like `retrieve.products.inner_products`
+        return (
+            (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)
+        )  # (b, k, d) * (b, 1, d) -> (b, k)
+
+    def _passage_vectors(self, retrieved: RetrievedBatch) -> Tensor:
+        """Return (b, k, d) passage vectors: those of the snapshot, without gradient.
+
+        If a passage encoder is trained, they are computed by it, with gradient.
+        """
+        if self.module.passage is None:
+            return torch.from_numpy(retrieved.vectors)
+        passages, positions = index_passages(passage for passages in retrieved.passages for passage in passages)
+        rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieved.passages])
+        return self.module.passage.embed_passages(passages)[rows]  # (m, d) -> (b, k, d)
+
+    def _reader_inputs(self, batch: Sequence[QuestionAnswer], retrieved: RetrievedBatch) -> tuple[Contexts, Targets]:
+        generator = self.module.generator
+        contexts = generator.encode_contexts([pair.example.question for pair in batch], retrieved.passages)
+        return contexts, generator.encode_targets([pair.answer for pair in batch])
+
+    def _compute_nll(self, retrieved: RetrievedBatch) -> float:
+        """Return the mean -log p(y|x) of the dev set's first answers, without label smoothing."""
+        size, total = self._recipe.batch_size, 0.0
+        for start in range(0, len(self._dev), size):
+            window = slice(start, start + size)
+            batch, retrieved_part = self._dev[window], RetrievedBatch(retrieved.hits[window], retrieved.vectors[window])
+            question_vectors = self.module.embed_questions([pair.example.question for pair in batch])
+            reader_inputs = (
+                self._compute_logits(question_vectors, retrieved_part),
+                *self._reader_inputs(batch, retrieved_part),
+            )
+            total -= float(self.module.log_likelihood(*reader_inputs).log_p.sum().detach())
+        return total / len(self._dev)
+
+
+def _freeze(rag: Rag, recipe: RagRecipe) -> None:
+    """Freeze the untrained parts; retriever scores give the question encoder no gradient."""
+    if recipe.frozen == "question" or recipe.weighed_by == "scores":
+        rag.question.requires_grad_(False)
+    if recipe.frozen == "generator":
+        rag.body.requires_grad_(False)
+
+
+def _build_pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[QuestionAnswer]:
+    if recipe.without_answer == "refuse" and (
+        unanswered := next((example for example in examples if not example.answers), None)
+    ):
+        raise InputError(f"example {unanswered.id} has no answer: give it one, or drop it")
+    answer_limit = None if recipe.targets == "each" else 1
+    pairs = [QuestionAnswer(example, answer) for example in examples for answer in example.answers[:answer_limit]]
+    if not pairs:
+        raise InputError("no training example has an answer: give a file of questions with answers")
+    return pairs
+
+
+def to_numpy(vectors: Tensor) -> Vectors:
+    """Return vectors as a float32 array, without gradient."""
+    array: Vectors = vectors.detach().float().cpu().numpy()
+    return array
+
+
 class RagObjective(Objective[RagTraining]):
-    """A question encoder and a generator, trained over the passages of a snapshot, which do not change."""
+    """The objectives `rag-sequence` and `rag-token`: a question encoder and a generator."""
 
     options = frozenset({"encoder", "generator"})
     settings = RagTraining
     tempered = "rag"
 
-    def __init__(self, marginal: Variant, when: str) -> None:
-        """Name the objective after its marginal; `when` says, in the card, when passages are summed over."""
+    def __init__(self, marginal: Variant, when_summed: str) -> None:
+        """Set the marginal; `when_summed` tells help and card when passages are summed over."""
         self._marginal = marginal
         self.name = f"rag-{marginal}"
-        self.summary = f"a question encoder and a generator, passages summed over {when}"
-        self.result = Result(
-            says="A question encoder and a generator, trained together over retrieved passages that are summed over "
-            f"{when} (RAG-{marginal.capitalize()}, Lewis et al. 2020).",
-            uses="bookwheel answer --model NAME --store STORE 'QUESTION'",
-            role="question-answering",
+        self.summary = f"a question encoder and a generator, passages summed over {when_summed}"
+        self.result = ModelDescription(
+            summary="A question encoder and a generator, trained together over retrieved passages that are summed over "
+            f"{when_summed} (RAG-{marginal.capitalize()}, Lewis et al. 2020).",
+            usage="bookwheel answer --model NAME --store STORE 'QUESTION'",
+            pipeline_tag="question-answering",
             parts=frozenset({"question", "generator"}),
         )
 
-    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
-        """Return the named question encoder, else the snapshot's, and the generator; see `reader_of`."""
-        return reader_of(store, snapshot, named.encoder, named.generator)
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the named question encoder, else the snapshot's, and the generator."""
+        return choose_rag_models(store, snapshot, named_models.encoder, named_models.generator)
 
     def task(self, job: Job[RagTraining]) -> RagTask:
         """Load the question encoder and the generator."""
         names, recipe = job.origins.names, job.settings.rag
         question = TrainableEncoder.load(names["question"], "question", device="cpu")
-        rag = Rag(question, load_generator(names["generator"], device="cpu"), recipe.settings(self._marginal))
+        rag = Rag(question, load_generator(names["generator"], device="cpu"), recipe.model_settings(self._marginal))
         return RagTask(rag, job.snapshot, job.examples["train"], job.examples["dev"], recipe, job.digests)
 
     def check(self, task: RagTask, trained: Measures) -> None:  # type: ignore[override]
-        """Refuse a model whose answers do not depend on its passages; see `RagTask.check`."""
+        """Check that the model's answers depend on the passages; see `RagTask.check`."""
         task.check(trained)
 
-    def costs(self, job: Job[RagTraining], models: Mapping[str, Architecture]) -> Costs:
-        """Return the costs of reading the passages of a batch, and of answering dev questions."""
+    def costs(self, job: Job[RagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of generating from a batch's passages, and of dev answers."""
         recipe, question, generator = job.settings.rag, models["question"], models["generator"]
         k = min(recipe.k, job.snapshot.n)
         texts = recipe.batch_size * k
-        kept = generator.activations(texts, PROMPT + _ANSWER) + question.activations(recipe.batch_size, QUESTION)
-        logits = _LOGITS * NUMBER * texts * _ANSWER * generator.vocabulary
-        held = LEARNED * weights(question, generator) + retriever_bytes(job.snapshot, recipe.expression)
-        prompts = generator.operations * (PROMPT + _ANSWER)
-        pairs = sum(len(one.answers) if recipe.targets == "each" else 1 for one in job.examples["train"])
-        dev = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
+        activations = generator.estimate_activation_bytes(
+            texts, PROMPT_TOKENS + ANSWER_TOKENS
+        ) + question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
+        logits = LOGITS_COPIES * FLOAT32_BYTES * texts * ANSWER_TOKENS * generator.vocabulary
+        weight_bytes = TRAINED_COPIES * estimate_weight_bytes(question, generator) + estimate_retriever_bytes(
+            job.snapshot, recipe.expression
+        )
+        prompt_operations = generator.operations_per_token * (PROMPT_TOKENS + ANSWER_TOKENS)
+        pair_count = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
+        dev_questions = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
         stages = {
-            "train": held + kept + logits,
-            "answer": held + decoding_bytes(generator, texts, recipe.max_new_tokens),
+            "train": weight_bytes + activations + logits,
+            "answer": weight_bytes + estimate_decoding_bytes(generator, texts, recipe.max_new_tokens),
         }
-        batches = max(1, -(-pairs // recipe.batch_size))
-        return Costs(stages, batches, BACKWARD * texts * prompts, dev * k * prompts)
+        batches = max(1, -(-pair_count // recipe.batch_size))
+        return TrainingCosts(
+            stages, batches, TRAINING_PASSES * texts * prompt_operations, dev_questions * k * prompt_operations
+        )
 
 
 SEQUENCE = RagObjective("sequence", "once an answer")

@@ -1,4 +1,4 @@
-"""Measure an encoder's ranking during training: a dev set, its passages, and all scores between them."""
+"""Evaluate a retriever during training: rank a pool of passages for each dev question."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions.match import Answers
+from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.task import Measures
 
@@ -16,63 +16,73 @@ CUTOFFS = (1, 5, 20)  # passages
 _AT_ONCE = 256  # questions scored together
 
 
-class Ranking:
-    """Dev questions, and the pool of passages to rank: a corpus, and all passages of the examples."""
+class RankingEvaluator:
+    """Dev questions and the pool of passages that they rank: corpus and examples' passages."""
 
     def __init__(self, examples: Sequence[Example], corpus: Sequence[Passage] = ()) -> None:
-        """Build the pool, with equal passages once.
+        """Build the pool, in which equal passages occur once.
 
         Raises:
-            UsageError: there is no example, or no passage at all.
+            UsageError: there is no example, or no passage.
         """
-        named = [passage for one in examples for passage in (*one.positives, *one.negatives)]
+        example_passages = [passage for example in examples for passage in (*example.positives, *example.negatives)]
         self.examples = tuple(examples)
-        self.pool = tuple({passage.hash: passage for passage in (*corpus, *named)}.values())
+        self.questions = [example.question for example in examples]
+        self.pool = tuple({passage.hash: passage for passage in (*corpus, *example_passages)}.values())
         self.rows = {passage.hash: row for row, passage in enumerate(self.pool)}
-        self.with_positives = [place for place, one in enumerate(examples) if one.positives]
+        self.with_positives = [index for index, example in enumerate(examples) if example.positives]
         if not self.examples or not self.pool:
             raise UsageError("the dev set has no example or no passage to rank: give a dev file with passages")
 
-    def measure(self, asked: Vectors, read: Vectors) -> Measures:
-        """Return `average_rank` and `Success@k`, from (n, d) vectors of the examples and (m, d) vectors of the pool.
+    def evaluate(self, question_vectors: Vectors, passage_vectors: Vectors) -> Measures:
+        """Return `average_rank` and `Success@k` from (n, d) question and (m, d) pool vectors.
 
-        `average_rank` is the mean rank of the examples' first positive in the whole pool, from 1; examples without one
-        are left out. `Success@k`: the share of examples with a passage that holds an answer (DPR's token match; if the
-        example has no answers, one of its positives) among their first k.
+        `average_rank` is the mean rank, from 1, of the examples' first positive in the whole pool;
+        examples without a positive are left out. `Success@k` is the share of examples with a
+        passage among the first k that holds an answer (DPR's token match) or, if the example has no
+        answers, that is one of its positives.
         """
         # (b, d) @ (d, m) -> (b, m)
-        return self.measure_scores(asked[at : at + _AT_ONCE] @ read.T for at in range(0, len(asked), _AT_ONCE))
+        return self.evaluate_scores(
+            question_vectors[start : start + _AT_ONCE] @ passage_vectors.T
+            for start in range(0, len(question_vectors), _AT_ONCE)
+        )
 
-    def measure_scores(self, blocks: Iterable[Vectors]) -> Measures:
-        """Return what `measure` does, from scores, (b, m) a block of examples, in order; m is the pool."""
-        firsts, ranks = list[int | None](), list[int]()
-        every = (own for block in blocks for own in block)
-        for example, own in zip(self.examples, every, strict=True):
-            firsts.append(self._first_answer(example, own))
+    def evaluate_scores(self, blocks: Iterable[Vectors]) -> Measures:
+        """Return the measures of `evaluate` from (b, m) blocks of the examples' scores."""
+        answer_ranks, positive_ranks = list[int | None](), list[int]()
+        score_rows = (pool_scores for block in blocks for pool_scores in block)
+        for example, pool_scores in zip(self.examples, score_rows, strict=True):
+            answer_ranks.append(self._rank_of_first_answer(example, pool_scores))
             if example.positives:
-                ranks.append(int((own > own[self.rows[example.positives[0].hash]]).sum()) + 1)
+                positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
         success = {
-            f"Success@{k}": sum(first is not None and first <= k for first in firsts) / len(firsts) for k in CUTOFFS
+            f"Success@{k}": sum(answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks)
+            / len(answer_ranks)
+            for k in CUTOFFS
         }
-        return {**({"average_rank": sum(ranks) / len(ranks)} if ranks else {}), **success}
+        return {**({"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}), **success}
 
-    def successes(self, asked: Vectors, read: Vectors, k: int) -> npt.NDArray[np.bool_]:
-        """Return (n,) bool: whether an example has a passage with an answer among its first `k`; k at most 20."""
-        firsts = [self._first_answer(example, own @ read.T) for example, own in zip(self.examples, asked, strict=True)]
-        return np.array([first is not None and first <= k for first in firsts])
+    def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
+        """Return (n,) bool: whether the first `k` passages of an example answer it; k <= 20."""
+        answer_ranks = [
+            self._rank_of_first_answer(example, question_vector @ passage_vectors.T)
+            for example, question_vector in zip(self.examples, question_vectors, strict=True)
+        ]
+        return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
 
-    def _first_answer(self, example: Example, scores: Vectors) -> int | None:
-        """Return the rank, from 1, of the first passage that answers; None if none of the first 20 does."""
+    def _rank_of_first_answer(self, example: Example, scores: Vectors) -> int | None:
+        """Return the rank, from 1, of the first answering passage; None if it is above 20."""
         depth = min(CUTOFFS[-1], len(scores))
-        best = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
-        ranked = [self.pool[row] for row in best[np.argsort(-scores[best], kind="stable")]]
-        return first_answer(example, ranked)
+        top_rows = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
+        ranked_passages = [self.pool[row] for row in top_rows[np.argsort(-scores[top_rows], kind="stable")]]
+        return rank_of_first_answer(example, ranked_passages)
 
 
-def first_answer(example: Example, ranked: Sequence[Passage]) -> int | None:
-    """Return the rank, from 1, of the first passage that answers the example's question, or None."""
-    answers, known = Answers(example.answers), {passage.hash for passage in example.positives}
-    for rank, passage in enumerate(ranked, start=1):
-        if answers.are_in(passage.text) if example.answers else passage.hash in known:
+def rank_of_first_answer(example: Example, ranked_passages: Sequence[Passage]) -> int | None:
+    """Return the rank, from 1, of the first passage that answers the question, or None."""
+    answers, positive_hashes = AnswerMatcher(example.answers), {passage.hash for passage in example.positives}
+    for rank, passage in enumerate(ranked_passages, start=1):
+        if answers.match(passage.text) if example.answers else passage.hash in positive_hashes:
             return rank
     return None

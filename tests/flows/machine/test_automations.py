@@ -8,14 +8,14 @@ import yaml
 from prefect import get_client
 from prefect.blocks.webhook import Webhook
 
-from flows.machine.automations import declare, main
+from flows.machine.automations import create_automations, main
 
 FILE = Path(__file__).parents[3] / "infra" / "prefect-automations.yaml"
 
 
 def test_told_twice_there_is_one_of_each_and_its_webhook_is_the_newer(prefect_server: None) -> None:
-    names = declare(FILE, "http://127.0.0.1:9/first")
-    assert declare(FILE, "http://127.0.0.1:9/second") == names == ["bookwheel-failed"]
+    names = create_automations(FILE, "http://127.0.0.1:9/first")
+    assert create_automations(FILE, "http://127.0.0.1:9/second") == names == ["bookwheel-failed"]
     with get_client(sync_client=True) as client:
         (automation,) = client.read_automations_by_name("bookwheel-failed")
     assert automation.enabled

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flows.machine.doctor import versions
-from rag_model.extras import faiss_packages
+from flows.machine.doctor import check_versions
+from rag_model.extras import list_faiss_packages
 from rag_model.store.store import Store
 
 
@@ -56,7 +56,7 @@ def test_a_sound_machine_and_store(bookwheel: Any, tmp_path: Path) -> None:
     found = of(ran)
     assert found["store, conditional create"]["ok"]
     assert found["faiss"]["ok"]
-    assert found["faiss"]["found"] in [f"{name} {own}" for name, own in faiss_packages().items()]
+    assert found["faiss"]["found"] in [f"{name} {own}" for name, own in list_faiss_packages().items()]
     assert {"memory", "disk, cache", "gpu", "prefect", "beam", "store, clock"} <= set(found)
 
 
@@ -101,7 +101,7 @@ def test_a_prefect_server_whose_restart_would_end_runs(bookwheel: Any) -> None:
 
 def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.machine.doctor.requires", lambda _: ["numpy>=900", "no-such-thing>=1"])
-    (_, finding) = versions()
+    (_, finding) = check_versions()
     assert (finding.what, finding.ok, finding.todo) == ("numpy", False, "pip install 'numpy>=900'")
 
 
@@ -121,7 +121,7 @@ def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_faiss_is_sound_whichever_it_is(
     found: dict[str, str], ok: bool, says: str, todo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.machine.doctor.faiss_packages", lambda: found)
-    (finding,) = (one for one in versions() if one.what == "faiss")
+    monkeypatch.setattr("flows.machine.doctor.list_faiss_packages", lambda: found)
+    (finding,) = (one for one in check_versions() if one.what == "faiss")
     assert (finding.ok, finding.found) == (ok, says)
     assert todo in finding.todo

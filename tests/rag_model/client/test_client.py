@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from rag_model.client import Client, ClientSettings
-from rag_model.client.client import TOKEN
+from rag_model.client.client import TOKEN_VARIABLE
 from rag_model.errors import ServiceError, UsageError
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.shown import ShownHit
-from rag_model.serving.http.tokens import Tokens
+from rag_model.serving.http.guard import BearerTokens
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.foreign import Reply, foreign
 from tests.fixtures.serving import PASSAGES, Gate, Library, Serving, serving, until, with_limits
@@ -48,9 +47,9 @@ def test_search_gives_what_the_library_finds(retriever: str, client: Client, mad
         assert [(hit.id, hit.text, hit.licence) for hit in result.hits] == [
             (hit.passage.id, hit.passage.text, hit.licence) for hit in hits
         ]
-        for one, other in zip(result.hits, map(ShownHit.of, hits), strict=True):
+        for one, other in zip(result.hits, hits, strict=True):
             assert one.score == pytest.approx(other.score, abs=1e-4)
-            assert [leg.leg for leg in one.legs] == [leg.leg for leg in other.legs]
+            assert [leg.leg for leg in one.legs] == [leg.leg for leg in other.visible_legs]
 
 
 def test_answers_are_as_the_service_sends_them(client: Client, served: Serving) -> None:
@@ -133,7 +132,7 @@ def test_a_full_queue_is_asked_again_after_the_pause_that_it_names(
         first[0].start()
         assert gate.held.wait(120)
         first[1].start()
-        until(lambda: found.service._searches.waiting)
+        until(lambda: found.service._search_batcher.queued_questions)
         with Client(found.url, settings=QUICK, pause=pause) as client:
             assert client.search(["who?"], 2).snapshot == made_library.red
     assert pauses == [1.0]
@@ -142,11 +141,11 @@ def test_a_full_queue_is_asked_again_after_the_pause_that_it_names(
 def test_a_service_that_has_not_opened_its_snapshot_yet_is_waited_for(made_library: Library, dest: Path) -> None:
     pauses = list[float]()
     with serving(made_library.url, dest, with_limits(poll_seconds=3600.0)) as found:
-        found.service.desk.close()
+        found.service.slot.close()
 
         def pause(seconds: float) -> None:
             pauses.append(seconds)
-            found.service.follower.look()
+            found.service.follower.poll()
 
         with Client(found.url, settings=QUICK, pause=pause) as client:
             assert client.search(["who?"], 2).snapshot == made_library.red
@@ -175,11 +174,11 @@ def test_a_token_opens_the_door(
 ) -> None:
     token = "0123456789abcdef" * 2
     (tmp_path / "tokens").write_text(f"{token}\n")
-    with serving(made_library.url, dest, tokens=Tokens(tmp_path / "tokens")) as found:
-        with Client(found.url) as stranger, pytest.raises(UsageError, match=TOKEN):
+    with serving(made_library.url, dest, tokens=BearerTokens(tmp_path / "tokens")) as found:
+        with Client(found.url) as stranger, pytest.raises(UsageError, match=TOKEN_VARIABLE):
             stranger.snapshot()
         if secret != "given":
-            monkeypatch.setenv(TOKEN, token)
+            monkeypatch.setenv(TOKEN_VARIABLE, token)
         with Client(found.url, token if secret == "given" else None) as known:
             assert known.snapshot().snapshot == made_library.red
 
@@ -187,7 +186,7 @@ def test_a_token_opens_the_door(
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Reply(200, b"<html>"), "sent what is no reply of bookwheel"),
+        (Reply(200, b"<html>"), "did not send a reply of bookwheel"),
         (Reply(200, b"[]"), "the whole is not an object"),
         (Reply(200, b'{"snapshot": "s"}'), "results is missing"),
         (Reply(200, b'{"snapshot": 1, "results": []}'), "snapshot is not of type str"),
@@ -199,7 +198,7 @@ def test_a_token_opens_the_door(
         (Reply(404, b'{"detail": "Not Found"}'), "answers 404"),
         (Reply(500, b'{"detail": "its log says why"}'), "answers 500: its log says why"),
         (Reply(504, b'{"detail": "no answer in time"}'), "answers 504: no answer in time"),
-        (Reply(503, b"<html>"), "answers 503 in 5 tries: it does not say why"),
+        (Reply(503, b"<html>"), "answers 503 in 5 tries: it gives no reason"),
         (Reply(429, b'{"detail": "full"}', {"Retry-After": "3600"}), "answers 429 in 1 try: full"),
         (Reply(429, b"", {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}), "answers 429 in 1 try"),
         (Reply(429, b"", {"Retry-After": "soon"}), "answers 429 in 5 tries"),
@@ -244,7 +243,7 @@ def test_a_token_that_no_header_can_hold_is_refused(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"tries": 0}, {"reply_seconds": 0.0}, {"first_pause": -1.0}, {"most_pause": float("nan")}]
+    "wrong", [{"tries": 0}, {"reply_seconds": 0.0}, {"first_pause": -1.0}, {"max_pause": float("nan")}]
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -3,17 +3,15 @@ from collections import Counter
 
 import pytest
 
-from rag_model.corpus.articles import article_or_drop
-from rag_model.corpus.languages import ENGLISH, LANGUAGES, language_of
-from rag_model.corpus.pages import parse_pages
+from rag_model.corpus.articles import ENGLISH, LANGUAGES, classify_page, get_language
+from rag_model.corpus.dump_formats.mediawiki import parse_pages, read_siteinfo
 from rag_model.corpus.records import Page, Siteinfo
-from rag_model.corpus.siteinfo import read_siteinfo
 
 
 def judge(title: str = "Anarchism", text: str = "Some words.", language: str = "en", **fields: object) -> object:
     values = {"namespace": 0, "redirect": False, "model": "wikitext", **fields}
     page = Page(page_id=1, rev_id=1, revised=None, title=title, text=text, **values)
-    kept = article_or_drop(page, Siteinfo("", language, ""))
+    kept = classify_page(page, Siteinfo("", language, ""))
     return "article" if kept is page else kept
 
 
@@ -85,7 +83,7 @@ def test_each_language_has_its_own_words(language: str, page, reason: str) -> No
 
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_english_holds_beside_every_language(code: str) -> None:
-    language = language_of(code)
+    language = get_language(code)
     assert set(ENGLISH.disambiguation_templates) <= set(language.disambiguation_templates)
     assert language.redirect_words[-1] == "#redirect"
     assert LANGUAGES[code].disambiguation_templates
@@ -95,7 +93,7 @@ def test_english_holds_beside_every_language(code: str) -> None:
 def test_the_real_extract_keeps_its_articles(demo_dump) -> None:
     siteinfo = read_siteinfo(demo_dump.as_uri())
     pages = list(parse_pages([bz2.decompress(demo_dump.read_bytes())], "demo"))
-    verdicts = {page.title: article_or_drop(page, siteinfo) for page in pages}
+    verdicts = {page.title: classify_page(page, siteinfo) for page in pages}
     assert Counter(kept if isinstance(kept, str) else "article" for kept in verdicts.values()) == {
         "article": 96,
         "redirect": 99,

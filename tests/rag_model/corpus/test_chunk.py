@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
+from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Passage, Plan
@@ -34,10 +34,10 @@ def plan_of(tmp_path: Path, *texts: str, name: str = "dump.xml") -> Plan:
     return plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str)
 
 
-def chunk(plan: Plan, tmp_path: Path, recipe: ChunkRecipe | None = None) -> tuple[ChunkFacts, list[Passage]]:
+def chunk(plan: Plan, tmp_path: Path, recipe: ChunkRecipe | None = None) -> tuple[ChunkStats, list[Passage]]:
     (part,) = plan.parts
     facts = chunk_part(part, plan.siteinfo, recipe or ChunkRecipe(), tmp_path / "out.parquet")
-    return facts, list(PassageFile(tmp_path / "out.parquet").passages())
+    return facts, list(PassageFile(tmp_path / "out.parquet").iter_passages())
 
 
 def test_pages_become_passages_and_drops_are_counted(tmp_path: Path) -> None:
@@ -107,5 +107,5 @@ def test_documents_are_cut_and_ready_passages_are_taken_as_they_are(tmp_path: Pa
         plan = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str)
         out = tmp_path / "out.parquet"
         facts = [chunk_part(part, plan.siteinfo, ChunkRecipe(words=2), out) for part in plan.parts]
-        seen.append((sum(f.rows for f in facts), [p.text for p in PassageFile(out).passages()]))
+        seen.append((sum(f.rows for f in facts), [p.text for p in PassageFile(out).iter_passages()]))
     assert seen == [(2, ["a b", "c"]), (1, ['a "b"'])]

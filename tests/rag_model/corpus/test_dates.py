@@ -5,9 +5,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
-from rag_model.corpus.moments import iso_of
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.timestamps import format_iso
 
 
 def stamps_of(dump: Path) -> dict[str, tuple[int, str]]:
@@ -28,8 +28,8 @@ def test_passages_of_a_real_dump_have_the_dates_that_another_parser_reads(small_
         facts = chunk_part(part, plan.siteinfo, ChunkRecipe(), tmp_path / part.name)
         newest = max(newest, facts.newest_revision)
         with PassageFile(tmp_path / part.name) as file:
-            for passage in file.passages():
-                assert (passage.rev_id, iso_of(passage.revised)) == known[passage.page_id]
+            for passage in file.iter_passages():
+                assert (passage.rev_id, format_iso(passage.revised)) == known[passage.page_id]
                 dates.add(passage.revised)
     assert len(dates) > 15, "of 22 articles"
-    assert newest == iso_of(max(date for date in dates if date is not None))
+    assert newest == format_iso(max(date for date in dates if date is not None))

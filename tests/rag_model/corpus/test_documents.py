@@ -11,21 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rag_model.corpus import buckets
-from rag_model.corpus.decode import MAX_LINE
-from rag_model.corpus.documents import PLACES, place_of, read_documents, read_ready_passages
-from rag_model.corpus.plan import plan_dump, source_digest
-from rag_model.corpus.records import Article, Passage, Plan, Section
-from rag_model.corpus.rows import read_parquet
+from rag_model.corpus.dump_formats import record_format
+from rag_model.corpus.dump_formats.jsonl import FORMAT as JSONL
+from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
+from rag_model.corpus.plan import compute_source_digest, plan_dump
+from rag_model.corpus.records import ID_HASHES, Article, Passage, Plan, Section, hash_id
+from rag_model.corpus.source import MAX_LINE
 from rag_model.errors import InputError
 
 
 def articles(plan: Plan) -> list[Article]:
-    return [article for part in plan.parts for article in read_documents(part)]
+    return [article for part in plan.parts for article in JSONL.read(part)]
 
 
 def passages(plan: Plan) -> list[Passage]:
-    return [passage for part in plan.parts for passage in read_ready_passages(part)]
+    return [passage for part in plan.parts for passage in JSONL.read(part)]
 
 
 def write_jsonl(path: Path, rows: list[object]) -> Path:
@@ -109,33 +109,33 @@ def test_a_first_line_of_contents_too_long_for_a_title_is_text(tmp_path, plan) -
 def test_a_document_lies_in_the_part_of_its_place_in_the_order_of_the_source(tmp_path, plan) -> None:
     made = plan(write_jsonl(tmp_path / "x.jsonl", ROWS), part_bytes=1000)
     assert made.parts[0].first_page == 0
-    assert made.parts[-1].last_page == PLACES - 1
+    assert made.parts[-1].last_page == ID_HASHES - 1
     for before, after in zip(made.parts, made.parts[1:], strict=False):
         assert after.first_page == before.last_page + 1
     for part in made.parts:
-        ids = [article.page_id for article in read_documents(part)]
-        assert all(part.first_page <= place_of(document_id) <= part.last_page for document_id in ids)
+        ids = [article.page_id for article in JSONL.read(part)]
+        assert all(part.first_page <= hash_id(document_id) <= part.last_page for document_id in ids)
         assert ids == sorted(ids, key=lambda document_id: int(document_id[4:]))
 
 
 def test_a_plan_of_documents_repeats_and_moves_only_what_changed(tmp_path, plan) -> None:
     path = tmp_path / "x.jsonl"
-    first = list(map(source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
-    again = list(map(source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
+    first = list(map(compute_source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
+    again = list(map(compute_source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
     edited = [*ROWS[:7], {**ROWS[7], "text": "Text è 7."}, *ROWS[8:]]
-    other = list(map(source_digest, plan(write_jsonl(path, edited), part_bytes=1000).parts))
+    other = list(map(compute_source_digest, plan(write_jsonl(path, edited), part_bytes=1000).parts))
     assert first == again
     assert sum(a != b for a, b in zip(first, other, strict=True)) == 1
 
 
 def test_more_documents_than_fit_in_memory_are_appended(tmp_path, plan, monkeypatch) -> None:
-    monkeypatch.setattr(buckets, "HELD", 2000)
+    monkeypatch.setattr(record_format, "MAX_BUFFERED_BYTES", 2000)
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
     assert set(articles(plan(path, part_bytes=1000))) == EXPECTED
 
 
 def test_bucketing_holds_little_in_memory(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(buckets, "HELD", 1 << 20)
+    monkeypatch.setattr(record_format, "MAX_BUFFERED_BYTES", 1 << 20)
     path = tmp_path / "x.jsonl"
     with path.open("w") as file:
         for i in range(20_000):
@@ -245,7 +245,7 @@ def test_an_id_that_comes_twice_is_one_sentence(tmp_path, plan) -> None:
 @pytest.mark.parametrize("name", ["x.jsonl", "x.tsv"])
 def test_a_file_without_records_is_one_sentence(tmp_path, plan, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match="holds no records"):
+    with pytest.raises(InputError, match="contains no records"):
         plan(tmp_path / name)
 
 
@@ -361,7 +361,9 @@ def test_one_long_text_that_many_rows_name_takes_little_memory(tmp_path: Path) -
     pq.write_table(table, tmp_path / "long.parquet", compression="zstd")
     assert (tmp_path / "long.parquet").stat().st_size < 100_000
     tracemalloc.start()
-    assert sum(len(record[2][0][1]) for record in read_parquet(str(tmp_path / "long.parquet"))) == 60 * (5 << 20)
+    assert sum(len(record[2][0][1]) for record in PARQUET.read_records(str(tmp_path / "long.parquet"))) == 60 * (
+        5 << 20
+    )
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 * MAX_LINE, "the texts of all rows take 300 MB"
@@ -376,7 +378,7 @@ def test_a_row_without_end_is_one_sentence(nested: bool, tmp_path: Path) -> None
         text = pa.ListArray.from_arrays(pa.array([0, 100], pa.int32()), named)
     pq.write_table(pa.table({"id": ["1"], "sections": text}), tmp_path / "row.parquet", compression="zstd")
     with pytest.raises(InputError, match=r"row\.parquet has a row of more than 64 MiB: give one document a row"):
-        list(read_parquet(str(tmp_path / "row.parquet")))
+        list(PARQUET.read_records(str(tmp_path / "row.parquet")))
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY"])
@@ -394,4 +396,4 @@ def test_pages_that_decode_to_far_more_than_the_file_are_refused(encoding: str, 
     )
     assert path.stat().st_size < 100_000
     with pytest.raises(InputError, match=r"bomb\.parquet decodes to more than \d+ MiB, far more than its size"):
-        list(read_parquet(str(path)))
+        list(PARQUET.read_records(str(path)))

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rag_model.corpus.articles import article_or_drop
-from rag_model.corpus.chunkers.recursive import Recursive
-from rag_model.corpus.chunkers.sentences import Sentences
+from rag_model.corpus.articles import classify_page
 from rag_model.corpus.chunkers.tokens import Tokens
-from rag_model.corpus.chunkers.windows import Sections, Words
-from rag_model.corpus.decode import split_lines
-from rag_model.corpus.pages import CANONICAL
+from rag_model.corpus.chunkers.windows import Recursive, Sections, Sentences, Words
+from rag_model.corpus.dump_formats.mediawiki import CANONICAL_NAMESPACES
 from rag_model.corpus.records import Article, Page, Section, Siteinfo
-from rag_model.corpus.wikitext import clean
+from rag_model.corpus.source import split_lines
+from rag_model.corpus.wikitext import clean_wikitext
 from tests.fixtures.tiny import add_tokenizer
 
-ENGLISH = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", dict(CANONICAL), "first-letter")
+ENGLISH = Siteinfo(
+    "enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", dict(CANONICAL_NAMESPACES), "first-letter"
+)
 LENGTH = 1 << 14  # characters
 TIMES = 4
 MOST = 8.0  # between 4, linear, and 16, quadratic
@@ -89,7 +89,7 @@ TEXTS = ["a ", "a", "a. ", "。", "漢", "(", '"', "\n", "a\n\n", "a.b", "e\u030
 def read(text: str) -> object:
     """Do with a page what a build does before it is cut."""
     page = Page(7, 7, None, 0, "T", False, "wikitext", text)
-    return article_or_drop(page, ENGLISH), clean(text, ENGLISH, "T")
+    return classify_page(page, ENGLISH), clean_wikitext(text, ENGLISH, "T")
 
 
 def seconds(work: Callable[[str], object], text: str) -> float:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.corpus.dump import read_pages
-from rag_model.corpus.multistream import index_of, is_index
+from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
+from rag_model.corpus.dump_formats.mediawiki import find_offset_index, is_offset_index
 from rag_model.errors import InputError
 
 Lines = list[str]
@@ -31,11 +31,11 @@ Lines = list[str]
 )
 def test_an_index_is_found_by_its_name(tmp_path: Path, dump: str, index: str) -> None:
     url = (tmp_path / dump).as_uri()
-    assert index_of(url) is None
+    assert find_offset_index(url) is None
     (tmp_path / index).write_bytes(b"")
-    assert index_of(url) == (tmp_path / index).as_uri()
-    assert is_index(index)
-    assert not is_index(dump)
+    assert find_offset_index(url) == (tmp_path / index).as_uri()
+    assert is_offset_index(index)
+    assert not is_offset_index(dump)
 
 
 @pytest.fixture
@@ -91,19 +91,19 @@ def test_an_index_of_another_dump_is_refused(dump_with, plan, rewrite, says: str
 def test_an_index_that_lacks_streams_in_the_middle_is_found_out_by_the_worker(dump_with, plan) -> None:
     parts = plan(dump_with(lambda lines: lines[:60] + lines[80:])).parts
     with pytest.raises(InputError, match=r"by its index, but page .* is there: download the dump"):
-        [page for part in parts for page in read_pages(part)]
+        [page for part in parts for page in MEDIAWIKI.read(part)]
 
 
 def test_an_index_that_lacks_a_line_in_a_stream_does_no_harm(dump_with, plan) -> None:
     parts = plan(dump_with(lambda lines: lines[:5] + lines[6:])).parts
-    assert sum(1 for part in parts for _ in read_pages(part)) == 206
+    assert sum(1 for part in parts for _ in MEDIAWIKI.read(part)) == 206
 
 
 def test_titles_may_hold_colons(tmp_path, page_xml, export_xml, make_multistream, plan) -> None:
     source = tmp_path / "source.xml"
     source.write_bytes(export_xml(page_xml(1, title="2001: A Space Odyssey: 1")))
     (part,) = plan(make_multistream(tmp_path, source)).parts
-    assert [page.title for page in read_pages(part)] == ["2001: A Space Odyssey: 1"]
+    assert [page.title for page in MEDIAWIKI.read(part)] == ["2001: A Space Odyssey: 1"]
 
 
 def test_a_truncated_index_is_one_sentence(tmp_path, make_multistream, plan) -> None:

@@ -34,7 +34,7 @@ def write(path: Path, rows: Sequence[Passage], *, dated: bool = True) -> Path:
 
 def rows_of(path: Path) -> list[Passage]:
     with PassageFile(path) as file:
-        return list(file.passages())
+        return list(file.iter_passages())
 
 
 @pytest.mark.parametrize("dated", [True, False])

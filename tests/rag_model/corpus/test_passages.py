@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.moments import EARLIEST, LATEST
 from rag_model.corpus.passages import (
     PASSAGE_SCHEMA,
     ROW_GROUP,
@@ -20,9 +19,10 @@ from rag_model.corpus.passages import (
     PassageWriter,
 )
 from rag_model.corpus.records import Passage
+from rag_model.corpus.timestamps import EARLIEST, LATEST
 from rag_model.errors import InputError
-from rag_model.parquet_pages import PagesError, _placed, _structure, _usual, check_footer
-from rag_model.store.versions.mapped import write_mapped
+from rag_model.parquet_pages import PagesError, _build_page, _parse_struct, _parse_usual_header, check_footer
+from rag_model.store.versions.mapped import write_mapped_copy
 
 DATES = (1_793_534_400, None, -1, EARLIEST, LATEST)  # None: the source has none
 
@@ -51,15 +51,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_come_back_as_they_were_written(path: Path) -> None:
     with PassageFile(path) as file:
         assert file.n_rows == 2 * ROW_GROUP + 100
-        assert list(file.passages()) == [passage(i) for i in range(file.n_rows)]
+        assert list(file.iter_passages()) == [passage(i) for i in range(file.n_rows)]
 
 
 def test_rows_are_read_in_the_order_asked(path: Path) -> None:
     wanted = [2100, 0, ROW_GROUP, 2100, ROW_GROUP - 1]
     with path.open("rb") as source, PassageFile(source) as file:
-        assert file.rows(wanted) == [passage(i) for i in wanted]
-        assert file.rows(np.array([3, 1]).tolist()) == [passage(3), passage(1)]
-        assert file.rows([]) == []
+        assert file.read_rows(wanted) == [passage(i) for i in wanted]
+        assert file.read_rows(np.array([3, 1]).tolist()) == [passage(3), passage(1)]
+        assert file.read_rows([]) == []
 
 
 def test_only_the_row_groups_of_the_rows_are_read(path: Path, tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_only_the_row_groups_of_the_rows_are_read(path: Path, tmp_path: Path) ->
     start = first.dictionary_page_offset or first.data_page_offset
     data[start : start + 64] = bytes(64)
     damaged.write_bytes(data)
-    assert PassageFile(damaged).rows([ROW_GROUP + 5]) == [passage(ROW_GROUP + 5)]
+    assert PassageFile(damaged).read_rows([ROW_GROUP + 5]) == [passage(ROW_GROUP + 5)]
     with pytest.raises(InputError, match="not a readable passage file"):
-        PassageFile(damaged).rows([5])
+        PassageFile(damaged).read_rows([5])
 
 
 @pytest.mark.filterwarnings("ignore")  # looking at all objects touches deprecated ones
@@ -88,8 +88,8 @@ def test_a_file_that_was_read_is_freed_at_once(path: Path) -> None:
         before = footers()
         file = PassageFile(path)
         assert [*file.iter_batches(["id", "hash"])]
-        assert [*file.iter_chosen([0], ["title", "text"])]
-        assert file.rows([0])
+        assert [*file.iter_selected([0], ["title", "text"])]
+        assert file.read_rows([0])
         assert footers() > before
         del file
         assert footers() == before
@@ -100,7 +100,7 @@ def test_a_file_that_was_read_is_freed_at_once(path: Path) -> None:
 @pytest.mark.parametrize("row", [-1, 2 * ROW_GROUP + 100])
 def test_a_row_outside_the_file_is_refused(path: Path, row: int) -> None:
     with pytest.raises(IndexError, match="outside"):
-        PassageFile(path).rows([row])
+        PassageFile(path).read_rows([row])
 
 
 def test_batches_hold_the_columns_asked(path: Path) -> None:
@@ -130,13 +130,13 @@ def test_a_file_of_before_dates_is_read_without_them(tmp_path: Path) -> None:
     assert pq.ParquetFile(tmp_path / "old").schema_arrow.equals(UNDATED_SCHEMA)
     with PassageFile(tmp_path / "old") as file:
         assert not file.dated
-        assert list(file.passages()) == expected
-        assert file.rows([3, 1]) == [expected[3], expected[1]]
+        assert list(file.iter_passages()) == expected
+        assert file.read_rows([3, 1]) == [expected[3], expected[1]]
         for names in (None, ["title", "revised"]):
             (first, second) = file.iter_batches(names)
             assert first.schema == PASSAGE_SCHEMA if names is None else first.schema.names == names
             assert (first["revised"].null_count, second["revised"].null_count) == (ROW_GROUP, 3)
-        (chosen,) = file.iter_chosen([2], ["hash", "revised"])
+        (chosen,) = file.iter_selected([2], ["hash", "revised"])
         assert chosen.to_pylist() == [{"hash": expected[2].hash, "revised": None}]
 
 
@@ -155,7 +155,7 @@ def test_an_impossible_date_in_a_file_is_one_sentence(tmp_path: Path, dates: pa.
     table = pq.read_table(tmp_path / "old")
     pq.write_table(table.append_column("revised", dates), tmp_path / "new")
     with PassageFile(tmp_path / "new") as file:
-        for read in (lambda: file.rows([0]), lambda: list(file.passages())):
+        for read in (lambda: file.read_rows([0]), lambda: list(file.iter_passages())):
             with pytest.raises(InputError, match=rf"not a readable passage file \(.*{says}.*\): build"):
                 read()
 
@@ -180,7 +180,7 @@ def test_the_digest_depends_on_order_and_not_on_flushes(tmp_path: Path) -> None:
 def test_an_empty_part_is_a_file_without_rows(tmp_path: Path) -> None:
     write(tmp_path / "empty", 0)
     file = PassageFile(tmp_path / "empty")
-    assert (file.n_rows, list(file.passages())) == (0, [])
+    assert (file.n_rows, list(file.iter_passages())) == (0, [])
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_a_text_that_is_named_thousands_of_times_is_refused_before_it_is_copied(
         with pytest.raises(InputError, match=r"decodes to more than 25. MiB, far more than its size"):
             list(file.iter_batches())
         with pytest.raises(InputError, match="decodes to more than"):
-            file.rows(range(600))
-        assert [len(passage.text) for passage in file.rows([3, 4_000])] == [1 << 20] * 2, "what fits is read"
+            file.read_rows(range(600))
+        assert [len(passage.text) for passage in file.read_rows([3, 4_000])] == [1 << 20] * 2, "what fits is read"
     with pytest.raises(InputError, match="decodes to more than"):
-        write_mapped(path, tmp_path / "mapped.arrow")
+        write_mapped_copy(path, tmp_path / "mapped.arrow")
     assert [found.name for found in tmp_path.iterdir()] == ["bomb.parquet"]
     assert pa.total_allocated_bytes() - before < 64 << 20
 
@@ -266,11 +266,11 @@ def test_pages_of_which_the_footer_lies_are_refused_before_any_is_decompressed(t
     path.write_bytes(data[:-footer] + told)
     before = pa.default_memory_pool().max_memory()
     with PassageFile(path) as file:
-        for read in (lambda: list(file.iter_batches(["text"])), lambda: file.rows([0])):
+        for read in (lambda: list(file.iter_batches(["text"])), lambda: file.read_rows([0])):
             with pytest.raises(InputError, match=r"decodes to more than 25. MiB, far more than its size"):
                 read()
         assert file.n_rows == 3
-        assert len(list(file.iter_chosen([1], ["title"]))) == 1, "what fits is read"
+        assert len(list(file.iter_selected([1], ["title"]))) == 1, "what fits is read"
     assert pa.default_memory_pool().max_memory() == before
 
 
@@ -286,7 +286,7 @@ def test_long_equal_passages_that_the_writer_wrote_are_read(tmp_path: Path) -> N
 @given(st.binary(max_size=80))
 def test_headers_of_pages_are_read_or_refused(data: bytes) -> None:
     try:
-        found, end = _structure(data, 0)
+        found, end = _parse_struct(data, 0)
     except (IndexError, PagesError):
         return
     assert end > 0
@@ -305,18 +305,18 @@ _HEADERS = [  # of a dictionary, of data with short and with long statistics, an
 
 @pytest.mark.parametrize("header", _HEADERS)
 def test_usual_headers_of_pages_are_read_as_all_are(header: bytes) -> None:
-    assert _usual(header + b"\x05") == _placed(*_structure(header, 0))
+    assert _parse_usual_header(header + b"\x05") == _build_page(*_parse_struct(header, 0))
 
 
 @given(st.sampled_from(_HEADERS), st.integers(0, 60), st.binary(max_size=4))
 def test_no_header_is_read_in_two_ways(header: bytes, at: int, data: bytes) -> None:
     changed = header[:at] + data + header[at + len(data) :] + bytes(8)
     try:
-        usual = _usual(changed)
+        usual = _parse_usual_header(changed)
     except (IndexError, PagesError):
         return
     if usual:
-        assert usual == _placed(*_structure(changed, 0))
+        assert usual == _build_page(*_parse_struct(changed, 0))
 
 
 def test_long_texts_of_a_dictionary_are_read_few_rows_at_a_time(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_damaged_pages_are_one_sentence(tmp_path: Path) -> None:
     data[40] ^= 1
     (tmp_path / "part.parquet").write_bytes(data)
     with PassageFile(tmp_path / "part.parquet") as file, pytest.raises(InputError, match="is not a readable") as broken:
-        list(file.passages())
+        list(file.iter_passages())
     assert "\n" not in str(broken.value)
 
 

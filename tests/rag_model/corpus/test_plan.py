@@ -5,20 +5,20 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rag_model.corpus.articles import article_or_drop
-from rag_model.corpus.dump import read_pages
-from rag_model.corpus.plan import plan_dump, source_digest
+from rag_model.corpus.articles import classify_page
+from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
+from rag_model.corpus.plan import compute_source_digest, plan_dump
 from rag_model.corpus.records import Page, Plan
 from rag_model.errors import InputError, ResourceError, UsageError
 
 
 def shape(plan: Plan) -> list[tuple[str, int, int, str]]:
-    return [(part.name, part.first_page, part.last_page, source_digest(part)) for part in plan.parts]
+    return [(part.name, part.first_page, part.last_page, compute_source_digest(part)) for part in plan.parts]
 
 
 def articles(plan: Plan) -> list[Page]:
-    pages = (page for part in plan.parts for page in read_pages(part))
-    return [page for page in pages if article_or_drop(page, plan.siteinfo) is page]
+    pages = (page for part in plan.parts for page in MEDIAWIKI.read(part))
+    return [page for page in pages if classify_page(page, plan.siteinfo) is page]
 
 
 def check_tiling(plan: Plan) -> None:
@@ -124,7 +124,7 @@ def test_a_broken_dump_is_one_sentence(tmp_path, small_dump, plan, kind: str) ->
 
 def test_a_dump_without_pages_is_one_sentence(tmp_path, export_xml, plan) -> None:
     (tmp_path / "empty.xml").write_bytes(export_xml())
-    with pytest.raises(InputError, match=r"^empty\.xml holds no pages: "):
+    with pytest.raises(InputError, match=r"^empty\.xml contains no pages: "):
         plan(tmp_path / "empty.xml")
 
 
@@ -145,10 +145,10 @@ def test_the_dumps_of_two_wikis_are_not_mixed(tmp_path, page_xml, export_xml, pl
     ("names", "error", "says"),
     [
         ([], InputError, "names no file"),
-        (["a.7z"], UsageError, "of no kind that can be read"),
-        (["a.json"], UsageError, "of no kind that can be read"),
-        (["a.xml", "b.jsonl"], UsageError, "several kinds"),
-        (["a-multistream-index.txt.bz2"], UsageError, "offset indexes only"),
+        (["a.7z"], UsageError, "not a dump of a known format: give documents as JSONL"),
+        (["a.json"], UsageError, "not a dump of a known format: give documents as JSONL"),
+        (["a.xml", "b.jsonl"], UsageError, "several formats"),
+        (["a-multistream-index.txt.bz2"], UsageError, "index files only"),
     ],
 )
 def test_what_is_no_corpus_is_refused(tmp_path, plan, names, error, says) -> None:

@@ -4,34 +4,49 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from rag_model.corpus.ragged_file import Ragged, column_of, offsets_of, spread
-from rag_model.corpus.sparse_file import SparseVectors
-from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter
+from rag_model.corpus import ragged_file
+from rag_model.corpus.ragged_file import (
+    BATCH_ROWS,
+    RaggedBatch,
+    SparseFile,
+    SparseVectors,
+    SparseWriter,
+    TokenFile,
+    TokenVectors,
+    TokenWriter,
+    compute_offsets,
+    expand_positions,
+    is_token_file,
+    read_column_name,
+)
 from rag_model.errors import InputError
+from tests.fixtures.impacts import zipfian
 
 LENGTHS = np.array([2, 0, 3, 1])
 
 
-def rows_of(kind: type[Ragged]) -> Ragged:
+def rows_of(kind: type[RaggedBatch]) -> RaggedBatch:
     values = np.arange(1, 7)
     columns = [values.astype(np.float16)[:, None]] if kind is TokenVectors else [values.astype(np.int32)] * 2
-    return kind(*columns, offsets_of(LENGTHS))
+    return kind(*columns, compute_offsets(LENGTHS))
 
 
 def test_values_lie_where_the_offsets_say() -> None:
-    assert offsets_of(LENGTHS).tolist() == [0, 2, 2, 5, 6]
-    assert spread(np.array([7, 3]), np.array([2, 3])).tolist() == [7, 8, 3, 4, 5]
+    assert compute_offsets(LENGTHS).tolist() == [0, 2, 2, 5, 6]
+    assert expand_positions(np.array([7, 3]), np.array([2, 3])).tolist() == [7, 8, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kind", [TokenVectors, SparseVectors])
-def test_passages_are_taken_in_any_order_and_joined(kind: type[Ragged]) -> None:
+def test_passages_are_taken_in_any_order_and_joined(kind: type[RaggedBatch]) -> None:
     rows = rows_of(kind)
-    joined = kind.joined([rows.take(np.array([3, 1])), rows.take(np.array([0]))])
+    joined = kind.concatenate([rows.take(np.array([3, 1])), rows.take(np.array([0]))])
     assert (len(joined), joined.offsets.tolist()) == (3, [0, 1, 1, 3])
     assert all(column.reshape(-1).tolist() == [6, 1, 2] for column in joined.columns())
     assert [column.dtype for column in joined.columns()] == [column.dtype for column in rows.columns()]
-    assert (len(kind.joined([])), len(kind.none())) == (0, 0)
+    assert (len(kind.concatenate([])), len(kind.empty())) == (0, 0)
 
 
 def test_no_passages_of_a_file_have_its_components(tmp_path: Path) -> None:
@@ -45,6 +60,118 @@ def test_an_arrow_file_is_told_from_others_by_its_first_bytes(tmp_path: Path) ->
         pass
     (tmp_path / "other").write_bytes(b"no arrow")
     (tmp_path / "cut").write_bytes((tmp_path / "part").read_bytes()[:-30])
-    assert (column_of(tmp_path / "part"), column_of(tmp_path / "other")) == ("tokens", "")
+    assert (read_column_name(tmp_path / "part"), read_column_name(tmp_path / "other")) == ("tokens", "")
     with pytest.raises(InputError, match="cut is damaged: encode its part again"):
-        column_of(tmp_path / "cut")
+        read_column_name(tmp_path / "cut")
+
+
+DIM = 40
+
+
+def written(rows: SparseVectors, path: Path) -> Path:
+    with SparseWriter(path, DIM, 64) as writer:
+        writer.write(rows)
+    return path
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 60), st.integers(0, 4), st.lists(st.integers(0, 59), max_size=9), st.integers(1, 20))
+def test_rows_are_read_back(tmp_path: Path, count: int, seed: int, wanted: list[int], batch: int) -> None:
+    rows = zipfian(count, DIM, 12, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged_file, "BATCH_ROWS", batch)
+        file = SparseFile(written(rows, tmp_path / f"{count}-{seed}-{batch}"))
+    assert (file.n, file.dim, file.scale, file.postings) == (count, DIM, 64, len(rows.terms))
+    places = np.array(sorted({row for row in wanted if row < count}), np.int64)
+    for found, own in (
+        (SparseVectors.concatenate(list(file.iter_batches())), rows),
+        (file.take(places), rows.take(places)),
+    ):
+        assert (found.offsets == own.offsets).all()
+        assert (found.terms == own.terms).all()
+        assert (found.weights == own.weights).all()
+
+
+def made(terms: list[int], weights: list[int], lengths: list[int]) -> SparseVectors:
+    return SparseVectors(np.array(terms, np.int32), np.array(weights, np.uint8), compute_offsets(np.array(lengths)))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        made([3, 2], [1, 1], [2]),
+        made([2, 2], [1, 1], [2]),
+        made([2, DIM], [1, 1], [2]),
+        made([-1, 2], [1, 1], [2]),
+        made([1, 2], [0, 1], [2]),
+        made([5, 1, 1], [1, 1, 1], [0, 1, 2]),
+    ],
+)
+def test_terms_out_of_order_or_range_are_refused(rows: SparseVectors, tmp_path: Path) -> None:
+    path = written(rows, tmp_path / "part")
+    with pytest.raises(InputError, match="is no complete file of weighted terms: encode its part again"):
+        SparseFile(path)
+
+
+def test_rows_may_begin_anew_after_one_that_is_empty(tmp_path: Path) -> None:
+    rows = made([5, 6, 1, 9], [1, 2, 3, 4], [0, 2, 0, 0, 1, 1, 0])
+    assert SparseFile(written(rows, tmp_path / "part")).postings == 4
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    whole = written(zipfian(50, DIM, 12), tmp_path / "part")
+    (tmp_path / "cut").write_bytes(whole.read_bytes()[:-40])
+    with TokenWriter(tmp_path / "tokens", 4, "float16"):
+        pass
+    for name in ("cut", "tokens", "missing"):
+        with pytest.raises(InputError, match=f"{name} is no complete file of weighted terms"):
+            SparseFile(tmp_path / name)
+
+
+def tokens(rows: int, seed: int = 0) -> TokenVectors:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 9, rows)
+    return TokenVectors(random.normal(size=(lengths.sum(), 8)).astype(np.float16), compute_offsets(lengths))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of several record batches."""
+    path = tmp_path / "part.arrow"
+    with TokenWriter(path, 8, "float16") as writer:
+        writer.write(tokens(2 * BATCH_ROWS + 5))
+    return path
+
+
+def test_rows_are_read_back_in_blocks_and_by_row(file: Path) -> None:
+    own, read = tokens(2 * BATCH_ROWS + 5), TokenFile(file)
+    assert (read.n, read.tokens, read.dim, read.dtype) == (2 * BATCH_ROWS + 5, len(own.vectors), 8, np.float16)
+    every = TokenVectors.concatenate(list(read.iter_batches()))
+    assert (every.vectors == own.vectors).all()
+    assert (every.offsets == own.offsets).all()
+    rows = np.array([0, BATCH_ROWS - 1, BATCH_ROWS, 2 * BATCH_ROWS + 4])
+    some = read.take(rows)
+    assert (some.vectors == own.take(rows).vectors).all()
+    assert read.take(np.empty(0, np.int64)).offsets.tolist() == [0]
+    assert is_token_file(file)
+
+
+def test_a_part_without_passages_is_a_file_without_rows(tmp_path: Path) -> None:
+    with TokenWriter(tmp_path / "none", 8, "float16"):
+        pass
+    assert (TokenFile(tmp_path / "none").n, list(TokenFile(tmp_path / "none").iter_batches())) == (0, [])
+
+
+def test_damage_is_refused(file: Path, tmp_path: Path) -> None:
+    whole = file.read_bytes()
+    np.save(tmp_path / "other.npy", np.ones((2, 2)))
+    for broken in (b"", whole[:-100], whole[: len(whole) // 2], (tmp_path / "other.npy").read_bytes()):
+        (tmp_path / "broken").write_bytes(broken)
+        with pytest.raises(InputError, match="no complete file of token vectors"):
+            TokenFile(tmp_path / "broken")
+    with pytest.raises(InputError):
+        TokenFile(tmp_path / "missing")
+    with TokenWriter(tmp_path / "nan", 8, "float32") as writer:
+        writer.write(TokenVectors(np.full((2, 8), np.nan, np.float32), np.array([0, 1, 2])))
+    with pytest.raises(InputError, match="NaN"):
+        list(TokenFile(tmp_path / "nan").iter_batches())

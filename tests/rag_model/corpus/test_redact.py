@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
-from rag_model.corpus.documents import place_of
+from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Part, Siteinfo
-from rag_model.corpus.redact import PartFiles, may_hold, pages_within, redact_part
+from rag_model.corpus.records import Part, Siteinfo, hash_id
+from rag_model.corpus.redact import PartFiles, may_contain, redact_part, select_pages
 
 WORDS = " ".join(f"word{number}" for number in range(600))
 DOCUMENTS = [f'{{"id": "doc-{i}", "title": "T", "text": "Some words of {i}."}}' for i in range(9)]
@@ -26,7 +25,7 @@ def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo
     return plan.parts[0], plan.siteinfo
 
 
-def cut(part: Part, site: Siteinfo, folder: Path, *suppressed: str) -> tuple[ChunkFacts, PartFiles]:
+def cut(part: Part, site: Siteinfo, folder: Path, *suppressed: str) -> tuple[ChunkStats, PartFiles]:
     folder.mkdir()
     files = PartFiles(folder / "passages.parquet", {}, folder / "articles.parquet")
     return chunk_part(part, site, ChunkRecipe(), files.passages, files.articles, None, suppressed), files
@@ -56,27 +55,27 @@ def test_a_part_keeps_its_columns(part: tuple[Part, Siteinfo], tmp_path: Path, *
     _, wanted = cut(*part, tmp_path / "without", "7")
     for one in (files.passages, wanted.passages):
         with PassageFile(one) as file, PassageWriter(tmp_path / "own", dated=dated) as writer:
-            for passage in list(file.passages()):
+            for passage in list(file.iter_passages()):
                 writer.write(passage)
         (tmp_path / "own").replace(one)
     made, _ = redact_part(files, {"7"}, tmp_path)
     assert made.passages.read_bytes() == wanted.passages.read_bytes()
     with PassageFile(made.passages) as file:
         assert file.dated is dated
-        assert {passage.revised is not None for passage in file.passages()} == {dated}
+        assert {passage.revised is not None for passage in file.iter_passages()} == {dated}
 
 
 def test_vectors_stay_beside_their_passages(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
     _, files = cut(*part, tmp_path / "whole")
     with PassageFile(files.passages) as file:
-        pages = [int(passage.page_id) for passage in file.passages()]
+        pages = [int(passage.page_id) for passage in file.iter_passages()]
     np.save(tmp_path / "vectors.npy", np.array(pages, dtype=np.float16)[:, None], allow_pickle=False)
     made, rows = redact_part(PartFiles(files.passages, {"small": tmp_path / "vectors.npy"}), {"3", "5"}, tmp_path)
     assert {*made.vectors} == {"small"}
     assert made.articles is None
     left = np.load(made.vectors["small"], allow_pickle=False)[:, 0].astype(int).tolist()
     with PassageFile(made.passages) as file:
-        assert left == [int(passage.page_id) for passage in file.passages()]
+        assert left == [int(passage.page_id) for passage in file.iter_passages()]
     assert rows == len(left) < len(pages)
 
 
@@ -89,12 +88,13 @@ def test_documents_and_ready_passages_are_left_out_too(name: str, tmp_path: Path
     (planned,) = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str, part_bytes=1 << 30).parts
     facts, files = cut(planned, Siteinfo("", "", ""), tmp_path / "out", "doc-4", "doc-8")
     with PassageFile(files.passages) as file:
-        assert {passage.page_id for passage in file.passages()} == {f"doc-{i}" for i in range(9)} - {"doc-4", "doc-8"}
+        remaining = {passage.page_id for passage in file.iter_passages()}
+    assert remaining == {f"doc-{i}" for i in range(9)} - {"doc-4", "doc-8"}
     assert facts.dropped == {"taken_down": 2}
 
 
 def test_a_page_lies_in_the_part_whose_range_holds_it() -> None:
-    assert pages_within("wiki", 10, 20, ["9", "10", "20", "21", "x", "-11", "¹²"]) == ("10", "20")
-    assert may_hold("documents", place_of("doc"), place_of("doc"), "doc")
-    assert not may_hold("documents", 0, place_of("doc") - 1, "doc")
-    assert may_hold("passages", 1, 1, "any title")
+    assert select_pages("wiki", 10, 20, ["9", "10", "20", "21", "x", "-11", "¹²"]) == ("10", "20")
+    assert may_contain("documents", hash_id("doc"), hash_id("doc"), "doc")
+    assert not may_contain("documents", 0, hash_id("doc") - 1, "doc")
+    assert may_contain("passages", 1, 1, "any title")

@@ -1,5 +1,8 @@
+import bz2
 import functools
+import gzip
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -7,10 +10,13 @@ from urllib.parse import unquote
 
 import fsspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rag_model.corpus.dump import read_pages
-from rag_model.corpus.records import Plan
-from rag_model.corpus.source import expand, read_bytes, size_of
+from rag_model.corpus import source as module
+from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
+from rag_model.corpus.records import Compression, Plan
+from rag_model.corpus.source import decode, expand_pattern, get_codec, get_size, read_bytes, split_lines
 from rag_model.errors import InputError
 
 
@@ -71,7 +77,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 def titles(plan: Plan) -> list[str]:
-    return [page.title for part in plan.parts for page in read_pages(part)]
+    return [page.title for part in plan.parts for page in MEDIAWIKI.read(part)]
 
 
 def test_dumps_are_read_over_http(tmp_path, make_multistream, small_dump, plan, serve) -> None:
@@ -88,7 +94,7 @@ def test_a_server_without_ranges_serves_what_is_read_front_to_back(tmp_path, sma
 
 def test_a_server_without_sizes_is_one_sentence_where_they_are_needed(tmp_path, make_multistream, plan, serve) -> None:
     name = Path(make_multistream(tmp_path)).name
-    with pytest.raises(InputError, match="does not tell its size: download the file"):
+    with pytest.raises(InputError, match="does not report its size: download the file"):
         plan(f"{serve(ranges=False)}/{name}")
 
 
@@ -109,13 +115,13 @@ class TestS3:
 def test_files_come_in_the_order_of_their_numbers(tmp_path) -> None:
     for name in ("x10.xml", "x2.xml", "x1.xml", "y.txt"):
         (tmp_path / name).write_bytes(b"")
-    assert [url.rpartition("/")[2] for url in expand(f"{tmp_path}/x*.xml")] == ["x1.xml", "x2.xml", "x10.xml"]
+    assert [url.rpartition("/")[2] for url in expand_pattern(f"{tmp_path}/x*.xml")] == ["x1.xml", "x2.xml", "x10.xml"]
 
 
 def test_a_name_may_look_like_a_glob(tmp_path) -> None:
     (tmp_path / "x[1].xml").write_bytes(b"abc")
-    (url,) = expand(str(tmp_path / "x[1].xml"))
-    assert size_of(url) == 3
+    (url,) = expand_pattern(str(tmp_path / "x[1].xml"))
+    assert get_size(url) == 3
     assert b"".join(read_bytes(url, 1, 2)) == b"bc"
 
 
@@ -127,6 +133,98 @@ def test_a_file_that_became_shorter_is_one_sentence(tmp_path) -> None:
 
 def test_a_folder_or_a_file_that_may_not_be_read_is_one_sentence(tmp_path) -> None:
     with pytest.raises(InputError, match="names no file"):
-        expand(str(tmp_path))
+        expand_pattern(str(tmp_path))
     with pytest.raises(InputError, match=r"cannot read .*: check that it exists"):
         list(read_bytes((tmp_path / "gone").as_uri()))
+
+
+COMPRESS: dict[Compression, Callable[[bytes], bytes]] = {"bz2": bz2.compress, "gzip": gzip.compress, "none": bytes}
+
+
+def chunked(data: bytes, step: int) -> list[bytes]:
+    return [data[i : i + step] for i in range(0, len(data), step)]
+
+
+@given(
+    streams=st.lists(st.binary(max_size=300), max_size=5),
+    step=st.integers(1, 50),
+    codec=st.sampled_from(["bz2", "gzip", "none"]),
+)
+def test_streams_end_to_end_decode_to_their_bytes(streams: list[bytes], step: int, codec: Compression) -> None:
+    packed = b"".join(map(COMPRESS[codec], streams))
+    assert b"".join(decode(chunked(packed, step), codec, "x")) == b"".join(streams)
+
+
+@pytest.mark.parametrize("codec", ["bz2", "gzip"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        module.MAX_DECODED_BYTES - 1,
+        module.MAX_DECODED_BYTES,
+        module.MAX_DECODED_BYTES + 1,
+        3 * module.MAX_DECODED_BYTES,
+    ],
+)
+def test_sizes_around_the_limit_of_a_piece_come_out_whole(codec: Compression, size: int) -> None:
+    packed = COMPRESS[codec](b"a" * size)
+    assert sum(map(len, decode(chunked(packed, 64), codec, "x"))) == size
+
+
+@pytest.mark.parametrize("codec", ["bz2", "gzip"])
+@pytest.mark.parametrize("cut", [1, 5, 20, -1, -5])
+def test_a_truncated_stream_says_so(codec: Compression, cut: int) -> None:
+    packed = COMPRESS[codec](b"one") + COMPRESS[codec](b"some words" * 100)[:cut]
+    with pytest.raises(
+        InputError, match=r"^x\.bin is truncated, .*: download it again, and its index with it if it has one$"
+    ):
+        list(decode([packed], codec, "x.bin"))
+
+
+@pytest.mark.parametrize("codec", ["bz2", "gzip"])
+def test_a_corrupt_stream_says_so(codec: Compression) -> None:
+    packed = bytearray(COMPRESS[codec](bytes(range(256)) * 50))
+    packed[len(packed) // 2] ^= 0xFF
+    packed[-6] ^= 0xFF
+    with pytest.raises(InputError, match=r"^x\.bin is (corrupt|truncated)"):
+        list(decode([bytes(packed)], codec, "x.bin"))
+
+
+@pytest.mark.parametrize("codec", ["bz2", "gzip"])
+def test_bytes_after_a_stream_are_not_passed_over(codec: Compression) -> None:
+    with pytest.raises(InputError, match="corrupt"):
+        list(decode([COMPRESS[codec](b"words") + b"no stream at all"], codec, "x"))
+
+
+@pytest.mark.parametrize("codec", ["bz2", "gzip"])
+def test_a_bomb_is_decoded_in_bounded_memory(codec: Compression) -> None:
+    packed = COMPRESS[codec](bytes(64 << 20))
+    tracemalloc.start()
+    assert sum(len(piece) for piece in decode([packed], codec, "x")) == 64 << 20
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+@given(lines=st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b""))), step=st.integers(1, 30))
+def test_lines_are_what_newlines_divide(lines: list[bytes], step: int) -> None:
+    text = b"".join(line + b"\n" for line in lines)
+    assert list(split_lines(chunked(text, step), "x")) == lines
+
+
+def test_the_last_line_needs_no_newline() -> None:
+    assert list(split_lines([b"a\nb"], "x")) == [b"a", b"b"]
+
+
+def test_a_line_without_end_is_given_up() -> None:
+    chunk = b"x" * (1 << 20)
+    with pytest.raises(InputError, match="line of more than 64 MiB"):
+        list(split_lines((chunk for _ in range(100)), "x"))
+
+
+def test_a_name_tells_the_codec() -> None:
+    assert [get_codec(name) for name in ("a.xml.bz2", "a.xml.gz", "a.xml", "a.xml-p1p2.bz2")] == [
+        "bz2",
+        "gzip",
+        "none",
+        "bz2",
+    ]

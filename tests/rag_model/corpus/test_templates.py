@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.corpus.records import Siteinfo
-from rag_model.corpus.wikitext import clean
+from rag_model.corpus.wikitext import clean_wikitext
 
 CASES = [
     line.replace("\\n", "\n").split("\t")
@@ -21,5 +21,5 @@ def test_there_are_enough_cases() -> None:
 
 @pytest.mark.parametrize(("wikitext", "expected"), CASES, ids=[case[0][:50] for case in CASES])
 def test_a_template_shows_its_words(wikitext: str, expected: str) -> None:
-    (lead,) = clean(wikitext, SITE, "Title")
+    (lead,) = clean_wikitext(wikitext, SITE, "Title")
     assert lead.text == expected

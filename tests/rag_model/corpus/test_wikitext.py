@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.dump import read_pages
+from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Section, Siteinfo
-from rag_model.corpus.wikitext import MAX_CHARS, Unparsable, clean
+from rag_model.corpus.wikitext import MAX_CHARS, UnparsablePageError, clean_wikitext
 
 ENGLISH = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6, "category": 14, "help": 12})
 BULGARIAN = Siteinfo("bgwiki", "bg", "https://bg.wikipedia.org/wiki/", {"файл": 6, "картинка": 6, "категория": 14})
@@ -20,7 +20,9 @@ RESIDUE = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<ref|</|'''|&nbsp;|__TOC__|
 
 def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
     """Return all text of a page, its headings on lines of their own."""
-    return "\n".join(filter(None, (part for s in clean(wikitext, site, "Title") for part in (s.heading, s.text))))
+    return "\n".join(
+        filter(None, (part for s in clean_wikitext(wikitext, site, "Title") for part in (s.heading, s.text)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_markup_becomes_what_a_reader_sees(wikitext: str, expected: str) -> None
 
 def test_sections_come_by_heading() -> None:
     page = "Lead.\n== First ''one'' ==\nA.\n=== [[Deeper|Below]] ===\nB.\n==Empty==\n==Last==\nC."
-    assert clean(page, ENGLISH) == (
+    assert clean_wikitext(page, ENGLISH) == (
         Section("", "Lead."),
         Section("First one", "A."),
         Section("Below", "B."),
@@ -100,12 +102,12 @@ def test_sections_come_by_heading() -> None:
 def test_sections_without_prose_go_with_what_lies_below_them() -> None:
     page = "Lead.\n==See also==\n*x\n===Books===\n*y\n==Life==\nA.\n==External links==\n[http://a b]\n"
     page += "== Notes, citations, and references: ==\nn"
-    assert [section.heading for section in clean(page, ENGLISH)] == ["", "Life"]
+    assert [section.heading for section in clean_wikitext(page, ENGLISH)] == ["", "Life"]
 
 
 def test_namespaces_and_headings_follow_the_language() -> None:
     page = "[[Файл:А.jpg|мини|надпис]][[Категория:Б]]Текст.\n== Източници ==\nи\n== Живот ==\nж"
-    assert clean(page, BULGARIAN) == (Section("", "Текст."), Section("Живот", "ж"))
+    assert clean_wikitext(page, BULGARIAN) == (Section("", "Текст."), Section("Живот", "ж"))
 
 
 def test_unclosed_markup_ends_with_its_section() -> None:
@@ -113,12 +115,12 @@ def test_unclosed_markup_ends_with_its_section() -> None:
 
 
 def test_an_empty_page_has_no_sections() -> None:
-    assert clean("", ENGLISH) == clean("{{stub}}\n<!-- -->\n", ENGLISH) == ()
+    assert clean_wikitext("", ENGLISH) == clean_wikitext("{{stub}}\n<!-- -->\n", ENGLISH) == ()
 
 
 def test_bounds_name_their_reason() -> None:
-    with pytest.raises(Unparsable, match="characters"):
-        clean("x" * (MAX_CHARS + 1), ENGLISH)
+    with pytest.raises(UnparsablePageError, match="characters"):
+        clean_wikitext("x" * (MAX_CHARS + 1), ENGLISH)
 
 
 def test_words_of_markup_that_is_nested_too_deep_are_kept() -> None:
@@ -172,7 +174,7 @@ HOSTILE = {
 @pytest.mark.timeout(60)  # a quadratic pass over any of these would take hours
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_markup_ends(unit: str) -> None:
-    assert sum(len(section.text) for section in clean(unit * 100_000, ENGLISH)) <= len(unit) * 100_000
+    assert sum(len(section.text) for section in clean_wikitext(unit * 100_000, ENGLISH)) <= len(unit) * 100_000
 
 
 @pytest.mark.timeout(60)
@@ -186,7 +188,7 @@ def test_hostile_markup_ends(unit: str) -> None:
 )  # fmt: skip
 def test_deep_markup_ends(before: str, middle: str, after: str) -> None:
     page = before * 100_000 + middle + after * 100_000
-    assert sum(len(section.text) for section in clean(page, ENGLISH)) <= len(page)
+    assert sum(len(section.text) for section in clean_wikitext(page, ENGLISH)) <= len(page)
 
 
 @pytest.mark.timeout(60)
@@ -206,7 +208,7 @@ def test_deep_markup_ends(before: str, middle: str, after: str) -> None:
     ids=lambda page: page[:14],
 )  # fmt: skip
 def test_giant_pieces_end(page: str) -> None:
-    assert sum(len(section.text) for section in clean(page, ENGLISH)) <= 8 * len(page)
+    assert sum(len(section.text) for section in clean_wikitext(page, ENGLISH)) <= 8 * len(page)
 
 
 TOKENS = [
@@ -228,7 +230,7 @@ def test_any_markup_becomes_text_without_residue(wikitext: str) -> None:
 
 @given(st.text(max_size=300))
 def test_any_text_is_cleaned_and_stays_clean(text: str) -> None:
-    sections = clean(text, ENGLISH)
+    sections = clean_wikitext(text, ENGLISH)
     assert all(section.text == section.text.strip() and section.text for section in sections)
     assert "\n\n" not in shown(text)
 
@@ -253,11 +255,11 @@ def test_the_real_dump_has_no_residue(demo_dump: Path, tmp_path: Path) -> None:
     found: dict[str, str] = {}
     pages = 0
     for part in plan.parts:
-        for page in read_pages(part):
+        for page in MEDIAWIKI.read(part):
             if page.namespace or page.redirect:
                 continue
             pages += 1
-            for section in clean(page.text, plan.siteinfo, page.title):
+            for section in clean_wikitext(page.text, plan.siteinfo, page.title):
                 found.update(dict.fromkeys(RESIDUE.findall(section.text), page.title))
     assert pages > 100
     assert not found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig, BertModel
 
-from rag_model.encoders.architecture import architecture_of
+from rag_model.encoders.architecture import read_architecture
 from rag_model.errors import InputError
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama, save_t5
@@ -45,18 +45,18 @@ def test_a_folder_is_as_large_as_its_model(
     save: Callable[[Path], Path], family: type, halves: int, tmp_path: Path
 ) -> None:
     folder = save(tmp_path / "model")
-    found, model = architecture_of(folder), family.from_pretrained(str(folder))
+    found, model = read_architecture(folder), family.from_pretrained(str(folder))
     config = model.config
     stored = [one.numel() for name, one in model.named_parameters() if "pooler" not in name]  # which the folder lacks
     assert found.parameters == pytest.approx(sum(stored), rel=0.01)
     assert (found.hidden, found.vocabulary) == (config.hidden_size, config.vocab_size)
     assert found.layers == halves * config.num_hidden_layers
     assert found.heads == config.num_attention_heads
-    assert 0 < found.operations < 2 * found.parameters
+    assert 0 < found.operations_per_token < 2 * found.parameters
 
 
 def test_a_quantised_file_is_as_large_as_the_model_in_it(tmp_path: Path) -> None:
-    found = architecture_of(save_gguf(tmp_path))
+    found = read_architecture(save_gguf(tmp_path))
     module = AutoModelForCausalLM.from_pretrained(str(tmp_path), gguf_file=next(tmp_path.glob("*.gguf")).name)
     assert found.parameters == sum(one.numel() for one in module.parameters())
     assert (found.layers, found.hidden) == (module.config.num_hidden_layers, module.config.hidden_size)
@@ -69,7 +69,7 @@ def test_a_backward_pass_holds_no_more_than_is_said(texts: int, tokens: int, tmp
     BertModel(config).save_pretrained(str(tmp_path))
     code = [sys.executable, "-c", BACKWARD, str(tmp_path), str(texts), str(tokens)]
     held = int(subprocess.run(code, check=True, capture_output=True, text=True).stdout)
-    said = architecture_of(tmp_path).activations(texts, tokens)
+    said = read_architecture(tmp_path).estimate_activation_bytes(texts, tokens)
     assert said / 4 < held < said
 
 
@@ -78,10 +78,10 @@ def test_a_config_that_names_no_sizes_is_refused(config: dict[str, object], tmp_
     folder = save_bert(tmp_path / "model")
     write_json(folder / "config.json", config)
     with pytest.raises(InputError, match=r"config\.json names no "):
-        architecture_of(folder)
+        read_architecture(folder)
 
 
 def test_a_broken_quantised_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(InputError, match=r"model\.gguf is corrupt"):
-        architecture_of(tmp_path)
+        read_architecture(tmp_path)

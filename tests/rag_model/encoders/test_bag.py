@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.encoders.bag import BagEncoder, BagSpec, bag_files, bag_space, read_bag_spec
-from rag_model.encoders.carried import load_reading
+from rag_model.encoders.any_encoder import load_passage_encoder
+from rag_model.encoders.bag import BagEncoder, BagSpec, collect_bag_files, compute_bag_space, read_bag_spec
 from rag_model.encoders.space import check_same_space
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.tokens import load_tokenizer
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def carried(folder: Path, work: Path, spec: BagSpec | None = None) -> Path:
     """Write what workers get: no weights are among it."""
     work.mkdir()
-    files = bag_files(folder, spec or read_bag_spec(folder), work)
+    files = collect_bag_files(folder, spec or read_bag_spec(folder), work)
     for name, path in files.items():
         (work / name).write_bytes(path.read_bytes())
     return work
@@ -34,7 +34,7 @@ def carried(folder: Path, work: Path, spec: BagSpec | None = None) -> Path:
 def test_a_bag_has_each_term_once_and_needs_no_weights(folder: Path, tmp_path: Path) -> None:
     work = carried(folder, tmp_path / "bag")
     assert {path.name for path in work.iterdir()} == {"bookwheel.json", "config.json", "tokenizer.json"}
-    encoder = load_reading(work)
+    encoder = load_passage_encoder(work)
     assert isinstance(encoder, BagEncoder)
     rows = encoder.encode_passages(["of", "", "music"], TEXTS)
     words = load_tokenizer(folder, 48).get_vocab()
@@ -53,16 +53,16 @@ def test_a_long_passage_is_cut(folder: Path, tmp_path: Path) -> None:
 
 def test_no_weight_decides_the_space_and_any_encoder_of_the_tokenizer_asks_it(folder: Path, tmp_path: Path) -> None:
     trained = save_sidr(tmp_path / "trained", seed=10)
-    space = bag_space(folder, read_bag_spec(folder))
-    assert bag_space(trained, read_bag_spec(trained)).digest == space.digest
-    assert bag_space(folder, BagSpec(max_length=9)).digest != space.digest
+    space = compute_bag_space(folder, read_bag_spec(folder))
+    assert compute_bag_space(trained, read_bag_spec(trained)).digest == space.digest
+    assert compute_bag_space(folder, BagSpec(max_length=9)).digest != space.digest
     for one in (folder, trained):
         asks = SparseEncoder.load(one, device="cpu").space()
         check_same_space(asks, space)
-        assert not asks.admits(space), "a bag is no passage of the encoder"
+        assert not asks.accepts_queries_of(space), "a bag is no passage of the encoder"
     other = save_marked_bert(tmp_path / "marked")
     with pytest.raises(RefusedError, match="tokenizer"):
-        check_same_space(bag_space(other, read_bag_spec(other)), space)
+        check_same_space(compute_bag_space(other, read_bag_spec(other)), space)
 
 
 def test_wrong_settings_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -4,48 +4,48 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.encoders.batches import LENGTH_MULTIPLE, by_length, by_tokens, padded
+from rag_model.encoders.batches import LENGTH_MULTIPLE, batch_by_length, batch_without_padding, pad_length
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 
 
 @given(LENGTHS, st.integers(1, 2000))
 def test_every_position_comes_once(lengths: list[int], budget: int) -> None:
-    batches = list(by_length(lengths, budget))
+    batches = list(batch_by_length(lengths, budget))
     assert sorted(int(row) for batch in batches for row in batch) == list(range(len(lengths)))
 
 
 @given(LENGTHS, st.integers(1, 2000))
 def test_no_batch_exceeds_the_budget_unless_it_is_one_input(lengths: list[int], budget: int) -> None:
-    for batch in by_length(lengths, budget):
+    for batch in batch_by_length(lengths, budget):
         longest = max(lengths[row] for row in batch)
-        assert len(batch) == 1 or len(batch) * padded(longest) <= budget
+        assert len(batch) == 1 or len(batch) * pad_length(longest) <= budget
 
 
 @given(LENGTHS)
 def test_longest_come_first_and_equal_lengths_keep_their_order(lengths: list[int]) -> None:
-    order = np.concatenate([*by_length(lengths, 256), np.empty(0, np.int64)]).astype(int).tolist()
+    order = np.concatenate([*batch_by_length(lengths, 256), np.empty(0, np.int64)]).astype(int).tolist()
     assert order == sorted(range(len(lengths)), key=lambda row: -lengths[row])
 
 
 @given(LENGTHS, st.integers(300, 2000), st.integers(1, 300))
 def test_steady_batches_are_of_one_padded_length_and_never_small(lengths: list[int], budget: int, least: int) -> None:
-    batches = list(by_length(lengths, budget, least))
+    batches = list(batch_by_length(lengths, budget, least))
     assert sorted(int(row) for batch in batches for row in np.unique(batch)) == list(range(len(lengths)))
     for batch in batches:
-        (width,) = {padded(lengths[row]) for row in batch}
+        (width,) = {pad_length(lengths[row]) for row in batch}
         assert least <= len(batch) * width < max(budget, least + width) + 1
 
 
 @given(st.integers(1, 10_000))
 def test_padding_is_the_least_multiple_that_holds_the_length(length: int) -> None:
-    assert padded(length) % LENGTH_MULTIPLE == 0
-    assert length <= padded(length) < length + LENGTH_MULTIPLE
+    assert pad_length(length) % LENGTH_MULTIPLE == 0
+    assert length <= pad_length(length) < length + LENGTH_MULTIPLE
 
 
 @given(LENGTHS, st.integers(1, 2000))
 def test_batches_without_padding_hold_each_position_once_and_no_more_tokens(lengths: list[int], budget: int) -> None:
-    batches = [batch.tolist() for batch in by_tokens(lengths, budget)]
+    batches = [batch.tolist() for batch in batch_without_padding(lengths, budget)]
     order = [row for batch in batches for row in batch]
     assert order == sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for batch, following in zip_longest(batches, batches[1:]):

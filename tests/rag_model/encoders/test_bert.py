@@ -53,7 +53,7 @@ def test_hidden_states_are_those_of_transformers_to_the_bit(
     theirs = whole.from_pretrained(str(families[family]), dtype=dtype).eval()
     body = theirs.question_encoder.bert_model if family == "dpr" else theirs
     assert ours is not None
-    ids, mask = given(ours.shape.pad_id)
+    ids, mask = given(ours.sizes.pad_id)
     with torch.inference_mode():
         assert torch.equal(ours(ids, mask)[0], body(input_ids=ids, attention_mask=mask)[0])
         assert torch.equal(ours(ids[:1])[0], body(input_ids=ids[:1])[0])
@@ -66,12 +66,12 @@ def test_texts_without_padding_have_the_same_hidden_states(families: dict[str, P
     torch.manual_seed(7)
     # More tokens than are multiplied at once; one text names the padding's token itself.
     groups = [torch.randint(5, 60, size) for size in ((40, 30), (3, 16), (1, 1))]
-    groups[1][0, 7] = ours.shape.pad_id
+    groups[1][0, 7] = ours.sizes.pad_id
     with torch.inference_mode():
-        found = ours.packed(groups)
+        found = ours.forward_packed(groups)
         for own, hidden in zip(groups, found, strict=True):
             torch.testing.assert_close(hidden, ours(own)[0], rtol=0, atol=2e-6)
-        for alone, hidden in zip([ours.packed([own[-1:]]) for own in groups], found, strict=True):
+        for alone, hidden in zip([ours.forward_packed([own[-1:]]) for own in groups], found, strict=True):
             assert torch.equal(alone[0], hidden[-1:]), "the bits of a text depend on the others"
 
 
@@ -79,9 +79,9 @@ def test_texts_without_padding_have_the_same_hidden_states(families: dict[str, P
 def test_steady_vectors_in_float32_depend_on_no_other_text(tiny_bert: Path, pooling: str) -> None:
     encoder = Encoder.load(tiny_bert, overrides={"pooling": pooling}, device="cpu", dtype="float32")
     texts = ["river " * length for length in (1, 9, 3, 40, 3, 17, 25)] * 30
-    ((vectors, tokens),) = encoder.stream([texts], steady=True)
+    ((vectors, tokens),) = encoder.stream([texts], batch_invariant=True)
     for row in (0, 3, 4, 209):
-        ((alone, _),) = encoder.stream([texts[row : row + 1]], steady=True)
+        ((alone, _),) = encoder.stream([texts[row : row + 1]], batch_invariant=True)
         np.testing.assert_array_equal(alone[0], vectors[row])
     ((padded, again),) = encoder.stream([texts])
     np.testing.assert_allclose(vectors, padded, rtol=0, atol=2e-6)
@@ -91,7 +91,7 @@ def test_steady_vectors_in_float32_depend_on_no_other_text(tiny_bert: Path, pool
 def test_the_real_minilm_too(minilm: Path) -> None:
     encoder, oracle = Encoder.load(minilm), Encoder.load(minilm, trainable=True)
     texts = ["A bookwheel lets one read many books at once.", "Paris", "Rivers " * 300, ""]
-    assert encoder.model.whole is None
+    assert encoder.model.transformers_model is None
     np.testing.assert_array_equal(encoder.encode_questions(texts), oracle.encode_questions(texts))
     assert encoder.model.dtype == oracle.model.dtype
 
@@ -102,7 +102,7 @@ def test_weights_of_half_the_size_are_read(tmp_path: Path, tiny_bert: Path, kept
     halves = {f"bert.{name}": one.to(kept) for name, one in load_file(tiny_bert / "model.safetensors").items()}
     save_file(halves, folder / "model.safetensors", {"format": "pt"})
     encoder, oracle = Encoder.load(folder), Encoder.load(folder, trainable=True)
-    assert encoder.model.whole is None
+    assert encoder.model.transformers_model is None
     np.testing.assert_array_equal(encoder.encode_questions(["who wrote it"]), oracle.encode_questions(["who wrote it"]))
 
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rag_model.corpus.records import Passage
-from rag_model.encoders.embed import EmbedFacts, count_known, embed_changes, embed_part
+from rag_model.encoders.embed import EmbedStats, count_reusable_vectors, embed_part, embed_part_incrementally
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError
 
@@ -31,7 +31,7 @@ def test_row_i_is_the_vector_of_passage_i(tmp_path: Path, encoder: Encoder, text
     assert (vectors.shape, vectors.dtype, vectors.flags.c_contiguous) == ((30, 32), np.float32, True)
     for row, (title, text) in enumerate(zip(*texts, strict=True)):
         np.testing.assert_allclose(vectors[row], encoder.encode_passages([title], [text])[0], atol=1e-5)
-    assert facts == EmbedFacts(30, 32, 30, facts.tokens, "cpu", "float32")
+    assert facts == EmbedStats(30, 32, 30, facts.tokens, "cpu", "float32")
     assert facts.tokens == sum(
         len(encoder.tokenizer.encode(f"{a} {b}".strip()).ids) for a, b in zip(*texts, strict=True)
     )
@@ -96,9 +96,9 @@ def test_known_passages_keep_their_vectors_wherever_they_stand(
     order = [*range(20, 24), 3, 25, 12, 0, 1, 26, 9, *range(27, 30)]
     new = [row for row in order if row >= 14]
     source = passages(tmp_path / "now.parquet", tuple([column[row] for row in order] for column in texts))
-    facts = embed_changes(source, tmp_path / "now.npy", lambda: encoder, 32, "float16", earlier)
+    facts = embed_part_incrementally(source, tmp_path / "now.npy", lambda: encoder, 32, "float16", earlier)
     assert (facts.rows, facts.encoded) == (len(order), len(new))
-    assert count_known(source, earlier, 32, "float16") == len(order) - len(new)
+    assert count_reusable_vectors(source, earlier, 32, "float16") == len(order) - len(new)
     embed_part(source, tmp_path / "full.npy", encoder)
     vectors, full = np.load(tmp_path / "now.npy"), np.load(tmp_path / "full.npy")
     for place, row in enumerate(order):
@@ -113,7 +113,7 @@ def test_where_all_are_known_no_encoder_is_asked_for(tmp_path: Path, encoder: En
     def refuse() -> Encoder:
         raise AssertionError("an encoder was asked for")
 
-    facts = embed_changes(source, tmp_path / "w.npy", refuse, 32, "float16", [(source, tmp_path / "v.npy")])
+    facts = embed_part_incrementally(source, tmp_path / "w.npy", refuse, 32, "float16", [(source, tmp_path / "v.npy")])
     assert (facts.rows, facts.encoded, facts.device) == (30, 0, "")
     assert (tmp_path / "w.npy").read_bytes() == (tmp_path / "v.npy").read_bytes()
 
@@ -123,5 +123,7 @@ def test_vectors_of_another_dtype_or_length_are_left_aside(tmp_path: Path, encod
     embed_part(source, tmp_path / "v.npy", encoder, "float32")
     np.save(tmp_path / "short.npy", np.zeros((30, 16), np.float16))
     for other in ("v.npy", "short.npy"):
-        facts = embed_changes(source, tmp_path / "w.npy", lambda: encoder, 32, "float16", [(source, tmp_path / other)])
+        facts = embed_part_incrementally(
+            source, tmp_path / "w.npy", lambda: encoder, 32, "float16", [(source, tmp_path / other)]
+        )
         assert facts.encoded == 30

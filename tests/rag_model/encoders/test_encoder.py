@@ -23,8 +23,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from rag_model.encoders.encoder import Encoder, one_ahead
-from rag_model.encoders.spec import read_spec
+from rag_model.encoders.encoder import Encoder, prefetch
+from rag_model.encoders.spec import read_encoder_spec
 from rag_model.errors import InputError, UsageError
 
 Build = Callable[..., Path]
@@ -134,9 +134,9 @@ def test_positions_of_roberta_are_counted_past_the_padding(tmp_path: Path, tiny_
     np.testing.assert_allclose(encoder.encode_passages(*texts), alone, atol=1e-5)
     told = folder / "tokenizer_config.json"  # so that the config's positions alone limit a text
     told.write_text(json.dumps({k: v for k, v in json.loads(told.read_text()).items() if k != "model_max_length"}))
-    assert read_spec(folder).max_length == 64
+    assert read_encoder_spec(folder).max_length == 64
     with pytest.raises(UsageError, match="use 64 or less"):
-        read_spec(folder, {"max_length": 65})
+        read_encoder_spec(folder, {"max_length": 65})
     (folder / "bookwheel.json").write_text('{"spec": {"max_length": 66}}')  # as was recorded once
     assert np.isfinite(Encoder.load(folder).encode_questions(["king " * 100])).all()
 
@@ -234,7 +234,7 @@ def test_the_next_window_is_made_in_another_thread_and_in_order() -> None:
             made.append((number, threading.current_thread().name))
             yield number
 
-    assert list(one_ahead(windows())) == [0, 1, 2, 3, 4]
+    assert list(prefetch(windows())) == [0, 1, 2, 3, 4]
     assert [number for number, _ in made] == [0, 1, 2, 3, 4]
     assert threading.current_thread().name not in {name for _, name in made}
 
@@ -244,7 +244,7 @@ def test_an_error_of_the_next_window_reaches_the_reader() -> None:
         yield 0
         raise InputError("the second window is corrupt")
 
-    ahead = one_ahead(windows())
+    ahead = prefetch(windows())
     assert next(ahead) == 0
     with pytest.raises(InputError, match="second window"):
         next(ahead)

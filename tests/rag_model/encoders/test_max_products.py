@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rag_model.encoders.max_products import max_products
+from rag_model.encoders.sparse_model import max_inner_products
 
 
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 1, 3)])
@@ -13,7 +13,7 @@ def test_values_and_gradients_are_those_of_a_plain_product(lengths: tuple[int, .
     words = torch.randn(11, 4, dtype=torch.float64, requires_grad=True)
     real = torch.arange(5) < torch.tensor(lengths)[:, None]
     plain = (hidden @ words.T).masked_fill(~real[..., None], -torch.inf).amax(1)
-    ours = max_products(hidden, words, lengths)
+    ours = max_inner_products(hidden, words, lengths)
     assert torch.allclose(ours, plain, rtol=1e-12)
     wanted = torch.autograd.grad(plain.square().sum(), (hidden, words))
     found = torch.autograd.grad(ours.square().sum(), (hidden, words))
@@ -24,4 +24,4 @@ def test_gradients_are_those_of_finite_differences() -> None:
     torch.manual_seed(1)
     hidden = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
     words = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *given: max_products(*given, (3, 2)), (hidden, words))
+    assert torch.autograd.gradcheck(lambda *given: max_inner_products(*given, (3, 2)), (hidden, words))

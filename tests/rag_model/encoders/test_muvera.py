@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.corpus.token_file import TokenVectors
-from rag_model.encoders.muvera import Muvera, nearest
+from rag_model.corpus.ragged_file import TokenVectors, compute_offsets
+from rag_model.encoders.muvera import Muvera, find_nearest_tokens
 from rag_model.errors import UsageError
+from rag_model.index.build import run_stages
+from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
-from rag_model.index.stages import build
-from rag_model.index.tokens.maxsim import maxsim
+from rag_model.index.tokens.search import maxsim
 
 D = 12
 
@@ -32,7 +31,7 @@ def hamming(one: int, two: int) -> int:
 def test_an_empty_bucket_takes_the_nearest_of_all_tokens(bits: int) -> None:
     random = np.random.default_rng(bits)
     buckets, wanted = random.integers(0, 1 << bits, 7), np.arange(1 << bits)
-    for bucket, place in zip(wanted, nearest(buckets, wanted), strict=True):
+    for bucket, place in zip(wanted, find_nearest_tokens(buckets, wanted), strict=True):
         distances = [hamming(int(bucket), int(own)) for own in buckets]
         assert distances[place] == min(distances)
         assert place == distances.index(min(distances))
@@ -42,8 +41,8 @@ def test_questions_sum_and_passages_take_means_and_fill() -> None:
     bits = 3
     made = Muvera(D, repetitions=4, bits=bits, projected=D, seed=7)
     question, passage = unit((2, 5, D), 1), unit((9, D), 2)
-    told = made.passages(TokenVectors(passage, np.array([0, 9])))[0].reshape(4, 1 << bits, D)
-    asked = made.questions(question)[1].reshape(4, 1 << bits, D)
+    told = made.encode_passages(TokenVectors(passage, np.array([0, 9])))[0].reshape(4, 1 << bits, D)
+    asked = made.encode_questions(question)[1].reshape(4, 1 << bits, D)
 
     def bucket(r: int, token: np.ndarray) -> int:
         return sum(1 << j for j in range(bits) if made._planes[r, j] @ token > 0)
@@ -63,7 +62,7 @@ def chamfer(question: np.ndarray, passage: np.ndarray) -> float:
 
 
 def product(made: Muvera, question: np.ndarray, passages: TokenVectors) -> np.ndarray:
-    return made.passages(passages) @ made.questions(question)[0]
+    return made.encode_passages(passages) @ made.encode_questions(question)[0]
 
 
 def test_the_mean_over_repetitions_tends_to_chamfer() -> None:
@@ -72,7 +71,7 @@ def test_the_mean_over_repetitions_tends_to_chamfer() -> None:
         near = question[0] + np.random.default_rng(seed).normal(size=(6, D)).astype(np.float32) * 0.02 * (1 + seed)
         near /= np.linalg.norm(near, axis=1, keepdims=True)
         passages.append(np.concatenate([near, unit((others, D), 10 + seed)]))
-    tokens = TokenVectors(np.concatenate(passages), offsets_of(np.array([len(one) for one in passages])))
+    tokens = TokenVectors(np.concatenate(passages), compute_offsets(np.array([len(one) for one in passages])))
     wanted = np.array([chamfer(question[0], passage) for passage in passages])
     errors = []
     for bits in (0, 3, 6, 9):  # the more buckets, the fewer strangers share one
@@ -94,13 +93,13 @@ def test_a_projection_keeps_products_on_average() -> None:
         return float(np.mean([product(Muvera(D, 400, 3, projected, seed), question, passage) for seed in range(3)]))
 
     assert mean(4) == pytest.approx(mean(D), rel=0.1)
-    assert Muvera(D, 1, 3, D).width == 8 * D
-    assert Muvera(128).width == 10_240
+    assert Muvera(D, 1, 3, D).encoded_dim == 8 * D
+    assert Muvera(128).encoded_dim == 10_240
 
 
 def test_equal_seeds_give_equal_vectors_and_empty_passages_are_zero() -> None:
     tokens = TokenVectors(unit((5, D), 4), np.array([0, 0, 5, 5]))
-    one, two, other = (Muvera(D, 3, 2, 4, seed).passages(tokens) for seed in (1, 1, 2))
+    one, two, other = (Muvera(D, 3, 2, 4, seed).encode_passages(tokens) for seed in (1, 1, 2))
     assert (one == two).all()
     assert (one != other).any()
     assert not one[0].any()
@@ -115,14 +114,14 @@ def test_an_index_over_its_vectors_finds_what_maxsim_finds(factory: str, tmp_pat
     picked = random.choice(passages, asked, replace=False)
     own = tokens.reshape(passages, 10, D)[picked, :length] + random.normal(size=(asked, length, D)) * 0.15
     questions = (own / np.linalg.norm(own, axis=-1, keepdims=True)).astype(np.float32)
-    offsets = offsets_of(np.full(passages, 10))
+    offsets = compute_offsets(np.full(passages, 10))
     best = maxsim(questions, tokens, offsets).argmax(axis=1)
     made = Muvera(D, repetitions=8, bits=3, projected=8)
-    np.save(tmp_path / "rows.npy", made.passages(TokenVectors(tokens, offsets)))
-    plan = kind_for(factory).plan(IndexRecipe(factory), passages, made.width)
-    build(plan, [tmp_path / "rows.npy"], tmp_path / "index", tmp_path)
+    np.save(tmp_path / "rows.npy", made.encode_passages(TokenVectors(tokens, offsets)))
+    plan = get_kind_for_factory(factory).plan(IndexRecipe(factory), passages, made.encoded_dim)
+    run_stages(plan, [tmp_path / "rows.npy"], tmp_path / "index", tmp_path)
     index = open_index(tmp_path / "index", defaults={"nprobe": 8} if "IVF" in factory else {"efSearch": 64})
-    found = index.search(made.questions(questions), 25)[1]
+    found = index.search(made.encode_questions(questions), 25)[1]
     assert (found == best[:, None]).any(axis=1).mean() >= 0.95
 
 

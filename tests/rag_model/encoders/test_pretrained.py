@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import transformers
 
-from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.pretrained import check_config, load_pretrained
 from rag_model.errors import InputError

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.encoders.encoder import Encoder
-from rag_model.encoders.resolve import question_files, question_sibling, resolve_folder
-from rag_model.encoders.space import check_same_space, space_of
-from rag_model.encoders.spec import EncoderSpec, read_spec
+from rag_model.encoders.encoder import Encoder, collect_question_encoder_files
+from rag_model.encoders.files import derive_question_encoder_name, resolve_folder
+from rag_model.encoders.space import check_same_space, compute_space
+from rag_model.encoders.spec import EncoderSpec, read_encoder_spec
 from rag_model.errors import InputError, RefusedError
 
 
@@ -37,14 +37,14 @@ def test_a_hub_that_is_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_dpr_names_its_sibling() -> None:
-    assert question_sibling("/models/dpr-ctx_encoder-nq/") == "/models/dpr-question_encoder-nq"
-    assert question_sibling("intfloat/e5-small-v2") == "intfloat/e5-small-v2"
+    assert derive_question_encoder_name("/models/dpr-ctx_encoder-nq/") == "/models/dpr-question_encoder-nq"
+    assert derive_question_encoder_name("intfloat/e5-small-v2") == "intfloat/e5-small-v2"
 
 
 def test_a_shipped_question_encoder_loads_from_one_flat_folder(minilm: Path, tmp_path: Path) -> None:
-    spec = EncoderSpec.from_json({**read_spec(minilm).to_json(), "max_length": 32, "question_prompt": "q: "})
-    space = space_of(minilm, spec, "minilm")
-    files = question_files(minilm, spec, space, tmp_path)
+    spec = EncoderSpec.from_json({**read_encoder_spec(minilm).to_json(), "max_length": 32, "question_prompt": "q: "})
+    space = compute_space(minilm, spec, "minilm")
+    files = collect_question_encoder_files(minilm, spec, space, tmp_path)
     assert sorted(files) == ["bookwheel.json", "config.json", "model.safetensors", "tokenizer.json"]
     shipped = Encoder.load(flat(files, tmp_path / "flat"), "question", dtype="float32")
     original = Encoder.load(minilm, "question", {"max_length": 32, "question_prompt": "q: "}, dtype="float32")
@@ -57,12 +57,12 @@ def test_a_shipped_question_encoder_loads_from_one_flat_folder(minilm: Path, tmp
 
 def test_a_pairs_question_encoder_asks_where_it_declares(tiny_dpr: tuple[Path, Path], tmp_path: Path) -> None:
     passage, question = tiny_dpr
-    spec = read_spec(passage, {"max_length": 64})
-    space = space_of(passage, spec, "tiny-dpr")
+    spec = read_encoder_spec(passage, {"max_length": 64})
+    space = compute_space(passage, spec, "tiny-dpr")
     undeclared = Encoder.load(question, "question", {"max_length": 64})
     with pytest.raises(RefusedError, match="dpr-question_encoder cannot search a snapshot of encoder tiny-dpr"):
         check_same_space(undeclared.space(), space)
-    folder = flat(question_files(question, spec, space, tmp_path), tmp_path / "flat")
+    folder = flat(collect_question_encoder_files(question, spec, space, tmp_path), tmp_path / "flat")
     check_same_space(Encoder.load(folder, "question").space(), space)
 
 
@@ -78,6 +78,6 @@ def test_spaces_are_known_without_torch() -> None:
         "import sys\n"
         "for name in ('torch', 'transformers', 'tokenizers', 'safetensors', 'huggingface_hub'):\n"
         "    sys.modules[name] = None\n"
-        "from rag_model.encoders import embed, encoder, resolve, space, spec, weights\n"
+        "from rag_model.encoders import embed, encoder, files, space, spec, weights\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.batches import run_batches
+from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.encoder import Encoder
-from rag_model.encoders.room import halved
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.errors import ResourceError
@@ -66,7 +66,7 @@ def test_batches_are_halved_until_they_fit_and_order_stays() -> None:
         return int(rows.sum())
 
     batches = [np.arange(start, start + 10) for start in (0, 10)]
-    found = list(halved(batches, work))
+    found = list(run_batches(batches, work))
     assert np.concatenate([rows for rows, _ in found]).tolist() == list(range(20))
     assert [made for _, made in found] == [rows.sum() for rows, _ in found]
     assert tried[:2] == [10, 5], "the second batch is not tried whole"
@@ -77,10 +77,10 @@ def test_one_text_that_does_not_fit_is_one_sentence() -> None:
     def full(_: np.ndarray) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ResourceError, match="memory does not hold one text beside the model: end what else runs"):
-        list(halved([np.arange(4)], full))
+    with pytest.raises(ResourceError, match="memory does not hold the model and one text: end other programs"):
+        list(run_batches([np.arange(4)], full))
 
 
 def test_other_errors_pass() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(halved([np.arange(4)], lambda rows: 1 // (int(rows.sum()) - 6)))
+        list(run_batches([np.arange(4)], lambda rows: 1 // (int(rows.sum()) - 6)))

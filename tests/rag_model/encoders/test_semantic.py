@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from rag_model.corpus.chunk import ChunkRecipe
-from rag_model.corpus.chunkers.registry import build_chunker
+from rag_model.corpus.chunkers.chunker import build_chunker
 from rag_model.corpus.records import Article, Section
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
@@ -59,7 +59,7 @@ def test_the_contract(tiny_bert: Path, article: Article) -> None:
 
 def test_the_encoder_is_part_of_the_key(tiny_bert: Path, tmp_path: Path) -> None:
     def identity(folder: Path) -> dict[str, object]:
-        return ChunkRecipe("semantic", settings={"encoder": str(folder)}).identity()
+        return ChunkRecipe("semantic", settings={"encoder": str(folder)}).get_identity()
 
     assert identity(tiny_bert) == identity(tiny_bert)
     assert identity(save_bert(tmp_path, seed=5)) != identity(tiny_bert)

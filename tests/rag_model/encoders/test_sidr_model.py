@@ -10,12 +10,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from rag_model.corpus.sparse_file import QUESTION_UNITS
-from rag_model.encoders.architecture import check_kind
-from rag_model.encoders.bag import terms_of
-from rag_model.encoders.carried import load_asking
-from rag_model.encoders.sidr_model import SidrModel
-from rag_model.encoders.sparse_encoder import SparseEncoder, sparse_space
+from rag_model.corpus.ragged_file import QUERY_UNITS
+from rag_model.encoders.any_encoder import load_question_encoder
+from rag_model.encoders.architecture import check_is_encoder
+from rag_model.encoders.bag import compute_term_mask
+from rag_model.encoders.sparse_encoder import SparseEncoder, compute_sparse_space
+from rag_model.encoders.sparse_model import SidrModel
 from rag_model.encoders.sparse_spec import SIDR, SparseSpec, read_sparse_spec
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.errors import InputError, UsageError
@@ -37,21 +37,21 @@ def test_weights_are_those_of_the_equation(folder: Path) -> None:
     tensors = {name: one.numpy() for name, one in load_file(folder / "model.safetensors").items()}
     body = transformers.AutoModel.from_pretrained(str(folder)).eval()
     words, tokenizer = tensors["bert.embeddings.word_embeddings.weight"], load_tokenizer(folder, 48)
-    for text, found in zip(TEXTS, load(folder).weights(TEXTS), strict=True):
+    for text, found in zip(TEXTS, load(folder).compute_weights(TEXTS), strict=True):
         ids = torch.tensor([tokenizer.encode(text).ids])
         hidden = body(input_ids=ids)[0][0].detach().numpy()  # (t, h)
         centred = hidden - hidden.mean(1, keepdims=True)
         normal = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
         products = (normal * tensors["sidr_norm.weight"] + tensors["sidr_norm.bias"]) @ words.T  # (t, V)
         wanted = np.where(products > 0, products + 1, np.exp(np.minimum(products, 0))).max(0)
-        wanted[~terms_of(tokenizer, 128)] = 0
+        wanted[~compute_term_mask(tokenizer, 128)] = 0
         assert np.abs(found - wanted).max() < 1e-4
 
 
 def test_unused_special_and_unknown_ids_are_no_terms(folder: Path) -> None:
     tokenizer = load_tokenizer(folder, 48)
     tokenizer.add_tokens(["[unused7]", "plain"])
-    terms = terms_of(tokenizer, 128)
+    terms = compute_term_mask(tokenizer, 128)
     words = tokenizer.get_vocab()
     assert not terms[[words[word] for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused7]")]].any()
     assert terms[words["plain"]]
@@ -61,9 +61,9 @@ def test_unused_special_and_unknown_ids_are_no_terms(folder: Path) -> None:
 
 def test_texts_keep_the_heaviest_terms_and_their_own(folder: Path) -> None:
     encoder = load(folder)
-    rows, dense = encoder.encode_passages(["", "", ""], TEXTS), encoder.weights(TEXTS)
+    rows, dense = encoder.encode_passages(["", "", ""], TEXTS), encoder.compute_weights(TEXTS)
     units = np.minimum(255, np.rint(dense * 16)).astype(int)
-    tokenizer, terms = load_tokenizer(folder, 48), terms_of(load_tokenizer(folder, 48), 128)
+    tokenizer, terms = load_tokenizer(folder, 48), compute_term_mask(load_tokenizer(folder, 48), 128)
     for number, (first, last) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], strict=True)):
         best = np.lexsort((np.arange(128), -units[number]))[:12]
         own = {number for number in tokenizer.encode(TEXTS[number]).ids if terms[number]}
@@ -72,10 +72,10 @@ def test_texts_keep_the_heaviest_terms_and_their_own(folder: Path) -> None:
         assert rows.terms[first:last].tolist() == kept
         assert rows.weights[first:last].tolist() == units[number][kept].tolist()
     asked = encoder.encode_questions(TEXTS)
-    for own, weights in zip(asked, np.rint(dense * QUESTION_UNITS), strict=True):
+    for own, weights in zip(asked, np.rint(dense * QUERY_UNITS), strict=True):
         held = own[own[:, 1] > 0]
         assert len(held) >= 12
-        assert (weights[held[:, 0].astype(int)] == held[:, 1] * QUESTION_UNITS).all()
+        assert (weights[held[:, 0].astype(int)] == held[:, 1] * QUERY_UNITS).all()
         assert (np.diff(held[:, 1]) <= 0).all()
 
 
@@ -91,18 +91,18 @@ def test_a_saved_folder_is_the_same_encoder_and_its_normalisation_is_in_its_spac
     assert spec == SPEC
     model = SidrModel.load(folder, device="cpu")
     model.save(tmp_path / "again", folder, spec)
-    assert isinstance(load_asking(str(tmp_path / "again")), SparseEncoder)
-    assert sparse_space(tmp_path / "again", spec).digest == sparse_space(folder, spec).digest
-    assert sparse_space(folder, spec).pooling == "max elu1p, 12 terms and its own, 16 units"
+    assert isinstance(load_question_encoder(str(tmp_path / "again")), SparseEncoder)
+    assert compute_sparse_space(tmp_path / "again", spec).digest == compute_sparse_space(folder, spec).digest
+    assert compute_sparse_space(folder, spec).pooling == "max elu1p, 12 terms and its own, 16 units"
     with torch.no_grad():
         model.norm.bias += 1
     model.save(tmp_path / "other", folder, spec)
-    assert sparse_space(tmp_path / "other", spec).digest != sparse_space(folder, spec).digest
+    assert compute_sparse_space(tmp_path / "other", spec).digest != compute_sparse_space(folder, spec).digest
 
 
 def test_what_is_none_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a sparse encoder"):
-        check_kind(folder)
+        check_is_encoder(folder)
     with pytest.raises(UsageError, match="pooling sum of a sparse encoder does not go with elu1p"):
         SparseSpec(pooling="sum", activation=SIDR)
     SidrModel.load(folder, device="cpu").save(tmp_path / "bare", folder, SPEC)

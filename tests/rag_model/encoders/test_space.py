@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from rag_model.encoders.space import Space, asked_space, check_same_space, digest_tokenizer, space_of
-from rag_model.encoders.spec import EncoderSpec, read_spec
+from rag_model.encoders.space import Space, check_same_space, compute_space, digest_tokenizer, read_declared_space
+from rag_model.encoders.spec import EncoderSpec, read_encoder_spec
 from rag_model.errors import InputError, RefusedError
 
 Build = Callable[..., Path]
@@ -17,8 +17,8 @@ SPEC = EncoderSpec(max_length=64)
 
 def test_a_renamed_folder_is_the_same_space(tiny_bert: Path, tmp_path: Path) -> None:
     renamed = shutil.copytree(tiny_bert, tmp_path / "renamed")
-    assert space_of(renamed, SPEC).digest == space_of(tiny_bert, SPEC).digest
-    check_same_space(space_of(renamed, SPEC), space_of(tiny_bert, SPEC))
+    assert compute_space(renamed, SPEC).digest == compute_space(tiny_bert, SPEC).digest
+    check_same_space(compute_space(renamed, SPEC), compute_space(tiny_bert, SPEC))
 
 
 @pytest.mark.parametrize(
@@ -32,26 +32,26 @@ def test_a_renamed_folder_is_the_same_space(tiny_bert: Path, tmp_path: Path) -> 
     ],
 )
 def test_what_decides_a_passages_vector_decides_the_space(tiny_bert: Path, change: dict[str, Any]) -> None:
-    mine, theirs = space_of(tiny_bert, SPEC, "mine"), space_of(tiny_bert, replace(SPEC, **change), "theirs")
+    mine, theirs = compute_space(tiny_bert, SPEC, "mine"), compute_space(tiny_bert, replace(SPEC, **change), "theirs")
     with pytest.raises(RefusedError, match=f"encoder mine .* encoder theirs, whose {next(iter(change))} differ"):
         check_same_space(mine, theirs)
 
 
 def test_the_question_prompt_does_not(tiny_bert: Path) -> None:
     asking = replace(SPEC, question_prompt="query: ")
-    assert space_of(tiny_bert, asking).digest == space_of(tiny_bert, SPEC).digest
+    assert compute_space(tiny_bert, asking).digest == compute_space(tiny_bert, SPEC).digest
 
 
 def test_other_weights_are_another_space(tiny_bert: Path, tiny_dpr: tuple[Path, Path]) -> None:
     with pytest.raises(RefusedError, match="whose weights differ: use the encoder that the snapshot carries"):
-        check_same_space(space_of(tiny_dpr[0], SPEC), space_of(tiny_bert, SPEC))
+        check_same_space(compute_space(tiny_dpr[0], SPEC), compute_space(tiny_bert, SPEC))
 
 
 def test_saving_a_model_again_does_not_leave_its_space(minilm: Path, tmp_path: Path) -> None:
     SentenceTransformer(str(minilm), device="cpu").save(str(tmp_path / "again"))
-    spec, again = read_spec(minilm), read_spec(tmp_path / "again")
+    spec, again = read_encoder_spec(minilm), read_encoder_spec(tmp_path / "again")
     assert spec == again
-    assert space_of(minilm, spec).digest == space_of(tmp_path / "again", again).digest
+    assert compute_space(minilm, spec).digest == compute_space(tmp_path / "again", again).digest
 
 
 def test_settings_of_use_are_no_part_of_a_tokenizer(tiny_bert: Path, tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_space_survives_json_and_its_corruption_is_seen(tiny_bert: Path, tmp_path: Path) -> None:
-    space = space_of(tiny_bert, SPEC, "tiny")
+    space = compute_space(tiny_bert, SPEC, "tiny")
     assert Space.from_json(space.to_json()) == space
     with pytest.raises(InputError, match="space of encoder tiny is corrupt"):
         Space.from_json({**space.to_json(), "max_length": 65})
     with pytest.raises(InputError, match="no field 'weights'"):
         Space.from_json({key: value for key, value in space.to_json().items() if key != "weights"})
-    assert asked_space(tmp_path) is None
+    assert read_declared_space(tmp_path) is None

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SparseEncoder as Peer
 
-from rag_model.corpus.sparse_file import QUESTION_UNITS
-from rag_model.encoders.architecture import check_kind
-from rag_model.encoders.carried import load_asking, load_carried
+from rag_model.corpus.ragged_file import QUERY_UNITS
+from rag_model.encoders.any_encoder import load_any_encoder, load_question_encoder
+from rag_model.encoders.architecture import check_is_encoder
 from rag_model.encoders.encoder import Encoder
-from rag_model.encoders.sparse_encoder import SparseEncoder, sparse_files, sparse_space
-from rag_model.encoders.sparse_model import heaviest
+from rag_model.encoders.sparse_encoder import SparseEncoder, collect_sparse_encoder_files, compute_sparse_space
+from rag_model.encoders.sparse_model import top_terms
 from rag_model.encoders.sparse_spec import SparseSpec, is_sparse_encoder, read_sparse_spec
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.tiny import save_bert, write_json
@@ -47,18 +47,18 @@ def test_weights_are_those_of_sentence_transformers(pooling: str, activation: st
     wanted = peer.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
     ours = load(made)
     assert (ours.spec.pooling, ours.spec.activation, ours.spec.max_length) == (pooling, activation, 32)
-    assert np.abs(ours.weights(TEXTS) - wanted).max() < 1e-5
+    assert np.abs(ours.compute_weights(TEXTS) - wanted).max() < 1e-5
     assert 0.05 < (wanted > 0).mean() < 0.95
     peer.save(str(tmp_path / "saved"))  # in the layout of its own version
-    assert load(tmp_path / "saved").spec.weighing == ours.spec.weighing
+    assert load(tmp_path / "saved").spec.space_pooling == ours.spec.space_pooling
     old = save_splade(tmp_path / "old", old=True, pooling_strategy=pooling, activation_function=activation)
-    assert np.array_equal(load(old).weights(TEXTS), ours.weights(TEXTS))
+    assert np.array_equal(load(old).compute_weights(TEXTS), ours.compute_weights(TEXTS))
 
 
 def test_passages_keep_their_heaviest_terms_in_units(folder: Path) -> None:
     ours = load(folder, passage_terms=9, scale=50)
     rows = ours.encode_passages(["king", "", "city"], TEXTS)
-    dense = ours.weights([f"king {TEXTS[0]}", TEXTS[1], f"city {TEXTS[2]}"])
+    dense = ours.compute_weights([f"king {TEXTS[0]}", TEXTS[1], f"city {TEXTS[2]}"])
     units = np.minimum(255, np.rint(dense * 50)).astype(int)
     for number, (first, last) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], strict=True)):
         best = np.lexsort((np.arange(128), -units[number]))[:9]
@@ -68,13 +68,13 @@ def test_passages_keep_their_heaviest_terms_in_units(folder: Path) -> None:
 
 def test_questions_are_terms_from_the_heaviest_on(encoder: SparseEncoder) -> None:
     asked = encoder.encode_questions([*TEXTS, "."])
-    dense = encoder.weights([*TEXTS, "."])
+    dense = encoder.compute_weights([*TEXTS, "."])
     assert asked.shape[2] == 2
     for own, weights in zip(asked, dense, strict=True):
         held = own[own[:, 1] > 0]
-        units = np.rint(weights * QUESTION_UNITS)
+        units = np.rint(weights * QUERY_UNITS)
         assert len(held) == (units > 0).sum()
-        assert (units[held[:, 0].astype(int)] == held[:, 1] * QUESTION_UNITS).all()
+        assert (units[held[:, 0].astype(int)] == held[:, 1] * QUERY_UNITS).all()
         assert (np.diff(held[:, 1]) <= 0).all()
     assert encoder.encode_questions([]).shape == (0, 1, 2)
 
@@ -90,41 +90,44 @@ def test_other_passages_in_a_batch_change_no_weight(encoder: SparseEncoder) -> N
 
 def test_equal_weights_are_cut_by_term_and_the_largest_are_clipped() -> None:
     weights = torch.tensor([[0.5, 9.0, 0.5, 0.0, 0.5]])
-    terms, units = heaviest(weights, 3, 64, 255)
+    terms, units = top_terms(weights, 3, 64, 255)
     assert (terms.tolist(), units.tolist()) == ([[1, 0, 2]], [[255, 32, 32]])
-    assert heaviest(weights, 9, 64, 255)[0].shape == (1, 5)
+    assert top_terms(weights, 9, 64, 255)[0].shape == (1, 5)
 
 
 def test_the_space_is_of_all_that_decides_a_passage(folder: Path, tmp_path: Path) -> None:
     spec = read_sparse_spec(folder)
-    space = sparse_space(folder, spec)
+    space = compute_sparse_space(folder, spec)
     assert (space.dim, space.pooling) == (128, "max relu, 256 terms, 64 units")
-    assert sparse_space(folder, spec.changed({"question_terms": 5, "question_prompt": "q: "})).digest == space.digest
+    assert (
+        compute_sparse_space(folder, spec.with_fields({"question_terms": 5, "question_prompt": "q: "})).digest
+        == space.digest
+    )
     for change in ({"scale": 32}, {"passage_terms": 5}, {"pooling": "sum"}, {"passage_prompt": "p"}, {"max_length": 9}):
-        assert sparse_space(folder, spec.changed(change)).digest != space.digest
+        assert compute_sparse_space(folder, spec.with_fields(change)).digest != space.digest
     headed = shutil.copytree(folder, tmp_path / "headed")
     tensors = load_file(headed / "model.safetensors")
     tensors["cls.predictions.bias"] += 1
     save_file(tensors, headed / "model.safetensors", {"format": "pt"})
-    assert sparse_space(headed, spec).digest != space.digest, "the head decides weights too"
+    assert compute_sparse_space(headed, spec).digest != space.digest, "the head decides weights too"
     tied = shutil.copytree(folder, tmp_path / "tied")
     tensors = load_file(tied / "model.safetensors")
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
     tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
     save_file(tensors, tied / "model.safetensors", {"format": "pt"})
-    assert sparse_space(tied, spec).digest == space.digest, "tensors that are tied may be stored twice"
+    assert compute_sparse_space(tied, spec).digest == space.digest, "tensors that are tied may be stored twice"
 
 
 def test_what_a_snapshot_carries_is_the_same_encoder(folder: Path, tmp_path: Path) -> None:
     spec = read_sparse_spec(folder, {"scale": 20})
-    space = sparse_space(folder, spec)
+    space = compute_sparse_space(folder, spec)
     (tmp_path / "work").mkdir()
-    for name, path in sparse_files(folder, spec, space, tmp_path / "work").items():
+    for name, path in collect_sparse_encoder_files(folder, spec, space, tmp_path / "work").items():
         shutil.copyfile(path, tmp_path / name)
-    carried = load_carried(tmp_path)
+    carried = load_any_encoder(tmp_path)
     assert isinstance(carried, SparseEncoder)
     assert (carried.spec, carried.space()) == (spec, space)
-    assert isinstance(load_asking(str(folder)), Encoder), "a plain folder does not say that it weighs terms"
+    assert isinstance(load_question_encoder(str(folder)), Encoder), "a plain folder does not say that it weighs terms"
     assert not is_sparse_encoder(folder)
 
 
@@ -152,7 +155,7 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
     ):
         load(routed)
     with pytest.raises(InputError, match=r"is a sparse encoder, which makes weighted terms: name it in \[represent"):
-        check_kind(save_splade(tmp_path / "splade"))
+        check_is_encoder(save_splade(tmp_path / "splade"))
     with pytest.raises(InputError, match="names no vocab_size"):
         load(changed(save_mlm(tmp_path / "unsized"), "config.json", vocab_size=None))
     headless = save_mlm(tmp_path / "headless")
@@ -163,7 +166,7 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
     broken = save_mlm(tmp_path / "broken")
     tensors["bert.embeddings.word_embeddings.weight"][9] = float("nan")
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match="gave a weight that is not finite: fetch the model again"):
+    with pytest.raises(InputError, match="computed a weight that is not finite: fetch the model again"):
         load(broken).encode_questions(TEXTS)
 
 
@@ -186,4 +189,8 @@ def test_wrong_settings_are_refused(folder: Path, values: dict[str, Any], senten
 
 def test_a_spec_says_how_texts_are_read() -> None:
     spec = SparseSpec(passage_prompt="p: ", question_prompt="q: ")
-    assert (spec.passage("T", "x"), spec.passage("", "x"), spec.question("x")) == ("p: T x", "p: x", "q: x")
+    assert (spec.format_passage("T", "x"), spec.format_passage("", "x"), spec.format_question("x")) == (
+        "p: T x",
+        "p: x",
+        "q: x",
+    )

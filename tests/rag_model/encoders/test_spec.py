@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.encoders.spec import EncoderSpec, find_known_prompts, read_encoder_spec
 from rag_model.errors import InputError, UsageError
 
 Build = Callable[..., Path]
@@ -12,11 +12,11 @@ Build = Callable[..., Path]
 
 def test_dpr_reads_pairs_by_the_first_token_unnormalised(tiny_dpr: tuple[Path, Path]) -> None:
     expected = EncoderSpec(pooling="cls", normalize=False, max_length=64, layout="pair")
-    assert read_spec(tiny_dpr[0]) == read_spec(tiny_dpr[1]) == expected
+    assert read_encoder_spec(tiny_dpr[0]) == read_encoder_spec(tiny_dpr[1]) == expected
 
 
 def test_a_plain_folder_is_cut_where_its_model_ends(tiny_bert: Path) -> None:
-    assert read_spec(tiny_bert) == EncoderSpec(pooling="mean", normalize=True, max_length=64, layout="joined")
+    assert read_encoder_spec(tiny_bert) == EncoderSpec(pooling="mean", normalize=True, max_length=64, layout="joined")
 
 
 @pytest.mark.parametrize(
@@ -32,18 +32,18 @@ def test_a_plain_folder_is_cut_where_its_model_ends(tiny_bert: Path) -> None:
 def test_sentence_transformers_names_the_pooling_in_either_layout(
     tiny_st: Build, config: dict[str, Any], pooling: str
 ) -> None:
-    assert read_spec(tiny_st(pooling=config)).pooling == pooling
+    assert read_encoder_spec(tiny_st(pooling=config)).pooling == pooling
 
 
 def test_sentence_transformers_sets_length_normalisation_and_prompts(tiny_st: Build) -> None:
     prompts = {"prompts": {"query": "query: ", "passage": "passage: "}}
-    spec = read_spec(tiny_st(modules=["Transformer", "Pooling"], prompts=prompts))
+    spec = read_encoder_spec(tiny_st(modules=["Transformer", "Pooling"], prompts=prompts))
     assert spec == EncoderSpec("mean", False, 24, "joined", "passage: ", "query: ")
 
 
 def test_the_default_prompt_serves_where_there_is_no_other(tiny_st: Build) -> None:
     prompts = {"prompts": {"query": "q: ", "sts": "same: "}, "default_prompt_name": "sts"}
-    spec = read_spec(tiny_st(prompts=prompts))
+    spec = read_encoder_spec(tiny_st(prompts=prompts))
     assert (spec.passage_prompt, spec.question_prompt) == ("same: ", "q: ")
 
 
@@ -60,24 +60,24 @@ def test_the_default_prompt_serves_where_there_is_no_other(tiny_st: Build) -> No
 )
 def test_what_is_not_supported_is_refused(tiny_st: Build, change: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        read_spec(tiny_st(**change))
+        read_encoder_spec(tiny_st(**change))
 
 
 def test_our_record_outranks_what_the_folder_says(tiny_st: Build) -> None:
     folder = tiny_st()
     (folder / "bookwheel.json").write_text('{"spec": {"pooling": "cls", "max_length": 9}}')
-    assert read_spec(folder) == EncoderSpec(pooling="cls", max_length=9)
+    assert read_encoder_spec(folder) == EncoderSpec(pooling="cls", max_length=9)
 
 
 def test_an_unknown_setting_is_named(tiny_bert: Path) -> None:
     with pytest.raises(UsageError, match="'pool' is not a setting of an encoder"):
-        read_spec(tiny_bert, {"pool": "cls"})
+        read_encoder_spec(tiny_bert, {"pool": "cls"})
     with pytest.raises(UsageError, match="pooling 'max' is unknown"):
-        read_spec(tiny_bert, {"pooling": "max"})
+        read_encoder_spec(tiny_bert, {"pooling": "max"})
     with pytest.raises(UsageError, match=r"max_length 65 is more than encoder .* reads: use 64 or less"):
-        read_spec(tiny_bert, {"max_length": 65})
+        read_encoder_spec(tiny_bert, {"max_length": 65})
     with pytest.raises(UsageError, match="max_length 2"):
-        read_spec(tiny_bert, {"max_length": 2})
+        read_encoder_spec(tiny_bert, {"max_length": 2})
 
 
 @pytest.mark.parametrize(
@@ -85,29 +85,29 @@ def test_an_unknown_setting_is_named(tiny_bert: Path) -> None:
 )
 def test_a_setting_of_a_wrong_type_is_refused(tiny_bert: Path, setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="give a value of type"):
-        read_spec(tiny_bert, setting)
+        read_encoder_spec(tiny_bert, setting)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe"])
 def test_a_corrupt_config_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(InputError, match=r"config\.json is corrupt"):
-        read_spec(tmp_path)
+        read_encoder_spec(tmp_path)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no config\.json"):
-        read_spec(tmp_path)
+        read_encoder_spec(tmp_path)
 
 
 def test_families_without_prompts_in_their_files_are_known_by_hub_name() -> None:
-    assert known_prompts("intfloat/multilingual-e5-base")["passage_prompt"] == "passage: "
-    assert known_prompts("BAAI/bge-small-en-v1.5").keys() == {"question_prompt"}
-    assert known_prompts("/models/e5-small-v2") == {}
+    assert find_known_prompts("intfloat/multilingual-e5-base")["passage_prompt"] == "passage: "
+    assert find_known_prompts("BAAI/bge-small-en-v1.5").keys() == {"question_prompt"}
+    assert find_known_prompts("/models/e5-small-v2") == {}
 
 
 def test_a_passage_without_title_is_its_text() -> None:
-    assert EncoderSpec(layout="pair").passage("", "text") == "text"
-    assert EncoderSpec(layout="pair").passage("title", "text") == ("title", "text")
-    assert EncoderSpec(passage_prompt="p: ").passage("title", "text") == "p: title text"
-    assert EncoderSpec(layout="text", passage_prompt="p: ").passage("title", "text") == "p: text"
+    assert EncoderSpec(layout="pair").format_passage("", "text") == "text"
+    assert EncoderSpec(layout="pair").format_passage("title", "text") == ("title", "text")
+    assert EncoderSpec(passage_prompt="p: ").format_passage("title", "text") == "p: title text"
+    assert EncoderSpec(layout="text", passage_prompt="p: ").format_passage("title", "text") == "p: text"

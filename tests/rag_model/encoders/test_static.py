@@ -11,13 +11,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-from rag_model.encoders.architecture import architecture_of, check_kind
-from rag_model.encoders.carried import load_carried
-from rag_model.encoders.encoder import Encoder, passage_space
-from rag_model.encoders.resolve import question_files
-from rag_model.encoders.semantic import Semantic
-from rag_model.encoders.space import space_of
-from rag_model.encoders.spec import is_static, read_spec
+from rag_model.encoders.any_encoder import load_any_encoder
+from rag_model.encoders.architecture import check_is_encoder, read_architecture
+from rag_model.encoders.encoder import Encoder, collect_question_encoder_files, read_passage_space
+from rag_model.encoders.semantic import SemanticChunker
+from rag_model.encoders.space import compute_space
+from rag_model.encoders.spec import is_static_encoder, read_encoder_spec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.tiny import VOCABULARY, write_json
@@ -72,7 +71,7 @@ def test_vectors_are_those_of_sentence_transformers(shape: dict[str, Any], tmp_p
     assert np.abs(ours.encode_questions(TEXTS) - peer.encode_query(TEXTS)).max() < 1e-6
     peer.save_pretrained(str(tmp_path / "saved"))  # in the layout of its own version
     assert Encoder.load(tmp_path / "saved").space().digest == ours.space().digest
-    assert passage_space(folder).digest == ours.space().digest
+    assert read_passage_space(folder).digest == ours.space().digest
 
 
 def test_unknown_tokens_count_as_the_folder_or_the_recipe_says(tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_the_space_is_of_the_numbers_and_not_of_the_layout(tmp_path: Path) -> No
     save_file({"embeddings": tensors["embeddings"].astype(np.float32)}, rounded / "model.safetensors")
     assert Encoder.load(half).space().digest == Encoder.load(rounded).space().digest != space.digest
     for change in ({"normalize": True}, {"max_length": 9}, {"passage_prompt": "p"}, {"layout": "text"}):
-        assert space_of(folder, read_spec(folder, change)).digest != space.digest
+        assert compute_space(folder, read_encoder_spec(folder, change)).digest != space.digest
     weighted = save_model2vec(tmp_path / "weighted", normalize=False, weights=True)
     assert Encoder.load(weighted).space().weights != space.weights
 
@@ -118,29 +117,31 @@ def test_the_space_is_of_the_numbers_and_not_of_the_layout(tmp_path: Path) -> No
 @pytest.mark.parametrize("inside", ["", "0_StaticEmbedding"])
 def test_what_a_snapshot_carries_is_the_same_encoder(inside: str, tmp_path: Path) -> None:
     folder = save_static_embedding(tmp_path / "static", inside=inside, normalize=True)
-    spec = read_spec(folder, {"question_prompt": "query "})
+    spec = read_encoder_spec(folder, {"question_prompt": "query "})
     (tmp_path / "work").mkdir()
     carried = tmp_path / "carried"
     carried.mkdir()
-    for name, path in question_files(folder, spec, space_of(folder, spec), tmp_path / "work").items():
+    for name, path in collect_question_encoder_files(
+        folder, spec, compute_space(folder, spec), tmp_path / "work"
+    ).items():
         shutil.copyfile(path, carried / name)
-    found = load_carried(carried)
+    found = load_any_encoder(carried)
     assert isinstance(found, Encoder)
     assert found.space().digest == Encoder.load(folder).space().digest
     wanted = Encoder.load(folder, overrides={"question_prompt": "query "}).encode_questions(TEXTS)
     assert np.array_equal(found.encode_questions(TEXTS), wanted)
-    assert is_static(carried)
+    assert is_static_encoder(carried)
 
 
 def test_its_sizes_are_known_and_it_is_an_encoder(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", rows=20)
-    check_kind(folder)
-    sizes = architecture_of(folder)
-    assert (sizes.parameters, sizes.layers, sizes.hidden, sizes.operations) == (20 * DIM, 0, DIM, 0)
+    check_is_encoder(folder)
+    sizes = read_architecture(folder)
+    assert (sizes.parameters, sizes.layers, sizes.hidden, sizes.operations_per_token) == (20 * DIM, 0, DIM, 0)
 
 
 def test_the_semantic_chunker_takes_it(tmp_path: Path) -> None:
-    assert Semantic(save_model2vec(tmp_path / "static")).open() is not None
+    assert SemanticChunker(save_model2vec(tmp_path / "static")).open() is not None
 
 
 def test_it_is_not_trained(tmp_path: Path) -> None:
@@ -150,9 +151,9 @@ def test_it_is_not_trained(tmp_path: Path) -> None:
 
 def test_a_pooling_of_another_kind_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pooling 'mean' does not apply to encoder"):
-        read_spec(save_model2vec(tmp_path / "static"), {"pooling": "mean"})
+        read_encoder_spec(save_model2vec(tmp_path / "static"), {"pooling": "mean"})
     with pytest.raises(UsageError, match="pooling 'static' does not apply to encoder"):
-        read_spec(tiny_bert, {"pooling": "static"})
+        read_encoder_spec(tiny_bert, {"pooling": "static"})
 
 
 ROWS = len(VOCABULARY)
@@ -191,7 +192,7 @@ def test_numbers_that_are_not_finite_are_refused_before_a_build_and_by_row(tmp_p
     tensors["embeddings"][VOCABULARY.index("king")] = np.nan
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(InputError, match="embeddings that are not finite"):
-        passage_space(folder)
+        read_passage_space(folder)
     with pytest.raises(InputError, match="not finite, of row 1"):
         Encoder.load(folder).encode_questions(["music", "king"])
 
@@ -214,13 +215,13 @@ def test_an_encoder_whose_vectors_are_all_zero_is_refused_before_a_build(tensors
     folder = save_model2vec(tmp_path / "static")
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(InputError, match="has a zero vector for every token"):
-        passage_space(folder)
+        read_passage_space(folder)
 
 
 def test_one_token_that_means_something_is_enough(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static")
     save_file({"embeddings": np.eye(ROWS, DIM, dtype=np.float32)}, folder / "model.safetensors")
-    assert passage_space(folder).dim == DIM
+    assert read_passage_space(folder).dim == DIM
 
 
 @pytest.mark.parametrize("inside", [None, "", "0_StaticEmbedding"])
@@ -230,7 +231,7 @@ def test_a_folder_without_its_tensors_is_named_in_our_words(inside: str | None, 
     else:
         folder = save_static_embedding(tmp_path / "static", inside=inside)
     (folder / (inside or "") / "model.safetensors").unlink()
-    for use in (Encoder.load, passage_space):
+    for use in (Encoder.load, read_passage_space):
         with pytest.raises(InputError, match=r"has no model\.safetensors: give the folder"):
             use(folder)
 

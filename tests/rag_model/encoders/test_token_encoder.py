@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rag_model.encoders.encoder import Encoder
-from rag_model.encoders.token_encoder import TokenEncoder, token_files
+from rag_model.encoders.token_encoder import TokenEncoder, collect_token_encoder_files
 from rag_model.encoders.token_model import TokenModel
 from rag_model.encoders.token_spec import TokenSpec, is_token_encoder, read_token_spec
 from rag_model.errors import InputError, UsageError
-from rag_model.store.objects.trees import linked_tree
+from rag_model.store.objects.cache import build_link_tree
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_colbert import DIM, SPEC, save_colbert, save_marked_bert
 
@@ -55,7 +55,7 @@ def pylate(folder: Path, out: Path) -> Path:
 
 def by_hand(encoder: TokenEncoder, text: str, mark: str, length: int | None) -> tuple[list[int], np.ndarray]:
     """Return ids and vectors of one text, without batches: [CLS] mark text [SEP], padded with [MASK] to `length`."""
-    tokenizer = encoder.marker.asked if length else encoder.marker.read
+    tokenizer = encoder.tokenizer.question_tokenizer if length else encoder.tokenizer.passage_tokenizer
     ids = tokenizer.encode(text).ids
     ids = [ids[0], tokenizer.token_to_id(mark), *ids[1:]]
     seen = len(ids)
@@ -79,7 +79,7 @@ def test_a_question_is_marked_and_padded_with_masks_that_count(encoder: TokenEnc
 def test_a_passage_is_marked_and_its_punctuation_dropped(encoder: TokenEncoder) -> None:
     titles, texts = ["The king", ""], ["was born, in a city. The end!", "war - music"]
     found = encoder.encode_passages(titles, texts)
-    dots = {encoder.marker.asked.token_to_id(sign) for sign in ",.!-"}
+    dots = {encoder.tokenizer.question_tokenizer.token_to_id(sign) for sign in ",.!-"}
     for row, text in enumerate(["The king was born, in a city. The end!", "war - music"]):
         ids, vectors = by_hand(encoder, text, "[unused1]", None)
         kept = [place for place, number in enumerate(ids) if number not in dots]
@@ -105,9 +105,9 @@ def test_pylates_layout_and_the_stored_files_are_the_same_encoder(
     for number, one in enumerate((folder, tmp_path / "pylate")):
         work = tmp_path / f"work{number}"
         work.mkdir()
-        spec = TokenSpec().changed({**SPEC.to_json(), "question_length": 9})
-        files = token_files(one, spec, encoder.space(), work)
-        stored = TokenEncoder.load(linked_tree(files), device="cpu", dtype="float32")
+        spec = TokenSpec().with_fields({**SPEC.to_json(), "question_length": 9})
+        files = collect_token_encoder_files(one, spec, encoder.space(), work)
+        stored = TokenEncoder.load(build_link_tree(files), device="cpu", dtype="float32")
         assert stored.spec.question_length == 9
         assert stored.space().digest == encoder.space().digest
         assert stored.encode_questions(["who?"]).shape == (1, 9, DIM)
@@ -130,7 +130,7 @@ def test_saving_keeps_the_vectors(encoder: TokenEncoder, tmp_path: Path) -> None
 
 
 def test_a_new_projection_is_orthonormal(tmp_path: Path) -> None:
-    model = TokenModel.begin(save_marked_bert(tmp_path / "plain"), 8, seed=1, device="cpu")
+    model = TokenModel.from_encoder(save_marked_bert(tmp_path / "plain"), 8, seed=1, device="cpu")
     weight = model.linear.weight.detach()
     assert torch.allclose(weight @ weight.T, torch.eye(8), atol=1e-5)
 
@@ -148,7 +148,7 @@ def test_other_models_and_wrong_settings_are_refused_in_one_sentence(folder: Pat
     save_file(tensors, bare / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="lacks its projection"):
         TokenEncoder.load(bare)
-    TokenModel.begin(plain, 8, device="cpu").save(tmp_path / "unmarked", plain, SPEC)
+    TokenModel.from_encoder(plain, 8, device="cpu").save(tmp_path / "unmarked", plain, SPEC)
     with pytest.raises(InputError, match="has no token"):
         TokenEncoder.load(tmp_path / "unmarked")
     for wrong in ({"words": 1}, {"question_length": 2}, {"passage_length": "long"}, {"passage_length": 1000}):

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.encoders.token_encoder import TokenEncoder, token_space
-from rag_model.encoders.token_pooling import clusters, pooled
+from rag_model.encoders.token_encoder import TokenEncoder, cluster_tokens, compute_token_space, pool_tokens
 from rag_model.errors import UsageError
 from tests.fixtures.tiny_colbert import save_colbert
 
@@ -37,16 +36,16 @@ def test_clusters_are_wards(tokens: int, factor: int) -> None:
     vectors = unit((tokens, 6), tokens)
     count = -(-tokens // factor)
     wanted = by_definition(vectors, count)
-    numbers = clusters(vectors, count)
+    numbers = cluster_tokens(vectors, count)
     assert sorted(np.flatnonzero(numbers == number).tolist() for number in range(count)) == wanted
     means = np.stack([vectors[members].mean(0) for members in wanted])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
-    assert np.allclose(pooled(vectors, factor), means, atol=1e-6)
+    assert np.allclose(pool_tokens(vectors, factor), means, atol=1e-6)
 
 
 def test_equal_tokens_become_one() -> None:
     vectors = unit((5, 8), 0)[[0, 1, 2, 3, 4, 0, 1, 2, 3, 4]]
-    assert np.allclose(pooled(vectors, 2), vectors[:5], atol=1e-6)
+    assert np.allclose(pool_tokens(vectors, 2), vectors[:5], atol=1e-6)
 
 
 def test_a_colbert_pools_its_passages_and_not_its_questions(tmp_path: Path) -> None:
@@ -56,10 +55,10 @@ def test_a_colbert_pools_its_passages_and_not_its_questions(tmp_path: Path) -> N
     every, some = whole.encode_passages(titles, texts), half.encode_passages(titles, texts)
     assert np.diff(some.offsets).tolist() == [-(-count // 2) for count in np.diff(every.offsets).tolist()]
     first = every.vectors[: every.offsets[1]]
-    assert np.allclose(some.vectors[: some.offsets[1]], pooled(first, 2), atol=1e-5)
+    assert np.allclose(some.vectors[: some.offsets[1]], pool_tokens(first, 2), atol=1e-5)
     assert (half.encode_questions(["who?"]) == whole.encode_questions(["who?"])).all()
-    assert token_space(folder, half.spec).pooling == "tokens, pooled by 2"
+    assert compute_token_space(folder, half.spec).pooling == "tokens, pooled by 2"
     assert "pool" not in whole.spec.to_json(), "what earlier versions wrote stays equal"
-    assert whole.spec.changed(half.spec.to_json()) == half.spec
+    assert whole.spec.with_fields(half.spec.to_json()) == half.spec
     with pytest.raises(UsageError, match="pool of a ColBERT is 0: use 1, or 2"):
         TokenEncoder.load(folder, {"pool": 0})

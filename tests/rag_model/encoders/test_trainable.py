@@ -108,7 +108,7 @@ def test_a_question_encoder_declares_whose_passages_it_was_trained_against(tiny_
     ours = TrainableEncoder.load(tiny_bert)
     with torch.no_grad():
         next(ours.parameters()).add_(1)
-    ours.save(tmp_path / "asks", asks=passages)
+    ours.save(tmp_path / "asks", target_space=passages)
     ours.save(tmp_path / "alone")
     check_same_space(Encoder.load(tmp_path / "asks", "question").space(), passages)
     with pytest.raises(RefusedError, match="weights differ"):
@@ -129,8 +129,8 @@ def test_the_folder_that_it_came_from_is_in_nothing_that_it_saves(tiny_bert: Pat
         shutil.copytree(tiny_bert, tmp_path / name)
         torch.manual_seed(0)  # draws the pooler that the folder lacks
         trained = TrainableEncoder.load(tmp_path / name, "passage", device="cpu")
-        spaces.append(trained.save_passages(tmp_path / f"saved {name}"))
-        trained.save(tmp_path / f"asking {name}", asks=spaces[-1])
+        spaces.append(trained.save_passage_encoder(tmp_path / f"saved {name}"))
+        trained.save(tmp_path / f"asking {name}", target_space=spaces[-1])
     assert spaces[0] == spaces[1]
     for saved in ("saved", "asking"):
         one, other = (

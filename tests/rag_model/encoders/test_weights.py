@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, DPRContextEncoder
 
-from rag_model.encoders.weights import digest_weights, stored_tensors, weight_files
+from rag_model.encoders.weights import digest_weights, list_weight_files, read_tensor_headers
 from rag_model.errors import InputError
 
 
@@ -26,7 +26,7 @@ def with_tensors(source: Path, into: Path, tensors: dict[str, torch.Tensor]) -> 
 def test_names_and_shards_do_not_matter(tiny_bert: Path, tmp_path: Path) -> None:
     renamed = shutil.copytree(tiny_bert, tmp_path / "renamed")
     sharded = resaved(tiny_bert, tmp_path / "sharded", max_shard_size="8KB")
-    assert len(weight_files(sharded)) > 3
+    assert len(list_weight_files(sharded)) > 3
     assert digest_weights(tiny_bert) == digest_weights(renamed) == digest_weights(sharded)
 
 
@@ -88,7 +88,7 @@ def test_a_missing_file_is_named(tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no model\.safetensors"):
         digest_weights(tmp_path)
     sharded = resaved(tiny_bert, tmp_path / "sharded", max_shard_size="8KB")
-    weight_files(sharded)[-1].unlink()
+    list_weight_files(sharded)[-1].unlink()
     with pytest.raises(InputError, match=r"model-0.*safetensors is missing or corrupt"):
         digest_weights(sharded)
 
@@ -139,7 +139,7 @@ def test_a_shape_that_its_bytes_do_not_have_is_refused(tmp_path: Path, entry: di
 
 
 def test_weights_that_shrink_while_they_are_read_are_truncated(tmp_path: Path) -> None:
-    (tensor,) = stored_tensors(with_header(tmp_path / "weights")).values()
+    (tensor,) = read_tensor_headers(with_header(tmp_path / "weights")).values()
     whole = (tmp_path / "weights" / "model.safetensors").read_bytes()
     (tmp_path / "weights" / "model.safetensors").write_bytes(whole[:-8])
     with pytest.raises(InputError, match="truncated: fetch it again"):
@@ -150,4 +150,4 @@ def test_weights_that_shrink_while_they_are_read_are_truncated(tmp_path: Path) -
 def test_an_index_of_shards_that_names_no_files_is_refused(tmp_path: Path, named: object) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
     with pytest.raises(InputError, match="its weight_map names no files"):
-        weight_files(tmp_path)
+        list_weight_files(tmp_path)

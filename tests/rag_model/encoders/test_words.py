@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from rag_model.encoders import words as module
-from rag_model.encoders.words import Reading, Words, parting_of, separation
+from rag_model.encoders import tokens as module
+from rag_model.encoders.tokens import TextLimits, WordTokenizer, find_word_boundaries, find_word_separation
 
 CORPUS = ["the king of the river city wrote music", "a theory, of war: the war's 12 rivers", "Ünïcodé kings (and 漢字)"]
 SPECIAL = ["<unk>", "<s>", "[SEP]"]
@@ -90,16 +90,16 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
 def test_ids_are_those_of_the_whole_text(kind: str, texts: list[str]) -> None:
     tokenizer, words = KNOWN[kind]
     wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    assert [line.tolist() for line in words.tokens(texts)] == wanted
+    assert [line.tolist() for line in words.tokenize(texts)] == wanted
 
 
-def made(kind: str) -> tuple[Tokenizer, Words]:
+def made(kind: str) -> tuple[Tokenizer, WordTokenizer]:
     make, wanted = KINDS[kind]
     tokenizer = make()
-    own = separation(json.loads(tokenizer.to_str()))
+    own = find_word_separation(json.loads(tokenizer.to_str()))
     assert own == wanted
     added = frozenset(tokenizer.get_added_tokens_decoder())
-    return tokenizer, Words(tokenizer, Reading(10**6), own, parting_of(tokenizer, own), added)
+    return tokenizer, WordTokenizer(tokenizer, TextLimits(10**6), own, find_word_boundaries(tokenizer, own), added)
 
 
 KNOWN = {kind: made(kind) for kind in KINDS}
@@ -128,49 +128,49 @@ def changed(make: Callable[[], Tokenizer], change: Callable[[Rules], Any]) -> Ru
     ],
 )
 def test_a_tokenizer_whose_words_touch_is_not_looked_up(rules: Rules) -> None:
-    assert separation(rules) is None
+    assert find_word_separation(rules) is None
 
 
 def test_texts_of_such_a_tokenizer_are_split_whole() -> None:
     tokenizer = wordpiece()
     tokenizer.normalizer = normalizers.Replace(Regex(r"king of"), "war")
     tokenizer.add_tokens([AddedToken("the river")])
-    assert separation(json.loads(tokenizer.to_str())) is None
+    assert find_word_separation(json.loads(tokenizer.to_str())) is None
     texts = ["the king of the river city", "music"]
     wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    assert [line.tolist() for line in Words(tokenizer, Reading(99), None).tokens(texts)] == wanted
+    assert [line.tolist() for line in WordTokenizer(tokenizer, TextLimits(99), None).tokenize(texts)] == wanted
 
 
 def test_texts_are_cut_and_unknown_tokens_left_out_in_model2vecs_order() -> None:
     tokenizer, _ = KNOWN["uncased"]
     unknown = tokenizer.token_to_id("[UNK]")
-    words = Words(tokenizer, Reading(3, 14, unknown), "spaces")
+    words = WordTokenizer(tokenizer, TextLimits(3, 14, unknown), "spaces")
     ids = tokenizer.encode("☃ king river c", add_special_tokens=False).ids
     assert ids[0] == unknown
-    assert words.tokens(["☃ king river city", ("☃ king", "river city")])[0].tolist() == ids[1:4]
-    assert words.tokens([("☃ king", "river city")])[0].tolist() == ids[1:4]
+    assert words.tokenize(["☃ king river city", ("☃ king", "river city")])[0].tolist() == ids[1:4]
+    assert words.tokenize([("☃ king", "river city")])[0].tolist() == ids[1:4]
 
 
 def test_what_is_remembered_is_bounded_and_rare_words_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_WORDS", 4)
+    monkeypatch.setattr(module, "_MAX_CACHED_WORDS", 4)
     tokenizer, _ = KNOWN["uncased"]
-    words = Words(tokenizer, Reading(99), "spaces")
+    words = WordTokenizer(tokenizer, TextLimits(99), "spaces")
     for number in range(50):
         text = f"king {number} river{number}"
-        assert words.tokens([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
-        held = {*words._known, *words._older}
+        assert words.tokenize([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+        held = {*words._recent_words, *words._older_words}
         assert len(held) < 12
         assert "king" in held
 
 
 def test_new_words_are_split_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TOGETHER", 3)
+    monkeypatch.setattr(module, "_WORDS_PER_TEXT", 3)
     for kind, make in KINDS.items():
         tokenizer, words = made(kind)
-        assert words.parting is not None or make[0] is levels
+        assert words.boundaries is not None or make[0] is levels
         text = " ".join([*CORPUS, "[SEP] a[SEP]b <s> x<unk> rivers' zzz", *SPECIAL])
         for own in (text, "king"):
-            assert words.tokens([own])[0].tolist() == tokenizer.encode(own, add_special_tokens=False).ids
+            assert words.tokenize([own])[0].tolist() == tokenizer.encode(own, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,22 +178,22 @@ def test_unknown_tokens_of_words_that_are_split_together_are_left_out(kind: str)
     tokenizer, words = made(kind)
     text = "king river zzz city"
     unknown = tokenizer.encode(text, add_special_tokens=False).ids[1]  # any token serves
-    own = Words(tokenizer, Reading(99, None, unknown), words.separation, words.parting, words.added)
+    own = WordTokenizer(tokenizer, TextLimits(99, None, unknown), words.separation, words.boundaries, words.added_ids)
     for one in (text, "king city"):
         ids = tokenizer.encode(one, add_special_tokens=False).ids
-        assert own.tokens([one])[0].tolist() == [number for number in ids if number != unknown]
+        assert own.tokenize([one])[0].tolist() == [number for number in ids if number != unknown]
 
 
 def test_texts_without_spaces_are_not_remembered() -> None:
     tokenizer, _ = KNOWN["uncased"]
-    words, text = Words(tokenizer, Reading(99), "spaces"), "king" * 17
-    assert words.tokens([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
-    words.tokens(["king"])
-    assert [*words._known] == ["king"]
+    words, text = WordTokenizer(tokenizer, TextLimits(99), "spaces"), "king" * 17
+    assert words.tokenize([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+    words.tokenize(["king"])
+    assert [*words._recent_words] == ["king"]
 
 
 def test_a_tokenizer_that_fails_is_named(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(changed(levels, lambda own: own["model"].update(unk_token="absent"))))
     with pytest.raises(module.InputError, match="cannot split a text"):
-        Words(Tokenizer.from_file(str(file)), Reading(99), "spaces").tokens(["absent words"])
+        WordTokenizer(Tokenizer.from_file(str(file)), TextLimits(99), "spaces").tokenize(["absent words"])

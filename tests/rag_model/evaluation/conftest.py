@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rag_model.corpus.records import Passage
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 
 
 def _passage(page: str, text: str, place: int = 0) -> Passage:

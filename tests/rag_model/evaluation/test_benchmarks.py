@@ -9,23 +9,24 @@ from pathlib import Path
 import pytest
 
 from rag_model.evaluation.answers.readings import Reading
-from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
+from rag_model.evaluation.answers.scores import ScoredAnswer, score_answer
 from rag_model.evaluation.bootstrap import Estimate
-from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.measures.measure import AnswerKind
+from rag_model.evaluation.questions import Question
 from tests.benchmarks.paper_swap import changed
 from tests.benchmarks.paper_verdicts import GOLD, NOT, REPRODUCED, UNDECIDABLE, Finding, Judged, judge, verdict
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_paper.py"
 
 
-def answers(texts: list[str], gold: str, kind: AnswerKind) -> list[Scored]:
+def answers(texts: list[str], gold: str, kind: AnswerKind) -> list[ScoredAnswer]:
     return [
-        score(Question(str(at), "?", (f"{gold} {at}",)), Reading(str(at), text, None, ()), kind)
+        score_answer(Question(str(at), "?", (f"{gold} {at}",)), Reading(str(at), text, None, ()), kind)
         for at, text in enumerate(texts)
     ]
 
 
-def judged(measure: str, larger: list[Scored], smaller: list[Scored], other: str = "b") -> Judged:
+def judged(measure: str, larger: list[ScoredAnswer], smaller: list[ScoredAnswer], other: str = "b") -> Judged:
     found = judge(
         Finding("table 1", "x", measure, "a", other), {"x: a": larger, f"x: {other}": smaller, "x: b": smaller}
     )

@@ -7,22 +7,33 @@ import numpy as np
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.bootstrap import mean_interval
-from rag_model.evaluation.gate import Findings, Floor, GateRecipe, QuestionFloor, Reached, Vitals, judge
+from rag_model.evaluation.bootstrap import estimate_mean
+from rag_model.evaluation.gate import (
+    GateRecipe,
+    IndexRecalls,
+    QuestionFloor,
+    RetrieverScore,
+    SnapshotSummary,
+    check_snapshot,
+)
+from rag_model.index.quality.results import RecallFloor
 
-PARENT = Vitals(passages=1000, space="sha256:aa", newest_revision="2026-10-01T00:00:00Z")
+PARENT = SnapshotSummary(passages=1000, space="sha256:aa", newest_revision="2026-10-01T00:00:00Z")
 FACTORIES = {"hnsw": "HNSW32", "ivfpq": "IVF64,PQ48np"}
 
 
-def found(**recalls: float) -> dict[str, Findings]:
+def found(**recalls: float) -> dict[str, IndexRecalls]:
     values = {"hnsw": 0.99, "ivfpq": 0.9, **recalls}
-    return {name: Findings(FACTORIES.get(name, "Flat"), np.full(256, value)) for name, value in values.items()}
+    return {name: IndexRecalls(FACTORIES.get(name, "Flat"), np.full(256, value)) for name, value in values.items()}
 
 
 def failed(
-    now: Vitals = PARENT, parent: Vitals | None = PARENT, recipe: GateRecipe | None = None, **recalls: float
+    now: SnapshotSummary = PARENT,
+    parent: SnapshotSummary | None = PARENT,
+    recipe: GateRecipe | None = None,
+    **recalls: float,
 ) -> list[str]:
-    verdict = judge(recipe or GateRecipe(), now, found(**recalls), parent)
+    verdict = check_snapshot(recipe or GateRecipe(), now, found(**recalls), parent)
     names = [check.name for check in verdict.checks if not check.passed]
     assert verdict.passed is (not names)
     assert bool(verdict.reason) is bool(names)
@@ -37,14 +48,14 @@ def test_a_sound_snapshot_passes_with_and_without_a_parent() -> None:
 def test_recall_fails_by_its_mean_and_by_its_unlucky_questions() -> None:
     assert failed(hnsw=0.94) == ["hnsw recall@20, mean"]
     unlucky = np.where(np.arange(256) < 20, 0.5, 1.0)  # 8 % of the questions see half of it; the mean is .96
-    verdict = judge(GateRecipe(), PARENT, {"hnsw": Findings("HNSW32", unlucky)}, PARENT)
+    verdict = check_snapshot(GateRecipe(), PARENT, {"hnsw": IndexRecalls("HNSW32", unlucky)}, PARENT)
     assert [check.name for check in verdict.checks if not check.passed] == ["hnsw recall@20, 5th percentile"]
 
 
 def test_each_index_has_its_own_floor() -> None:
     assert failed(ivfpq=0.8) == []
     assert failed(hnsw=0.7) == ["hnsw recall@20, mean", "hnsw recall@20, 5th percentile"]
-    strict = GateRecipe(floors={"ivfpq": Floor(0.95, 0.9)})
+    strict = GateRecipe(floors={"ivfpq": RecallFloor(0.95, 0.9)})
     assert failed(recipe=strict, ivfpq=0.92) == ["ivfpq recall@20, mean"]
     assert failed(recipe=strict, hnsw=0.94, ivfpq=0.96) == ["hnsw recall@20, mean"]  # the others keep theirs
     assert failed(flat=0.94) == ["flat recall@20, mean"]
@@ -53,8 +64,8 @@ def test_each_index_has_its_own_floor() -> None:
 @pytest.mark.parametrize("refine", ["vectors", "SQfp16", "SQ8"])
 def test_codes_whose_candidates_are_ranked_again_have_the_floor_of_a_graph(refine: str) -> None:
     refined, alone = (GateRecipe().floor("ivfpq", factory) for factory in (f"IVF64,PQ48np,Refine({refine})", "IVF,PQ"))
-    assert refined == GateRecipe().floor("hnsw", "HNSW32") == Floor(0.95, 0.80)
-    assert alone == Floor(0.60, 0.30)
+    assert refined == GateRecipe().floor("hnsw", "HNSW32") == RecallFloor(0.95, 0.80)
+    assert alone == RecallFloor(0.60, 0.30)
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"queries": 0}, {"max_passage_loss": 10.0}])
@@ -85,15 +96,15 @@ def test_an_older_dump_is_refused() -> None:
 
 
 def test_the_reason_says_what_was_seen_and_wanted() -> None:
-    verdict = judge(GateRecipe(), replace(PARENT, passages=100), found(), PARENT)
+    verdict = check_snapshot(GateRecipe(), replace(PARENT, passages=100), found(), PARENT)
     assert verdict.reason == "passages lost since the parent is 90.0% (1,000 to 100), wanted at most 10.0%"
 
 
 @pytest.mark.parametrize(("floor", "passed"), [(0.5, True), (0.51, False)])
 def test_a_retriever_may_be_held_to_a_floor_on_questions(floor: float, passed: bool) -> None:
     recipe = GateRecipe(questions={"dev": QuestionFloor("dev.jsonl", floor, "Success@5")})
-    reached = {"dev": Reached("rrf(hnsw, ivfpq)", mean_interval([1.0, 0.0, 1.0, 0.0]))}
-    verdict = judge(recipe, PARENT, found(), PARENT, reached)
+    reached = {"dev": RetrieverScore("rrf(hnsw, ivfpq)", estimate_mean([1.0, 0.0, 1.0, 0.0]))}
+    verdict = check_snapshot(recipe, PARENT, found(), PARENT, reached)
     assert verdict.passed is passed
     (check,) = [check for check in verdict.checks if "questions dev" in check.name]
     assert check.name == "Success@5 of rrf(hnsw, ivfpq) on the questions dev"

@@ -18,8 +18,8 @@ from transformers import (
 from rag_model.corpus.records import Passage
 from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import InstructionTemplate
 from tests.fixtures.tiny_generators import save_llama
 
 QUESTIONS = ["who was it?", "wo"]
@@ -57,7 +57,7 @@ def generator(
     if callable(request.param):
         set_seed(1)
         build: Callable[[int], PreTrainedModel] = request.param
-        return replace(llama, module=build(llama.vocabulary).eval())
+        return replace(llama, module=build(llama.vocabulary_size).eval())
     if request.param == "llama":
         return llama
     folder = save_llama(tmp_path_factory.mktemp("llama"), chat=request.param == "chat")
@@ -68,7 +68,7 @@ def generator(
 
 @pytest.fixture
 def asked(generator: CausalGenerator) -> tuple[Contexts, Targets, torch.Tensor]:
-    contexts, targets = generator.contexts(QUESTIONS, PASSAGES), generator.targets(ANSWERS)
+    contexts, targets = generator.encode_contexts(QUESTIONS, PASSAGES), generator.encode_targets(ANSWERS)
     with torch.no_grad():
         return contexts, targets, generator.logits(contexts, targets)
 
@@ -97,7 +97,7 @@ def test_padding_on_the_right_is_padding_too(generator: CausalGenerator, asked: 
     with torch.no_grad():
         found = generator.logits(right, targets)
     torch.testing.assert_close(found[targets_mask(targets)], logits[targets_mask(targets)], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(generator.begin(right)[0], logits.flatten(0, 1)[:, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(generator.prefill(right)[0], logits.flatten(0, 1)[:, 0], atol=1e-4, rtol=1e-4)
 
 
 def targets_mask(targets: Targets) -> torch.Tensor:
@@ -107,7 +107,7 @@ def targets_mask(targets: Targets) -> torch.Tensor:
 def test_token_by_token_as_by_teacher_forcing(generator: CausalGenerator, asked: Asked) -> None:
     contexts, targets, logits = asked
     said, mask = targets.tokens.repeat_interleave(2, 0), targets.mask.repeat_interleave(2, 0)
-    now, state = generator.begin(contexts)
+    now, state = generator.prefill(contexts)
     for place in range(said.shape[1]):
         real = mask[:, place]
         torch.testing.assert_close(now[real], logits.flatten(0, 1)[real, place], atol=1e-4, rtol=1e-4)
@@ -119,49 +119,49 @@ def test_a_choice_of_rows_goes_on_by_itself(generator: CausalGenerator, asked: A
     contexts, targets, logits = asked
     said, expected = targets.tokens.repeat_interleave(2, 0)[:, :4], logits.flatten(0, 1)
     assert targets.mask[:, :4].all()
-    _, state = generator.begin(contexts)
+    _, state = generator.prefill(contexts)
     _, state = generator.step(state, said[:, 0])
-    some = generator.choose(state, torch.tensor(rows))
+    some = generator.select_rows(state, torch.tensor(rows))
     for place in range(1, 3):
         now, some = generator.step(some, said[rows, place])
         torch.testing.assert_close(now, expected[rows, place + 1], atol=1e-4, rtol=1e-4)
-    found = generator.follow(state, said[:, 1:3])  # as if nothing had been chosen
+    found = generator.extend(state, said[:, 1:3])  # as if nothing had been chosen
     torch.testing.assert_close(found, expected[:, 2:4], atol=1e-4, rtol=1e-4)
 
 
 def test_an_answer_follows_the_prompt_as_one_text(llama: CausalGenerator) -> None:
     """The blank belongs to the answer: `Answer:` and ` the` are cut as `Answer: the` is."""
-    (row,) = llama.contexts(["q"], [[PASSAGES[0][0]]]).tokens
-    (said,) = llama.targets(["the"]).tokens
-    whole = llama.form.write("q", PASSAGES[0][0]).text + " the"
+    (row,) = llama.encode_contexts(["q"], [[PASSAGES[0][0]]]).tokens
+    (said,) = llama.encode_targets(["the"]).tokens
+    whole = llama.prompt_template.render("q", PASSAGES[0][0]).text + " the"
     assert [*row.tolist(), *said.tolist()[:-1]] == llama.tokenizer(whole)["input_ids"]
 
 
 def test_a_chat_is_written_as_its_template_does(tmp_path: Path) -> None:
     generator = load_generator(save_llama(tmp_path, chat=True), device="cpu")
     assert isinstance(generator, CausalGenerator)
-    asked = generator.form.write("who?", PASSAGES[0][0]).text
-    words = asked.removeprefix(generator.form.before).removesuffix(generator.form.after)
+    asked = generator.prompt_template.render("who?", PASSAGES[0][0]).text
+    words = asked.removeprefix(generator.prompt_template.before).removesuffix(generator.prompt_template.after)
     said = [{"role": "user", "content": words}]
     opened = generator.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
     assert asked == f"{opened}Answer:", "the answer's first word is in the model's mouth"
     assert words.endswith("Question: who?")
-    (target,) = generator.targets(["the"]).tokens
+    (target,) = generator.encode_targets(["the"]).tokens
     assert generator.tokenizer.decode(target[:-1]) == " the"
-    assert generator.text(target.tolist()) == "the"
+    assert generator.decode(target.tolist()) == "the"
 
 
 def test_an_empty_prompt_is_something_to_begin_with(llama: CausalGenerator) -> None:
-    bare = replace(llama, form=PromptForm("{question}"))
-    contexts = bare.contexts(["", "the"], [[PASSAGES[0][0]]] * 2)
+    bare = replace(llama, prompt_template=InstructionTemplate("{question}"))
+    contexts = bare.encode_contexts(["", "the"], [[PASSAGES[0][0]]] * 2)
     assert contexts.mask.tolist() == [[True], [True]]
-    assert torch.isfinite(bare.begin(contexts)[0]).all()
+    assert torch.isfinite(bare.prefill(contexts)[0]).all()
 
 
 def test_prompt_and_answer_together_fit_the_model(llama: CausalGenerator) -> None:
-    short = replace(llama, longest=60, form=PromptForm("{text}|{question}", max_answer=20))
+    short = replace(llama, max_tokens=60, prompt_template=InstructionTemplate("{text}|{question}", max_answer=20))
     long = [[Passage("1", "1", 1, "", "", "x" * 500, 0, 1, "")]]
-    contexts, targets = short.contexts(["y" * 500], long), short.targets(["z" * 500])
+    contexts, targets = short.encode_contexts(["y" * 500], long), short.encode_targets(["z" * 500])
     assert contexts.tokens.shape == (1, 40)
     assert targets.tokens.shape == (1, 20)
-    assert targets.tokens[0, -1] == short.end
+    assert targets.tokens[0, -1] == short.end_token

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
-from rag_model.generate.decoding import Decoded, Decoding, Sampling
-from rag_model.generate.sequence_beam import decode_sequence
-from rag_model.generate.token_beam import decode_token
+from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, Sampling
+from rag_model.generate.rag_decoding import decode_sequence, decode_token
 from tests.fixtures.tabled import END, PAD, Said, TabledGenerator
 
 LONGEST = 3
@@ -54,7 +53,7 @@ DECODE = {"token": decode_token, "sequence": decode_sequence}
 def test_with_beams_for_every_answer_the_best_is_found(kind: str, penalty: float, seed: int, k: int) -> None:
     generator = TabledGenerator(seed)
     log_prior = priors(2, k, seed)
-    wide = Decoding(beams=WIDE, max_new_tokens=LONGEST, length_penalty=penalty)
+    wide = DecodingSettings(beams=WIDE, max_new_tokens=LONGEST, length_penalty=penalty)
     found = DECODE[kind](generator, generator.numbered(2, k), log_prior, wide, [0, 0])
     for question, one in enumerate(found):
         contexts, prior = range(question * k, question * k + k), log_prior[question].tolist()
@@ -81,7 +80,7 @@ def test_a_narrow_beam_finds_what_a_plain_one_does(seed: int, beams: int, penalt
     """The search drops what can not win any more, and rows that are done; a plain search keeps all to the end."""
     generator = TabledGenerator(seed, end_bias=1.0)
     log_prior = priors(1, k, seed)
-    narrow = Decoding(beams=beams, max_new_tokens=5, length_penalty=penalty)
+    narrow = DecodingSettings(beams=beams, max_new_tokens=5, length_penalty=penalty)
     (found,) = decode_token(generator, generator.numbered(1, k), log_prior, narrow, [0])
     answers = plain_beam(generator, range(k), log_prior[0].tolist(), beams, 5)
     best = max(answers, key=lambda y: answers[y] / len(y) ** penalty)
@@ -95,7 +94,7 @@ def plain_beam(
     live: dict[Said, float] = {(): 0.0}
     done: dict[Said, float] = {}
     for length in range(1, longest + 1):
-        words = range(1, generator.vocabulary)
+        words = range(1, generator.vocabulary_size)
         grown = {(*said, word): by_token(generator, contexts, prior, (*said, word)) for said in live for word in words}
         ranked = sorted(grown, key=lambda y: grown[y], reverse=True)
         ended = [y for y in ranked[:beams] if y[-1] == END or length == longest]
@@ -119,7 +118,7 @@ def test_thorough_and_fast_are_what_the_paper_says(seed: int, beams: int, k: int
     thorough = {y: by_sequence(generator, range(k), prior, y) for y in union}
     fast = {y: math.log(sum(math.exp(prior[z] + kept[z][y]) for z in range(k) if y in kept[z])) for y in union}
     for mode, marginal in (("thorough", thorough), ("fast", fast)):
-        narrow = Decoding(beams=beams, max_new_tokens=4, mode=mode)
+        narrow = DecodingSettings(beams=beams, max_new_tokens=4, mode=mode)
         (found,) = decode_sequence(generator, generator.numbered(1, k), log_prior, narrow, [0])
         best = max(union, key=lambda y: marginal[y])
         assert (found.tokens, found.log_likelihood) == (best, pytest.approx(marginal[best], abs=1e-5))
@@ -131,7 +130,9 @@ def test_thorough_and_fast_are_what_the_paper_says(seed: int, beams: int, k: int
 def test_the_posterior_of_a_sequence_is_bayes_rule(seed: int) -> None:
     generator, k = TabledGenerator(seed), 3
     log_prior = priors(1, k, seed)
-    (found,) = decode_sequence(generator, generator.numbered(1, k), log_prior, Decoding(beams=2, max_new_tokens=3), [0])
+    (found,) = decode_sequence(
+        generator, generator.numbered(1, k), log_prior, DecodingSettings(beams=2, max_new_tokens=3), [0]
+    )
     joint = [math.exp(prior + sum(generator.log_p(z, found.tokens))) for z, prior in enumerate(log_prior[0].tolist())]
     assert found.posterior == pytest.approx([one / sum(joint) for one in joint], abs=1e-5)
     assert found.shares == ()
@@ -142,7 +143,9 @@ def test_the_posterior_of_a_sequence_is_bayes_rule(seed: int) -> None:
 def test_the_posterior_of_every_token_is_bayes_rule(seed: int) -> None:
     generator, k = TabledGenerator(seed), 3
     log_prior = priors(1, k, seed)
-    (found,) = decode_token(generator, generator.numbered(1, k), log_prior, Decoding(beams=2, max_new_tokens=3), [0])
+    (found,) = decode_token(
+        generator, generator.numbered(1, k), log_prior, DecodingSettings(beams=2, max_new_tokens=3), [0]
+    )
     steps = zip(*(generator.log_p(z, found.tokens) for z in range(k)), strict=True)
     for share, step in zip(found.shares, steps, strict=True):
         joint = [math.exp(prior + log_p) for prior, log_p in zip(log_prior[0].tolist(), step, strict=True)]
@@ -153,8 +156,10 @@ def test_the_posterior_of_every_token_is_bayes_rule(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])
-@pytest.mark.parametrize("how", [Decoding(beams=3, max_new_tokens=6), Decoding(max_new_tokens=6, sampling=Sampling())])
-def test_an_answer_does_not_depend_on_what_is_asked_beside_it(kind: str, how: Decoding) -> None:
+@pytest.mark.parametrize(
+    "how", [DecodingSettings(beams=3, max_new_tokens=6), DecodingSettings(max_new_tokens=6, sampling=Sampling())]
+)
+def test_an_answer_does_not_depend_on_what_is_asked_beside_it(kind: str, how: DecodingSettings) -> None:
     generator, k, questions = TabledGenerator(5, end_bias=1.0), 3, 7
     log_prior, seeds = priors(questions, k, 5), range(questions)
     together = DECODE[kind](generator, generator.numbered(questions, k), log_prior, how, seeds)
@@ -171,7 +176,7 @@ def test_an_answer_does_not_depend_on_what_is_asked_beside_it(kind: str, how: De
 def test_a_draw_is_from_the_model_s_own_distribution(kind: str, mode: str) -> None:
     generator, k, draws, longest = TabledGenerator(8, vocabulary=4, end_bias=1.0), 2, 3000, 2
     log_prior = priors(1, k, 1)
-    how = Decoding(max_new_tokens=longest, sampling=Sampling(), mode=mode)  # type: ignore[arg-type]
+    how = DecodingSettings(max_new_tokens=longest, sampling=Sampling(), mode=mode)  # type: ignore[arg-type]
     contexts = generator.numbered(1, k)
     many = type(contexts)(contexts.tokens.repeat(draws, 1), contexts.mask.repeat(draws, 1), k)
     found = DECODE[kind](generator, many, log_prior.expand(draws, k), how, range(draws))
@@ -198,7 +203,7 @@ def sayable(generator: TabledGenerator, kind: str, prior: Sequence[float], longe
                     math.exp(weight + generator.log_p(z, (*said, token))[-1])
                     for z, weight in zip(group, weights, strict=True)
                 )
-                for token in range(1, generator.vocabulary)
+                for token in range(1, generator.vocabulary_size)
             }
             p *= step[answer[place]] / sum(step.values())
         return p
@@ -212,8 +217,8 @@ def sayable(generator: TabledGenerator, kind: str, prior: Sequence[float], longe
 def test_a_draw_from_one_token_is_greedy(narrow: Sampling) -> None:
     generator, log_prior = TabledGenerator(2), priors(4, 3, 2)
     contexts = generator.numbered(4, 3)
-    drawn = decode_token(generator, contexts, log_prior, Decoding(max_new_tokens=5, sampling=narrow), range(4))
-    greedy = decode_token(generator, contexts, log_prior, Decoding(max_new_tokens=5), range(4))
+    drawn = decode_token(generator, contexts, log_prior, DecodingSettings(max_new_tokens=5, sampling=narrow), range(4))
+    greedy = decode_token(generator, contexts, log_prior, DecodingSettings(max_new_tokens=5), range(4))
     assert drawn == greedy
 
 
@@ -221,7 +226,7 @@ def test_a_draw_from_one_token_is_greedy(narrow: Sampling) -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 def test_an_answer_that_never_ends_is_cut(kind: str, beams: int) -> None:
     generator = TabledGenerator(1, end_bias=-1e4)
-    how = Decoding(beams=beams, max_new_tokens=7)
+    how = DecodingSettings(beams=beams, max_new_tokens=7)
     (found,) = DECODE[kind](generator, generator.numbered(1, 2), priors(1, 2, 1), how, [0])
     assert len(found.tokens) == 7
     assert END not in found.tokens
@@ -231,10 +236,10 @@ def test_an_answer_that_never_ends_is_cut(kind: str, beams: int) -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 def test_an_answer_may_be_empty(kind: str, beams: int) -> None:
     generator = TabledGenerator(1, end_bias=1e3)
-    how = Decoding(beams=beams, max_new_tokens=7)
+    how = DecodingSettings(beams=beams, max_new_tokens=7)
     (found,) = DECODE[kind](generator, generator.numbered(1, 2), priors(1, 2, 1), how, [0])
     assert found.tokens == (END,)
-    assert generator.text(found.tokens) == ""
+    assert generator.decode(found.tokens) == ""
     assert sum(found.posterior) == pytest.approx(1, abs=1e-5)
 
 
@@ -243,20 +248,22 @@ def test_what_fills_up_is_never_said() -> None:
         def next_logits(self, context: int, said: Said) -> list[float]:
             return [50.0, *super().next_logits(context, said)[1:]]
 
-    how = Decoding(beams=2, max_new_tokens=4)
+    how = DecodingSettings(beams=2, max_new_tokens=4)
     generator = Padding(1)
-    found: Decoded
+    found: DecodedAnswer
     for decode in (decode_token, decode_sequence):
         (found,) = decode(generator, generator.numbered(1, 2), priors(1, 2, 1), how, [0])
         assert PAD not in found.tokens
 
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])
-@pytest.mark.parametrize("how", [Decoding(), Decoding(beams=3), Decoding(sampling=Sampling())], ids=["1", "3", "s"])
-def test_a_broken_generator_is_named(kind: str, how: Decoding) -> None:
+@pytest.mark.parametrize(
+    "how", [DecodingSettings(), DecodingSettings(beams=3), DecodingSettings(sampling=Sampling())], ids=["1", "3", "s"]
+)
+def test_a_broken_generator_is_named(kind: str, how: DecodingSettings) -> None:
     class Broken(TabledGenerator):
         def next_logits(self, context: int, said: Said) -> list[float]:
-            return [math.nan] * self.vocabulary if context == 2 and said else super().next_logits(context, said)
+            return [math.nan] * self.vocabulary_size if context == 2 and said else super().next_logits(context, said)
 
     generator = Broken(1, end_bias=-20.0)
     with pytest.raises(InputError, match="its weights are damaged"):
@@ -274,7 +281,7 @@ def test_a_broken_generator_is_named(kind: str, how: Decoding) -> None:
 )
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Decoding(**wrong)  # type: ignore[arg-type]
+        DecodingSettings(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}])

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.decoding import Decoding, Sampling
+from rag_model.generate.decoding import DecodingSettings, Sampling
 from rag_model.generate.generator import Generator, Targets
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings, Variant
-from rag_model.generate.sequence_beam import decode_sequence
-from rag_model.generate.token_beam import decode_token
+from rag_model.generate.rag_decoding import decode_sequence, decode_token
 from tests.fixtures.tiny_generators import save_bart, save_llama, save_t5
 
 SAVE = {"bart": save_bart, "t5": save_t5, "llama": save_llama}
@@ -30,17 +29,19 @@ def generator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])
 @pytest.mark.parametrize(
-    "how", [Decoding(), Decoding(beams=3), Decoding(sampling=Sampling(seed=3))], ids=["1", "3", "s"]
+    "how",
+    [DecodingSettings(), DecodingSettings(beams=3), DecodingSettings(sampling=Sampling(seed=3))],
+    ids=["1", "3", "s"],
 )
 def test_likelihood_and_posterior_are_those_of_teacher_forcing(
-    generator: Generator, kind: Variant, how: Decoding
+    generator: Generator, kind: Variant, how: DecodingSettings
 ) -> None:
     passages = [[Passage("", "", 1, "T", "", text, 0, 1, "") for text in TEXTS]] * len(QUESTIONS)
-    contexts = generator.contexts(QUESTIONS, passages)  # of many lengths, so padded
-    short = Decoding(how.beams, 7, sampling=how.sampling)
+    contexts = generator.encode_contexts(QUESTIONS, passages)  # of many lengths, so padded
+    short = DecodingSettings(how.beams, 7, sampling=how.sampling)
     with torch.no_grad():
         found = DECODE[kind](generator, contexts, SCORES.log_softmax(-1), short, range(len(QUESTIONS)))
-        rows = [[*one.tokens, *[generator.pad] * (7 - len(one.tokens))] for one in found]
+        rows = [[*one.tokens, *[generator.pad_token] * (7 - len(one.tokens))] for one in found]
         said = torch.arange(7) < torch.tensor([[len(one.tokens)] for one in found])
         rag = Rag(nn.Identity(), generator, RagSettings(kind=kind, k=3))
         expected = rag.log_likelihood(SCORES, contexts, Targets(torch.tensor(rows), said))

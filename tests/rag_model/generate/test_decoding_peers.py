@@ -29,12 +29,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rag_model.generate.decoding import Decoding, Sampling
+from rag_model.generate.decoding import DecodingSettings, Sampling, sample_tokens
 from rag_model.generate.generator import Contexts, Generator
 from rag_model.generate.load import load_generator
-from rag_model.generate.sampling import draw
-from rag_model.generate.sequence_beam import decode_sequence
-from rag_model.generate.token_beam import decode_token
+from rag_model.generate.rag_decoding import decode_sequence, decode_token
 from tests.fixtures.tiny_generators import save_bart, save_t5
 
 B, K, LENGTH = 4, 3, 9
@@ -58,8 +56,8 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Generator:
 
 def end_more_often(generator: Generator, more: float) -> None:
     """Raise the end token's logit: of random weights hardly any answer would end."""
-    bias = torch.zeros(generator.vocabulary)
-    bias[generator.end] = more
+    bias = torch.zeros(generator.vocabulary_size)
+    bias[generator.end_token] = more
     generator.module.get_output_embeddings().register_forward_hook(lambda head, inputs, logits: logits + bias)
 
 
@@ -80,17 +78,17 @@ def theirs(
     model = CLASSES[kind](question_encoder=encoder, generator=generator.module, n_docs=contexts.k)
     model.config.bos_token_id = -1  # of a T5's config they ask for one, which it does not have; none says this
     found = model.eval().generate(
-        context_input_ids=contexts.tokens.where(contexts.mask, generator.pad),
+        context_input_ids=contexts.tokens.where(contexts.mask, generator.pad_token),
         context_attention_mask=contexts.mask.long(),
         doc_scores=scores,
-        suppress_tokens=[generator.pad],
+        suppress_tokens=[generator.pad_token],
         decoder_start_token_id=start,
-        eos_token_id=generator.end,
-        pad_token_id=generator.pad,
+        eos_token_id=generator.end_token,
+        pad_token_id=generator.pad_token,
         bos_token_id=None,
         **options,
     )
-    return [cut(row[1:], generator.end) for row in found.tolist()]
+    return [cut(row[1:], generator.end_token) for row in found.tolist()]
 
 
 def cut(tokens: list[int], end: int) -> list[int]:
@@ -103,19 +101,19 @@ def test_answers_are_those_of_transformers(generator: Generator, kind: str, beam
     ended = 0
     for seed in range(3):
         contexts, scores = asked(seed, shortest=4 if kind == "token" else 7)
-        how = Decoding(beams=beams, max_new_tokens=LENGTH, length_penalty=penalty)
+        how = DecodingSettings(beams=beams, max_new_tokens=LENGTH, length_penalty=penalty)
         options = {"length_penalty": penalty, "early_stopping": "never"} if beams > 1 else {}
         ours = DECODE[kind](generator, contexts, scores.log_softmax(-1), how, range(B))
         expected = theirs(kind, generator, contexts, scores, num_beams=beams, max_length=LENGTH + 1, **options)
         assert [list(one.tokens) for one in ours] == expected
         ended += sum(len(one.tokens) < LENGTH for one in ours)
-    assert ended or generator.first is None  # BART's
+    assert ended or generator.first_token is None  # BART's
 
 
 def test_an_answer_of_one_token_is_weighed_by_the_passages(bart: Generator) -> None:
     contexts, _ = asked(0)
     scores = torch.tensor([[0.0, 0.0, 12.0]] * B)  # all but the last passage's say counts for nothing
-    how = Decoding(beams=2, max_new_tokens=1)
+    how = DecodingSettings(beams=2, max_new_tokens=1)
     ours = decode_sequence(bart, contexts, scores.log_softmax(-1), how, range(B))
     last = Contexts(contexts.tokens[K - 1 :: K], contexts.mask[K - 1 :: K], 1)
     alone = decode_sequence(bart, last, torch.zeros(B, 1), how, range(B))
@@ -125,11 +123,11 @@ def test_an_answer_of_one_token_is_weighed_by_the_passages(bart: Generator) -> N
 def test_what_fills_up_a_context_is_not_read(bart: Generator) -> None:
     contexts, scores = asked(0, shortest=4)
     wider = Contexts(
-        torch.nn.functional.pad(contexts.tokens, (0, 5), value=bart.pad),
+        torch.nn.functional.pad(contexts.tokens, (0, 5), value=bart.pad_token),
         torch.nn.functional.pad(contexts.mask, (0, 5)),
         K,
     )
-    how = Decoding(beams=2, max_new_tokens=LENGTH)
+    how = DecodingSettings(beams=2, max_new_tokens=LENGTH)
     narrow, padded = (
         [one.tokens for one in decode_sequence(bart, one, scores.log_softmax(-1), how, range(B))]
         for one in (contexts, wider)
@@ -145,5 +143,5 @@ def test_tokens_are_drawn_from_what_transformers_leaves(setting: Sampling) -> No
         warpers.insert(1, TopKLogitsWarper(setting.top_k))
     expected = warpers(torch.zeros(1, 1, dtype=torch.long), log_p).softmax(-1)[0]
     numbers = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
-    found = draw(log_p.expand(len(numbers), -1), setting, numbers)
+    found = sample_tokens(log_p.expand(len(numbers), -1), setting, numbers)
     torch.testing.assert_close(found.bincount(minlength=50) / len(numbers), expected, atol=1e-4, rtol=0)

@@ -15,7 +15,7 @@ from rag_model.generate.likelihood import (
     log_prior,
     sequence_likelihood,
     sequence_uniform,
-    smoothed,
+    smooth_labels,
     target_log_p,
     token_likelihood,
     token_uniform,
@@ -156,7 +156,7 @@ def test_loss_and_gradients_are_those_of_everything_held_at_once(kind: str, case
         said = token_likelihood(prior, log_p, case.mask).log_p
         uniform = token_uniform(prior, logits, case.mask)
     weights = torch.arange(1, len(said) + 1)
-    loss = smoothed(said, uniform, epsilon, logits.shape[-1])
+    loss = smooth_labels(said, uniform, epsilon, logits.shape[-1])
     (loss * weights).sum().backward()
     others = [part.double().clone().requires_grad_() for part in (case.scores, case.logits)]
     expected = straight(case, kind, epsilon, (others[0] / 2).log_softmax(1), others[1])

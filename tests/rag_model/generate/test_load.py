@@ -11,8 +11,8 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.causal import CausalGenerator
-from rag_model.generate.inputs import PaperForm, PromptForm, form_to_json
-from rag_model.generate.load import chat_form, load_generator
+from rag_model.generate.load import apply_chat_template, load_generator
+from rag_model.generate.prompts import InstructionTemplate, PaperTemplate, template_to_json
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama, save_t5
@@ -30,47 +30,47 @@ def test_the_config_says_which_family(tmp_path: Path) -> None:
     bart = load_generator(save_bart(tmp_path / "bart"), device="cpu")
     llama = load_generator(str(save_llama(tmp_path / "llama")), device="cpu")
     assert isinstance(bart, Seq2SeqGenerator)
-    assert bart.form == PaperForm()
-    assert bart.longest == 256
+    assert bart.prompt_template == PaperTemplate()
+    assert bart.max_tokens == 256
     assert isinstance(llama, CausalGenerator)
-    assert llama.form == PromptForm()
+    assert llama.prompt_template == InstructionTemplate()
     assert not llama.module.training
     assert next(llama.module.parameters()).dtype == torch.float32
 
 
 def test_t5_reads_more_than_it_was_trained_on(tmp_path: Path) -> None:
-    t5 = load_generator(save_t5(tmp_path), PaperForm(max_length=600), device="cpu")
-    contexts = t5.contexts(["q" * 590], BESIDE)
+    t5 = load_generator(save_t5(tmp_path), PaperTemplate(max_length=600), device="cpu")
+    contexts = t5.encode_contexts(["q" * 590], BESIDE)
     assert contexts.tokens.shape == (1, 600)
-    assert torch.isfinite(t5.begin(contexts)[0]).all()
+    assert torch.isfinite(t5.prefill(contexts)[0]).all()
 
 
 def test_a_generator_without_a_pad_token_fills_up_with_its_end(tmp_path: Path) -> None:
     llama = load_generator(save_llama(tmp_path), device="cpu")
     assert llama.tokenizer.pad_token_id is None  # type: ignore[attr-defined]
-    assert llama.pad == llama.end
-    targets = llama.targets(["a", "the answer is"])
-    assert targets.tokens[0, -2:].tolist() == [llama.end] * 2  # one is said, one fills up
+    assert llama.pad_token == llama.end_token
+    targets = llama.encode_targets(["a", "the answer is"])
+    assert targets.tokens[0, -2:].tolist() == [llama.end_token] * 2  # one is said, one fills up
     assert targets.mask.tolist() == [[True, True, True, False], [True] * 4]
 
 
 def test_the_form_is_the_folder_s_own_where_it_has_one(tmp_path: Path) -> None:
-    own = PromptForm("{text} {question}", max_answer=7)
-    write_json(save_llama(tmp_path, chat=True) / RECORD_FILE, {"form": form_to_json(own)})
-    assert load_generator(tmp_path, device="cpu").form == own  # type: ignore[attr-defined]
-    assert load_generator(tmp_path, PromptForm(), device="cpu").form == PromptForm()  # type: ignore[attr-defined]
+    own = InstructionTemplate("{text} {question}", max_answer=7)
+    write_json(save_llama(tmp_path, chat=True) / RECORD_FILE, {"form": template_to_json(own)})
+    assert load_generator(tmp_path, device="cpu").prompt_template == own  # type: ignore[attr-defined]
+    assert load_generator(tmp_path, InstructionTemplate(), device="cpu").prompt_template == InstructionTemplate()  # type: ignore[attr-defined]
 
 
 def test_a_chat_template_without_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
     settings_of(save_llama(tmp_path, chat=True), "tokenizer_config.json", chat_template="hello")
-    with pytest.raises(UsageError, match="no place for a prompt: give a form"):
+    with pytest.raises(UsageError, match="no place for a prompt: give a template"):
         load_generator(tmp_path, device="cpu")
-    assert load_generator(tmp_path, PromptForm(), device="cpu").text([]) == ""
+    assert load_generator(tmp_path, InstructionTemplate(), device="cpu").decode([]) == ""
 
 
 def test_a_chat_form_keeps_the_words_of_another(tmp_path: Path) -> None:
     llama = load_generator(save_llama(tmp_path, chat=True), device="cpu")
-    form = chat_form(llama.tokenizer, PromptForm("{question}!", max_length=99))  # type: ignore[attr-defined]
+    form = apply_chat_template(llama.tokenizer, InstructionTemplate("{question}!", max_length=99))  # type: ignore[attr-defined]
     assert form.template == "{question}!"
     assert form.max_length == 99
     assert form.after.endswith("<|im_start|>assistant\n")
@@ -78,10 +78,10 @@ def test_a_chat_form_keeps_the_words_of_another(tmp_path: Path) -> None:
 
 def test_a_decoder_only_model_reads_prompts(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    with pytest.raises(UsageError, match="give a PromptForm"):
-        load_generator(tmp_path, PaperForm(), device="cpu")
+    with pytest.raises(UsageError, match="give an InstructionTemplate"):
+        load_generator(tmp_path, PaperTemplate(), device="cpu")
     with pytest.raises(UsageError, match="no room for a prompt"):
-        load_generator(tmp_path, PromptForm(max_answer=256), device="cpu")
+        load_generator(tmp_path, InstructionTemplate(max_answer=256), device="cpu")
 
 
 def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
@@ -138,21 +138,21 @@ def test_devices_and_dtypes(tmp_path: Path) -> None:
 def test_a_gguf_file_holds_all_that_is_needed(tmp_path: Path) -> None:
     generator = load_generator(save_gguf(tmp_path), device="cpu")
     assert isinstance(generator, CausalGenerator)
-    assert generator.longest == 256
-    contexts, targets = generator.contexts(["who"], BESIDE), generator.targets(["the é 日本"])
-    assert generator.text(targets.tokens[0].tolist()) == "the é 日本"
+    assert generator.max_tokens == 256
+    contexts, targets = generator.encode_contexts(["who"], BESIDE), generator.encode_targets(["the é 日本"])
+    assert generator.decode(targets.tokens[0].tolist()) == "the é 日本"
     expected = generator.logits(contexts, targets)[:, 0, 0]
-    torch.testing.assert_close(generator.begin(contexts)[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(generator.prefill(contexts)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_what_was_a_gguf_file_is_saved_as_any_model(tmp_path: Path) -> None:
     (tmp_path / "gguf").mkdir()
-    generator = load_generator(save_gguf(tmp_path / "gguf"), PromptForm(), device="cpu")
+    generator = load_generator(save_gguf(tmp_path / "gguf"), InstructionTemplate(), device="cpu")
     assert isinstance(generator, CausalGenerator)
     generator.module.save_pretrained(str(tmp_path / "saved"))
     generator.tokenizer.save_pretrained(str(tmp_path / "saved"))
-    again = load_generator(tmp_path / "saved", PromptForm(), device="cpu")
-    contexts, targets = generator.contexts(["who"], BESIDE), generator.targets(["the"])
+    again = load_generator(tmp_path / "saved", InstructionTemplate(), device="cpu")
+    contexts, targets = generator.encode_contexts(["who"], BESIDE), generator.encode_targets(["the"])
     torch.testing.assert_close(again.logits(contexts, targets), generator.logits(contexts, targets))
 
 

@@ -75,12 +75,12 @@ def batch(rag: Rag, answers: list[str]) -> tuple[list[str], Tensor, Contexts, Ta
     questions = ["who was it", "the war in the city"]
     asked = ["rst", "uvw"] if answers is EVEN else ["who", "the war in the city"]
     vectors = torch.randn(2, K, 32, generator=torch.Generator().manual_seed(3))
-    return questions, vectors, rag.generator.contexts(asked, [beside] * 2), rag.generator.targets(answers)
+    return questions, vectors, rag.generator.encode_contexts(asked, [beside] * 2), rag.generator.encode_targets(answers)
 
 
 def loss_of(rag: Rag, given: tuple[list[str], Tensor, Contexts, Targets]) -> Tensor:
     questions, vectors, contexts, targets = given
-    asked = rag.ask(questions).to(vectors.dtype)
+    asked = rag.embed_questions(questions).to(vectors.dtype)
     return rag.loss(torch.einsum("bd,bkd->bk", asked, vectors), contexts, targets)
 
 
@@ -183,7 +183,7 @@ def test_every_weight_is_the_model_s(rag: Rag) -> None:
 def test_fewer_passages_than_asked_for_are_marginalised_alike(rag: Rag) -> None:
     """A corpus of one passage: the answer's likelihood is the generator's own."""
     passages = [[Passage("1", "1", 1, "T", "", "the capital", 0, 1, "")]]
-    contexts, targets = rag.generator.contexts(["who"], passages), rag.generator.targets(["the answer"])
+    contexts, targets = rag.generator.encode_contexts(["who"], passages), rag.generator.encode_targets(["the answer"])
     found = rag.log_likelihood(torch.tensor([[7.0]]), contexts, targets)
     logits = rag.generator.logits(contexts, targets)[0, 0].log_softmax(-1)
     expected = logits.gather(1, targets.tokens.T).sum()
@@ -194,7 +194,7 @@ def test_fewer_passages_than_asked_for_are_marginalised_alike(rag: Rag) -> None:
 def test_long_questions_and_empty_passages_have_a_likelihood(rag: Rag) -> None:
     empty = [[Passage("", "", 0, "", "", "", 0, 0, "")] * 2] * 2
     questions = ["who was the king of the city " * 20, ""]
-    contexts, targets = rag.generator.contexts(questions, empty), rag.generator.targets(["", "é" * 50])
+    contexts, targets = rag.generator.encode_contexts(questions, empty), rag.generator.encode_targets(["", "é" * 50])
     loss = loss_of(rag, (questions, torch.randn(2, 2, 32), contexts, targets))
     assert torch.isfinite(loss).all()
 
@@ -212,5 +212,5 @@ def test_what_does_not_belong_together_is_refused(rag: Rag) -> None:
     [{"kind": "both"}, {"k": 0}, {"temperature": 0.0}, {"label_smoothing": 1.0}, {"temperature": float("nan")}],
 )
 def test_settings_have_bounds(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"is unknown|of a RAG model: need"):
+    with pytest.raises(UsageError, match=r"is unknown|of a RAG model are invalid"):
         RagSettings(**changes)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rag_model.index.build import run_stages
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.index.stages import build
 
 MakeVectors = Callable[..., Vectors]
 WriteParts = Callable[[Vectors, Sequence[int]], list[Path]]
@@ -62,7 +62,7 @@ def build_index(tmp_path: Path) -> BuildIndex:
         plan = resolve(recipe, sum(map(len, arrays)), arrays[0].shape[1])
         workdir = tmp_path / f"{name}-work"
         workdir.mkdir()
-        build(plan, parts, tmp_path / f"{name}.faiss", workdir)
+        run_stages(plan, parts, tmp_path / f"{name}.faiss", workdir)
         return tmp_path / f"{name}.faiss", plan
 
     return make

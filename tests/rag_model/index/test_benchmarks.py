@@ -23,7 +23,7 @@ def report(name: str, *arguments: str | Path) -> dict[str, Any]:
     return parsed
 
 
-def test_hnsw_by_cells_is_measured_beside_one_shot(tmp_path: Path) -> None:
+def test_bench_hnsw_by_cells(tmp_path: Path) -> None:
     tiny = ["--cells", "2", "--parts", "1", "--dim", "16", "--links", "4", "--questions", "40", "--k", "5"]
     found = report("bench_hnsw.py", "--sizes", "300,600", *tiny, "--plot", tmp_path / "scaling.svg")
     small, large = found["rows"]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from rag_model.errors import ResourceError, UsageError
-from rag_model.index.build import build_index, place, rows_path
+from rag_model.index.build import build_index, install_index, kept_rows_path
 from rag_model.index.recipe import IndexRecipe
 
 VECTORS = np.random.default_rng(3).standard_normal((600, 16)).astype(np.float32)
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,SQ8", "Flat"])
-def test_an_array_becomes_a_file(factory: str, tmp_path: Path) -> None:
+def test_build_index_from_an_array(factory: str, tmp_path: Path) -> None:
     out = tmp_path / "out.faiss"
     plan = build_index(VECTORS, out, IndexRecipe(factory, "l2", search={"efSearch": 77} if "HNSW" in factory else {}))
     read = faiss.read_index(str(out))
@@ -24,29 +24,29 @@ def test_an_array_becomes_a_file(factory: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.faiss"]
 
 
-def test_rows_that_were_dropped_are_told_beside_it_and_no_longer_when_none_are(tmp_path: Path) -> None:
+def test_rows_file_exists_only_if_rows_were_dropped(tmp_path: Path) -> None:
     out, holed = tmp_path / "out.faiss", VECTORS.copy()
     holed[[3, 77]] = np.inf
     np.save(tmp_path / "holed.npy", holed)
     build_index([tmp_path / "holed.npy"], out, IndexRecipe("Flat", "l2"), invalid="drop")
-    rows = np.load(rows_path(out))
+    rows = np.load(kept_rows_path(out))
     assert faiss.read_index(str(out)).ntotal == len(rows) == 598
     np.testing.assert_array_equal(rows, np.delete(np.arange(600), [3, 77]))
     build_index(VECTORS, out, IndexRecipe("Flat", "l2"))
-    assert not rows_path(out).exists()
+    assert not kept_rows_path(out).exists()
 
 
-def test_a_second_look_needs_vectors_in_the_file(tmp_path: Path) -> None:
+def test_refinement_by_outside_vectors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"use Refine\(SQfp16\) instead"):
         build_index(VECTORS, tmp_path / "out", IndexRecipe("IVF8,SQ8,Refine(vectors)"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_build_keeps_the_previous_file(tmp_path: Path) -> None:
     out = tmp_path / "out.faiss"
     out.write_bytes(b"the one before")
     with pytest.raises(UsageError):
         build_index(VECTORS, out, IndexRecipe("IVF,PQ5"))
     assert out.read_bytes() == b"the one before"
     with pytest.raises(ResourceError, match="cannot write"):
-        place(tmp_path / "none", tmp_path / "out.faiss" / "below", {}, None)
+        install_index(tmp_path / "none", tmp_path / "out.faiss" / "below", {}, None)

@@ -1,7 +1,13 @@
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.index.factory import check, divisor, parse, structure_of, without_vectors
+from rag_model.index.factory import (
+    check_dimensions,
+    largest_divisor,
+    parse_factory,
+    structure_of,
+    without_vector_refinement,
+)
 from rag_model.index.files.engine import faiss
 
 
@@ -41,8 +47,8 @@ def test_kinds(text: str, kind: str) -> None:
         "IVF64,RaBitQ,Refine(SQ8)",
     ],
 )
-def test_a_complete_factory_survives_parsing_and_faiss_takes_it(text: str) -> None:
-    assert str(parse(text)) == text
+def test_factory_round_trip_and_faiss_accepts_it(text: str) -> None:
+    assert str(parse_factory(text)) == text
     assert faiss.index_factory(128, text).d == 128
 
 
@@ -67,9 +73,9 @@ def test_a_complete_factory_survives_parsing_and_faiss_takes_it(text: str) -> No
         ("ivf64,Flat", "'ivf64'"),
     ],
 )
-def test_a_wrong_factory_is_one_clear_sentence(text: str, said: str) -> None:
+def test_invalid_factory_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as wrong:
-        parse(text)
+        parse_factory(text)
     assert said in str(wrong.value)
     assert "\n" not in str(wrong.value)
 
@@ -78,24 +84,24 @@ def test_a_wrong_factory_is_one_clear_sentence(text: str, said: str) -> None:
     ("text", "offer"),
     [("IVF64,PQ50np", "PQ48 can"), ("OPQ50,IVF64,PQ48np", "OPQ48 can"), ("OPQ48_100,IVF64,PQ48", "PQ25 can")],
 )
-def test_pieces_that_do_not_divide_are_refused_with_a_number_that_does(text: str, offer: str) -> None:
+def test_indivisible_pieces_suggest_a_divisor(text: str, offer: str) -> None:
     with pytest.raises(UsageError, match=offer):
-        check(parse(text), 384)
+        check_dimensions(parse_factory(text), 384)
 
 
 def test_pca_cannot_add_dimensions() -> None:
     with pytest.raises(UsageError, match="use at most 32"):
-        check(parse("PCA64,IVF64,Flat"), 32)
+        check_dimensions(parse_factory("PCA64,IVF64,Flat"), 32)
 
 
-def test_faiss_is_not_told_of_the_corpus_s_own_vectors() -> None:
-    factory = parse("IVF64,PQ16np,Refine(vectors)")
+def test_vector_refinement_is_removed_for_faiss() -> None:
+    factory = parse_factory("IVF64,PQ16np,Refine(vectors)")
     assert str(factory) == "IVF64,PQ16np,Refine(vectors)"
-    assert str(without_vectors(factory)) == "IVF64,PQ16np"
+    assert str(without_vector_refinement(factory)) == "IVF64,PQ16np"
     for text in ("IVF64,PQ16np,Refine(SQ8)", "HNSW32", "Flat"):
-        assert str(without_vectors(parse(text))) == text
+        assert str(without_vector_refinement(parse_factory(text))) == text
 
 
 def test_divisor_of_a_prime_is_one() -> None:
-    assert divisor(97, 24) == 1
-    assert divisor(4, 100) == 4
+    assert largest_divisor(97, 24) == 1
+    assert largest_divisor(4, 100) == 4

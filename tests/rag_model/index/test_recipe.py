@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
-from rag_model.index.factory import check, parse
+from rag_model.index.factory import check_dimensions, parse_factory
 from rag_model.index.files.engine import faiss
-from rag_model.index.recipe import IndexRecipe, default_search, lists_in, resolve
+from rag_model.index.recipe import IndexRecipe, count_lists, default_search, resolve
 
 TEMPLATES = [
     "HNSW",
@@ -26,9 +26,9 @@ TEMPLATES = [
 
 
 @given(st.sampled_from(TEMPLATES), st.integers(1, 30_000_000), st.integers(2, 1100))
-def test_every_template_becomes_a_factory_that_faiss_takes(template: str, n: int, d: int) -> None:
+def test_faiss_accepts_every_resolved_factory(template: str, n: int, d: int) -> None:
     plan = resolve(IndexRecipe(template), n, d)
-    check(parse(plan.factory), d)
+    check_dimensions(parse_factory(plan.factory), d)
     assert "IVF," not in plan.factory
     assert 1 <= plan.train_sample <= n
     assert 1 <= plan.cells <= n
@@ -37,7 +37,7 @@ def test_every_template_becomes_a_factory_that_faiss_takes(template: str, n: int
 
 @given(st.integers(1, 30_000_000))
 def test_lists_are_fewer_than_training_points(n: int) -> None:
-    factory = parse(resolve(IndexRecipe("IVF,PQ"), n, 64).factory)
+    factory = parse_factory(resolve(IndexRecipe("IVF,PQ"), n, 64).factory)
     assert factory.lists <= max(1, n // 39)
 
 
@@ -48,7 +48,7 @@ def test_wikipedia_in_four_gigabytes() -> None:
     assert resolve(IndexRecipe("HNSW"), 21_015_324, 768).cells == 337
 
 
-def test_numbers_that_were_asked_for_are_kept() -> None:
+def test_resolve_keeps_given_numbers() -> None:
     recipe = IndexRecipe("OPQ16_64,IVF32_HNSW8,PQ16", train_sample=2000, search={"nprobe": 3})
     plan = resolve(recipe, 5000, 128)
     assert (plan.factory, plan.train_sample, plan.search) == (
@@ -59,7 +59,7 @@ def test_numbers_that_were_asked_for_are_kept() -> None:
     assert plan.notes == ()
 
 
-def test_a_second_look_has_a_setting_of_its_own() -> None:
+def test_refinement_has_a_search_parameter() -> None:
     plan = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)"), 5000, 384)
     assert plan.factory == "IVF128,PQ96np,Refine(SQfp16)"
     assert plan.search == {"nprobe": 128, "refine": 10} == default_search(plan.factory)
@@ -71,28 +71,28 @@ def test_a_second_look_has_a_setting_of_its_own() -> None:
     assert (few.factory, few.search) == ("IVF8,Flat", {"nprobe": 8})
 
 
-def test_looking_at_the_vectors_leaves_the_index_as_it_is() -> None:
+def test_vector_refinement_changes_no_byte() -> None:
     plain, refined = (resolve(IndexRecipe(text), 5000, 384) for text in ("IVF,PQ", "IVF,PQ,Refine(vectors)"))
-    assert refined.built() == plain.built()
+    assert refined.index_inputs() == plain.index_inputs()
     assert refined.entry() == plain.entry() | {"refine": "vectors", "search": {"nprobe": 128, "refine": 10}}
 
 
 @given(st.integers(1, 30_000_000))
-def test_what_is_ranked_again_is_looked_for_in_as_many_lists_as_there_are_up_to_256(n: int) -> None:
+def test_default_nprobe_with_refinement_is_at_most_256(n: int) -> None:
     plan = resolve(IndexRecipe("IVF,PQ,Refine(vectors)"), n, 64)
     if plan.refine:
-        assert plan.search == {"nprobe": min(256, lists_in(plan)), "refine": 10}
+        assert plan.search == {"nprobe": min(256, count_lists(plan)), "refine": 10}
     else:
-        assert plan.search == {"nprobe": lists_in(plan)}, "too few to train codes: every list is searched"
+        assert plan.search == {"nprobe": count_lists(plan)}, "too few to train codes: every list is searched"
 
 
-def test_what_is_tuned_later_changes_no_byte() -> None:
+def test_search_settings_change_no_byte() -> None:
     tuned = resolve(IndexRecipe("HNSW", recall_target=0.95, search={"efSearch": 7}), 5000, 384)
     assert tuned.recall_target == 0.95
-    assert tuned.built() == resolve(IndexRecipe("HNSW"), 5000, 384).built()
+    assert tuned.index_inputs() == resolve(IndexRecipe("HNSW"), 5000, 384).index_inputs()
 
 
-def test_too_few_vectors_fall_back_and_say_so() -> None:
+def test_too_few_vectors_fall_back_with_a_note() -> None:
     plan = resolve(IndexRecipe("IVF1024,PQ8np"), 300, 32)
     assert plan.factory == "IVF7,Flat"
     assert len(plan.notes) == 2
@@ -102,11 +102,11 @@ def test_too_few_vectors_fall_back_and_say_so() -> None:
     assert "too few for 8 cells" in cells.notes[0]
 
 
-def test_an_odd_dimension_is_rotated_to_one_that_divides() -> None:
+def test_indivisible_dimension_is_rotated() -> None:
     assert resolve(IndexRecipe("IVF,PQ"), 10_000, 97).factory == "OPQ24_96,IVF256,PQ24np"
 
 
-def test_a_plan_is_json_and_a_manifest_entry() -> None:
+def test_plan_to_json_and_entry() -> None:
     recipe = IndexRecipe("IVF,PQ")
     plan = resolve(recipe, 5000, 384)
     assert json.loads(json.dumps(plan.to_json())) == plan.to_json()
@@ -136,12 +136,12 @@ def test_a_plan_is_json_and_a_manifest_entry() -> None:
         ({"search": {"efSearch": 0}}, "at least 1"),
     ],
 )
-def test_a_wrong_setting_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_invalid_setting_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         IndexRecipe("HNSW32", **settings)
 
 
-def test_what_cannot_be_planned_is_refused() -> None:
+def test_resolve_refuses_what_cannot_be_planned() -> None:
     with pytest.raises(InputError, match="at least one vector"):
         resolve(IndexRecipe("HNSW32"), 0, 32)
     with pytest.raises(UsageError, match="train_sample is 100"):

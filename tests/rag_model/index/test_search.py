@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
-from rag_model.index import refine
-from rag_model.index.exact.scan import ExactIndex
+from rag_model.index import exact_search
+from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files import vectors as vectors_module
 from rag_model.index.files.engine import faiss
-from rag_model.index.quality.health import Trial, sweep
-from rag_model.index.quality.recall import recall_at
+from rag_model.index.quality.results import compute_recall
+from rag_model.index.quality.sweep import VectorQuerySet, sweep_settings
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.search import open_index, set_default
+from rag_model.index.search import open_index, write_default_search
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 FACTORIES = ["HNSW8", "IVF16,PQ8x4np", "OPQ8,IVF16_HNSW8,PQ8x4np", "IVF16,RaBitQ4", "Flat"]
@@ -24,7 +24,7 @@ FACTORIES = ["HNSW8", "IVF16,PQ8x4np", "OPQ8,IVF16_HNSW8,PQ8x4np", "IVF16,RaBitQ
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_exact_search_is_exact(
+def test_exact_search_equals_numpy(
     data: st.DataObject, make_vectors: Make, write_parts: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any cut, any block size, both metrics: the scores of a full sort, and rows that have them."""
@@ -44,13 +44,13 @@ def test_exact_search_is_exact(
 
 @pytest.mark.parametrize("mmap", [True, False])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_an_index_file_answers_as_plain_faiss_does(
+def test_index_file_returns_the_same_rows_as_faiss(
     factory: str, mmap: bool, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     path, plan = build_index(write_parts(make_vectors(1500), [700]), IndexRecipe(factory))
     queries = make_vectors(30, seed=5)
     index = open_index(path, mmap=mmap, defaults=plan.search)
-    assert (index.n, index.dim, index.metric, index.kind) == (1500, 32, "ip", plan.kind)
+    assert (index.n, index.dim, index.metric, index.structure) == (1500, 32, "ip", plan.kind)
     scores, rows = index.search(queries, 10)
     assert (scores.dtype, rows.dtype) == (np.float32, np.int64)
     plain_scores, plain_rows = faiss.read_index(str(path)).search(queries, 10)
@@ -68,7 +68,7 @@ def test_l2_scores_are_negated_distances(
     assert np.all(np.diff(scores, axis=1) <= 0)
 
 
-def test_settings_travel_with_the_call(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+def test_search_parameters_apply_to_one_call(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     path, _ = build_index(write_parts(make_vectors(3000)), IndexRecipe("IVF32,Flat"))
     index, queries = open_index(path), make_vectors(40, seed=5)
     alone = {probes: index.search(queries, 10, nprobe=probes)[1] for probes in (1, 4, 32)}
@@ -84,7 +84,7 @@ REFINED = ["IVF16,PQ8x4np,Refine(SQfp16)", "OPQ8,IVF16_HNSW8,PQ8x4np,Refine(SQ8)
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 @pytest.mark.parametrize("factory", [*REFINED, "IVF16,PQ8x4np,Refine(vectors)", "OPQ8,IVF16,RaBitQ,Refine(vectors)"])
-def test_a_second_look_finds_what_the_codes_confuse(
+def test_refinement_improves_recall_of_codes(
     factory: str, metric: Any, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     parts = write_parts(make_vectors(1500, unit=False), [700, 700])
@@ -96,17 +96,17 @@ def test_a_second_look_finds_what_the_codes_confuse(
     for factor in (1, 4, 40):
         found, rows = index.search(queries, 10, nprobe=16, refine=factor)
         assert np.all(np.diff(found, axis=1) <= 0)
-        recalls.append(float(recall_at(rows, exact, scores, 10).mean()))
+        recalls.append(float(compute_recall(rows, exact, scores, 10).mean()))
     assert recalls == sorted(recalls)
     assert recalls[0] < 0.9 < recalls[2]
-    narrow = recall_at(index.search(queries, 10, nprobe=1, refine=40)[1], exact, scores, 10).mean()
+    narrow = compute_recall(index.search(queries, 10, nprobe=1, refine=40)[1], exact, scores, 10).mean()
     assert narrow < recalls[2]
     np.testing.assert_allclose(found[:, 0], scores[:, 0], rtol=0.02)
     np.testing.assert_array_equal(index.search(queries, 10)[1], index.search(queries, 10, **plan.search)[1])
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
-def test_ranked_by_the_vectors_scores_are_exact(
+def test_reranked_scores_are_exact(
     metric: Any, make_vectors: Make, write_parts: Make, build_index: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all candidates it finds what exact search finds; blocks of any size; what is not found stays row -1."""
@@ -115,7 +115,7 @@ def test_ranked_by_the_vectors_scores_are_exact(
     index, queries = open_index(path, vectors=parts), make_vectors(9, seed=5)
     truth = ExactIndex(parts, metric).search(queries, 20)
     for size in (1, 4 * 32 * 3000, 32 << 20):
-        monkeypatch.setattr(refine, "BLOCK_BYTES", size)
+        monkeypatch.setattr(exact_search, "BLOCK_BYTES", size)
         scores, rows = index.search(queries, 20, nprobe=16, refine=75)
         np.testing.assert_array_equal(rows, truth[1])
         np.testing.assert_allclose(scores, truth[0], atol=1e-5)
@@ -125,7 +125,7 @@ def test_ranked_by_the_vectors_scores_are_exact(
     assert index.search(queries[:0], 5)[1].shape == (0, 5)
 
 
-def test_the_vectors_of_another_corpus_are_refused(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+def test_open_refuses_vectors_of_another_corpus(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     path, _ = build_index(write_parts(make_vectors(300)), IndexRecipe("IVF8,Flat"))
     with pytest.raises(InputError, match="299 x 32, not the plan's 300 x 32"):
         open_index(path, vectors=write_parts(make_vectors(299)))
@@ -143,12 +143,12 @@ def test_the_vectors_of_another_corpus_are_refused(make_vectors: Make, write_par
         ("Flat", {}),
     ],
 )
-def test_a_default_is_set_in_place(
+def test_default_search_is_written_in_place(
     factory: str, parameters: dict[str, int], make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     path, _ = build_index(write_parts(make_vectors(1100), [500]), IndexRecipe(factory))
     before, index = path.read_bytes(), faiss.read_index(str(path))
-    set_default(path, parameters)
+    write_default_search(path, parameters)
     for name, value in parameters.items():
         if name == "efSearch":
             index.hnsw.efSearch = value
@@ -160,10 +160,10 @@ def test_a_default_is_set_in_place(
     assert (path.read_bytes() != before) == bool(parameters)
     assert open_index(path).defaults | parameters == open_index(path).defaults
     with pytest.raises(UsageError, match="not a search parameter"):
-        set_default(path, {"ef": 3})
+        write_default_search(path, {"ef": 3})
 
 
-def test_a_default_is_not_set_in_a_file_that_is_laid_out_otherwise(tmp_path: Path, make_vectors: Make) -> None:
+def test_default_search_is_not_written_into_an_unknown_layout(tmp_path: Path, make_vectors: Make) -> None:
     """`IHc2` has one field more: where efSearch would lie is something else."""
     index = faiss.IndexHNSWCagra(32, 8)
     index.train(make_vectors(100))
@@ -171,11 +171,11 @@ def test_a_default_is_not_set_in_a_file_that_is_laid_out_otherwise(tmp_path: Pat
     faiss.write_index(index, str(tmp_path / "cagra"))
     before = (tmp_path / "cagra").read_bytes()
     with pytest.raises(InputError, match="holds faiss's IHc2, which bookwheel cannot search"):
-        set_default(tmp_path / "cagra", {"efSearch": 50})
+        write_default_search(tmp_path / "cagra", {"efSearch": 50})
     assert (tmp_path / "cagra").read_bytes() == before
 
 
-def test_what_is_not_found_is_row_minus_one(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+def test_missing_hits_are_row_minus_one(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     path, _ = build_index(write_parts(make_vectors(500)), IndexRecipe("IVF8,Flat"))
     scores, rows = open_index(path).search(make_vectors(5), 500, nprobe=1)
     assert (rows == -1).any()
@@ -184,7 +184,7 @@ def test_what_is_not_found_is_row_minus_one(make_vectors: Make, write_parts: Mak
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "exact"])
-def test_wrong_questions_are_refused(factory: str, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+def test_invalid_queries_are_refused(factory: str, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     parts = write_parts(make_vectors(300))
     index: Any = ExactIndex(parts)
     if factory != "exact":
@@ -205,7 +205,7 @@ def test_wrong_questions_are_refused(factory: str, make_vectors: Make, write_par
 
 @pytest.mark.parametrize("mmap", [True, False])
 @pytest.mark.parametrize("factory", [*FACTORIES, "IVF16,PQ8x4np,Refine(SQ8)"])
-def test_a_file_cut_short_anywhere_is_refused(
+def test_truncated_file_is_refused(
     factory: str, mmap: bool, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     path, _ = build_index(write_parts(make_vectors(1100)), IndexRecipe(factory))
@@ -218,7 +218,7 @@ def test_a_file_cut_short_anywhere_is_refused(
         assert "faiss::" not in str(broken.value)
 
 
-def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
+def test_unsupported_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="build it first"):
         open_index(tmp_path / "missing.faiss")
     (tmp_path / "text.faiss").write_text("no index" * 100)
@@ -235,12 +235,12 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("factory", "least"), [("HNSW8", "efSearch=16"), ("IVF32,Flat", "nprobe=1"), ("Flat", "exact")]
 )
-def test_more_effort_finds_more(
+def test_recall_rises_with_the_setting(
     factory: str, least: str, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     parts = write_parts(make_vectors(2000))
     index = open_index(build_index(parts, IndexRecipe(factory))[0])
-    efforts = sweep(index, Trial.of(ExactIndex(parts), make_vectors(50, seed=3), 10))
+    efforts = sweep_settings(index, VectorQuerySet.from_exact_search(ExactIndex(parts), make_vectors(50, seed=3), 10))
     work = [effort.distances for effort in efforts]
     recall = [effort.recall_mean for effort in efforts]
     assert work == sorted(work)

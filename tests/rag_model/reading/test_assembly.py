@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.chunkers.registry import build_chunker
-from rag_model.corpus.chunkers.words import split_words
+from rag_model.corpus.chunkers.article_words import split_words
+from rag_model.corpus.chunkers.chunker import build_chunker
 from rag_model.corpus.records import Article, Passage, Section
 from rag_model.errors import UsageError
-from rag_model.reading.assembly import assemble
-from rag_model.reading.joining import joined
+from rag_model.reading.assembly import assemble, join_passages
 from rag_model.reading.prompts import Order
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 
 PLENTY = 10_000
 
@@ -120,7 +119,7 @@ def test_neighbours_are_joined_as_sets_of_their_words_are(chunker: str, seed: in
             for at, word in enumerate(one.text.split())
         }
         expected.append((tuple(group), " ".join(word for _, word in sorted(known.items()))))
-    assert [(one.places, one.text) for one in joined(hits_of(*found))] == expected
+    assert [(one.positions, one.text) for one in join_passages(hits_of(*found))] == expected
 
 
 @given(
@@ -132,10 +131,10 @@ def test_no_text_is_lost_whatever_it_is(text: str, seed: int, chunker: str) -> N
     random_ = random.Random(seed)
     every = passages_of(chunker, Article("1", 7, "A", (Section("", text), Section("B", text[::-1]))), random_)
     found = random_.sample(every, len(every))
-    runs = joined(hits_of(*found))
-    assert sorted(place for run in runs for place in run.places) == list(range(len(found)))
+    runs = join_passages(hits_of(*found))
+    assert sorted(place for run in runs for place in run.positions) == list(range(len(found)))
     for run in runs:
-        for place in run.places:
+        for place in run.positions:
             assert "".join(found[place].text.split()) in "".join(run.text.split())
 
 
@@ -147,13 +146,13 @@ def test_text_without_spaces_is_joined_without_spaces() -> None:
         Passage(f"1:{at}", "1", 7, "A", "", text, start, n, Passage.hash_of("A", text))
         for at, (text, start, n) in enumerate(zip(pieces, starts, (10, 8, 2), strict=True))
     ]
-    (run,) = joined(hits_of(*found))
+    (run,) = join_passages(hits_of(*found))
     assert run.text == "漢字仮名交文" * 6
 
 
 def test_words_that_should_be_shared_and_are_not_stay_apart() -> None:
     found = hits_of(passage("1:0", "a b c d"), passage("1:1", "x y e", 2), passage("2:0", "a b c d e"))
-    assert [one.text for one in joined(found)] == ["a b c d", "x y e", "a b c d e"]
+    assert [one.text for one in join_passages(found)] == ["a b c d", "x y e", "a b c d e"]
 
 
 def test_equal_texts_stand_once_with_the_places_of_all() -> None:
@@ -240,7 +239,7 @@ def test_the_best_passages_fill_the_budget(sizes: list[int], budget: int, order:
         if shown < size:
             break
     if not expected:
-        with pytest.raises(UsageError, match="no room for one passage"):
+        with pytest.raises(UsageError, match="no room for a passage"):
             assemble(found, count, budget, order)
         return
     context = assemble(found, count, budget, order)

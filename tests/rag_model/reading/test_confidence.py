@@ -8,10 +8,10 @@ import pytest
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
-from rag_model.reading.answer import Answer, Support, answer_json
+from rag_model.reading.answer import Answer, SupportingPassage, answer_json
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.confidence import AbstainingReader, Threshold, score_of, with_closed_book
-from rag_model.retrieve.retriever import Hit
+from rag_model.reading.confidence import AbstainingReader, Threshold, add_closed_book, get_score
+from rag_model.retrieve.hits import Hit
 from tests.fixtures.quoting import Quoting
 
 
@@ -26,7 +26,7 @@ ASKED = ["who?", "what?", "where?"]
 def test_an_answer_below_the_threshold_is_withheld() -> None:
     reader = AbstainingReader(ConcatReader(None, Quoting()), Threshold("retrieval", 0.5))
     told: list[tuple[int, str]] = []
-    answers = reader.answer_from(ASKED, HITS, tell=lambda place, text: told.append((place, text)))
+    answers = reader.answer_from(ASKED, HITS, on_text=lambda place, text: told.append((place, text)))
     assert [(one.text, one.abstained) for one in answers] == [("Orwell [1].", False), ("", True), ("", True)]
     assert told == [(0, "Orwell [1].")]  # what is withheld is not shown for a moment either
     assert [one.confidence and one.confidence.score for one in answers] == [0.9, 0.2, -math.inf]
@@ -39,27 +39,27 @@ def test_an_answer_below_the_threshold_is_withheld() -> None:
 
 def test_the_memory_that_answered_is_told() -> None:
     concat = ConcatReader(None, Quoting())
-    answers = with_closed_book(concat, concat.answer_from(ASKED, HITS))
+    answers = add_closed_book(concat, concat.answer_from(ASKED, HITS))
     assert [(one.log_likelihood, one.closed_book) for one in answers] == [(-0.5, -4.0), (-0.5, -4.0), (-4.0, -4.0)]
-    assert [score_of(one, "passages") for one in answers] == [3.5, 3.5, 0]
+    assert [get_score(one, "passages") for one in answers] == [3.5, 3.5, 0]
     assert answer_json(answers[0])["closed_book_log_likelihood"] == -4.0
     sure = AbstainingReader(concat, Threshold("passages", 1.0)).answer_from(ASKED, HITS)
     assert [one.abstained for one in sure] == [False, False, True]
 
 
 def test_a_model_without_likelihoods_is_refused() -> None:
-    silent = Answer("?", "x", None, (Support(HITS[0][0]),))
-    with pytest.raises(UsageError, match="does not tell the likelihood"):
-        Threshold("likelihood", 0.0).applied(silent)
-    with pytest.raises(UsageError, match="threshold of `retrieval`"):
-        Threshold("passages", 0.0).applied(silent)
+    silent = Answer("?", "x", None, (SupportingPassage(HITS[0][0]),))
+    with pytest.raises(UsageError, match="does not give the likelihood"):
+        Threshold("likelihood", 0.0).apply(silent)
+    with pytest.raises(UsageError, match="threshold for `retrieval`"):
+        Threshold("passages", 0.0).apply(silent)
 
 
 def test_a_threshold_is_a_number_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "threshold.json"
     Threshold("retrieval", 0.25).write(path, risk=0.1)
-    assert Threshold.read(str(path)) == Threshold("retrieval", 0.25)
-    assert Threshold.read("-2.5") == Threshold("likelihood", -2.5)
+    assert Threshold.parse(str(path)) == Threshold("retrieval", 0.25)
+    assert Threshold.parse("-2.5") == Threshold("likelihood", -2.5)
     assert json.loads(path.read_text())["risk"] == 0.1
 
 
@@ -68,8 +68,8 @@ def test_what_is_no_threshold_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "threshold.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match="holds no threshold"):
-        Threshold.read(str(path))
+        Threshold.parse(str(path))
     with pytest.raises(InputError, match="holds no threshold"):
-        Threshold.read(str(tmp_path / "nowhere.json"))
+        Threshold.parse(str(tmp_path / "nowhere.json"))
     with pytest.raises(UsageError, match="finite"):
-        Threshold.read("nan")
+        Threshold.parse("nan")

@@ -9,7 +9,7 @@ import torch
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, StoppedError
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_spans import save_span_model
 
@@ -35,7 +35,7 @@ def test_the_best_span_is_found(tmp_path: Path, kind: str) -> None:
         if spans.relevance is not None and row != int(spans.relevance.argmax()):
             continue
         for i in range(spans.starts.shape[1]):
-            for j in range(i, min(i + model.longest, spans.ends.shape[1])):
+            for j in range(i, min(i + model.max_span, spans.ends.shape[1])):
                 score = float(spans.starts[row, i] - starts + spans.ends[row, j] - ends)
                 if score > best:
                     best, found = score, text[int(spans.offsets[row, i, 0]) : int(spans.offsets[row, j, 1])]
@@ -65,10 +65,10 @@ def test_what_is_not_there_is_not_said(tmp_path: Path) -> None:
     long = reader.answer_from(["who " * 500], [hits(TEXTS)])
     assert long[0].text
     told: list[str] = []
-    reader.answer_from([QUESTION], [hits(TEXTS)], tell=lambda place, text: told.append(text))
+    reader.answer_from([QUESTION], [hits(TEXTS)], on_text=lambda place, text: told.append(text))
     assert len(told) == 1
     with pytest.raises(StoppedError):
-        reader.answer_from([QUESTION], [hits(TEXTS)], stop=lambda: True)
+        reader.answer_from([QUESTION], [hits(TEXTS)], should_stop=lambda: True)
 
 
 def test_a_folder_without_such_a_head_is_refused(tmp_path: Path) -> None:

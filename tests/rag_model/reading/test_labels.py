@@ -9,13 +9,12 @@ from torch import nn
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
 from rag_model.generate.generator import Targets
-from rag_model.generate.inputs import PaperForm, PromptForm
-from rag_model.generate.labels import label_tokens
-from rag_model.generate.likelihood import sequence_likelihood, target_log_p, token_likelihood
+from rag_model.generate.likelihood import label_tokens, sequence_likelihood, target_log_p, token_likelihood
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import InstructionTemplate, PaperTemplate
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.reading.labels import LabelReader
-from rag_model.retrieve.retriever import Hit
+from rag_model.reading.marginal import LabelReader
+from rag_model.retrieve.hits import Hit
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 LABELS = {"SUPPORTS": "was", "REFUTES": "of", "NOT ENOUGH INFO": "who"}  # words of the tiny tokenizers
@@ -32,7 +31,7 @@ HITS = [[hit(text, product) for text, product in (("in the", 1.0), ("was who", 0
 
 def model(tmp_path: Path, family: str, kind: str) -> Rag:
     folder = save_bart(tmp_path) if family == "bart" else save_llama(tmp_path)
-    form = PaperForm(max_answer=8) if family == "bart" else PromptForm(max_answer=8, answer_prefix="")
+    form = PaperTemplate(max_answer=8) if family == "bart" else InstructionTemplate(max_answer=8, answer_prefix="")
     generator = load_generator(folder, form, device="cpu")
     return Rag(nn.Identity(), generator, RagSettings(kind=kind, k=3))  # type: ignore[arg-type]
 
@@ -48,11 +47,11 @@ def test_both_variants_are_the_sum_over_passages(tmp_path: Path, family: str) ->
     for claim, hits, sequence, token in zip(CLAIMS, HITS, *answers.values(), strict=True):
         assert sequence.text == token.text
         assert sequence.log_likelihood == pytest.approx(token.log_likelihood, abs=1e-6)
-        contexts = generator.contexts([claim], [[one.passage for one in hits]])
+        contexts = generator.encode_contexts([claim], [[one.passage for one in hits]])
         prior = rag.prior(torch.tensor([[one.inner_product for one in hits]]))
         likelihoods = {}
         for label, number in zip(LABELS, tokens, strict=True):
-            row = torch.tensor([[*([] if generator.first is None else [generator.first]), number]])
+            row = torch.tensor([[*([] if generator.first_token is None else [generator.first_token]), number]])
             counted = torch.tensor([[False] * (row.shape[1] - 1) + [True]])
             log_p, _ = target_log_p(generator.logits(contexts, Targets(row, torch.ones_like(row).bool())), row)
             ways = [way(prior, log_p, counted) for way in (sequence_likelihood, token_likelihood)]

@@ -11,19 +11,19 @@ from torch import nn
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import StoppedError, UsageError
-from rag_model.generate.decoding import Decoding, Sampling
-from rag_model.generate.inputs import PromptForm
+from rag_model.generate.decoding import DecodingSettings, Sampling
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import InstructionTemplate
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.answer import CLOSED_BOOK, Answer
-from rag_model.reading.confidence import with_closed_book
+from rag_model.reading.confidence import add_closed_book
 from rag_model.reading.marginal import MarginalReader
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.hits import Hit
 from tests.fixtures.tabled import TabledGenerator
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 QUESTIONS = ["who wrote it", "Wer schrieb das Buch?", "誰が書いたか 🐋", "z" * 500]
-SHORT = Decoding(max_new_tokens=6)
+SHORT = DecodingSettings(max_new_tokens=6)
 
 
 def passage(title: str, text: str) -> Passage:
@@ -58,7 +58,7 @@ SHELF = Shelf(
 
 
 def reader(
-    kind: str, decoding: Decoding = SHORT, batch: int = 8, seed: int = 4, temperature: float = 1.0
+    kind: str, decoding: DecodingSettings = SHORT, batch: int = 8, seed: int = 4, temperature: float = 1.0
 ) -> MarginalReader:
     settings = RagSettings(kind=kind, k=3, temperature=temperature)  # type: ignore[arg-type]
     return MarginalReader(SHELF, Rag(nn.Identity(), TabledGenerator(seed, end_bias=1.0), settings), decoding, batch)
@@ -86,9 +86,9 @@ def test_likelihood_and_posterior_are_those_that_the_model_gives_the_answer(kind
     for answer, found in zip(asked.answer(QUESTIONS), hits, strict=True):
         assert answer.ended
         generator = asked.rag.generator
-        contexts = generator.contexts([answer.question], [[hit.passage for hit in found]])
+        contexts = generator.encode_contexts([answer.question], [[hit.passage for hit in found]])
         scores = torch.tensor([[hit.inner_product for hit in found]])
-        likelihood = asked.rag.log_likelihood(scores, contexts, generator.targets([answer.text]))
+        likelihood = asked.rag.log_likelihood(scores, contexts, generator.encode_targets([answer.text]))
         assert answer.log_likelihood == pytest.approx(float(likelihood.log_p), abs=1e-5)
         expected = likelihood.posterior[0].exp().tolist()
         assert [one.posterior for one in answer.support] == pytest.approx(expected, abs=1e-5)
@@ -104,9 +104,9 @@ def test_given_answers_are_as_likely_as_when_they_were_found(kind: str) -> None:
     found = asked.log_likelihood(QUESTIONS, hits, [one.text for one in answers])
     assert found == pytest.approx([one.log_likelihood for one in answers], abs=1e-5)
     closed = asked.log_likelihood(QUESTIONS, [[]] * 4, [one.text for one in answers])
-    assert [one.closed_book for one in with_closed_book(asked, answers)] == pytest.approx(closed, abs=1e-5)
+    assert [one.closed_book for one in add_closed_book(asked, answers)] == pytest.approx(closed, abs=1e-5)
     assert closed[2] == pytest.approx(answers[2].log_likelihood, abs=1e-5)
-    with pytest.raises(UsageError, match="give one list a question"):
+    with pytest.raises(UsageError, match="give one list per question"):
         asked.log_likelihood(QUESTIONS, hits[1:], QUESTIONS)
 
 
@@ -122,7 +122,7 @@ def test_a_token_s_support_is_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
 @pytest.mark.parametrize("decoding", [SHORT, replace(SHORT, beams=3), replace(SHORT, sampling=Sampling(seed=7))])
-def test_answers_are_the_same_in_any_batch_and_order(kind: str, decoding: Decoding) -> None:
+def test_answers_are_the_same_in_any_batch_and_order(kind: str, decoding: DecodingSettings) -> None:
     together = reader(kind, decoding).answer(QUESTIONS)
     backwards = reader(kind, decoding, batch=1).answer(QUESTIONS[::-1])[::-1]
     assert [alike(one) for one in together] == [alike(one) for one in backwards]
@@ -137,9 +137,9 @@ def test_decoding_stops_before_the_next_token_where_nobody_waits(kind: str) -> N
         return len(looks) > 2
 
     with pytest.raises(StoppedError):
-        reader(kind).answer(QUESTIONS, stop=stop)
+        reader(kind).answer(QUESTIONS, should_stop=stop)
     assert len(looks) == 3
-    waited = reader(kind).answer(QUESTIONS, stop=lambda: False)
+    waited = reader(kind).answer(QUESTIONS, should_stop=lambda: False)
     assert [alike(one) for one in waited] == [alike(one) for one in reader(kind).answer(QUESTIONS)]
 
 
@@ -188,7 +188,7 @@ def test_more_passages_than_there_are_is_refused_and_the_default_is_the_model_s(
 def test_what_can_not_be_read_is_refused() -> None:
     with pytest.raises(UsageError, match="no retriever"):
         MarginalReader(None, reader("token").rag).answer(QUESTIONS)
-    with pytest.raises(UsageError, match="4 questions and 1 lists"):
+    with pytest.raises(UsageError, match="4 questions have 1 lists"):
         reader("token").answer_from(QUESTIONS, [[CLOSED_BOOK]])
     with pytest.raises(UsageError, match="batch of 0"):
         reader("token", batch=0)
@@ -198,7 +198,7 @@ def test_what_can_not_be_read_is_refused() -> None:
 def test_every_character_comes_back_token_by_token(kind: str, tmp_path: Path) -> None:
     """A real tokenizer whose tokens are bytes: a character has up to four, of which the last is told all of it."""
     generator = load_generator(save_bart(tmp_path), device="cpu")
-    said = generator.targets(["Zürich 🐋 東京"]).tokens[0].tolist()
+    said = generator.encode_targets(["Zürich 🐋 東京"]).tokens[0].tolist()
 
     place = 0
 
@@ -211,7 +211,9 @@ def test_every_character_comes_back_token_by_token(kind: str, tmp_path: Path) ->
 
     generator.module.get_output_embeddings().register_forward_hook(recite)
     settings = RagSettings(kind=kind, k=2)  # type: ignore[arg-type]
-    asked = MarginalReader(SHELF, Rag(nn.Identity(), generator, settings), Decoding(max_new_tokens=60, mode="fast"))
+    asked = MarginalReader(
+        SHELF, Rag(nn.Identity(), generator, settings), DecodingSettings(max_new_tokens=60, mode="fast")
+    )
     (answer,) = asked.answer(["誰が書いたか 🐋"])
     assert answer.text == "Zürich 🐋 東京"
     if kind == "token":
@@ -221,10 +223,10 @@ def test_every_character_comes_back_token_by_token(kind: str, tmp_path: Path) ->
 
 
 def test_an_answer_that_never_ends_is_cut_where_the_generator_has_no_room_for_more(tmp_path: Path) -> None:
-    generator = load_generator(save_llama(tmp_path), PromptForm(max_answer=9), device="cpu")
-    never = torch.zeros(generator.vocabulary).index_fill(0, torch.tensor([generator.end]), -1e4)
+    generator = load_generator(save_llama(tmp_path), InstructionTemplate(max_answer=9), device="cpu")
+    never = torch.zeros(generator.vocabulary_size).index_fill(0, torch.tensor([generator.end_token]), -1e4)
     generator.module.get_output_embeddings().register_forward_hook(lambda head, inputs, logits: logits + never)
-    asked = MarginalReader(SHELF, Rag(nn.Identity(), generator, RagSettings("token", k=2)), Decoding(beams=2))
+    asked = MarginalReader(SHELF, Rag(nn.Identity(), generator, RagSettings("token", k=2)), DecodingSettings(beams=2))
     (answer,) = asked.answer(["why " * 400])
     assert (answer.ended, len(answer.tokens)) == (False, 9)
 

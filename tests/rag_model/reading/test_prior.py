@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.generate.decoding import Decoding
-from rag_model.generate.folder import save_rag
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.reading.opening import open_reader
+from rag_model.generate.rag_folder import save_rag
+from rag_model.reading.model import open_reader
 from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.objectives.rag_task import RagRecipe, RagTask
+from rag_model.training.objectives.rag import RagRecipe, RagTask
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -54,7 +54,11 @@ def test_answers_weigh_passages_as_training_did(
     rag = Rag(question, load_generator(save_bart(tmp_path / "bart"), device="cpu"), settings).eval()
     save_rag(rag, tmp_path / "rag", question.space())
     _, reader = open_reader(
-        shelf, str(shelf.where), str(tmp_path / "rag"), retriever, ReaderSettings(decoding=Decoding(max_new_tokens=2))
+        shelf,
+        str(shelf.location),
+        str(tmp_path / "rag"),
+        retriever,
+        ReaderSettings(decoding=DecodingSettings(max_new_tokens=2)),
     )
     answers = reader.answer(ASKED)
 
@@ -62,8 +66,8 @@ def test_answers_weigh_passages_as_training_did(
     recipe = RagRecipe(k=4, temperature=0.05, retriever=retriever, answered=0, refuse_collapse=False)
     task = RagTask(rag, shelf, examples, examples, recipe)
     with torch.no_grad():
-        recalled = task._ask(ASKED)
-        prior = rag.prior(task._scores(rag.ask(ASKED), recalled)).exp()
+        recalled = task._retrieve_questions(ASKED)
+        prior = rag.prior(task._compute_logits(rag.embed_questions(ASKED), recalled)).exp()
     for answer, hits, weights in zip(answers, recalled.hits, prior.tolist(), strict=True):
         assert [one.hit.row for one in answer.support] == [hit.row for hit in hits]
         near = 5e-6 if retriever in ITSELF else 1e-6

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
-from rag_model.retrieve.attribution import Source, script_of
+from rag_model.retrieve.attribution import Attribution, script_url
 
 PASSAGE = Passage("12-0", "12", 99, "Anarchism", "", "text", 0, 1, "ab")
 ENWIKI = {"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
 
 
 def test_wikipedia_gets_what_its_licence_asks_for() -> None:
-    source = Source.of(ENWIKI)
+    source = Attribution.from_corpus(ENWIKI)
     assert source.url(PASSAGE) == "https://en.wikipedia.org/w/index.php?oldid=99"
-    assert source.line(PASSAGE) == (
+    assert source.credit_line(PASSAGE) == (
         "“Anarchism” (https://en.wikipedia.org/w/index.php?oldid=99)"
         " by its authors (https://en.wikipedia.org/w/index.php?curid=12&action=history),"
         " CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/); excerpt, markup removed"
@@ -36,18 +36,18 @@ def test_wikipedia_gets_what_its_licence_asks_for() -> None:
     ],
 )
 def test_scripts_lie_beside_short_addresses(base: str, script: str) -> None:
-    assert script_of(base) == script
+    assert script_url(base) == script
 
 
 def test_other_sources_have_no_address() -> None:
-    documents = Source.of({"base": "", "licence": ""})
-    assert (documents.url(PASSAGE), documents.line(PASSAGE)) == ("", "")
-    licensed = Source.of({"licence": "CC0"})
-    assert licensed.line(PASSAGE) == "“Anarchism”, CC0; excerpt"
-    assert Source.of(ENWIKI).url(replace(PASSAGE, rev_id=0)) == ""
+    documents = Attribution.from_corpus({"base": "", "licence": ""})
+    assert (documents.url(PASSAGE), documents.credit_line(PASSAGE)) == ("", "")
+    licensed = Attribution.from_corpus({"licence": "CC0"})
+    assert licensed.credit_line(PASSAGE) == "“Anarchism”, CC0; excerpt"
+    assert Attribution.from_corpus(ENWIKI).url(replace(PASSAGE, rev_id=0)) == ""
 
 
 @given(st.sampled_from(["http", "https", "javascript", "data", "ftp", ""]), st.text())
 def test_only_web_addresses_come_out(scheme: str, rest: str) -> None:
-    script = script_of(f"{scheme}:{rest}")
+    script = script_url(f"{scheme}:{rest}")
     assert script == "" or script.startswith(("https://", "http://"))

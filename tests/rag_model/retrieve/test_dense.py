@@ -13,10 +13,9 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, in_space
+from rag_model.store.versions.manifest import Content, Manifest, embeddings_in_space, select_files
 from rag_model.store.versions.snapshot import Snapshot
 
 QUESTIONS = {
@@ -57,7 +56,7 @@ def test_a_hit_carries_its_revision_and_its_credit(snapshot: Snapshot, encoder: 
 
 
 def test_the_snapshot_brings_the_encoder_that_may_ask_it(snapshot: Snapshot, encoder: Encoder) -> None:
-    own = DenseRetriever.of(snapshot).search(list(QUESTIONS), 2)
+    own = DenseRetriever.from_snapshot(snapshot).search(list(QUESTIONS), 2)
     given = DenseRetriever(snapshot, encoder).search(list(QUESTIONS), 2)
     assert [[hit.row for hit in hits] for hits in own] == [[hit.row for hit in hits] for hits in given]
 
@@ -109,10 +108,10 @@ def test_an_unknown_index_is_refused_with_those_there_are(snapshot: Snapshot) ->
 def test_questions_of_another_space_are_refused(content: tuple[Store, Content], encoder: Encoder) -> None:
     store, what = content
     other = replace(encoder.space(), weights="sha256:" + "0" * 64)
-    foreign = store.snapshots.put(Manifest(replace(what, representations=in_space(other.to_json()))))
+    foreign = store.snapshots.publish(Manifest(replace(what, representations=embeddings_in_space(other.to_json()))))
     with pytest.raises(RefusedError, match="weights"):
         DenseRetriever(Snapshot.from_store(store, foreign), encoder)
-    blind = store.snapshots.put(Manifest(replace(what, representations={})))
+    blind = store.snapshots.publish(Manifest(replace(what, representations={})))
     with pytest.raises(UsageError, match="no vectors"):
         DenseRetriever(Snapshot.from_store(store, blind), encoder)
     assert Space.from_json(what.space or {}) == encoder.space()
@@ -131,15 +130,15 @@ def test_an_index_that_ranks_by_the_embeddings_needs_them(
 ) -> None:
     store, what = content
     entry = {**what.indexes["ivfpq"], "refine": "vectors", "search": {"nprobe": 1, "refine": 2}}
-    refined = store.snapshots.put(Manifest(replace(what, indexes={**what.indexes, "ivfpq": entry})))
+    refined = store.snapshots.publish(Manifest(replace(what, indexes={**what.indexes, "ivfpq": entry})))
     found = DenseRetriever(Snapshot.from_store(store, refined), encoder, "ivfpq").search(list(QUESTIONS), 4)
     truth = DenseRetriever(snapshot, encoder, "exact").search(list(QUESTIONS), 4)
     for hits, exact in zip(found, truth, strict=True):
         assert [hit.row for hit in hits] == [hit.row for hit in exact]
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in exact], abs=1e-6)
-    pull(store, refined, tmp_path, select=chosen(what, embeddings=False))
+    pull(store, refined, tmp_path, select=select_files(what, embeddings=False))
     DenseRetriever(Snapshot.from_folder(tmp_path), encoder, "hnsw")
-    with pytest.raises(StoreError, match=r"index ivfpq ranks .* by the embeddings, but .* was not pulled"):
+    with pytest.raises(StoreError, match=r"index ivfpq reranks .* by the embeddings, but .* was not pulled"):
         DenseRetriever(Snapshot.from_folder(tmp_path), encoder, "ivfpq")
 
 
@@ -162,14 +161,14 @@ snapshot = Snapshot.open(sys.argv[1], sys.argv[2])
 vectors = np.asarray(snapshot.embeddings(snapshot.parts[0].name), np.float32)
 print([hits[0].row for hits in DenseRetriever(snapshot).search_vectors(vectors, 1)])
 try:
-    DenseRetriever.of(snapshot)
+    DenseRetriever.from_snapshot(snapshot)
 except MissingExtraError as missing:
     print(missing)
 """
 
 
 def test_the_core_alone_searches_by_vector(snapshot: Snapshot) -> None:
-    run = [sys.executable, "-c", CORE_ONLY, snapshot.where, snapshot.id]
+    run = [sys.executable, "-c", CORE_ONLY, snapshot.location, snapshot.id]
     told = subprocess.run(run, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     rows, missing = told.stdout.splitlines()
     assert rows == "[0, 1, 2, 3, 4]"

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
-from rag_model.retrieve.expression import MOST_CHARACTERS, MOST_NESTING, one_of, parse
-from rag_model.retrieve.nodes import Call, Word
+from rag_model.retrieve.expression import MAX_CHARACTERS, MAX_NESTING, Call, Word, choose_expression, parse
 
 
 @pytest.mark.parametrize(
@@ -53,21 +52,21 @@ def test_depths_belong_to_legs() -> None:
         ("rrf hnsw", "character 5: the retriever should end here"),
         ("rrf(hnsw))", r"character 10: the retriever should end here"),
         ("rrf(hnsw ivfpq)", "character 10: a comma or a closing bracket is missing"),
-        ("rrf(,hnsw)", "character 5: ',' stands where a name should"),
-        ("rrf(hnsw,)", r"character 10: '\)' stands where a name should"),
-        ("(hnsw)", r"character 1: '\(' stands where a name should"),
+        ("rrf(,hnsw)", "character 5: ',' is where a name is expected"),
+        ("rrf(hnsw,)", r"character 10: '\)' is where a name is expected"),
+        ("(hnsw)", r"character 1: '\(' is where a name is expected"),
         ("[hnsw]", "a list is not a retriever"),
-        ("rrf(hnsw, k=)", r"character 13: '\)' stands where a name should"),
+        ("rrf(hnsw, k=)", r"character 13: '\)' is where a name is expected"),
         ("rrf(a, b, k=1, k=2)", "character 16: the option 'k' is given twice"),
         ("rrf(a, k=1, b)", "character 13: an argument follows an option"),
         ("rrf(a, b):many", "character 10: ':many' is not a depth"),
         ("rrf(a, b):0", "asked for 0 passages"),
         ("rerank(hnsw, 'ce", "character 13: a quote is not closed"),
         ("rrf(", r"character 4: the bracket '\(' is not closed"),
-        ("h" * 10_000, r"'h+…' has 10,000 characters: write it in up to 1,000"),
+        ("h" * 10_000, r"'h+…' has 10,000 characters: use at most 1,000"),
         ("rrf(" * 1_000 + ")" * 1_000, "has 5,000 characters"),
-        ("f(" * 100 + "a" + ")" * 100, f"calls are nested more than {MOST_NESTING} deep"),
-        ("[" * 900, r"'\[' stands where a name should"),
+        ("f(" * 100 + "a" + ")" * 100, f"calls are nested more than {MAX_NESTING} deep"),
+        ("[" * 900, r"'\[' is where a name is expected"),
     ],
 )
 def test_what_is_no_expression_is_refused_with_its_place(text: str, sentence: str) -> None:
@@ -85,10 +84,10 @@ def test_a_depth_below_one_is_refused() -> None:
 
 
 def test_calls_nest_as_deep_as_is_said() -> None:
-    assert str(parse("f(" * MOST_NESTING + "a" + ")" * MOST_NESTING)).startswith("f(f(")
+    assert str(parse("f(" * MAX_NESTING + "a" + ")" * MAX_NESTING)).startswith("f(f(")
 
 
-@given(text=st.text(alphabet="rf()[],=:'\" 1a-\n\x00é\udc80", max_size=MOST_CHARACTERS + 5))
+@given(text=st.text(alphabet="rf()[],=:'\" 1a-\n\x00é\udc80", max_size=MAX_CHARACTERS + 5))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         tree = parse(text)
@@ -101,7 +100,12 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_index_is_the_short_form_of_retriever() -> None:
-    assert one_of(None, None) is None
-    assert one_of("hnsw", None) == one_of(None, " hnsw ") == one_of("hnsw", "hnsw ") == "hnsw"
+    assert choose_expression(None, None) is None
+    assert (
+        choose_expression("hnsw", None)
+        == choose_expression(None, " hnsw ")
+        == choose_expression("hnsw", "hnsw ")
+        == "hnsw"
+    )
     with pytest.raises(UsageError, match=r"index 'hnsw' and the retriever 'rrf\(a, b\)' are both given"):
-        one_of("hnsw", "rrf(a,b)")
+        choose_expression("hnsw", "rrf(a,b)")

@@ -14,20 +14,17 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
 from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.index.files.engine import Vectors
-from rag_model.retrieve import composer
-from rag_model.retrieve.dense import DenseRetriever, gives_products
-from rag_model.retrieve.factory import Opened, open_retriever
-from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.leg import Leg
-from rag_model.retrieve.nodes import Call
-from rag_model.retrieve.questions import Questions
-from rag_model.retrieve.retriever import hit_json
-from rag_model.retrieve.scorers import Scorers
-from rag_model.retrieve.survey import survey
-from rag_model.store.pulling.kinds import chosen
+from rag_model.retrieve import factory as factories
+from rag_model.retrieve.context import RetrieverContext
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.expression import Call
+from rag_model.retrieve.factory import build_retriever, open_retriever, plan_retriever
+from rag_model.retrieve.indexes import scores_are_products
+from rag_model.retrieve.models import PairScorerCache
+from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, select_files
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 
@@ -58,7 +55,7 @@ def test_a_name_is_the_index_of_that_name(snapshot: Snapshot, encoder: Encoder) 
         for hits in found:
             for hit in hits:
                 assert [(leg.leg, leg.rank, leg.score) for leg in hit.legs] == [(name, hit.rank, hit.score)]
-                assert list(hit_json(hit)) == KEYS
+                assert list(hit.to_json()) == KEYS
 
 
 def test_none_is_the_default_of_the_snapshot(content: tuple[Store, Content], snapshot: Snapshot) -> None:
@@ -68,7 +65,7 @@ def test_none_is_the_default_of_the_snapshot(content: tuple[Store, Content], sna
     assert lists.default_retriever == "ivfpq"
     assert replace(what, indexes={"b": {}, "a": {}}).default_retriever == "a"
     assert replace(what, indexes={}).default_retriever == "exact"
-    only = Snapshot.from_store(store, store.snapshots.put(Manifest(lists)))
+    only = Snapshot.from_store(store, store.snapshots.publish(Manifest(lists)))
     assert open_retriever(only).search(ASKED, 1)[0][0].legs[0].leg == "ivfpq"
 
 
@@ -82,9 +79,9 @@ def test_a_batch_is_encoded_once_whatever_asks(snapshot: Snapshot, encoder: Enco
 
 def test_parts_of_a_batch_are_encoded_together(snapshot: Snapshot, encoder: Encoder) -> None:
     counted = Counted(encoder)
-    asked = Questions([*ASKED, "what relieves pain?"])
+    asked = Queries([*ASKED, "what relieves pain?"])
     retriever = open_retriever(snapshot, "hnsw", encoder=counted)
-    apart = [*retriever.ask(asked.some([2, 0]), 2), *retriever.ask(asked.some([1]), 2)]
+    apart = [*retriever.search_queries(asked.subset([2, 0]), 2), *retriever.search_queries(asked.subset([1]), 2)]
     assert counted.calls == [3]
     whole = open_retriever(snapshot, "hnsw", encoder=encoder).search(asked.texts, 2)
     assert [[hit.row for hit in hits] for hits in apart] == [[hit.row for hit in whole[place]] for place in (2, 0, 1)]
@@ -113,7 +110,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("bm25", r"has no index 'bm25': choose one of hnsw, ivfpq, exact"),
         ("rrf(hnsw, bm52)", r"character 11: snapshot \w+ has no index 'bm52': choose one of hnsw, ivfpq, exact"),
         ("fuse(hnsw, ivfpq)", "character 1: there is no call 'fuse': choose one of maxsim, rerank, rrf, or name"),
-        ("hnsw(ivfpq)", "hnsw is an index: it takes search parameters alone"),
+        ("hnsw(ivfpq)", "hnsw is an index: it takes only search parameters"),
         ("rrf(hnsw(efSearch=0), ivfpq)", "character 5: efSearch must be at least 1, not 0"),
         ("ivfpq(efSearch=9)", "efSearch is not a search parameter of this index: it takes nprobe"),
         ("hnsw(efSearch=many)", "efSearch of hnsw is many: give a number"),
@@ -156,15 +153,15 @@ def test_products_need_the_vectors_only_where_no_index_gives_them(
     content: tuple[Store, Content], snapshot: Snapshot, encoder: Encoder, tmp_path: Path
 ) -> None:
     store, what = content
-    pull(store, snapshot.id, tmp_path, select=chosen(what, embeddings=False))
+    pull(store, snapshot.id, tmp_path, select=select_files(what, embeddings=False))
     pulled = Snapshot.from_folder(tmp_path)
     hit = open_retriever(pulled, "hnsw", encoder=encoder, products=True).search(ASKED, 1)[0][0]
     assert hit.inner_product == hit.score
     assert len(open_retriever(pulled, "rrf(hnsw, ivfpq)", encoder=encoder).search(ASKED, 3)[0]) == 3
     with pytest.raises(StoreError, match="was not pulled"):
         open_retriever(pulled, "rrf(hnsw, ivfpq)", encoder=encoder, products=True)
-    assert survey(pulled, "rrf(hnsw, ivfpq)").needs_vectors
-    assert not survey(pulled, "hnsw:5").needs_vectors
+    assert plan_retriever(pulled, "rrf(hnsw, ivfpq)", products=True).vectors == (EMBEDDINGS,)
+    assert not plan_retriever(pulled, "hnsw:5", products=True).vectors
 
 
 @pytest.mark.parametrize(
@@ -183,25 +180,25 @@ def test_products_need_the_vectors_only_where_no_index_gives_them(
     ],
 )
 def test_codes_and_distances_are_no_inner_products(entry: dict[str, str], exact: bool) -> None:
-    assert gives_products({"one": entry}, "one") == exact
+    assert scores_are_products({"one": entry}, "one") == exact
 
 
 def test_a_survey_opens_nothing(content: tuple[Store, Content], tmp_path: Path) -> None:
     store, what = content
-    bare = Snapshot.of(store, Manifest(replace(what, files={})))
-    seen = survey(bare, "rerank(rrf(ivfpq, exact:5), model:ce, 5)")
-    assert (seen.indexes, seen.models) == (["ivfpq", "exact"], ["model:ce"])
-    assert survey(bare, None).indexes == ["hnsw"]
+    bare = Snapshot.from_manifest(store, Manifest(replace(what, files={})))
+    seen = plan_retriever(bare, "rerank(rrf(ivfpq, exact:5), model:ce, 5)")
+    assert (seen.indexes, seen.models) == (("ivfpq", "exact"), ("model:ce",))
+    assert plan_retriever(bare, None).indexes == ("hnsw",)
 
 
 def test_one_index_is_opened_once(snapshot: Snapshot, encoder: Encoder) -> None:
-    opened = Opened(snapshot, lambda: encoder, Scorers())
-    opened.retriever("rrf(hnsw, rrf(hnsw, exact))")
-    first = opened.index("hnsw")
-    opened.retriever("hnsw:3")
-    assert opened.index("hnsw") is first
-    assert opened.asked_by(Counted(encoder)).index("hnsw") is first
-    assert opened.indexes == ("hnsw", "exact")
+    context = RetrieverContext(snapshot, lambda: encoder)
+    context.open(build_retriever(context, "rrf(hnsw, rrf(hnsw, exact))").needs)
+    first = context.index("hnsw")
+    context.open(build_retriever(context, "hnsw:3").needs)
+    assert context.index("hnsw") is first
+    assert context.with_encoder(Counted(encoder)).index("hnsw") is first
+    assert context.opened_indexes == ("hnsw", "exact")
 
 
 class Reversed(SnapshotRetriever):
@@ -211,14 +208,14 @@ class Reversed(SnapshotRetriever):
         super().__init__(leg.retriever.snapshot, f"reversed({leg.name})")
         self._leg = leg
 
-    def find(self, asked: Questions, k: int) -> Found:
+    def find(self, asked: Queries, k: int) -> RankedRows:
         below = self._leg.find(asked, self.snapshot.n)
-        return Found(self.name, below.rows[:, ::-1], -below.scores[:, ::-1], below=(below,)).cut(k)
+        return RankedRows(self.name, below.rows[:, ::-1], -below.scores[:, ::-1], legs=(below,)).truncate(k)
 
 
-def build_reversed(call: Call, made: composer.Composer) -> SnapshotRetriever:
+def build_reversed(call: Call, factory: factories.RetrieverFactory) -> SnapshotRetriever:
     call.check_options()
-    return Reversed(made.leg(call.arguments[0]))
+    return Reversed(factory.leg(call.arguments[0]))
 
 
 def test_a_package_can_offer_a_call(
@@ -228,12 +225,12 @@ def test_a_package_can_offer_a_call(
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     named = "worst = others_retrieve:build_reversed\nrrf = others_retrieve:build_reversed\nlost = others_gone:build\n"
-    (package / "entry_points.txt").write_text(f"[{composer.CALLS.group}]\n{named}")
+    (package / "entry_points.txt").write_text(f"[{factories.CALLS.group}]\n{named}")
     (tmp_path / "others_retrieve.py").write_text(f"from {__name__} import build_reversed\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, __name__, __import__("sys").modules[__name__])
-    monkeypatch.setattr(composer.CALLS, "_loaded", {})
-    assert {point.name for point in entry_points(group=composer.CALLS.group)} == {"worst", "rrf", "lost"}
+    monkeypatch.setattr(factories.CALLS, "_loaded", {})
+    assert {point.name for point in entry_points(group=factories.CALLS.group)} == {"worst", "rrf", "lost"}
     hits = open_retriever(snapshot, "rrf(worst(exact), hnsw)", encoder=encoder).search(ASKED, 12)[0]
     ranks = {leg.leg: leg.rank for leg in hits[0].legs}
     assert ranks["exact"] + ranks["reversed(exact)"] == 13
@@ -245,7 +242,7 @@ def test_a_package_can_offer_a_call(
 
 def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
     model = save_cross_encoder(tmp_path / "cross")
-    scorer = Scorers().load(str(model))
+    scorer = PairScorerCache().load(str(model))
     read = open_retriever(snapshot, "hnsw", encoder=encoder).search(ASKED, 6)
     found = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 4)
     for question, before, hits in zip(ASKED, read, found, strict=True):
@@ -257,7 +254,7 @@ def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Enco
         assert [[(leg.leg, leg.rank) for leg in hit.legs] for hit in hits] == [
             [("hnsw", place + 1)] for place in order.tolist()
         ]
-        assert list(hit_json(hits[0])) == [*KEYS, "legs"]
+        assert list(hits[0].to_json()) == [*KEYS, "legs"]
     with pytest.raises(UsageError, match=r"k is 7 but rerank\(hnsw, .*\) gives 6 passages.* third argument"):
         open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 7)
     with pytest.raises(UsageError, match="question 2 is empty"):

@@ -106,7 +106,7 @@ def test_more_than_there_is_is_refused(
         ("rrf(hnsw, exact, k=-3)", "k of rrf is -3"),
         ("rrf(hnsw, exact, k=1.5)", "k of rrf is 1.5"),
         ("rrf(hnsw, exact, k=[1])", r"k of rrf is \[1\]"),
-        ("rrf(hnsw, exact, weights=[1])", "weights of rrf is a list of 1 for 2 legs: give one number a leg"),
+        ("rrf(hnsw, exact, weights=[1])", "weights of rrf is a list of 1 for 2 legs: give one number per leg"),
         ("rrf(hnsw, exact, weights=[1, 2, 3])", "weights of rrf is a list of 3 for 2 legs"),
         ("rrf(hnsw, exact, weights=2)", r"weights of rrf is 2: give a list, as in weights=\[1, 1\]"),
         ("rrf(hnsw, exact, weights=[1, 0])", "character 30: weights holds 0: give numbers above 0"),

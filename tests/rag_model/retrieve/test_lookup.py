@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import NotFoundError
-from rag_model.retrieve.lookup import locate
+from rag_model.retrieve.lookup import locate_passage
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.snapshot import Snapshot
@@ -40,14 +40,14 @@ def library(
         rows = [f"{page.page_id}\t{' '.join(page.text().split())}\tTitle {page.page_id // 30}" for page in OLD]
         source.write_text("\n".join(["id\ttext\ttitle", *rows]))
     built = build(Store.open(str(folder / "store"), create=True), str(source), save_bert(folder / "tiny"), SMALL)
-    return Snapshot.of(built.store, Manifest(built.content))
+    return Snapshot.from_manifest(built.store, Manifest(built.content))
 
 
 def test_every_passage_is_found_with_its_neighbours(library: Snapshot) -> None:
     assert len(library.parts) > 1
     every = library.passages(range(library.n))
     for row, passage in enumerate(every):
-        found = locate(library, passage.id)
+        found = locate_passage(library, passage.id)
         assert (found.row, found.passage) == (row, passage)
         for step, near in ((-1, found.previous), (1, found.next)):
             beside = every[row + step] if 0 <= row + step < library.n else None
@@ -58,7 +58,7 @@ def test_every_passage_is_found_with_its_neighbours(library: Snapshot) -> None:
 @pytest.mark.parametrize("identity", ["", ":", "10", "10:999", "9" * 30 + ":0", "²:0", "a:10:-1", "\ud800", "x" * 500])
 def test_an_id_that_is_not_there_is_told(library: Snapshot, identity: str) -> None:
     if identity in {passage.id for passage in library.passages(range(library.n))}:  # "10" is one of the rows' own
-        assert locate(library, identity).passage.id == identity
+        assert locate_passage(library, identity).passage.id == identity
         return
     with pytest.raises(NotFoundError, match="has no passage"):
-        locate(library, identity)
+        locate_passage(library, identity)

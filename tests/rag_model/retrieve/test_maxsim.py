@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 
-from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.leg import Leg
-from rag_model.retrieve.maxsim import Graph, MaxSimRetriever, Tokens
-from rag_model.retrieve.questions import Questions
-from rag_model.retrieve.survey import survey
+from rag_model.retrieve.factory import plan_retriever
+from rag_model.retrieve.maxsim import MaxSimRetriever
+from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_bert
@@ -20,29 +17,25 @@ N = 40
 
 
 class Scores:
-    """An index whose scores are given by row, and which counts what it scores; also the encoder of its questions."""
+    """A `TokenScorer` whose scores are the rows, and which counts them."""
 
-    n, dim = N, 1
+    name = "tokens"
 
     def __init__(self) -> None:
         self.scored: list[int] = []
 
-    def space(self) -> Space:
-        raise AssertionError("nobody asks")
+    def encode(self, queries: Queries) -> Vectors:
+        return np.ones((len(queries), 1, 1), np.float32)
 
-    def encode_questions(self, questions: list[str]) -> Vectors:
-        return np.ones((len(questions), 1, 1), np.float32)
-
-    def search(self, questions: Vectors, k: int, **parameters: object) -> tuple[Vectors, Rows]:
-        raise AssertionError("only candidates are scored")
-
-    def score(self, question: Vectors, rows: Rows) -> Vectors:
+    def score(self, query: Vectors, rows: Rows) -> Vectors:
         self.scored += rows.tolist()
         return rows.astype(np.float32)  # the larger the row, the better
 
 
 class Ring:
-    """A graph in which each row knows the next four."""
+    """A graph in which each row is linked to the next four."""
+
+    name = "ring"
 
     def bottom(self, nodes: Rows) -> np.ndarray:
         near = nodes[:, None] + np.arange(1, 5)
@@ -52,9 +45,9 @@ class Ring:
 class First(SnapshotRetriever):
     """Finds the first rows."""
 
-    def find(self, asked: Questions, k: int) -> Found:
+    def find(self, asked: Queries, k: int) -> RankedRows:
         rows = np.tile(np.arange(k), (len(asked), 1))
-        return Found(self.name, rows, -rows.astype(np.float32))
+        return RankedRows(self.name, rows, -rows.astype(np.float32))
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +60,17 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
 def made(snapshot: Snapshot, depth: int, rounds: int, leg_depth: int | None = None) -> tuple[MaxSimRetriever, Scores]:
     scores = Scores()
     leg = Leg(First(snapshot, "first"), leg_depth)
-    return MaxSimRetriever(leg, "tokens", Tokens(scores, scores), Graph("ring", Ring()), depth, rounds), scores
+    return MaxSimRetriever(leg, scores, Ring(), depth, rounds), scores
 
 
 @pytest.mark.parametrize(("rounds", "best"), [(0, 3), (1, 7), (2, 11), (3, 15)])
 def test_each_round_adds_the_neighbours_of_the_best(snapshot: Snapshot, rounds: int, best: int) -> None:
     retriever, scores = made(snapshot, 30, rounds, 4)
-    found = retriever.find(Questions(["x", "y"]), 3)
+    found = retriever.find(Queries(["x", "y"]), 3)
     assert found.rows.tolist() == [[best, best - 1, best - 2]] * 2
     assert found.scores.tolist() == [[best, best - 1, best - 2]] * 2
     assert len(scores.scored) == 2 * len(set(scores.scored))  # each once a question
-    assert [one.leg for one in found.below] == ["first", "neighbours(ring)"]
+    assert [leg.name for leg in found.legs] == ["first", "neighbours(ring)"]
     hit = retriever.search(["x"], 3)[0][0]
     assert [leg.leg for leg in hit.legs] == (["neighbours(ring)"] if rounds else ["first"])
 
@@ -86,7 +79,7 @@ def test_no_more_than_its_depth_is_scored(snapshot: Snapshot) -> None:
     for depth in (1, 2, 5, 10):
         for rounds in (0, 1, 2):
             retriever, scores = made(snapshot, depth, rounds)
-            retriever.find(Questions(["x"]), 1)
+            retriever.find(Queries(["x"]), 1)
             assert len(scores.scored) == len(set(scores.scored)) <= depth
             assert retriever.most == depth
 
@@ -94,7 +87,7 @@ def test_no_more_than_its_depth_is_scored(snapshot: Snapshot) -> None:
 def test_equal_scores_are_ordered_by_row_and_lists_end(snapshot: Snapshot) -> None:
     retriever, scores = made(snapshot, 6, 0, 6)
     scores.score = lambda question, rows: np.where(rows == 2, -np.inf, 1).astype(np.float32)  # type: ignore[method-assign]
-    assert retriever.find(Questions(["x"]), 6).rows.tolist() == [[0, 1, 3, 4, 5, -1]]
+    assert retriever.find(Queries(["x"]), 6).rows.tolist() == [[0, 1, 3, 4, 5, -1]]
     assert len(retriever.search(["x"], 6)[0]) == 5
     with pytest.raises(UsageError, match="gives 6 passages"):
         retriever.search(["x"], 7)
@@ -109,7 +102,7 @@ def test_a_graph_and_an_index_are_named_or_refused(snapshot: Snapshot) -> None:
         ("maxsim(nothing, hnsw)", "has no index 'nothing'"),
     ):
         with pytest.raises(UsageError, match="character"):
-            survey(snapshot, expression)
+            plan_retriever(snapshot, expression)
         with pytest.raises(UsageError) as refused:
-            survey(snapshot, expression)
+            plan_retriever(snapshot, expression)
         assert words in str(refused.value)

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
-from rag_model.retrieve.composer import CALLS
-from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.survey import survey
+from rag_model.retrieve.factory import CALLS, open_retriever, plan_retriever
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import interleaving
 
@@ -54,7 +52,7 @@ def test_it_is_a_leg_of_others(package: None, snapshot: Snapshot, encoder: Encod
     nested = open_retriever(snapshot, "rrf(interleave(hnsw:3, exact), ivfpq)", encoder=encoder)
     legs = [leg.leg for leg in nested.search(ASKED, 1)[0][0].legs]
     assert legs == ["hnsw", "exact", "interleave(hnsw, exact)", "ivfpq"]
-    assert survey(snapshot, "interleave(hnsw, ivfpq)").indexes == ["hnsw", "ivfpq"]
+    assert plan_retriever(snapshot, "interleave(hnsw, ivfpq)").indexes == ("hnsw", "ivfpq")
 
 
 @given(questions=st.lists(LISTS, min_size=1, max_size=3), k=st.integers(1, 9), data=st.data())
@@ -72,7 +70,7 @@ def test_no_row_comes_twice_and_none_is_lost(questions: list[list[list[int]]], k
     ("expression", "sentence"),
     [
         ("interleave(hnsw)", "character 1: interleave takes two legs or more"),
-        ("interleave(hnsw, hnsw:3)", "character 18: the leg hnsw stands there twice"),
+        ("interleave(hnsw, hnsw:3)", "character 18: the leg hnsw is given twice"),
         ("interleave(hnsw, exact, k=3)", "interleave has no option 'k': it takes none"),
         ("interleave(hnsw, nowhere)", "nowhere"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.serving.following.model_trial import try_encoders
+from rag_model.serving.following.trials import try_encoders
 from rag_model.store.pulling.pull import pull
 from tests.fixtures.serving import Library, make_library
 from tests.fixtures.tiny_rag import save_tiny_rag

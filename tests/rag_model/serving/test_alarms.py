@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.reading.answer import Answer, Excerpt, Support
-from rag_model.retrieve.questions import Questions
+from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage
+from rag_model.retrieve.retriever import Queries
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
@@ -61,14 +61,14 @@ def test_a_service_that_has_nothing_to_serve(store: Store, tmp_path: Path) -> No
 
 def test_a_thread_that_dies(library: Watched, tmp_path: Path) -> None:
     before = library.healthy()
-    library.service.observer.died("follower")
+    library.service.observer.on_thread_death("follower")
     assert_firing(tmp_path, before, library.scrape(), "BookwheelThreadDied")
 
 
 def test_slow_searches(library: Watched, tmp_path: Path) -> None:
     before = library.healthy()
     for _ in range(20):
-        library.metrics.replied("search", 200, 1, 4.0)
+        library.metrics.on_reply("search", 200, 1, 4.0)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelSlow")
 
 
@@ -110,8 +110,8 @@ def test_a_store_that_is_gone(library: Watched, tmp_path: Path, store: Store) ->
 def test_a_snapshot_of_two_months_ago(library: Watched, tmp_path: Path) -> None:
     before = library.healthy()
     library.clock.later = 40 * 86400.0
-    looks = library.metrics.seen
-    until(lambda: library.metrics.seen != looks)
+    looks = library.metrics.store_seen_at
+    until(lambda: library.metrics.store_seen_at != looks)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelStale")
 
 
@@ -124,7 +124,7 @@ def test_a_new_snapshot_that_is_damaged(library: Watched, tmp_path: Path, store:
     after = library.scrape()
     assert_firing(tmp_path, before, after, "BookwheelSnapshotRefused")
     assert library.post(LIVE[:1]) == 200
-    tag(store, library.service.desk.named.snapshot, "latest")  # type: ignore[union-attr]
+    tag(store, library.service.slot.served_ref.snapshot, "latest")  # type: ignore[union-attr]
     until(lambda: library.metrics.refusal is None)
     assert_firing(tmp_path, before, library.scrape())
 
@@ -150,13 +150,15 @@ def test_questions_about_other_things(library: Watched, tmp_path: Path) -> None:
 )
 def test_answers_that_do_not_agree_with_their_passages(library: Watched, tmp_path: Path, text: str, alarm: str) -> None:
     before = library.healthy()
-    with library.service.desk.edition() as edition:
-        (hits,) = edition.search(Questions(LIVE[:1]), 1)
-        entry = Excerpt(1, "", "", "", 0, (0,), hits[0].passage.text)
+    with library.service.slot.acquire() as edition:
+        (hits,) = edition.search(Queries(LIVE[:1]), 1)
+        entry = ContextEntry(1, "", "", "", 0, (0,), hits[0].passage.text)
         said = text and (hits[0].passage.text.split()[0] if alarm == "BookwheelUncited" else text)
-        one = Answer("?", said, None, (Support(hits[0]),), context=(entry,) if alarm == "BookwheelUncited" else ())
+        one = Answer(
+            "?", said, None, (SupportingPassage(hits[0]),), context=(entry,) if alarm == "BookwheelUncited" else ()
+        )
         cited = [replace(one, text=f"{said} [1]")] * 40 if alarm == "BookwheelUncited" else []
-        library.metrics.answered(edition, [one] * 200 + cited)
+        library.metrics.on_answer(edition, [one] * 200 + cited)
     assert_firing(tmp_path, before, library.scrape(), alarm)
 
 
@@ -168,4 +170,4 @@ def test_an_index_that_is_blind(bert: Path, tmp_path: Path) -> None:
 
 
 def queued(library: Watched, questions: int) -> bool:
-    return library.service._searches.waiting == questions
+    return library.service._search_batcher.queued_questions == questions

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from rag_model.client import replies
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from rag_model.reading.answer import answer_json
-from rag_model.reading.opening import open_reader
+from rag_model.reading.model import open_reader
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import (
@@ -47,8 +47,8 @@ def served(made_library: Library, model: Path, tmp_path_factory: pytest.TempPath
 def test_search_replies_as_the_verb_does(index: str, served: Serving, made_library: Library) -> None:
     reply = served.client.post("/search", json={"questions": ASKED, "k": 4, "index": index}).json()
     with Snapshot.open(made_library.url) as snapshot:
-        found = DenseRetriever.of(snapshot, index).search(ASKED, 4)
-    hits = [[hit_json(hit) for hit in some] for some in found]
+        found = DenseRetriever.from_snapshot(snapshot, index).search(ASKED, 4)
+    hits = [[hit.to_json() for hit in some] for some in found]
     results = [{"question": q, "hits": some} for q, some in zip(ASKED, hits, strict=True)]
     assert reply == rounded({"snapshot": made_library.red, "results": results})
 
@@ -67,11 +67,11 @@ def test_the_models_describe_what_is_sent(served: Serving) -> None:
     found = served.client.post("/search", json={"questions": ASKED}).json()
     answered = served.client.post("/answer", json={"questions": ASKED}).json()
     for kind, reply in (
-        (messages.SearchReply, found),
-        (messages.AnswerReply, answered),
-        (messages.SnapshotReply, served.snapshot()),
+        (replies.SearchReply, found),
+        (replies.AnswerReply, answered),
+        (replies.SnapshotReply, served.snapshot()),
     ):
-        assert kind.model_validate(reply).model_dump(mode="json") == reply
+        assert messages.create_model(kind).model_validate(reply).model_dump(mode="json") == reply
     schema = served.client.get("/openapi.json").json()
     assert {"/search", "/answer", "/snapshot", "/healthz", "/readyz"} <= set(schema["paths"])
     body = schema["paths"]["/search"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -81,7 +81,7 @@ def test_the_models_describe_what_is_sent(served: Serving) -> None:
 def test_the_state_is_told(served: Serving, made_library: Library) -> None:
     assert served.client.get("/healthz").status_code == served.client.get("/readyz").status_code == 200
     told = served.snapshot()
-    move = made_library.store.refs.current("latest")
+    move = made_library.store.refs.find_current("latest")
     assert move is not None
     expected = {"snapshot": made_library.red, "ref": "latest", "number": move.number, "created_at": move.created_at}
     assert expected.items() <= told.items()
@@ -220,7 +220,7 @@ def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_librar
         assert gate.held.wait(PATIENCE)
         for thread in threads[1:]:
             thread.start()
-        until(lambda: found.service._searches.waiting == 6)
+        until(lambda: found.service._search_batcher.queued_questions == 6)
         refused = found.client.post("/search", json={"questions": ["one more"]})
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert "6 questions are waiting" in refused.json()["detail"]
@@ -242,7 +242,7 @@ def test_what_is_late_is_given_up_and_not_worked_on(shared_library: Library, des
         for question in ("held", "never searched"):
             reply = found.client.post("/search", json={"questions": [question]})
             assert (reply.status_code, "within 0.3 s" in reply.json()["detail"]) == (504, True)
-        assert found.service._searches.waiting == 0
+        assert found.service._search_batcher.queued_questions == 0
         gate.open.set()
         until(lambda: found.client.post("/search", json={"questions": ["again"]}).status_code == 200)
         assert gate.batches[0] == ["held"]
@@ -265,7 +265,7 @@ def test_an_answer_that_nobody_waits_for_is_given_up_between_two_tokens(
         assert found.client.post("/answer", json={"questions": ASKED}).status_code == 504
         until(lambda: steps)
         go.set()
-        until(lambda: found.service._answers._working == 0)
+        until(lambda: found.service._answer_batcher._active_requests == 0)
         assert len(steps) == 1
         until(lambda: found.client.post("/answer", json={"questions": ASKED}).status_code == 200)
         assert len(steps) > 2

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import ResourceError, UsageError
-from rag_model.secrets import without_secrets
-from rag_model.serving import free_memory
-from rag_model.serving.following.memory import check_memory
-from rag_model.serving.free_memory import free_bytes, page_in
-from rag_model.serving.service_settings import ServiceSettings
+from rag_model.secrets import mask_secrets
+from rag_model.serving import memory
+from rag_model.serving.memory import check_memory, get_free_bytes, page_in
+from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.serving import Library, with_limits
 
 
@@ -36,9 +35,9 @@ def test_what_does_not_fit_is_refused_unless_it_is_mapped(
     shared_library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = shared_library.store.snapshots.get(shared_library.red).content
-    loaded = with_limits(loaded=True)
+    loaded = with_limits(in_memory=True)
     check_memory(content, ["hnsw"], loaded)
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
+    monkeypatch.setattr(memory, "get_free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
     with pytest.raises(ResourceError, match="serve without --in-memory"):
         check_memory(content, ["hnsw"], loaded)
     check_memory(content, ["hnsw"], ServiceSettings())
@@ -54,8 +53,8 @@ def test_what_is_mapped_is_read_once_if_it_fits(tmp_path: Path, monkeypatch: pyt
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if cached(first) == 1:
         pytest.skip("the file system of the temporary folder has no disk whose pages the kernel could drop")
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: 3 << 20)
-    page_in([first, second], beside=2 << 20)
+    monkeypatch.setattr(memory, "get_free_bytes", lambda: 3 << 20)
+    page_in([first, second], mapped_bytes=2 << 20)
     assert cached(first) < 1, "it would not fit beside what serves"
     page_in([first, second])
     assert cached(first) == 1
@@ -75,21 +74,21 @@ def cached(path: Path) -> float:
 
 
 def test_a_container_may_use_less_than_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "_GROUP", tmp_path)
-    machine = free_bytes()
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    machine = get_free_bytes()
     assert machine is not None
     assert machine > 1 << 20
     files = {"memory.max": "1000000\n", "memory.current": "600000\n", "memory.stat": "anon 1\ninactive_file 50000\n"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert free_bytes() == 450_000
+    assert get_free_bytes() == 450_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_bytes() > 450_000  # type: ignore[operator]
+    assert get_free_bytes() > 450_000  # type: ignore[operator]
 
 
 def test_secrets_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hushhush")
     monkeypatch.setenv("HF_TOKEN", "hf")  # too short to be one
     told = "cannot read https://me:word@host/a?sig=0f (key hushhush) of hf"
-    assert without_secrets(told) == "cannot read https://***@host/a?*** (key ***) of hf"
-    assert without_secrets("latest@3 is refused: k is 0") == "latest@3 is refused: k is 0"
+    assert mask_secrets(told) == "cannot read https://***@host/a?*** (key ***) of hf"
+    assert mask_secrets("latest@3 is refused: k is 0") == "latest@3 is refused: k is 0"

@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from rag_model.client.replies import AnswerReply
 from rag_model.generate.causal import CausalGenerator
 from rag_model.reading.answer import answer_json
 from rag_model.reading.confidence import Threshold
-from rag_model.reading.opening import open_reader
-from rag_model.reading.prompts import Concat
+from rag_model.reading.model import open_reader
+from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.settings import ReaderSettings
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
@@ -24,7 +25,7 @@ from tests.fixtures.serving import Library, Serving, rounded, serving, with_limi
 from tests.fixtures.tiny_generators import save_llama
 
 ASKED = ["who was the king?", "Où est 東京 🗼?"]
-ONE_PROMPT = ReaderSettings("concat", concat=Concat(instruction="", cite=True, budget=60))
+ONE_PROMPT = ReaderSettings("concat", concat=PromptSettings(instruction="", cite=True, budget=60))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(made_library: Library, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     settings = with_limits(retrievers=("hnsw", "exact"))
     dest = tmp_path_factory.mktemp("dest")
-    with serving(made_library.url, dest, settings, model=str(llama), reading=ONE_PROMPT) as found:
+    with serving(made_library.url, dest, settings, model=str(llama), reader_settings=ONE_PROMPT) as found:
         yield found
 
 
@@ -46,7 +47,7 @@ def test_it_answers_as_the_verb_does_and_says_what_it_read(served: Serving, made
         name, reader = open_reader(snapshot, made_library.url, str(llama), "hnsw", ONE_PROMPT)
         answers = json.loads(json.dumps([answer_json(one) for one in reader.answer(ASKED, 2)]))
     assert reply == rounded({"snapshot": made_library.red, "model": name, "answers": answers})
-    assert messages.AnswerReply.model_validate(reply).model_dump(mode="json") == reply
+    assert messages.create_model(AnswerReply).model_validate(reply).model_dump(mode="json") == reply
     assert all(one["context"] and one["usage"]["prompt_tokens"] > 60 for one in reply["answers"])
 
 
@@ -70,7 +71,7 @@ def test_a_question_without_room_fails_no_other_request(served: Serving) -> None
 
     with ThreadPoolExecutor(3) as pool:
         long, *short = pool.map(ask, ["é" * 1_500, *ASKED])
-    assert (long.status_code, "has no room" in long.text) == (400, True)
+    assert (long.status_code, "does not fit" in long.text) == (400, True)
     assert [one.status_code for one in short] == [200] * len(short)
 
 
@@ -109,7 +110,7 @@ def test_an_endpoint_s_answers_are_withheld_where_they_are_not_sure(
     sure, unsure = (streams(likely("two", one), event("", "stop")) for one in (-0.5, -1.5))
     with (
         scripted(sure, unsure) as server,
-        serving(shared_library.url, dest, reading=reading, **endpoint(server)) as found,
+        serving(shared_library.url, dest, reader_settings=reading, **endpoint(server)) as found,
     ):
         replies = [found.client.post("/answer", json={"questions": [one]}).json() for one in ASKED]
     given = [reply["answers"][0] for reply in replies]

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
+from rag_model.client.replies import SearchReply
 from rag_model.reading.answer import answer_json
-from rag_model.reading.opening import open_reader
+from rag_model.reading.model import open_reader
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.http import messages
-from rag_model.serving.service_settings import ServiceSettings
-from rag_model.serving.watching.metrics import Metrics
-from rag_model.serving.watching.quality import Quality
-from rag_model.serving.watching.windows import WatchSettings
+from rag_model.serving.monitoring.metrics import ServiceMetrics
+from rag_model.serving.monitoring.quality import MonitorSettings, QualityMonitor
+from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import Gate, Library, Serving, rounded, serving, until, with_limits
 from tests.fixtures.tiny import save_cross_encoder
@@ -48,9 +47,9 @@ def test_a_request_may_ask_for_what_is_served_or_made_of_it(
     reply = served.client.post("/search", json=body).json()
     with Snapshot.open(made_library.url) as snapshot:
         found = open_retriever(snapshot, asked or FUSED).search(ASKED, 4)
-    hits = [[hit_json(hit) for hit in some] for some in found]
+    hits = [[hit.to_json() for hit in some] for some in found]
     assert [one["hits"] for one in reply["results"]] == rounded(hits)
-    assert messages.SearchReply.model_validate(reply).model_dump(mode="json") == reply
+    assert messages.create_model(SearchReply).model_validate(reply).model_dump(mode="json") == reply
     assert ("legs" in hits[0][0]) == (asked is None or "rrf" in asked)
 
 
@@ -59,7 +58,7 @@ def test_what_was_started_with_a_model_reranks(served: Serving, made_library: Li
     reply = served.client.post("/search", json={"questions": ASKED, "k": 4, "retriever": named}).json()
     with Snapshot.open(made_library.url) as snapshot:
         found = open_retriever(snapshot, named).search(ASKED, 4)
-    assert [one["hits"] for one in reply["results"]] == rounded([[hit_json(hit) for hit in some] for some in found])
+    assert [one["hits"] for one in reply["results"]] == rounded([[hit.to_json() for hit in some] for some in found])
 
 
 @pytest.mark.parametrize("asked", [None, "hnsw", "rrf(hnsw, exact)", "rerank"])
@@ -96,7 +95,7 @@ def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
         ("rerank(hnsw, /etc, 5)", "a request may not name a model"),
         ("rrf(hnsw, exact", "at character 4: the bracket '(' is not closed: add ')'"),
         ("hnsw)", "should end here"),
-        ("x" * 4_000, "has 4,000 characters: write it in up to 1,000"),
+        ("x" * 4_000, "has 4,000 characters: use at most 1,000"),
         ("rrf(" * 240, "more than 8 deep"),
         ("rrf(" * 20 + "hnsw" + ")" * 20, "more than 8 deep"),
         ("hnsw:-1", "'hnsw' is asked for -1 passages"),
@@ -147,7 +146,7 @@ def test_questions_of_one_batch_are_grouped_by_retriever(shared_library: Library
                     ("e", 5, "none"),
                 ]
             ]
-            while service._searches.waiting < len(more):
+            while service._search_batcher.queued_questions < len(more):
                 await asyncio.sleep(0)
             gate.open.set()
             return list(await asyncio.gather(first, *more, return_exceptions=True))
@@ -163,19 +162,19 @@ def test_without_vectors_only_answers_that_need_them_are_refused(
     shared_library: Library, dest: Path, tmp_path: Path
 ) -> None:
     model = str(save_tiny_rag(tmp_path / "rag", shared_library.encoder))
-    with serving(shared_library.url, dest, with_limits(embeddings=False), model=model) as found:
+    with serving(shared_library.url, dest, with_limits(pull_embeddings=False), model=model) as found:
         assert found.client.post("/answer", json={"questions": ["a"]}).status_code == 200
         reply = found.client.post("/search", json={"questions": ["a"], "retriever": "exact"})
         assert (reply.status_code, "not served here" in reply.text) == (400, True)
 
 
 def test_a_fused_default_is_watched_for_collapse_and_not_for_recall(shared_library: Library, dest: Path) -> None:
-    watched = Quality(WatchSettings(window=8, least=2, sample_every=1, samples=2, share=1))
-    metrics = Metrics(ServiceSettings(), watched)
+    watched = QualityMonitor(MonitorSettings(window=8, min_samples=2, sample_every=1, samples=2, share=1))
+    metrics = ServiceMetrics(ServiceSettings(), watched)
     with serving(shared_library.url, dest, with_limits(retrievers=("rrf(hnsw, exact)",)), metrics) as found:
         found.search("who?", "the king", "a river", "born")
-        until(lambda: "search" in metrics.quality.figures().collapse)
-        assert not watched._watch or not watched._watch.due
-        assert metrics.quality.figures().recall_mean is None
+        until(lambda: "search" in metrics.quality.compute_metrics().collapse)
+        assert not watched._monitored or not watched._monitored.has_task
+        assert metrics.quality.compute_metrics().recall_mean is None
         assert metrics.served is not None
         assert metrics.served.index == "rrf(hnsw, exact)"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import yaml
 
-from flows.machine.ports import free_ports
+from flows.machine.ports import find_free_ports
 from tests.fixtures.alarms import DASHBOARD, RULES, metrics_in, rules, tool
 from tests.fixtures.serving import PATIENCE, QUICK, until
 from tests.fixtures.tiny import save_bert
@@ -27,7 +27,7 @@ def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
     configuration["rule_files"] = [str(RULES)]
     configuration["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address = f"127.0.0.1:{find_free_ports(1)[0]}"
     options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}
     options |= {"web.listen-address": address, "log.level": "warn"}
     command = [tool("prometheus"), *(f"--{name}={value}" for name, value in options.items())]

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from rag_model.generate.seq2seq import Seq2SeqGenerator
-from rag_model.serving.http.streaming import accepted
-from rag_model.serving.watching.observer import Observer
+from rag_model.serving.http.streaming import accepts_event_stream
+from rag_model.serving.monitoring.observer import Observer
 from tests.fixtures.event_stream import streamed
 from tests.fixtures.held import Held
 from tests.fixtures.serving import Library, Serving, rounded, serving, until, with_limits
@@ -21,7 +21,7 @@ class Replies(Observer):
     def __init__(self) -> None:
         self.statuses: list[int] = []
 
-    def replied(self, verb: str, status: int, questions: int, seconds: float) -> None:
+    def on_reply(self, verb: str, status: int, questions: int, seconds: float) -> None:
         self.statuses.append(status)
 
 
@@ -111,7 +111,7 @@ def test_the_passages_come_before_a_word_is_written(served: Serving, monkeypatch
     ],
 )
 def test_a_stream_is_sent_where_it_is_accepted(accept: str, wanted: bool) -> None:
-    assert accepted(accept) is wanted
+    assert accepts_event_stream(accept) is wanted
 
 
 def test_a_stream_that_fails_ends_with_an_error(
@@ -138,7 +138,7 @@ def test_a_client_that_leaves_stops_the_work_between_two_tokens(
         until(lambda: held.steps)
     until(lambda: replies.statuses[-1] == 499)
     held.go.set()
-    until(lambda: served.service._answers._working == 0)
+    until(lambda: served.service._answer_batcher._active_requests == 0)
     assert held.steps == 1
 
 

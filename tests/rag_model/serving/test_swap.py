@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from rag_model.serving.watching.observer import Observer
+from rag_model.serving.monitoring.observer import Observer
 from tests.fixtures.serving import PATIENCE, Library, serving, until, with_limits
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -20,7 +20,7 @@ class Swaps(Observer):
     def __init__(self) -> None:
         self.count = 0
 
-    def serves(self, edition: object, seconds: float) -> None:
+    def on_swap(self, edition: object, seconds: float) -> None:
         self.count += 1
 
 
@@ -63,7 +63,7 @@ def test_nobody_fails_and_nothing_is_mixed(library: Library, dest: Path, tmp_pat
             done.set()
             for client in clients:
                 client.join()
-        until(lambda: found.service.desk.held == 1)
+        until(lambda: found.service.slot.loaded_count == 1)
 
     assert not failures
     assert {reply.status_code for _, reply in replies} == {200}

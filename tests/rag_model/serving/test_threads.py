@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rag_model.index.files.engine import faiss
-from rag_model.serving.threads import WatchedThread, limit_threads
-from rag_model.serving.watching.metrics import Metrics
+from rag_model.serving.monitoring.metrics import ServiceMetrics
+from rag_model.serving.runtime import SupervisedThread, limit_compute_threads
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag
@@ -64,7 +64,7 @@ def test_a_tokenizer_that_panics_is_refused_and_the_ref_is_followed_on(
     bad = library.store.blobs.put_file(always_panics(tmp_path / "tokenizer.json"))
     manifest = Manifest(replace(content, files={**content.files, file: bad}))
     with serving(library.url, dest) as found:
-        tag(library.store, library.store.snapshots.put(manifest), "latest")
+        tag(library.store, library.store.snapshots.publish(manifest), "latest")
         assert found.until_refused("Panic")["snapshot"] == manifest.id
         assert "\n" not in found.snapshot()["refused"]["reason"]
         found.search("who?")
@@ -73,10 +73,10 @@ def test_a_tokenizer_that_panics_is_refused_and_the_ref_is_followed_on(
 
 
 def test_a_thread_that_dies_is_told_counted_and_started_again(shared_library: Library, dest: Path) -> None:
-    metrics = Metrics(QUICK)
+    metrics = ServiceMetrics(QUICK)
     with serving(shared_library.url, dest, observer=metrics) as found:
-        (thread,) = found.service._searches.threads
-        gathered = found.service._searches._gathered
+        (thread,) = found.service._search_batcher.threads
+        gathered = found.service._search_batcher._wait_for_batch
         broken, told = threading.Event(), []
 
         def dies(number: int, last: int) -> list[object]:
@@ -84,7 +84,7 @@ def test_a_thread_that_dies_is_told_counted_and_started_again(shared_library: Li
                 raise PanicError("out of luck")
             return gathered(number, last)  # type: ignore[return-value]
 
-        found.service._searches._gathered = dies  # type: ignore[method-assign,assignment]
+        found.service._search_batcher._wait_for_batch = dies  # type: ignore[method-assign,assignment]
         broken.set()
         found.search("who?")  # the round under way; the next one dies
         until(lambda: told.append(found.client.get("/readyz")) or told[-1].status_code == 503)  # type: ignore[func-returns-value]
@@ -106,10 +106,10 @@ def test_what_dies_after_the_end_is_not_started_again() -> None:
         ran.append(go.wait(PATIENCE))
         raise PanicError
 
-    thread = WatchedThread("test", run)
+    thread = SupervisedThread("test", run)
     assert thread.problem == ""
     thread.start()
-    thread._ending.set()
+    thread._is_ending.set()
     go.set()
     thread.join()
     assert ran == [True]
@@ -121,7 +121,7 @@ def test_each_thread_keeps_its_own_share_of_the_cores() -> None:
     set_all = threading.Barrier(2, timeout=PATIENCE)
 
     def compute(threads: int) -> None:
-        limit_threads(threads)
+        limit_compute_threads(threads)
         set_all.wait()
         known[threads] += [torch.get_num_threads(), faiss.omp_get_max_threads()]
 

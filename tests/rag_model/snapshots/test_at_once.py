@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.evaluation.gate import Verdict
+from rag_model.evaluation.gate import GateVerdict
 from rag_model.snapshots.publish import publish
 from rag_model.store import Content, Manifest, Snapshot, Store
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback
 
 PUBLISHERS, SWEEPERS = 32, 2
-AT_ONCE = Policy(keep=1, older_than=0)
+AT_ONCE = ExpirePolicy(keep=1, older_than=0)
 DAY = 86400.0
 processes = multiprocessing.get_context("fork")
 
@@ -28,10 +28,10 @@ def store(tmp_path: Path) -> Store:
 
 def build(store: Store, name: str, number: int = 0) -> str:
     """Publish a snapshot of a file that all have and of one of its own."""
-    with store.intents.held(f"build-{name}-{number}"):
+    with store.intents.hold(f"build-{name}-{number}"):
         blobs = {"index/all": store.blobs.put_bytes(b"all"), "index/own": store.blobs.put_bytes(f"{number}".encode())}
         manifest = Manifest(Content({"kind": name}, (), blobs))
-        return publish(store, manifest, "latest", lambda parent: Verdict(True, ())).snapshot
+        return publish(store, manifest, "latest", lambda parent: GateVerdict(True, ())).snapshot
 
 
 def test_32_publishers_beside_sweepers_lose_nothing(store: Store) -> None:
@@ -44,7 +44,7 @@ def test_32_publishers_beside_sweepers_lose_nothing(store: Store) -> None:
         if number < PUBLISHERS:
             told.put(build(own, "race", number))
         while number >= PUBLISHERS and not over.is_set():
-            gc(own, 0.0)
+            collect_garbage(own, 0.0)
         os._exit(0)  # without the exit handlers of whatever other tests left in the process that forked
 
     running = [processes.Process(target=body, args=(number,)) for number in range(PUBLISHERS + SWEEPERS)]
@@ -55,11 +55,11 @@ def test_32_publishers_beside_sweepers_lose_nothing(store: Store) -> None:
     for process in running:
         process.join()
     assert [process.exitcode for process in running] == [0] * len(running)
-    history = store.refs.history("latest")
-    assert sorted(move.snapshot for move in history) == sorted(made) == store.snapshots.list()
+    history = store.refs.read_history("latest")
+    assert sorted(move.snapshot for move in history) == sorted(made) == store.snapshots.list_ids()
     assert [move.number for move in history] == list(range(1, PUBLISHERS + 1))
-    assert not any(verify(store, snapshot) for snapshot in made)
-    assert store.files.names("intents") == store.files.names("sweeps") == []
+    assert not any(verify_version(store, snapshot) for snapshot in made)
+    assert store.files.list_names("intents") == store.files.list_names("sweeps") == []
 
 
 def test_a_reader_keeps_what_it_opened(store: Store) -> None:
@@ -67,12 +67,12 @@ def test_a_reader_keeps_what_it_opened(store: Store) -> None:
     old, new = build(store, "old", 1), build(store, "new", 2)
     with Snapshot.from_store(store) as reader, reader.path("index/own").open("rb") as held:
         rollback(store, "latest")
-        gc(store, 0.0)
+        collect_garbage(store, 0.0)
         assert (reader.id, reader.path("index/own").read_bytes()) == (new, b"2")
-        expire(store, AT_ONCE)
-        assert gc(store, 0.0)["blobs"].files == 1
+        expire_store(store, AT_ONCE)
+        assert collect_garbage(store, 0.0)["blobs"].files == 1
         assert held.read() == b"2"
-    assert store.snapshots.list() == [old]
+    assert store.snapshots.list_ids() == [old]
 
 
 @pytest.mark.parametrize("hours", [-6, 6])
@@ -81,14 +81,16 @@ def test_clocks_that_disagree_lose_nothing(store: Store, hours: int, monkeypatch
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + hours * 3600.0)
     left = store.blobs.put_bytes(b"left by a build that died")
-    for file in [*store.files.tree("blobs")]:
-        os.utime(store.files.local_path(file.path), (file.written - 0.7 * DAY,) * 2)
-    with store.intents.held("build"):
+    for file in [*store.files.iter_tree("blobs")]:
+        os.utime(store.files.local_path(file.path), (file.modified - 0.7 * DAY,) * 2)
+    with store.intents.hold("build"):
         assert store.blobs.put_bytes(b"left by a build that died") == left
         build(store, "other")
-        expire(store, AT_ONCE)
-        gc(store, 0.0)
-        made = publish(store, Manifest(Content({}, (), {"index/a": left})), "latest", lambda parent: Verdict(True, ()))
-    assert verify(store, made.snapshot) == []
-    gc(store, 0.0)
-    assert verify(store, made.snapshot) == []
+        expire_store(store, AT_ONCE)
+        collect_garbage(store, 0.0)
+        made = publish(
+            store, Manifest(Content({}, (), {"index/a": left})), "latest", lambda parent: GateVerdict(True, ())
+        )
+    assert verify_version(store, made.snapshot) == []
+    collect_garbage(store, 0.0)
+    assert verify_version(store, made.snapshot) == []

@@ -3,17 +3,17 @@
 import json
 from dataclasses import replace
 
-from rag_model.corpus.chunk import ChunkFacts, Quarantined
-from rag_model.snapshots.cut_part import CutPart
+from rag_model.corpus.chunk import ChunkStats, QuarantinedPage
+from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
 
 BLOBS = [BlobRef(f"sha256:{digit * 64}", 7) for digit in "ab"]
-FACTS = ChunkFacts(
+FACTS = ChunkStats(
     rows=3,
     digest="sha256:0",
     articles=2,
     dropped={"redirect": 5},
-    quarantined=(Quarantined("4", "Page 4", "too deep"),),
+    quarantined=(QuarantinedPage("4", "Page 4", "too deep"),),
     newest_revision="2026-01-03T00:00:00Z",
     words=40,
     lengths={"10": 3},
@@ -22,6 +22,6 @@ FACTS = ChunkFacts(
 
 
 def test_a_report_survives_json() -> None:
-    whole = CutPart(BLOBS[0], FACTS, BLOBS[1], made=True)
-    for cut in (whole, replace(whole, article_log=None, made=False), CutPart(BLOBS[0], ChunkFacts(3))):
-        assert CutPart.from_json(json.loads(json.dumps(cut.to_json()))) == cut
+    whole = ChunkResult(BLOBS[0], FACTS, BLOBS[1], is_new=True)
+    for cut in (whole, replace(whole, article_log=None, made=False), ChunkResult(BLOBS[0], ChunkStats(3))):
+        assert ChunkResult.from_json(json.loads(json.dumps(cut.to_json()))) == cut

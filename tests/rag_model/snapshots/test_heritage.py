@@ -7,16 +7,22 @@ from typing import Any
 import pytest
 
 from rag_model.corpus.records import Part
-from rag_model.index.quality.fit import TrainingFit
+from rag_model.index.quality.results import TrainingStats
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
-from rag_model.snapshots.encoded_part import EncodedPart
-from rag_model.snapshots.heritage import inherit, noted, obstacles, steady, trained_entry
 from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.reused_training import (
+    build_training_entry,
+    find_reusable_training,
+    find_reuse_obstacles,
+    keep_parent_sizes,
+    note_obstacles,
+)
+from rag_model.snapshots.stage_results import EmbedResult
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry, in_space
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry, embeddings_in_space
 
 RECIPE = IndexRecipe("HNSW8")
-TRAINED = TrainingFit({"cells": 0.5}, 1.2, 1.25)
+TRAINED = TrainingStats({"cells": 0.5}, 1.2, 1.25)
 N = 200_000
 
 
@@ -33,15 +39,17 @@ def parent_of(store: Store, plan: VectorPlan, **changes: Any) -> Parent:
     """Return a parent of two parts with one index."""
     files = {f"embeddings/part-0000{number}.npy": store.blobs.put_bytes(b"old %d" % number) for number in range(2)}
     files["trained/hnsw"] = store.blobs.put_bytes(b"cells")
-    entry = plan.entry() | {"trained": trained_entry(plan, TRAINED)}
+    entry = plan.entry() | {"trained": build_training_entry(plan, TRAINED)}
     parts = (PartEntry("part-00000", 0, 9, 5), PartEntry("part-00001", 10, 19, 5))
-    content = Content({}, parts, files, representations=in_space({"digest": "space"}), indexes={"hnsw": entry})
+    content = Content(
+        {}, parts, files, representations=embeddings_in_space({"digest": "space"}), indexes={"hnsw": entry}
+    )
     return Parent(Manifest(replace(content, **changes)))
 
 
 def test_a_corpus_that_grew_inherits(store: Store) -> None:
     parent = parent_of(store, planned())
-    assert obstacles(parent, "hnsw", planned(n=N + 9), "space") == []
+    assert find_reuse_obstacles(parent, "hnsw", planned(n=N + 9), "space") == []
 
 
 @pytest.mark.parametrize(
@@ -60,22 +68,22 @@ def test_a_corpus_that_grew_inherits(store: Store) -> None:
 )
 def test_another_recipe_is_named(store: Store, change: dict[str, Any], named: list[str]) -> None:
     plan = planned(replace(RECIPE, **change))
-    assert obstacles(parent_of(store, planned()), "hnsw", plan, "space") == named
-    notes = noted(plan, named).notes
+    assert find_reuse_obstacles(parent_of(store, planned()), "hnsw", plan, "space") == named
+    notes = note_obstacles(plan, named).notes
     assert notes == ((f"trained again: the parent's index differs in {', '.join(named)}",) if named else ())
 
 
 def test_without_a_trained_file_there_is_nothing_to_inherit(store: Store) -> None:
     plan, whole = planned(), parent_of(store, planned())
-    assert obstacles(whole, "hnsw", plan, "another") == ["space"]
-    assert obstacles(whole, "other", plan, "space") == ["no record"]
-    assert obstacles(Parent(), "hnsw", plan, "space") == ["no parent"]
+    assert find_reuse_obstacles(whole, "hnsw", plan, "another") == ["space"]
+    assert find_reuse_obstacles(whole, "other", plan, "space") == ["no record"]
+    assert find_reuse_obstacles(Parent(), "hnsw", plan, "space") == ["no parent"]
     older = parent_of(store, plan, indexes={"hnsw": plan.entry()})  # written before trained files were kept
     damaged = parent_of(store, plan, indexes={"hnsw": {**plan.entry(), "trained": {"plan": None}}})
     for parent in (older, damaged, parent_of(store, plan, files={})):
-        assert obstacles(parent, "hnsw", plan, "space") == ["no record"]
-        assert steady(RECIPE, plan, parent, "hnsw") == plan
-    assert noted(plan, ["no record"]) == plan
+        assert find_reuse_obstacles(parent, "hnsw", plan, "space") == ["no record"]
+        assert keep_parent_sizes(RECIPE, plan, parent, "hnsw") == plan
+    assert note_obstacles(plan, ["no record"]) == plan
 
 
 def test_the_vectors_that_changed_are_named_beside_those_that_did_not(store: Store) -> None:
@@ -86,25 +94,25 @@ def test_the_vectors_that_changed_are_named_beside_those_that_did_not(store: Sto
     assert parent.manifest is not None
     same = parent.manifest.content.files["embeddings/part-00000.npy"]
     new = store.blobs.put_bytes(b"new")
-    made = [EncodedPart(ref, 5) for ref in (same, new)]
-    found = inherit(store, parent, "hnsw", planned(), "space", parts, made)
+    made = [EmbedResult(ref, 5) for ref in (same, new)]
+    found = find_reusable_training(store, parent, "hnsw", planned(), "space", parts, made)
     assert found is not None
-    assert (found.snapshot, found.trained) == (parent.manifest.id, TRAINED)
-    assert [ref for ref, _ in found.changed] == [new]
-    assert found.same == (same,)
-    assert not found.settled(1.2)
-    unchanged = inherit(store, parent, "hnsw", planned(), "space", parts[:1], made[:1])
+    assert (found.snapshot, found.stats) == (parent.manifest.id, TRAINED)
+    assert [ref for ref, _ in found.changed_parts] == [new]
+    assert found.unchanged_parts == (same,)
+    assert not found.fits_untested(1.2)
+    unchanged = find_reusable_training(store, parent, "hnsw", planned(), "space", parts[:1], made[:1])
     assert unchanged is not None
-    assert unchanged.settled(1.2)
+    assert unchanged.fits_untested(1.2)
     store.files.local_path(found.blob.path).unlink()
-    assert inherit(store, parent, "hnsw", planned(), "space", parts, made) is None
+    assert find_reusable_training(store, parent, "hnsw", planned(), "space", parts, made) is None
 
 
 def test_cells_stay_while_about_as_many_would_be_chosen(store: Store) -> None:
     parent = parent_of(store, planned())
     assert planned().cells == 4
     for n, cells in ((300_000, 4), (400_000, 7), (160_000, 3)):
-        assert steady(RECIPE, planned(n=n), parent, "hnsw").cells == cells, n
+        assert keep_parent_sizes(RECIPE, planned(n=n), parent, "hnsw").cells == cells, n
     named = replace(RECIPE, cells=5)
-    assert steady(named, planned(named), parent, "hnsw").cells == 5, "who names a number gets it"
-    assert steady(RECIPE, planned(n=1000), parent, "hnsw").cells == 1
+    assert keep_parent_sizes(named, planned(named), parent, "hnsw").cells == 5, "who names a number gets it"
+    assert keep_parent_sizes(RECIPE, planned(n=1000), parent, "hnsw").cells == 1

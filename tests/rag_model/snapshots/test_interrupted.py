@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import StoreError
-from rag_model.evaluation.gate import Verdict
+from rag_model.evaluation.gate import GateVerdict
 from rag_model.snapshots.publish import publish
-from rag_model.store import Content, Manifest, Produced, Snapshot, Store
+from rag_model.store import Content, Manifest, Snapshot, StageResult, Store
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from tests.fixtures.broken import Broken
 
@@ -28,22 +28,22 @@ DAYS = 100 * 86400.0
 def snapshot(store: Store, *files: str) -> Manifest:
     """Put a few files into the store by the memo, as a build does, and return the manifest that names them."""
 
-    def made(name: str) -> Callable[[Path], Produced]:
-        def produce(workdir: Path) -> Produced:
+    def made(name: str) -> Callable[[Path], StageResult]:
+        def produce(workdir: Path) -> StageResult:
             (workdir / "out").write_text(name)
-            return Produced({"out": workdir / "out"})
+            return StageResult({"out": workdir / "out"})
 
         return produce
 
-    blobs = {f"index/{name}": store.memo.once("make", name, made(name))[0].outputs["out"] for name in files}
+    blobs = {f"index/{name}": store.memo.get_or_create("make", name, made(name))[0].outputs["out"] for name in files}
     return Manifest(Content({"kind": "wiki"}, (), blobs))
 
 
 def build(store: Store, *files: str) -> str:
-    with store.intents.held("build"):
-        store.runs.write("build", "make", 0, {})
-        published = publish(store, snapshot(store, *files), "latest", lambda parent: Verdict(True, ()))
-        store.runs.clear("build")
+    with store.intents.hold("build"):
+        store.runs.write_report("build", "make", 0, {})
+        published = publish(store, snapshot(store, *files), "latest", lambda parent: GateVerdict(True, ()))
+        store.runs.delete_reports("build")
     return published.snapshot
 
 
@@ -55,29 +55,29 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for files in ("ab", "ac", "ad"):
         build(store, *files)
     store.blobs.put_bytes(b"orphan")
-    store.files.put("probe/left", b"")
-    for file in [*store.files.tree()]:
-        os.utime(store.files.local_path(file.path), (file.written - DAYS,) * 2)
+    store.files.write("probe/left", b"")
+    for file in [*store.files.iter_tree()]:
+        os.utime(store.files.local_path(file.path), (file.modified - DAYS,) * 2)
     return path
 
 
 def state(store: Store) -> tuple[set[str], dict[str, list[str]]]:
     """What there is of blobs, snapshots and records, and where the refs have been."""
-    files = {file.path for top in ("blobs", "memo", "runs", "snapshots") for file in store.files.tree(top)}
-    return files, {ref: [move.snapshot for move in store.refs.history(ref)] for ref in store.refs.names()}
+    files = {file.path for top in ("blobs", "memo", "runs", "snapshots") for file in store.files.iter_tree(top)}
+    return files, {ref: [move.snapshot for move in store.refs.read_history(ref)] for ref in store.refs.list_names()}
 
 
 def whole(store: Store) -> bool:
-    return not any(verify(store, snapshot) for snapshot in store.snapshots.list())
+    return not any(verify_version(store, snapshot) for snapshot in store.snapshots.list_ids())
 
 
 def forget(store: Store) -> None:
-    expire(store, Policy(keep=2, older_than=1.0))
+    expire_store(store, ExpirePolicy(keep=2, older_than=1.0))
 
 
 def collect(store: Store) -> None:
     forget(store)
-    gc(store, 60.0)
+    collect_garbage(store, 60.0)
 
 
 ACTS: dict[str, Act] = {
@@ -107,8 +107,8 @@ def test_a_fault_at_every_write(act: Act, carried_out: bool, library: Path, tmp_
             break
         assert whole(clean)
         if state(clean) != expected:  # else only the end of an intent failed
-            for file in [*clean.files.tree("sweeps")]:  # two minutes pass: the dead hold up nobody
-                os.utime(clean.files.local_path(file.path), (file.written - 200,) * 2)
+            for file in [*clean.files.iter_tree("sweeps")]:  # two minutes pass: the dead hold up nobody
+                os.utime(clean.files.local_path(file.path), (file.modified - 200,) * 2)
             act(clean)
         assert state(clean) == expected
         assert whole(clean)

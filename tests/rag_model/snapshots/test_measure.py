@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.evaluation.gate import GateRecipe, QuestionFloor, Vitals, judge
+from rag_model.evaluation.gate import GateRecipe, QuestionFloor, SnapshotSummary, check_snapshot
+from rag_model.index.build import run_stages
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.stages import build
-from rag_model.snapshots.measure import measure
+from rag_model.snapshots.measure import measure_snapshot
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
@@ -19,14 +19,14 @@ RECIPE = GateRecipe(k=5, queries=10)
 
 
 def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
-    measured = measure(snapshot, RECIPE)
-    assert {name: found.factory for name, found in measured.found.items()} == {
+    measured = measure_snapshot(snapshot, RECIPE)
+    assert {name: found.factory for name, found in measured.recalls.items()} == {
         name: entry["factory"] for name, entry in snapshot.manifest.content.indexes.items()
     }
-    for found in measured.found.values():
+    for found in measured.recalls.values():
         assert found.recalls.shape == (10,)
         assert found.recalls.min() >= 0.6
-    assert measured.found["hnsw"].recalls.tolist() == [1.0] * 10  # a graph of a dozen misses nothing
+    assert measured.recalls["hnsw"].recalls.tolist() == [1.0] * 10  # a graph of a dozen misses nothing
     settings = [effort.setting for effort in measured.curves["hnsw"]]
     assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings
     assert len(settings) == len(set(settings)) >= 4
@@ -36,13 +36,13 @@ def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
         "hnsw": {"distances", "degree", "unlinked", "unreachable", "quantization_error"},
         "ivfpq": {"distances", "imbalance", "largest_list", "quantization_error"},
     }
-    assert measured.settings["hnsw"] in measured.curves["hnsw"]
-    assert figures["hnsw"]["distances"] == pytest.approx(measured.settings["hnsw"].distances, abs=0.05)
-    assert judge(RECIPE, Vitals(snapshot.n, None, ""), measured.found).passed
+    assert measured.operating_points["hnsw"] in measured.curves["hnsw"]
+    assert figures["hnsw"]["distances"] == pytest.approx(measured.operating_points["hnsw"].distances, abs=0.05)
+    assert check_snapshot(RECIPE, SnapshotSummary(snapshot.n, None, ""), measured.recalls).passed
 
 
 def test_what_the_merge_repaired_stands_beside_what_is_left(snapshot: Snapshot) -> None:
-    measured = measure(snapshot, RECIPE, {"hnsw": {"unreachable_repaired": 3}, "ivfpq": {"rows": 12}})
+    measured = measure_snapshot(snapshot, RECIPE, {"hnsw": {"unreachable_repaired": 3}, "ivfpq": {"rows": 12}})
     assert measured.metrics()["hnsw"]["repaired"] == 3
     assert "repaired" not in measured.metrics()["ivfpq"]
 
@@ -50,24 +50,24 @@ def test_what_the_merge_repaired_stands_beside_what_is_left(snapshot: Snapshot) 
 def test_a_setting_off_the_curve_is_measured_too(content: tuple[Store, Content]) -> None:
     store, what = content
     entry = {**what.indexes["hnsw"], "search": {"efSearch": 21}}
-    odd = Snapshot.of(store, Manifest(replace(what, indexes={**what.indexes, "hnsw": entry})))
-    assert measure(odd, RECIPE).settings["hnsw"].setting == "efSearch=21"
+    odd = Snapshot.from_manifest(store, Manifest(replace(what, indexes={**what.indexes, "hnsw": entry})))
+    assert measure_snapshot(odd, RECIPE).operating_points["hnsw"].setting == "efSearch=21"
 
 
 def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot) -> None:
-    measured = measure(snapshot, GateRecipe(k=50, queries=500))
-    assert measured.found["hnsw"].recalls.shape == (12,)
-    assert measured.found["hnsw"].recalls.min() == 1.0
+    measured = measure_snapshot(snapshot, GateRecipe(k=50, queries=500))
+    assert measured.recalls["hnsw"].recalls.shape == (12,)
+    assert measured.recalls["hnsw"].recalls.min() == 1.0
 
 
 def test_an_index_of_other_vectors_fails_the_gate(content: tuple[Store, Content], tmp_path: Path) -> None:
     store, what = content
     noise = np.random.default_rng(0).normal(size=(12, 384)).astype(np.float32)
     np.save(tmp_path / "noise.npy", noise)
-    build(resolve(IndexRecipe("HNSW32"), 12, 384), [tmp_path / "noise.npy"], tmp_path / "out", tmp_path)
+    run_stages(resolve(IndexRecipe("HNSW32"), 12, 384), [tmp_path / "noise.npy"], tmp_path / "out", tmp_path)
     files = {**what.files, "index/hnsw.faiss": store.blobs.put_file(tmp_path / "out")}
-    broken = Snapshot.from_store(store, store.snapshots.put(Manifest(replace(what, files=files))))
-    verdict = judge(RECIPE, Vitals(12, None, ""), measure(broken, RECIPE).found)
+    broken = Snapshot.from_store(store, store.snapshots.publish(Manifest(replace(what, files=files))))
+    verdict = check_snapshot(RECIPE, SnapshotSummary(12, None, ""), measure_snapshot(broken, RECIPE).recalls)
     assert [check.name for check in verdict.checks if not check.passed] == [
         "hnsw recall@5, mean",
         "hnsw recall@5, 5th percentile",
@@ -82,7 +82,7 @@ def test_questions_with_a_floor_are_asked(snapshot: Snapshot, tmp_path: Path) ->
         "deep": QuestionFloor(str(path), 0.9, "Success@100", "rrf(hnsw, exact)"),  # deeper than the corpus
         "first": QuestionFloor(str(path), 0.9, "RR@1"),
     }
-    reached = measure(snapshot, replace(RECIPE, questions=floors)).reached
+    reached = measure_snapshot(snapshot, replace(RECIPE, questions=floors)).retriever_scores
     assert {name: (one.retriever, one.estimate.value, one.estimate.n) for name, one in reached.items()} == {
         "deep": ("rrf(hnsw, exact)", 0.5, 2),
         "first": ("hnsw", 0.5, 2),

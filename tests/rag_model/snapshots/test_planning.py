@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.corpus.chunk import ChunkFacts
+from rag_model.corpus.chunk import ChunkStats
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.recipe import IndexRecipe
-from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import plan_indexes, plan_parts
 from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
@@ -88,8 +88,8 @@ def test_a_limited_plan_is_not_kept(store: Store, small_dump: Path, tmp_path: Pa
     assert not (tmp_path / "store" / "memo").exists()
 
 
-def cuts(*rows: int) -> list[CutPart]:
-    return [CutPart(BlobRef(f"sha256:{0:064}", 0), ChunkFacts(count)) for count in rows]
+def cuts(*rows: int) -> list[ChunkResult]:
+    return [ChunkResult(BlobRef(f"sha256:{0:064}", 0), ChunkStats(count)) for count in rows]
 
 
 def test_indexes_are_sized_for_all_passages() -> None:

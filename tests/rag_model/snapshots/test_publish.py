@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.evaluation.gate import GateRecipe, Verdict, Vitals, judge
-from rag_model.snapshots.publish import Published, publish, vitals
+from rag_model.evaluation.gate import GateRecipe, GateVerdict, SnapshotSummary, check_snapshot
+from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
@@ -30,11 +30,11 @@ def manifest(store: Store, day: int, rows: int = 10) -> Manifest:
     return Manifest(Content(corpus, (part,), {"passages/part-00000.parquet": file}, {}))
 
 
-def gate(what: Manifest) -> Callable[[Vitals | None], Verdict]:
-    return lambda parent: judge(GateRecipe(), vitals(what), {}, parent)
+def gate(what: Manifest) -> Callable[[SnapshotSummary | None], GateVerdict]:
+    return lambda parent: check_snapshot(GateRecipe(), summarize_snapshot(what), {}, parent)
 
 
-def put(store: Store, what: Manifest) -> Published:
+def put(store: Store, what: Manifest) -> PublishResult:
     return publish(store, what, "latest", gate(what))
 
 
@@ -51,7 +51,7 @@ def test_publishing_again_moves_nothing(store: Store) -> None:
     first, again = put(store, manifest(store, 1)), put(store, manifest(store, 1))
     assert (again.snapshot, again.move) == (first.snapshot, first.move)
     assert again.verdict.passed
-    assert len(store.refs.history("latest")) == 1
+    assert len(store.refs.read_history("latest")) == 1
 
 
 def test_what_the_gate_refuses_is_published_and_the_ref_stays(store: Store) -> None:
@@ -60,7 +60,7 @@ def test_what_the_gate_refuses_is_published_and_the_ref_stays(store: Store) -> N
     assert not older.verdict.passed
     assert "newest revision" in older.verdict.reason
     assert store.snapshots.get(older.snapshot)
-    (move,) = store.refs.history("latest")
+    (move,) = store.refs.read_history("latest")
     assert move.snapshot == first.snapshot
 
 
@@ -86,12 +86,12 @@ def test_publishers_that_race_lose_nothing(store: Store, round_: int) -> None:
         racer.join()
 
     moved = {number: day for day, number, _ in outcomes if number}
-    history = store.refs.history("latest")
+    history = store.refs.read_history("latest")
     assert [move.snapshot for move in history] == [made[moved[n]].id for n in range(1, len(moved) + 1)]
     assert [move.number for move in history] == sorted(moved)
     in_order = [moved[number] for number in sorted(moved)]
     assert in_order == sorted(in_order)  # never back to an older dump
     assert in_order[-1] == PUBLISHERS
-    assert set(store.snapshots.list()) == {what.id for what in made.values()}
+    assert set(store.snapshots.list_ids()) == {what.id for what in made.values()}
     assert all("newest revision" in why for _, number, why in outcomes if not number)
     assert all(later.previous == earlier.snapshot for earlier, later in pairwise(history))

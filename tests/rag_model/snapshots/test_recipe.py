@@ -7,7 +7,7 @@ import pytest
 
 from rag_model.errors import BookwheelError, InputError, UsageError
 from rag_model.evaluation.gate import QuestionFloor
-from rag_model.snapshots.recipe import Recipe, check_fit, read_recipe
+from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers, read_recipe
 
 WHOLE = """
 part_bytes = 1_000_000
@@ -110,7 +110,7 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
         ("part_bytes = 0", "at least 1"),
         ("[gate.floors.a]\nmean = 1", "gate, floors.a lacks 'p5'"),
         ("[gate.questions.a]\nfile = 'q'", "gate, questions.a lacks 'floor'"),
-        ("[gate.questions.a]\nfile = 'q'\nfloor = 75", "the floor of Success@20 is 75.0: give a share from 0 to 1"),
+        ("[gate.questions.a]\nfile = 'q'\nfloor = 75", "the floor of Success@20 is 75.0: give a number from 0 to 1"),
         ("[gate.questions.a]\nfile = 'q'\nfloor = 1\njudged_by = 'me'", "choose one of answers, pages, passages"),
     ],
 )
@@ -134,7 +134,7 @@ def test_what_is_no_recipe_file(tmp_path: Path) -> None:
     [
         ("file = '{folder}/none.jsonl'", "the gate cannot ask the questions dev: .*none.jsonl cannot be read"),
         ("retriever = 'rrf(hnsw, bm52)'", "the gate cannot ask the questions dev: .* has no index 'bm52'"),
-        ("measure = 'nDCG@10'", "'nDCG@10' is no measure of questions judged by answers"),
+        ("measure = 'nDCG@10'", "'nDCG@10' is not a measure of questions judged by answers"),
         ("judged_by = 'passages'", "question '0' names no passages"),
     ],
 )
@@ -144,5 +144,7 @@ def test_a_floor_that_can_not_be_measured_is_refused_before_the_build(tmp_path: 
     table = {"file": f"'{asked}'", "floor": "0.5"} | {more.split(" = ", maxsplit=1)[0]: more.split(" = ")[1]}
     lines = "\n".join(f"{name} = {value}" for name, value in table.items()).replace("{folder}", str(tmp_path))
     with pytest.raises(BookwheelError, match=says):
-        check_fit(read(tmp_path, f"[gate.questions.dev]\n{lines}\n"), {"embeddings": "vectors"})
-    check_fit(read(tmp_path, f"[gate.questions.dev]\nfile = '{asked}'\nfloor = 0.5\n"), {"embeddings": "vectors"})
+        check_indexes_and_retrievers(read(tmp_path, f"[gate.questions.dev]\n{lines}\n"), {"embeddings": "vectors"})
+    check_indexes_and_retrievers(
+        read(tmp_path, f"[gate.questions.dev]\nfile = '{asked}'\nfloor = 0.5\n"), {"embeddings": "vectors"}
+    )

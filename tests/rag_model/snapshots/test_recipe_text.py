@@ -10,8 +10,7 @@ from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.digest import digest_json
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.encoding import EncodeRecipe
-from rag_model.snapshots.recipe import Recipe, read_recipe
-from rag_model.snapshots.recipe_text import recipe_text
+from rag_model.snapshots.recipe import Recipe, format_recipe, read_recipe
 
 INDEXES = [
     IndexRecipe("HNSW8", cells=3, search={"efSearch": 50}),
@@ -33,7 +32,7 @@ recipes = st.builds(
 
 
 def again(recipe: Recipe, folder: Path) -> Recipe:
-    (folder / "recipe.toml").write_text(recipe_text(recipe.content()), encoding="utf-8", newline="\n")
+    (folder / "recipe.toml").write_text(format_recipe(recipe.content()), encoding="utf-8", newline="\n")
     return read_recipe(folder / "recipe.toml")
 
 
@@ -45,4 +44,4 @@ def test_what_is_written_is_read(tmp_path: Path, recipe: Recipe) -> None:
 
 def test_the_default_recipe_is_written_with_all_its_settings(tmp_path: Path) -> None:
     assert again(Recipe(), tmp_path) == replace(Recipe(), chunk=ChunkRecipe(words=120))
-    assert '[index.hnsw]\nfactory = "HNSW"\n' in recipe_text(Recipe().content())
+    assert '[index.hnsw]\nfactory = "HNSW"\n' in format_recipe(Recipe().content())

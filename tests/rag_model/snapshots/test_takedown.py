@@ -18,24 +18,24 @@ from beam_jobs.redact import RedactTask, redact
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import RefusedError, StoreError, UsageError
-from rag_model.evaluation.gate import Verdict
+from rag_model.evaluation.gate import GateVerdict
 from rag_model.snapshots.publish import publish
 from rag_model.snapshots.takedown import (
-    Holder,
-    RedactedPart,
-    carry_out,
+    AffectedSnapshot,
+    RedactResult,
     choose_wiki,
-    holders,
+    find_affected_snapshots,
     part_blobs,
     parts_to_redact,
-    redacted,
+    replace_redacted_parts,
+    take_down_everywhere,
 )
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.objects.files import Files
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from tests.fixtures.broken import Broken
 
@@ -66,24 +66,24 @@ def manifest(store: Store, pages: dict[int, str], dbname: str = "enwiki", **file
 
 
 def build(store: Store, pages: dict[int, str], ref: str = "latest", **more: Any) -> str:
-    return publish(store, manifest(store, pages, **more), ref, lambda parent: Verdict(True, ())).snapshot
+    return publish(store, manifest(store, pages, **more), ref, lambda parent: GateVerdict(True, ())).snapshot
 
 
-def rebuild(store: Store, holder: Holder) -> Manifest | None:
+def rebuild(store: Store, holder: AffectedSnapshot) -> Manifest | None:
     """Do as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: RedactedPart.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
+        part.name: RedactResult.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
         for part in parts_to_redact(holder)
     }
-    content = redacted(old, made)
+    content = replace_redacted_parts(old, made)
     return Manifest(content) if content.parts else None
 
 
 def take_down(store: Store, *pages: str) -> dict[str, str]:
-    if new := {*pages} - store.takedowns.pages("enwiki"):
+    if new := {*pages} - store.takedowns.list_pages("enwiki"):
         store.takedowns.add("enwiki", new, "a request", "me")
-    return carry_out(store, lambda holder: rebuild(store, holder)).places
+    return take_down_everywhere(store, lambda holder: rebuild(store, holder)).replacements
 
 
 def texts(store: Store, name: str) -> list[str]:
@@ -107,26 +107,31 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_every_snapshot_that_holds_the_page_is_replaced(store: Store) -> None:
-    one, two, three = (move.snapshot for move in store.refs.history("latest"))
-    assert [(holder.manifest.id, holder.refs) for holder in holders(store, "enwiki", [GONE])] == [
+    one, two, three = (move.snapshot for move in store.refs.read_history("latest"))
+    assert [(holder.manifest.id, holder.refs) for holder in find_affected_snapshots(store, "enwiki", [GONE])] == [
         (holder, refs) for holder, refs in sorted([(one, ("first",)), (three, ("latest",))])
     ]
     places = take_down(store, GONE)
     assert set(places) == {one, three}
-    assert {*store.snapshots.list()} == {two, places[one], places[three]}
-    assert [move.snapshot for move in store.refs.history("latest")] == [places[one], two, places[three], places[three]]
-    assert [move.number for move in store.refs.history("first")] == [1, 2]
+    assert {*store.snapshots.list_ids()} == {two, places[one], places[three]}
+    assert [move.snapshot for move in store.refs.read_history("latest")] == [
+        places[one],
+        two,
+        places[three],
+        places[three],
+    ]
+    assert [move.number for move in store.refs.read_history("first")] == [1, 2]
     assert texts(store, "latest") == ["three", "twelve"]
     assert texts(store, "first") == texts(store, "latest@1") == ["three", "eight"]
     assert [Snapshot.from_store(store, "first").embeddings("part-00001")[0, 0]] == [8]
-    for snapshot in store.snapshots.list():
-        assert verify(store, snapshot) == []
+    for snapshot in store.snapshots.list_ids():
+        assert verify_version(store, snapshot) == []
     assert take_down(store, GONE) == {}
-    assert len(store.takedowns.records()) == 1
+    assert len(store.takedowns.list_records()) == 1
 
 
 def test_nothing_brings_the_page_back(store: Store, tmp_path: Path) -> None:
-    one, two, three = (move.snapshot for move in store.refs.history("latest"))
+    one, two, three = (move.snapshot for move in store.refs.read_history("latest"))
     places = take_down(store, GONE)
     assert rollback(store, "latest").snapshot == two
     assert rollback(store, "latest", 1).snapshot == places[one]
@@ -147,16 +152,16 @@ def test_nothing_brings_the_page_back(store: Store, tmp_path: Path) -> None:
 
 def test_its_bytes_go_and_the_record_stays(store: Store) -> None:
     take_down(store, GONE)
-    gc(store, 0.0)
+    collect_garbage(store, 0.0)
     kept = [path for path in store.files.local_path("blobs").rglob("*") if path.is_file()]
     for path in kept:
         data = path.read_bytes()
         rows = pq.read_table(path).column("text").to_pylist() if data.startswith(b"PAR1") else []
         assert "secret" not in " ".join(rows)
         assert np.float16(7).tobytes() not in data[-8:] or not data.startswith(b"\x93NUMPY")
-    assert [record.pages for record in store.takedowns.records()] == [(GONE,)]
-    expire(store, Policy(keep=1, older_than=0))
-    assert [record.reason for record in store.takedowns.records()] == ["a request"]
+    assert [record.pages for record in store.takedowns.list_records()] == [(GONE,)]
+    expire_store(store, ExpirePolicy(keep=1, older_than=0))
+    assert [record.reason for record in store.takedowns.list_records()] == ["a request"]
     assert texts(store, "latest") == ["three", "twelve"]
 
 
@@ -172,17 +177,17 @@ def test_this_machine_forgets_its_copies_of_a_remote_store(tmp_path: Path) -> No
 
 
 def test_moves_that_stay_keep_what_stands_in_the_place(store: Store) -> None:
-    one = store.refs.at("latest", 1).snapshot
+    one = store.refs.get_move("latest", 1).snapshot
     places = take_down(store, GONE)
-    assert places[one] not in expire(store, Policy(keep=10, older_than=0)).snapshots
+    assert places[one] not in expire_store(store, ExpirePolicy(keep=10, older_than=0)).snapshots
     assert texts(store, "latest@1") == ["three", "eight"]
 
 
 def test_one_page_after_another(store: Store) -> None:
-    three = store.refs.at("latest", 3).snapshot
+    three = store.refs.get_move("latest", 3).snapshot
     first = take_down(store, GONE)[three]
     second = take_down(store, "3")[first]
-    assert store.takedowns.in_place_of(three) == second
+    assert store.takedowns.find_replacement(three) == second
     assert store.snapshots.resolve("latest@3") == second
     assert texts(store, "latest") == ["twelve"]
     assert [part.name for part in store.snapshots.get(second).content.parts] == ["part-00000"]
@@ -191,13 +196,16 @@ def test_one_page_after_another(store: Store) -> None:
 def test_where_nothing_is_left_refs_name_nothing(store: Store) -> None:
     only = build(store, {7: "secret alone"}, "alone")
     assert take_down(store, GONE)[only] == ""
-    assert store.refs.current("alone") is None
-    assert store.refs.names() == ["first", "latest"]
-    for name, why in ((only, "was taken down: no page of it was left"), ("alone@1", "alone@1 in .* names nothing")):
+    assert store.refs.find_current("alone") is None
+    assert store.refs.list_names() == ["first", "latest"]
+    for name, why in (
+        (only, "was taken down: all its pages were taken down"),
+        ("alone@1", "alone@1 in .* names no snapshot"),
+    ):
         with pytest.raises(StoreError, match=why):
             store.snapshots.resolve(name)
-    assert only not in store.snapshots.list()
-    gc(store, 0.0)
+    assert only not in store.snapshots.list_ids()
+    collect_garbage(store, 0.0)
     assert tag(store, "latest", "alone").number == 2
 
 
@@ -214,18 +222,18 @@ def test_another_wikis_page_of_that_id_stays(store: Store) -> None:
 
 def test_a_file_of_an_unknown_kind_stops_it(store: Store) -> None:
     build(store, {7: "secret"}, "odd", terms__bm25=b"secret")
-    with pytest.raises(RefusedError, match="has files below terms/, which may hold the page"):
+    with pytest.raises(RefusedError, match="has files in terms/, which may contain the page"):
         take_down(store, GONE)
 
 
 def test_a_build_that_was_under_way_does_not_publish_the_page(store: Store) -> None:
     late = manifest(store, {3: "three", 7: "secret", 14: "new"})
     take_down(store, GONE)
-    before = store.refs.history("latest")
+    before = store.refs.read_history("latest")
     with pytest.raises(StoreError, match=r"page 7 in it \('Page 7'\) was taken down meanwhile: run the same command"):
-        publish(store, late, "latest", lambda parent: Verdict(True, ()))
-    assert store.refs.history("latest") == before
-    assert late.id not in store.snapshots.list()
+        publish(store, late, "latest", lambda parent: GateVerdict(True, ()))
+    assert store.refs.read_history("latest") == before
+    assert late.id not in store.snapshots.list_ids()
 
 
 class Ordered(Files):
@@ -249,15 +257,15 @@ def test_a_takedown_that_is_ordered_while_a_manifest_is_written_is_noticed(store
     files = Ordered(store.url)
     files.when = when
     with pytest.raises(StoreError, match="was taken down meanwhile"):
-        publish(Store(files), late, "latest", lambda parent: Verdict(True, ()))
-    assert late.id not in store.snapshots.list()
+        publish(Store(files), late, "latest", lambda parent: GateVerdict(True, ()))
+    assert late.id not in store.snapshots.list_ids()
 
 
 def test_no_ref_moves_to_a_snapshot_whose_turn_is_still_to_come(store: Store) -> None:
     store.takedowns.add("enwiki", [GONE], "", "me")
     attempts: list[Callable[[], Any]] = [lambda: tag(store, "latest", "v1"), lambda: rollback(store, "latest", 1)]
     for attempt in attempts:
-        with pytest.raises(RefusedError, match=r"stays where it is: page 7 .* was taken down: run `takedown --yes`"):
+        with pytest.raises(RefusedError, match=r"was not moved: page 7 .* was taken down: run `takedown --yes`"):
             attempt()
     assert rollback(store, "latest").number == 4, "the month without the page"
 
@@ -281,19 +289,23 @@ def test_parts_that_are_left_tile_the_pages(store: Store, gone: list[str], range
 
 
 def test_what_a_writer_relies_on_stays_until_it_has_ended(store: Store) -> None:
-    three = store.refs.at("latest", 3).snapshot
-    with store.intents.held("move-1", [f"snapshots/{three}.json"]):
+    three = store.refs.get_move("latest", 3).snapshot
+    with store.intents.hold("move-1", [f"snapshots/{three}.json"]):
         places = take_down(store, GONE)
-        assert three in store.snapshots.list()
+        assert three in store.snapshots.list_ids()
         assert store.snapshots.resolve("latest@3") == places[three]
     assert take_down(store) == {three: places[three]}, "it goes on without being told of which pages"
-    assert three not in store.snapshots.list()
+    assert three not in store.snapshots.list_ids()
 
 
 def state(store: Store) -> tuple[Any, ...]:
     """What snapshots there are, and what refs have named, as texts, and that all of it is whole."""
-    histories = {ref: [move.snapshot for move in store.refs.history(ref)] for ref in store.refs.names()}
-    return sorted(store.snapshots.list()), histories, [verify(store, one) for one in store.snapshots.list()]
+    histories = {ref: [move.snapshot for move in store.refs.read_history(ref)] for ref in store.refs.list_names()}
+    return (
+        sorted(store.snapshots.list_ids()),
+        histories,
+        [verify_version(store, one) for one in store.snapshots.list_ids()],
+    )
 
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["not carried out", "carried out"])
@@ -311,9 +323,12 @@ def test_a_fault_at_every_write(store: Store, carried_out: bool, tmp_path: Path)
             break
         for name in ("latest", "first", "latest@1", "latest@3"):
             assert texts(clean, name), "a reader is served whatever happens"
-        for file in [*clean.files.tree("sweeps"), *clean.files.tree("intents")]:  # the dead hold up nobody for ever
-            os.utime(clean.files.local_path(file.path), (file.written - 4000,) * 2)
+        for file in [
+            *clean.files.iter_tree("sweeps"),
+            *clean.files.iter_tree("intents"),
+        ]:  # the dead hold up nobody for ever
+            os.utime(clean.files.local_path(file.path), (file.modified - 4000,) * 2)
         take_down(clean, GONE)
         assert state(clean) == expected
-        assert len(clean.takedowns.records()) == 1
+        assert len(clean.takedowns.list_records()) == 1
     assert 10 < fatal < MOST - 1

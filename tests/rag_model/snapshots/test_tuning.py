@@ -11,7 +11,7 @@ from rag_model.index.files.engine import faiss
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots import measure as measuring
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.snapshots.measure import measure, trial_of
+from rag_model.snapshots.measure import measure_snapshot, sample_vector_queries
 from rag_model.snapshots.tuning import tune_searches
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -46,9 +46,9 @@ def test_a_target_sets_the_search_and_without_one_nothing_changes(content: tuple
 
 def test_the_gate_asks_other_questions_than_the_tuner(snapshot: Snapshot) -> None:
     few = GateRecipe(k=3, queries=4)
-    gate, tuner = trial_of(snapshot, few), trial_of(snapshot, replace(few, seed=1))
+    gate, tuner = sample_vector_queries(snapshot, few), sample_vector_queries(snapshot, replace(few, seed=1))
     assert not np.array_equal(gate.vectors, tuner.vectors)
-    assert np.array_equal(gate.vectors, trial_of(snapshot, few).vectors)
+    assert np.array_equal(gate.vectors, sample_vector_queries(snapshot, few).vectors)
 
 
 def test_a_rerun_takes_the_recorded_setting(content: tuple[Store, Content], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_rerun_takes_the_recorded_setting(content: tuple[Store, Content], monk
 
 def test_a_target_out_of_reach_is_noted(content: tuple[Store, Content], tmp_path: Path) -> None:
     store, what = content
-    with Snapshot.of(store, Manifest(what)) as snapshot:
+    with Snapshot.from_manifest(store, Manifest(what)) as snapshot:
         vectors = np.concatenate([np.load(snapshot.path(f"embeddings/{part.name}.npy")) for part in snapshot.parts])
     crude = faiss.index_factory(384, "IVF1,PQ1x1np", faiss.METRIC_INNER_PRODUCT)  # a bit for a vector
     crude.train(vectors.astype(np.float32))
@@ -82,5 +82,5 @@ def test_the_manifest_says_the_setting_and_the_gate_searches_with_it(content: tu
     (hnsw, _) = tune_searches(store, what, built(what, hnsw=0.9, ivfpq=None), RECIPE)
     tuned = replace(what, indexes={**what.indexes, "hnsw": hnsw.plan.entry()})
     assert Manifest(tuned).id != Manifest(what).id
-    with Snapshot.of(store, Manifest(tuned)) as snapshot:
-        assert measure(snapshot, RECIPE).settings["hnsw"].setting == "efSearch=3"
+    with Snapshot.from_manifest(store, Manifest(tuned)) as snapshot:
+        assert measure_snapshot(snapshot, RECIPE).operating_points["hnsw"].setting == "efSearch=3"

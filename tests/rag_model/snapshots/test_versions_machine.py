@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.evaluation.gate import Verdict
+from rag_model.evaluation.gate import GateVerdict
 from rag_model.snapshots.publish import publish
 from rag_model.store import Content, Manifest, Snapshot, Store
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag, untag
 
 DAY = 86400.0
@@ -71,7 +71,7 @@ class Versions(RuleBasedStateMachine):
     def publish(self, writer: int, letters: set[str], ref: str) -> None:
         store, key = self.writers[writer], "".join(sorted(letters))
         blobs = {f"index/{letter}": store.blobs.put_bytes(letter.encode()) for letter in key}
-        made = publish(store, Manifest(Content({}, (), blobs)), ref, lambda parent: Verdict(True, ())).snapshot
+        made = publish(store, Manifest(Content({}, (), blobs)), ref, lambda parent: GateVerdict(True, ())).snapshot
         for letter in key:
             if self.day - self.blobs.get(letter, -9.0) >= TRUSTED:
                 self.blobs[letter] = self.day
@@ -110,7 +110,7 @@ class Versions(RuleBasedStateMachine):
 
     @rule(writer=st.integers(0, 1), keep=st.integers(1, 3), days=st.integers(0, 3))
     def expire(self, writer: int, keep: int, days: int) -> None:
-        expire(self.writers[writer], Policy(keep, days * DAY))
+        expire_store(self.writers[writer], ExpirePolicy(keep, days * DAY))
         for log in self.refs.values():
             log.forget(keep, self.day - days)
         named = {snapshot for log in self.refs.values() for snapshot, _ in log.moves.values()} - {""}
@@ -122,7 +122,7 @@ class Versions(RuleBasedStateMachine):
 
     @rule(writer=st.integers(0, 1), days=st.integers(0, 3))
     def gc(self, writer: int, days: int) -> None:
-        gc(self.writers[writer], days * DAY)
+        collect_garbage(self.writers[writer], days * DAY)
         needed = {letter for letters, _ in self.snapshots.values() for letter in letters}
         self.blobs = {letter: day for letter, day in self.blobs.items() if letter in needed or day > self.day - days}
 
@@ -135,25 +135,25 @@ class Versions(RuleBasedStateMachine):
     @rule(days=st.integers(1, 2))
     def time_passes(self, days: int) -> None:
         self.day += days
-        for file in self.writers[0].files.tree():
-            os.utime(self.writers[0].files.local_path(file.path), (file.written - days * DAY,) * 2)
+        for file in self.writers[0].files.iter_tree():
+            os.utime(self.writers[0].files.local_path(file.path), (file.modified - days * DAY,) * 2)
 
     @invariant()
     def refs_are_where_they_were_left(self) -> None:
         for name, log in self.refs.items():
             for store in self.writers:
-                found = {move.number: move.snapshot for move in store.refs.history(name)}
+                found = {move.number: move.snapshot for move in store.refs.read_history(name)}
                 assert found == {number: snapshot for number, (snapshot, _) in log.moves.items()}
 
     @invariant()
     def snapshots_are_whole(self) -> None:
         store = self.writers[1]
-        assert store.snapshots.list() == sorted(self.snapshots)
-        assert not any(verify(store, snapshot) for snapshot in self.snapshots)
+        assert store.snapshots.list_ids() == sorted(self.snapshots)
+        assert not any(verify_version(store, snapshot) for snapshot in self.snapshots)
 
     @invariant()
     def no_blob_is_lost_and_none_is_left(self) -> None:
-        blobs = {self.writers[0].files.read(file.path) for file in self.writers[0].files.tree("blobs")}
+        blobs = {self.writers[0].files.read(file.path) for file in self.writers[0].files.iter_tree("blobs")}
         assert blobs == {letter.encode() for letter in self.blobs}
 
     @invariant()

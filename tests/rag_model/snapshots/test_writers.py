@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 
 from rag_model.digest import digest_bytes
 from rag_model.errors import RefusedError, StoreError, UsageError
-from rag_model.evaluation.gate import Verdict
+from rag_model.evaluation.gate import GateVerdict
 from rag_model.snapshots.publish import publish
 from rag_model.store import BlobRef, Content, Manifest, Store
 from rag_model.store.objects import files, intents
-from rag_model.store.objects.files import Files, Found
+from rag_model.store.objects.files import Files, StoredFile
 from rag_model.store.upkeep import gc, roots, verify
-from rag_model.store.upkeep.expire import Policy, expire
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.versions import refs
 from rag_model.store.versions.moves import rollback, tag
 
 Actor = Callable[[Store], object]
-AT_ONCE = Policy(keep=1, older_than=0)
+AT_ONCE = ExpirePolicy(keep=1, older_than=0)
 PATIENCE = 60.0  # seconds until a test gives up on a thread
-PASSED = Verdict(True, ())
+PASSED = GateVerdict(True, ())
 
 
 class Turns:
@@ -90,9 +90,9 @@ class Stepped(Files):
         super().__init__(url)
         self.wait = wait
 
-    def tree(self, folder: str = "") -> Iterator[Found]:
+    def iter_tree(self, folder: str = "") -> Iterator[StoredFile]:
         self.wait()
-        yield from super().tree(folder)
+        yield from super().iter_tree(folder)
 
 
 def _stepped(name: str) -> Callable[..., Any]:
@@ -103,7 +103,18 @@ def _stepped(name: str) -> Callable[..., Any]:
     return operation
 
 
-for _name in ("create", "delete", "find", "names", "put", "read", "read_range", "remove", "size", "upload"):
+for _name in (
+    "create",
+    "delete_folder",
+    "find",
+    "list_names",
+    "write",
+    "read",
+    "read_range",
+    "remove",
+    "get_size",
+    "upload",
+):
     setattr(Stepped, _name, _stepped(_name))
 
 
@@ -124,7 +135,7 @@ def manifest(*files: bytes) -> Manifest:
 def put(store: Store, *files: bytes) -> str:
     for data in files:
         store.blobs.put_bytes(data)
-    return store.snapshots.put(manifest(*files))
+    return store.snapshots.publish(manifest(*files))
 
 
 REFUSED = manifest(b"refused")  # published, and no ref names it
@@ -137,7 +148,7 @@ def library() -> Iterator[Store]:
     tag(store, put(store, b"encoder", b"first"), "latest")
     tag(store, put(store, b"encoder", b"second"), "latest")
     put(store, b"refused")
-    store.memo.record("chunk", "k", {"passages": store.blobs.put_bytes(b"passages")}, {})
+    store.memo.write_record("chunk", "k", {"passages": store.blobs.put_bytes(b"passages")}, {})
     store.blobs.put_bytes(b"orphan")
     ages_ago(store)
     try:
@@ -149,17 +160,17 @@ def library() -> Iterator[Store]:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread an actor, and no pause between two looks: turns take its place."""
-    for module in (files, refs, sys.modules[expire.__module__], gc, roots, verify):
-        for name in {"ASKED", "_MANIFESTS", "_THREADS"} & vars(module).keys():
+    for module in (files, refs, sys.modules[expire_store.__module__], gc, roots, verify):
+        for name in {"MAX_REQUESTS", "_MANIFESTS", "_THREADS"} & vars(module).keys():
             monkeypatch.setattr(module, name, 1)
     monkeypatch.setattr(intents, "_PAUSE", 0)
 
 
 def build(store: Store) -> None:
     """Go on with the build that died: by its record, and with a blob that nothing names."""
-    with store.intents.held("build"):
-        if store.memo.get("chunk", "k") is None:
-            store.memo.record("chunk", "k", {"passages": store.blobs.put_bytes(b"passages")}, {})
+    with store.intents.hold("build"):
+        if store.memo.find("chunk", "k") is None:
+            store.memo.write_record("chunk", "k", {"passages": store.blobs.put_bytes(b"passages")}, {})
         store.blobs.put_bytes(b"orphan")
         publish(store, manifest(b"passages", b"orphan"), "latest", lambda parent: PASSED)
 
@@ -177,17 +188,17 @@ def tag_what_was_refused(store: Store) -> None:
 
 
 def forget(store: Store) -> None:
-    expire(store, AT_ONCE)
-    gc.gc(store, 0.0)
+    expire_store(store, AT_ONCE)
+    gc.collect_garbage(store, 0.0)
 
 
 def collect(store: Store) -> None:
-    gc.gc(store, 0.0)
+    gc.collect_garbage(store, 0.0)
 
 
 def whole(store: Store) -> bool:
     """Whether every snapshot in the store, and what every ref names, is there with all its files."""
-    return not any(verify.verify(store, snapshot) for snapshot in store.snapshots.list())
+    return not any(verify.verify_version(store, snapshot) for snapshot in store.snapshots.list_ids())
 
 
 @pytest.mark.parametrize(
@@ -220,8 +231,8 @@ def test_in_any_order_nothing_is_lost(actors: Sequence[Actor], bursts: list[tupl
         turns.run([partial(run, actor, turns, number) for number, actor in enumerate(actors)])
         assert not {"build", "collect", "forget"} & refused.keys(), refused
         assert whole(store)
-        assert store.files.names("intents") == store.files.names("sweeps") == []
-        moved = [move.snapshot for name in store.refs.names() for move in store.refs.history(name)]
+        assert store.files.list_names("intents") == store.files.list_names("sweeps") == []
+        moved = [move.snapshot for name in store.refs.list_names() for move in store.refs.read_history(name)]
         if build in actors and roll_back not in actors:  # else it may have been rolled back, and then forgotten
             assert manifest(b"passages", b"orphan").id in moved
         if publish_old_files in actors and publish_old_files.__name__ not in refused:

@@ -42,8 +42,8 @@ def later() -> Callable[[Store, float], None]:
     """Return a function that lets time pass for a local store: all that it holds becomes older by some seconds."""
 
     def later(store: Store, seconds: float) -> None:
-        for file in store.files.tree():
-            os.utime(store.files.local_path(file.path), (file.written - seconds,) * 2)
+        for file in store.files.iter_tree():
+            os.utime(store.files.local_path(file.path), (file.modified - seconds,) * 2)
 
     return later
 
@@ -155,7 +155,7 @@ def publish(parts_folder: Path) -> Callable[..., str]:
         files["encoder/question/config.json"] = store.blobs.put_bytes(b"{}")
         files["encoder/question/copy/config.json"] = store.blobs.put_bytes(b"{}")
         parts = tuple(PartEntry(f"part-{i:05d}", i, i, rows) for i, rows in enumerate(ROWS))
-        return store.snapshots.put(Manifest(Content({"kind": "wiki"}, parts, files, recipe)))
+        return store.snapshots.publish(Manifest(Content({"kind": "wiki"}, parts, files, recipe)))
 
     return publish
 
@@ -181,6 +181,6 @@ def cut(tmp_path: Path) -> Callable[..., Snapshot]:
                 files[f"passages/part-{number:05d}.parquet"] = store.blobs.put_file(path)
                 parts.append(PartEntry(f"part-{number:05d}", first, end - 1, writer.rows))
         manifest = Manifest(Content({"kind": "wiki"}, tuple(parts), files, {"chunk": recipe}))
-        return Snapshot.from_store(store, store.snapshots.put(manifest))
+        return Snapshot.from_store(store, store.snapshots.publish(manifest))
 
     return cut

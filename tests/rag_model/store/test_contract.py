@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError
-from rag_model.store import BlobRef, Content, Manifest, Produced, RefMove, Snapshot, Store
-from rag_model.store.comparing.diff import diff
+from rag_model.store import BlobRef, Content, Manifest, RefMove, Snapshot, StageResult, Store
+from rag_model.store.diff import diff_snapshots
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 
 SNAPSHOT = "ab" * 32
@@ -44,9 +44,9 @@ class StoreContract:
         assert blob == store.blobs.put_bytes(data)
         store.blobs.fetch(blob, tmp_path / "deep" / "copy")
         assert (tmp_path / "deep" / "copy").read_bytes() == data
-        assert store.blobs.local(blob).read_bytes() == data
+        assert store.blobs.get_local_path(blob).read_bytes() == data
         assert store.blobs.read(blob) == data
-        assert b"".join(store.files.chunks(blob.path, blob.size)) == data
+        assert b"".join(store.files.iter_chunks(blob.path, blob.size)) == data
 
     def test_blobs_are_read_at_any_offset(self, store: Store) -> None:
         with store.blobs.open(store.blobs.put_bytes(b"0123456789")) as first:
@@ -67,7 +67,7 @@ class StoreContract:
         for read in (
             store.blobs.read,
             store.blobs.open,
-            store.blobs.local,
+            store.blobs.get_local_path,
             lambda ref: store.blobs.fetch(ref, tmp_path / "copy"),
             lambda ref: store.blobs.read_range(ref, 1, 3),
         ):
@@ -76,7 +76,7 @@ class StoreContract:
 
     def test_a_damaged_blob_is_named_and_never_served(self, store: Store, tmp_path: Path) -> None:
         blob = store.blobs.put_bytes(b"sound")
-        store.files.put(blob.path, b"sOund")
+        store.files.write(blob.path, b"sOund")
         for read in (store.blobs.read, lambda ref: store.blobs.fetch(ref, tmp_path / "out" / "copy")):
             with pytest.raises(StoreError, match=f"{blob.id} .*damaged"):
                 read(blob)
@@ -84,7 +84,7 @@ class StoreContract:
 
     def test_a_truncated_blob_is_named_and_replaced(self, store: Store) -> None:
         blob = store.blobs.put_bytes(b"sound")
-        store.files.put(blob.path, b"so")
+        store.files.write(blob.path, b"so")
         with pytest.raises(StoreError, match="2 bytes instead of 5"):
             store.blobs.open(blob)
         store.blobs.put_bytes(b"sound")
@@ -95,9 +95,9 @@ class StoreContract:
         assert [store.blobs.read_range(blob, *place) for place in ((2, 5), (0, 10))] == [b"234", b"0123456789"]
         assert [store.blobs.read_range(blob, place, place) for place in (0, 5, 10)] == [b""] * 3
         for place in ((-1, 3), (3, 2), (5, 11), (1 << 62, 1 << 63)):
-            with pytest.raises(StoreError, match=f"blob {blob.id} of 10 bytes has none from"):
+            with pytest.raises(StoreError, match=f"blob {blob.id} has 10 bytes, so none from"):
                 store.blobs.read_range(blob, *place)
-        store.files.put(blob.path, b"012")
+        store.files.write(blob.path, b"012")
         for place in ((1, 4), (5, 9)):
             with pytest.raises(StoreError, match=f"{blob.id} .*damaged"):
                 store.blobs.read_range(blob, *place)
@@ -115,67 +115,67 @@ class StoreContract:
             assert store.files.create("mine", b"nonce 1")
 
     def test_listings_are_fresh(self, store: Store) -> None:
-        assert store.files.names("folder") == []
+        assert store.files.list_names("folder") == []
         for name in ("b", "a"):
-            store.files.put(f"folder/{name}", b"1")
-            assert name in store.files.names("folder")
-        store.files.put("folder/.landing-0", b"left by a crash")
-        store.files.put("folder/deeper/c", b"1")
-        assert store.files.names("folder") == ["a", "b"]
-        assert store.files.names("folder", kind="directory") == ["deeper"]
+            store.files.write(f"folder/{name}", b"1")
+            assert name in store.files.list_names("folder")
+        store.files.write("folder/.landing-0", b"left by a crash")
+        store.files.write("folder/deeper/c", b"1")
+        assert store.files.list_names("folder") == ["a", "b"]
+        assert store.files.list_names("folder", kind="directory") == ["deeper"]
 
     def test_the_memo_makes_once(self, store: Store) -> None:
         made: list[Path] = []
 
-        def produce(workdir: Path) -> Produced:
+        def produce(workdir: Path) -> StageResult:
             made.append(workdir)
             (workdir / "out").write_bytes(b"output")
-            return Produced({"out": workdir / "out"}, {"rows": 6})
+            return StageResult({"out": workdir / "out"}, {"rows": 6})
 
-        first, was_made = store.memo.once("chunk", {"part": 1}, produce)
-        again, made_again = store.memo.once("chunk", {"part": 1}, produce)
+        first, was_made = store.memo.get_or_create("chunk", {"part": 1}, produce)
+        again, made_again = store.memo.get_or_create("chunk", {"part": 1}, produce)
         assert (was_made, made_again, len(made)) == (True, False, 1)
         assert first == again
-        assert again.facts == {"rows": 6}
+        assert again.stats == {"rows": 6}
         assert store.blobs.read(again.outputs["out"]) == b"output"
         assert not made[0].exists()
 
     def test_the_first_record_wins(self, store: Store) -> None:
         blob = store.blobs.put_bytes(b"any")
         with ThreadPoolExecutor(8) as pool:
-            records = list(pool.map(lambda i: store.memo.record("embed", "k", {"o": blob}, {"by": i}), range(8)))
-        assert len({record.facts["by"] for record in records}) == 1
-        assert store.memo.get("embed", "k") == records[0]
+            records = list(pool.map(lambda i: store.memo.write_record("embed", "k", {"o": blob}, {"by": i}), range(8)))
+        assert len({record.stats["by"] for record in records}) == 1
+        assert store.memo.find("embed", "k") == records[0]
 
     @pytest.mark.parametrize("damage", [b"short", None])
     def test_a_record_without_its_outputs_is_superseded(self, store: Store, damage: bytes | None) -> None:
         lost, kept = store.blobs.put_bytes(b"lost blob"), store.blobs.put_bytes(b"kept blob")
-        store.memo.record("chunk", "k", {"o": lost}, {"version": 1})
+        store.memo.write_record("chunk", "k", {"o": lost}, {"version": 1})
         if damage is None:
-            store.files.delete(lost.path)
+            store.files.delete_folder(lost.path)
         else:
-            store.files.put(lost.path, damage)
-        assert store.memo.get("chunk", "k") is None
-        record = store.memo.record("chunk", "k", {"o": kept}, {"version": 2})
-        assert record.facts == {"version": 2}
+            store.files.write(lost.path, damage)
+        assert store.memo.find("chunk", "k") is None
+        record = store.memo.write_record("chunk", "k", {"o": kept}, {"version": 2})
+        assert record.stats == {"version": 2}
         store.blobs.put_bytes(b"lost blob")  # the older generation is whole again, and stays superseded
-        assert store.memo.get("chunk", "k") == record
+        assert store.memo.find("chunk", "k") == record
 
     def test_a_damaged_record_is_superseded(self, store: Store) -> None:
-        store.files.put("memo/chunk/k.json", b'{"outputs": {"o": {"id": "../..", "size": 1}}')
-        assert store.memo.get("chunk", "k") is None
-        assert store.memo.record("chunk", "k", {}, {"n": 1}) == store.memo.get("chunk", "k")
+        store.files.write("memo/chunk/k.json", b'{"outputs": {"o": {"id": "../..", "size": 1}}')
+        assert store.memo.find("chunk", "k") is None
+        assert store.memo.write_record("chunk", "k", {}, {"n": 1}) == store.memo.find("chunk", "k")
 
     def test_a_snapshot_is_its_content(self, store: Store) -> None:
         manifest = Manifest(Content({"kind": "wiki"}, (), {}), metrics={"recall": 0.9})
-        snapshot = store.snapshots.put(manifest)
-        assert store.snapshots.put(Manifest(manifest.content, metrics={"recall": 0.1})) == snapshot
+        snapshot = store.snapshots.publish(manifest)
+        assert store.snapshots.publish(Manifest(manifest.content, metrics={"recall": 0.1})) == snapshot
         assert store.snapshots.get(snapshot) == manifest
-        assert store.snapshots.list() == [snapshot]
+        assert store.snapshots.list_ids() == [snapshot]
 
     def test_a_snapshot_has_many_names(self, store: Store) -> None:
-        first = store.snapshots.put(Manifest(Content({"n": 1}, (), {})))
-        second = store.snapshots.put(Manifest(Content({"n": 2}, (), {})))
+        first = store.snapshots.publish(Manifest(Content({"n": 1}, (), {})))
+        second = store.snapshots.publish(Manifest(Content({"n": 2}, (), {})))
         store.refs.move("latest", first, 0)
         store.refs.move("latest", second, 1)
         names = {first: [first, first[:12], "latest@1"], second: [second[:4], "latest", "latest@2"]}
@@ -186,37 +186,37 @@ class StoreContract:
                 store.snapshots.resolve(unknown)
 
     def test_a_ref_keeps_its_history(self, store: Store) -> None:
-        assert store.refs.current("latest") is None
+        assert store.refs.find_current("latest") is None
         moves = [store.refs.move("latest", f"{i:064x}", i, note=f"move {i}") for i in range(12)]
-        assert store.refs.history("latest") == moves
-        assert store.refs.current("latest") == moves[-1]
+        assert store.refs.read_history("latest") == moves
+        assert store.refs.find_current("latest") == moves[-1]
         assert [move.number for move in moves] == list(range(1, 13))
         assert [move.previous for move in moves] == [None, *(move.snapshot for move in moves[:-1])]
-        assert store.refs.names() == ["latest"]
+        assert store.refs.list_names() == ["latest"]
 
     @pytest.mark.parametrize("expected", [0, 2, 7])
     def test_a_ref_moves_only_from_where_it_is(self, store: Store, expected: int) -> None:
         store.refs.move("latest", SNAPSHOT, 0)
         with pytest.raises(RefConflictError, match="another writer"):
             store.refs.move("latest", SNAPSHOT, expected)
-        assert store.refs.numbers("latest") == [1]
+        assert store.refs.list_numbers("latest") == [1]
 
     def test_reports_come_home_in_order(self, store: Store) -> None:
-        assert store.runs.read_all("run", "chunk") == []
+        assert store.runs.read_reports("run", "chunk") == []
         for i in (10, 2, 100_000, 2):
-            store.runs.write("run", "chunk", i, {"element": i})
-        assert store.runs.count("run", "chunk") == 3
-        assert [report["element"] for report in store.runs.read_all("run", "chunk")] == [2, 10, 100_000]
-        store.runs.clear("run")
-        store.runs.clear("run")
-        assert store.runs.count("run", "chunk") == 0
+            store.runs.write_report("run", "chunk", i, {"element": i})
+        assert store.runs.count_reports("run", "chunk") == 3
+        assert [report["element"] for report in store.runs.read_reports("run", "chunk")] == [2, 10, 100_000]
+        store.runs.delete_reports("run")
+        store.runs.delete_reports("run")
+        assert store.runs.count_reports("run", "chunk") == 0
 
     def test_a_snapshot_is_published_read_verified_and_pulled(
         self, store: Store, publish: Callable[..., str], tmp_path: Path, cache: Path
     ) -> None:
         snapshot = publish(store)
         store.refs.move("latest", snapshot, 0)
-        assert verify(store, snapshot) == []
+        assert verify_version(store, snapshot) == []
         with Snapshot.open(store.url) as remote:
             assert [passage.text for passage in remote.passages([2200, 0, 1500, 0])] == [
                 "text 2200",
@@ -238,27 +238,27 @@ class StoreContract:
         assert tag(store, new, "latest").number == 2
         move = rollback(store, "latest")
         assert (move.number, move.snapshot, move.previous, move.note) == (3, old, new, "rollback to @1")
-        assert [move.snapshot for move in store.refs.history("latest")] == [old, new, old]
-        store.files.delete(store.snapshots.get(new).content.files["embeddings/part-00002.npy"].path)
+        assert [move.snapshot for move in store.refs.read_history("latest")] == [old, new, old]
+        store.files.delete_folder(store.snapshots.get(new).content.files["embeddings/part-00002.npy"].path)
         with pytest.raises(RefusedError, match=r"embeddings/part-00002.npy: missing"):
             rollback(store, "latest", 2)
-        assert store.refs.numbers("latest") == [1, 2, 3]
+        assert store.refs.list_numbers("latest") == [1, 2, 3]
 
     def test_what_nothing_needs_goes(self, store: Store, publish: Callable[..., str]) -> None:
         old, new = publish(store), publish(store, words=50)
         for snapshot in (old, new):
             tag(store, snapshot, "latest")
         orphan = store.blobs.put_bytes(b"orphan")
-        assert gc(store, 3600.0)["blobs"].files == 0
-        assert expire(store, Policy(keep=1, older_than=0)).snapshots == (old,)
-        assert gc(store, 0.0)["blobs"].files == 1
+        assert collect_garbage(store, 3600.0)["blobs"].files == 0
+        assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).snapshots == (old,)
+        assert collect_garbage(store, 0.0)["blobs"].files == 1
         assert not store.blobs.exists(orphan)
-        assert store.snapshots.list() == [new]
-        assert verify(store, new) == []
-        assert [*store.files.tree("intents"), *store.files.tree("sweeps")] == []
+        assert store.snapshots.list_ids() == [new]
+        assert verify_version(store, new) == []
+        assert [*store.files.iter_tree("intents"), *store.files.iter_tree("sweeps")] == []
 
     def test_of_those_who_tag_at_once_none_is_lost_in_silence(self, store: Store) -> None:
-        snapshots = [store.snapshots.put(Manifest(Content({"n": n}, (), {}))) for n in range(8)]
+        snapshots = [store.snapshots.publish(Manifest(Content({"n": n}, (), {}))) for n in range(8)]
 
         def attempt(snapshot: str) -> RefMove | None:
             try:
@@ -268,13 +268,13 @@ class StoreContract:
 
         with ThreadPoolExecutor(8) as pool:
             won = [move for move in pool.map(attempt, snapshots) if move]
-        assert sorted(won, key=attrgetter("number")) == store.refs.history("latest")
-        assert store.refs.numbers("latest") == list(range(1, len(won) + 1))
+        assert sorted(won, key=attrgetter("number")) == store.refs.read_history("latest")
+        assert store.refs.list_numbers("latest") == list(range(1, len(won) + 1))
 
     def test_two_snapshots_are_compared(self, store: Store, cut: Callable[..., Snapshot], cache: Path) -> None:
         before = cut(store, {1: ["a", "b"], 2: ["c"], 60: ["d"]}, (0, 50))
         after = cut(store, {1: ["a", "x"], 3: ["c"], 60: ["d"]}, (0, 40))
-        found = diff(before, after)
+        found = diff_snapshots(before, after)
         assert found.articles == {"added": 1, "changed": 1, "removed": 1}
         assert found.passages == {"added": 1, "changed": 1, "removed": 1}
         assert not [*cache.glob("??/*")]  # by range: no file is copied

@@ -11,14 +11,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from rag_model.atomic_write import TEMPORARY_PREFIX
 from rag_model.errors import MissingExtraError, RefConflictError, StoreError, UsageError
-from rag_model.landing import TEMPORARY
 from rag_model.store import Snapshot, Store
-from rag_model.store.objects.create import create_exclusive
-from rag_model.store.objects.files import PROBED
+from rag_model.store.objects.files import PROBE_FOLDERS, create_exclusive
 from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 
 MOST_WRITES = 40
 
@@ -41,7 +40,7 @@ def disk_full_at(write: int) -> Iterator[None]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    return list(folder.rglob(f"{TEMPORARY}*"))
+    return list(folder.rglob(f"{TEMPORARY_PREFIX}*"))
 
 
 def failures(attempt: Callable[[], object]) -> Iterator[StoreError]:
@@ -66,9 +65,9 @@ def test_a_full_disk_publishes_nothing_half(local_store: Store, publish: Callabl
         seen += 1
         assert str(error).startswith("the disk is full: cannot write file://")
         assert leftovers(tmp_path) == []
-        move = local_store.refs.current("latest")
+        move = local_store.refs.find_current("latest")
         if move is not None:  # it was made, and only its folder could not be synced
-            assert verify(local_store, move.snapshot) == []
+            assert verify_version(local_store, move.snapshot) == []
             return
     assert seen >= 1
 
@@ -103,16 +102,16 @@ def test_a_file_that_is_gone_is_not_stored(local_store: Store, tmp_path: Path) -
 
 
 def test_a_newer_store_is_refused(local_store: Store) -> None:
-    local_store.files.put("store.json", b'{"format": 2}')
+    local_store.files.write("store.json", b'{"format": 2}')
     with pytest.raises(StoreError, match=r"format 2.*upgrade"):
         Store.open(local_store.url)
 
 
 def test_a_newer_move_of_a_ref_is_refused(local_store: Store) -> None:
     local_store.refs.move("latest", "0" * 64, 0)
-    local_store.files.put("refs/latest/00000002.json", b'{"format": 3, "target": "elsewhere"}')
+    local_store.files.write("refs/latest/00000002.json", b'{"format": 3, "target": "elsewhere"}')
     with pytest.raises(StoreError, match=r"format 3.*upgrade"):
-        local_store.refs.current("latest")
+        local_store.refs.find_current("latest")
 
 
 def test_an_unknown_protocol_is_refused() -> None:
@@ -146,8 +145,8 @@ def test_a_bucket_without_conditional_writes_is_not_published_to(
         store = Store.open(url)
         with pytest.raises(StoreError, match="conditional writes"):
             store.refs.move("latest", "0" * 64, 0)
-        assert store.refs.numbers("latest") == []
-        assert [store.files.names(folder) for folder in PROBED] == [[], []]
+        assert store.refs.list_numbers("latest") == []
+        assert [store.files.list_names(folder) for folder in PROBE_FOLDERS] == [[], []]
 
 
 def test_a_writer_that_meets_its_own_first_attempt_has_won(
@@ -157,10 +156,10 @@ def test_a_writer_that_meets_its_own_first_attempt_has_won(
         store = Store.open(url, create=True)
         fs, root = fsspec.url_to_fs(url)
         assert create_exclusive(fs, f"{root}/raw", b"data") is False
-        assert store.refs.move("latest", "0" * 64, 0) == store.refs.current("latest")
+        assert store.refs.move("latest", "0" * 64, 0) == store.refs.find_current("latest")
         with pytest.raises(RefConflictError):
             store.refs.move("latest", "1" * 64, 0)
-        assert store.memo.record("chunk", "k", {}, {"by": 1}).facts == {"by": 1}
+        assert store.memo.write_record("chunk", "k", {}, {"by": 1}).stats == {"by": 1}
 
 
 def test_a_missing_bucket_says_so(s3_store_url: str) -> None:

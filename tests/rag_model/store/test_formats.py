@@ -7,25 +7,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs.chunk import chunk, tasks_of
+from beam_jobs.chunk import chunk, plan_chunk_tasks
 from beam_jobs.redact import RedactTask, redact
 from rag_model.corpus.chunk import ChunkRecipe
-from rag_model.corpus.moments import iso_of
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import StoreError
-from rag_model.index.registry import kind_of
+from rag_model.index.kind import get_kind_of_entry
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.retrieve.retriever import hit_json
 from rag_model.snapshots.chunking import StoredChunker
-from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.takedown import Holder, RedactedPart, carry_out, part_blobs, parts_to_redact, redacted
+from rag_model.snapshots.stage_results import ChunkResult
+from rag_model.snapshots.takedown import (
+    AffectedSnapshot,
+    RedactResult,
+    part_blobs,
+    parts_to_redact,
+    replace_redacted_parts,
+    take_down_everywhere,
+)
 from rag_model.store import Manifest, Snapshot, Store
-from rag_model.store.comparing.diff import diff
+from rag_model.store.diff import diff_snapshots
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback
 
 STORES = Path(__file__).parents[2] / "fixtures" / "stores"  # written by `tests/fixtures/stores/make.py`
@@ -64,15 +70,18 @@ def test_it_is_whole(store: Store, written: int) -> None:
     first, latest = WRITTEN[written]
     named = [store.snapshots.resolve(name) for name in ("latest", "latest@1", "2026-11", first[:4])]
     assert named == [latest, *[first] * 3]
-    assert [move.note for move in store.refs.history("2026-11")] == ["the first"]
-    assert verify(store, first) == verify(store, latest) == []
+    assert [move.note for move in store.refs.read_history("2026-11")] == ["the first"]
+    assert verify_version(store, first) == verify_version(store, latest) == []
     assert {store.snapshots.get(one).format for one in (first, latest)} == {written}
 
 
 def test_its_indexes_are_of_todays_kinds(latest: Snapshot) -> None:
     content = latest.manifest.content
-    assert {name: kind_of(entry).name for name, entry in content.indexes.items()} == {"hnsw": "hnsw", "lists": "ivf"}
-    assert {content.over(name) for name in content.indexes} == {"embeddings"}
+    assert {name: get_kind_of_entry(entry).name for name, entry in content.indexes.items()} == {
+        "hnsw": "hnsw",
+        "lists": "ivf",
+    }
+    assert {content.representation_of(name) for name in content.indexes} == {"embeddings"}
     assert content.default_retriever == "hnsw"
     assert latest.space == content.space_of("embeddings") is not None
 
@@ -91,16 +100,16 @@ def test_it_is_searched_by_vector(latest: Snapshot, index: str) -> None:
     hits = DenseRetriever(latest, index=index).search_vectors(vectors[[rows[RIVER]]], k=2)[0]
     assert hits[0].passage.text == RIVER
     assert hits[0].score == pytest.approx(1.0, abs=2e-3)
-    assert hit_json(hits[0])["revised"] is None
+    assert hits[0].to_json()["revised"] is None
 
 
 def test_it_is_compared_rolled_back_and_swept(store: Store, written: int) -> None:
     first, latest = WRITTEN[written]
     with Snapshot.from_store(store, "latest@1") as before, Snapshot.from_store(store) as after:
-        assert diff(before, after).articles == {"added": 1, "changed": 0, "removed": 0}
+        assert diff_snapshots(before, after).articles == {"added": 1, "changed": 0, "removed": 0}
     assert rollback(store, "latest").snapshot == first
-    assert sum(tally.files for tally in gc(store, 0.0).values()) == 0
-    assert verify(store, latest) == []
+    assert sum(tally.files for tally in collect_garbage(store, 0.0).values()) == 0
+    assert verify_version(store, latest) == []
 
 
 def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
@@ -115,7 +124,7 @@ def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
 def test_a_page_is_taken_down_and_no_part_gets_dates(store: Store) -> None:
     """So parts with dates and parts without never stand side by side."""
     store.takedowns.add("enwiki", {"2"}, "a request", "me")
-    assert len(carry_out(store, lambda holder: without_pages(store, holder)).places) == 2
+    assert len(take_down_everywhere(store, lambda holder: without_pages(store, holder)).replacements) == 2
     with Snapshot.from_store(store) as left:
         assert {passage.page_id for passage in left.passages(range(left.n))} == {"1", "3", "4"}
         for part in left.parts:
@@ -131,40 +140,40 @@ def test_a_build_inherits_no_passages_of_it(
     pages = (page_xml(page, text, rev_id=page, title=f"Page {page}") for page, text in texts.items())
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
-    tasks = tasks_of(store, plan, StoredChunker(ChunkRecipe()), Parent.of(store, "latest"))
-    assert all(task.earlier for task in tasks), "there is a parent to inherit from"
-    cuts = [CutPart.from_json(chunk(task, store)) for task in tasks]
-    assert {cut.facts.inherited for cut in cuts} == {0}
+    tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.of(store, "latest"))
+    assert all(task.parent_parts for task in tasks), "there is a parent to inherit from"
+    cuts = [ChunkResult.from_json(chunk(task, store)) for task in tasks]
+    assert {cut.stats.inherited for cut in cuts} == {0}
     for cut in cuts:
-        with PassageFile(store.blobs.local(cut.passages)) as file:
-            assert {iso_of(passage.revised) for passage in file.passages()} == {"2026-11-01T12:00:00Z"}
+        with PassageFile(store.blobs.get_local_path(cut.passages)) as file:
+            assert {format_iso(passage.revised) for passage in file.iter_passages()} == {"2026-11-01T12:00:00Z"}
 
 
-def without_pages(store: Store, holder: Holder) -> Manifest:
+def without_pages(store: Store, holder: AffectedSnapshot) -> Manifest:
     """Make a snapshot without the pages as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: RedactedPart.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
+        part.name: RedactResult.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
         for part in parts_to_redact(holder)
     }
-    return Manifest(redacted(old, made))
+    return Manifest(replace_redacted_parts(old, made))
 
 
 def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: Store, written: int) -> None:
     first, latest = WRITTEN[written]
     path = f"snapshots/{latest}.json"
-    store.files.put(path, (store.files.read(path) or b"").replace(f'"format": {written}'.encode(), b'"format": 3', 1))
-    with pytest.raises(StoreError, match=rf"{path[:14]}.* of format 3, this bookwheel reads up to 2: upgrade"):
+    store.files.write(path, (store.files.read(path) or b"").replace(f'"format": {written}'.encode(), b'"format": 3', 1))
+    with pytest.raises(StoreError, match=rf"{path[:14]}.* has format 3, but this bookwheel reads up to 2: upgrade"):
         Snapshot.from_store(store)
-    assert verify(store, first) == []
+    assert verify_version(store, first) == []
     with pytest.raises(StoreError, match="upgrade bookwheel"):
-        gc(store, 0.0)
+        collect_garbage(store, 0.0)
 
 
 def test_an_intent_of_a_later_format_stops_a_sweep(store: Store) -> None:
-    store.files.put("intents/later.json", b'{"format": 2}')
-    with pytest.raises(StoreError, match=r"intents/later.json is of another format: upgrade bookwheel"):
-        gc(store, 0.0)
+    store.files.write("intents/later.json", b'{"format": 2}')
+    with pytest.raises(StoreError, match=r"intents/later.json has another format: upgrade bookwheel"):
+        collect_garbage(store, 0.0)
 
 
 def test_the_committed_stores_are_small() -> None:

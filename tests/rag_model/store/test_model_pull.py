@@ -9,9 +9,9 @@ import pytest
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Store
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
-from rag_model.store.versions.models import Made, export_model, model_folder, put_model
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
+from rag_model.store.versions.models import ModelMetadata, export_model, model_folder, put_model
 
 FILES = {"README.md": "# A model", "question/config.json": "{}", "question/tokenizer.json": "tokens"}
 
@@ -31,7 +31,7 @@ def put(store: Store, tmp_path: Path) -> Callable[[str], str]:
         for name, text in {**FILES, "question/model.safetensors": weights}.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-        return put_model(store, folder, Made("dpr", None, {"weights": weights}), "reader").model
+        return put_model(store, folder, ModelMetadata("dpr", None, {"weights": weights}), "reader").model
 
     return put
 
@@ -65,8 +65,8 @@ def test_it_is_found_loaded_verified_and_kept(store: Store, put: Callable[[str],
     one = put("one")
     assert {store.models.resolve(name) for name in ("reader", "reader@1", one, one[:6])} == {one}
     assert texts(model_folder(store, "reader"))["question/model.safetensors"] == "one"
-    assert verify(store, one, store.models) == []
-    assert gc(store, 0.0)["blobs"].files == 0
+    assert verify_version(store, one, store.models) == []
+    assert collect_garbage(store, 0.0)["blobs"].files == 0
 
 
 def test_a_damaged_blob_moves_nothing(store: Store, put: Callable[[str], str], tmp_path: Path) -> None:
@@ -75,13 +75,13 @@ def test_a_damaged_blob_moves_nothing(store: Store, put: Callable[[str], str], t
     two = put("two")
     blob = store.models.get(two).content.files["question/model.safetensors"]
     store.files.remove(blob.path)
-    store.files.put(blob.path, b"TWO")
+    store.files.write(blob.path, b"TWO")
     for bring in (lambda: pull(store, "model:reader", dest), lambda: export_model(store, "reader", tmp_path / "out")):
         with pytest.raises(StoreError, match="is damaged"):
             bring()
     assert (dest / "current").resolve().name == one
     assert not (tmp_path / "out").exists()
-    assert [problem.path for problem in verify(store, two, store.models)] == ["question/model.safetensors"]
+    assert [problem.path for problem in verify_version(store, two, store.models)] == ["question/model.safetensors"]
 
 
 def test_an_export_is_a_plain_folder_of_its_own(store: Store, put: Callable[[str], str], tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_export_is_a_plain_folder_of_its_own(store: Store, put: Callable[[str
     assert texts(out) == {**FILES, "question/model.safetensors": "one"}
     (out / "README.md").write_text("edited")  # nobody else's file
     assert texts(model_folder(store, "reader"))["README.md"] == FILES["README.md"]
-    with pytest.raises(UsageError, match="there is something at"):
+    with pytest.raises(UsageError, match="exists already"):
         export_model(store, "reader", out)
 
 
@@ -102,10 +102,10 @@ def test_snapshots_and_models_have_folders_of_their_own(
     snapshot = publish(local_store)
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "config.json").write_text("{}")
-    put_model(local_store, tmp_path / "trained", Made("dpr", None, {}), "reader")
+    put_model(local_store, tmp_path / "trained", ModelMetadata("dpr", None, {}), "reader")
     pull(local_store, snapshot, tmp_path / "snapshots")
     pull(local_store, "model:reader", tmp_path / "models")
-    with pytest.raises(UsageError, match="is a folder of snapshots: pull models to a folder of their own"):
+    with pytest.raises(UsageError, match="is a folder of snapshots: pull models to another folder"):
         pull(local_store, "model:reader", tmp_path / "snapshots")
     with pytest.raises(UsageError, match="is a folder of models"):
         pull(local_store, snapshot, tmp_path / "models")

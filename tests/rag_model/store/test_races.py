@@ -13,7 +13,7 @@ import pytest
 
 from rag_model.digest import digest_file
 from rag_model.errors import RefConflictError
-from rag_model.store import Produced, Store
+from rag_model.store import StageResult, Store
 
 processes = multiprocessing.get_context("fork")
 
@@ -52,12 +52,12 @@ def test_one_of_many_processes_creates(local_store: Store) -> None:
 
 def test_racing_workers_share_the_winners_output(local_store: Store) -> None:
     def work(i: int) -> dict[str, Any]:
-        def produce(workdir: Path) -> Produced:
+        def produce(workdir: Path) -> StageResult:
             (workdir / "out").write_text(f"made by {i}")
-            return Produced({"out": workdir / "out"}, {"by": i})
+            return StageResult({"out": workdir / "out"}, {"by": i})
 
-        record, _ = local_store.memo.once("chunk", {"part": 1}, produce)
-        return {"by": record.facts["by"], "out": local_store.blobs.read(record.outputs["out"])}
+        record, _ = local_store.memo.get_or_create("chunk", {"part": 1}, produce)
+        return {"by": record.stats["by"], "out": local_store.blobs.read(record.outputs["out"])}
 
     outcomes = race(8, work)
     assert outcomes == [outcomes[0]] * 8
@@ -67,14 +67,14 @@ def test_racing_workers_share_the_winners_output(local_store: Store) -> None:
 def test_32_publishers_lose_no_move(local_store: Store) -> None:
     def publish(i: int) -> int:
         while True:
-            current = local_store.refs.current("latest")
+            current = local_store.refs.find_current("latest")
             try:
                 return local_store.refs.move("latest", f"{i:064x}", current.number if current else 0).number
             except RefConflictError:
                 continue
 
     numbers = race(32, publish)
-    history = local_store.refs.history("latest")
+    history = local_store.refs.read_history("latest")
     assert sorted(numbers) == [move.number for move in history] == list(range(1, 33))
     assert [int(history[number - 1].snapshot, 16) for number in numbers] == list(range(32))
     assert [move.previous for move in history] == [None, *(move.snapshot for move in history[:-1])]
@@ -92,7 +92,7 @@ def test_of_those_who_move_a_ref_and_delete_it_one_wins(local_store: Store) -> N
     numbers = race(8, write)
     assert sorted(number for number in numbers if number) == [2]
     winner = numbers.index(2)
-    assert [move.snapshot for move in local_store.refs.history("v1")] == [
+    assert [move.snapshot for move in local_store.refs.read_history("v1")] == [
         "f" * 64,
         "" if winner % 2 else f"{winner:064x}",
     ]

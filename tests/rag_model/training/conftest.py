@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.training.data.examples import Example, passage_of
+from rag_model.training.data.examples import Example, build_passage
 from tests.fixtures.tiny import save_bert
 
 KINGS = ["arthur", "boris", "conrad", "david", "edwin", "fergus", "george", "harald", "igor", "john", "karl", "louis"]
@@ -21,8 +21,8 @@ def kings() -> list[Example]:
     """Two questions a king; the passages of the other kings are in the way."""
     found = []
     for number, (king, city) in enumerate(zip(KINGS, CITIES, strict=True)):
-        passage = passage_of(king, f"the king {king} was born in the city of {city}.")
-        other = passage_of(king, f"the war of {king} was a war in the river.")
+        passage = build_passage(king, f"the king {king} was born in the city of {city}.")
+        other = build_passage(king, f"the war of {king} was a war in the river.")
         for kind, question in (("a", f"who was born in {city}?"), ("b", f"king of {city}?")):
             found.append(Example(f"{number}{kind}", question, (king,), (passage,), (other,)))
     return found

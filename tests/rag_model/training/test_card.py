@@ -6,27 +6,27 @@ import pytest
 import yaml
 
 from rag_model.training.card import Card, write_card
-from rag_model.training.loop.checkpoint import Asked
-from rag_model.training.objectives.registry import names, objective
+from rag_model.training.loop.checkpoint import SearchedSnapshot
+from rag_model.training.objectives.objective import get_objective, list_objective_names
 
 CARD = Card(
     kind="dpr",
-    result=objective("dpr").result,
-    began={"question": "sha256:aa", "passage": "sha256:bb"},
+    result=get_objective("dpr").result,
+    initial_models={"question": "sha256:aa", "passage": "sha256:bb"},
     snapshot="f" * 64,
-    text="https://en.wikipedia.org/wiki/Main_Page, CC BY-SA 4.0",
-    data={"train": "sha256:cc", "dev": "sha256:dd"},
+    passages_source="https://en.wikipedia.org/wiki/Main_Page, CC BY-SA 4.0",
+    example_digests={"train": "sha256:cc", "dev": "sha256:dd"},
     recipe={"loop": {"learning_rate": 2e-05}, "dpr": {"batch_size": 8}},
-    before={"loss": 3.25},
-    after={"loss": 1.5, "Success@20": 0.5},
+    initial_measures={"loss": 3.25},
+    best_measures={"loss": 1.5, "Success@20": 0.5},
     steps=1200,
     language="en",
 )
 
 
-@pytest.mark.parametrize("kind", names())
+@pytest.mark.parametrize("kind", list_objective_names())
 def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
-    text = write_card(replace(CARD, kind=kind, result=objective(kind).result))
+    text = write_card(replace(CARD, kind=kind, result=get_objective(kind).result))
     _, head, body = text.split("---\n", 2)
     read = yaml.safe_load(head)
     assert (read["library_name"], read["language"]) == ("bookwheel", "en")
@@ -38,12 +38,14 @@ def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
 
 
 def test_no_text_breaks_the_table() -> None:
-    text = write_card(replace(CARD, text="a | b\nc"))
+    text = write_card(replace(CARD, passages_source="a | b\nc"))
     assert "| its text | a \\| b c |" in text
 
 
 def test_snapshots_that_were_asked_later_are_named() -> None:
-    text = write_card(replace(CARD, asked=(Asked(0, CARD.snapshot), Asked(1500, "e" * 64))))
+    text = write_card(
+        replace(CARD, searched_snapshots=(SearchedSnapshot(0, CARD.snapshot), SearchedSnapshot(1500, "e" * 64)))
+    )
     assert f"| asked from step 1,500 | {'e' * 64} |" in text
     assert "asked from step 0" not in text
 

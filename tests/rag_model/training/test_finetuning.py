@@ -11,7 +11,7 @@ from rag_model.training.data.examples import Example
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
-from rag_model.training.origins import Origins
+from rag_model.training.origins import InitialModels
 from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.fixtures.toy_objective import TOY, Toy, ToyTraining
 
@@ -23,20 +23,20 @@ def job(tiny: Path, kings: list[Example], tmp_path: Path) -> Job[ToyTraining]:
     store = Store.open(str(tmp_path / "store"), create=True)
     snapshot = publish_tiny(store, tiny, articles, tmp_path / "work")
     settings = ToyTraining(loop=LoopSettings(max_steps=2, cpu=True))
-    return Job(store, snapshot, Origins({}), settings, {"train": kings[:8], "dev": kings[8:]})
+    return Job(store, snapshot, InitialModels({}), settings, {"train": kings[:8], "dev": kings[8:]})
 
 
 def test_what_is_published_is_known_by_its_inputs(job: Job[ToyTraining], tmp_path: Path) -> None:
     first = Finetuning(TOY, job)
-    assert first.known() is None
+    assert first.find_result() is None
     found, put = first.publish(first.run(tmp_path / "one"), tmp_path / "one", "toy", {})
-    assert Finetuning(TOY, job).known() == found
+    assert Finetuning(TOY, job).find_result() == found
     manifest = job.store.models.get(put.model)
     assert (manifest.content.kind, manifest.content.space) == ("toy", None), "it has no question encoder"
     assert [one["snapshot"] for one in manifest.provenance["asked"]] == [job.snapshot.id]
     assert "train loss by steps" in (tmp_path / "one" / "training.html").read_text()
     other = replace(job, settings=replace(job.settings, loop=LoopSettings(max_steps=3, cpu=True)))
-    assert Finetuning(TOY, other).known() is None
+    assert Finetuning(TOY, other).find_result() is None
 
 
 def test_an_objective_whose_code_changed_looks_nothing_up(job: Job[ToyTraining]) -> None:
@@ -54,7 +54,7 @@ def test_a_part_that_is_promised_and_not_saved_is_refused(job: Job[ToyTraining],
     trained = broken.run(tmp_path / "one")
     with pytest.raises(UsageError, match=r"objective 'toy' saved no question in .*: write them in its `save`"):
         broken.publish(trained, tmp_path / "one", "toy", {})
-    assert job.store.models.list() == []
+    assert job.store.models.list_ids() == []
 
 
 def test_the_curves_of_a_training_that_was_refused_are_drawn(job: Job[ToyTraining], tmp_path: Path) -> None:

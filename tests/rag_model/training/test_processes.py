@@ -15,19 +15,19 @@ from torch import nn
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import RefusedError, StoreError
-from rag_model.generate.folder import load_rag
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
+from rag_model.generate.rag_folder import load_rag
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import Example, passage_of
+from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
-from rag_model.training.moving.moving_index import Learner, MovingIndex
-from rag_model.training.moving.moving_settings import MovingSettings
+from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from rag_model.training.objectives.rag_task import RagRecipe, RagTask
+from rag_model.training.objectives.rag import RagRecipe, RagTask
+from rag_model.training.rebuilds import MovingSettings
 from tests.fixtures import moving
 from tests.fixtures.learning import LineTask, settings
 from tests.fixtures.tiny import save_bert
@@ -36,7 +36,7 @@ from tests.fixtures.tiny_snapshot import publish_tiny
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = [
-    Example(str(n), f"who was king {n}?", ("x",), (passage_of("", f"the king {n} was born."),)) for n in range(16)
+    Example(str(n), f"who was king {n}?", ("x",), (build_passage("", f"the king {n} was born."),)) for n in range(16)
 ]
 
 
@@ -109,7 +109,7 @@ def moves(folder: Path, given: Path) -> list[list[Any]]:
 
     rebuild, told = moving.ByHand(), list[list[Any]]()
     snapshot, settings = Snapshot.from_store(store, first), MovingSettings(2, "asynchronous")
-    index = MovingIndex(store, snapshot, settings, rebuild, folder / "moves", Learner(lambda _: None, turn_to))
+    index = MovingIndex(store, snapshot, settings, rebuild, folder / "moves", MovingIndexHooks(lambda _: None, turn_to))
     for step in range(1, 11):
         for ended, order, made in ((5, 2, second), (7, 4, third), (9, 6, first)):
             if step == ended and first_process:

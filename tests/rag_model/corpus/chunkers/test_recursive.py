@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-from rag_model.corpus.chunkers.recursive import Recursive
+from rag_model.corpus.chunkers.windows import Recursive
 from rag_model.corpus.records import Article, Section
 
 SENTENCES = st.lists(st.sampled_from(["one", "two", "three"]), max_size=8).map(

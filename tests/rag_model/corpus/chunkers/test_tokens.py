@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from rag_model.corpus.chunkers.chunker import Chunker
-from rag_model.corpus.chunkers.registry import build_chunker
-from rag_model.corpus.chunkers.running import run_together
+from rag_model.corpus.chunkers.article_words import split_article
+from rag_model.corpus.chunkers.chunker import Chunker, build_chunker
 from rag_model.corpus.records import Article, Section
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.counted import lines_run
@@ -85,7 +84,7 @@ def test_neighbours_share_words_up_to_the_overlap(minilm: Path) -> None:
     assert all(shares)
     assert max(counts(minilm, shares)) <= 10
     assert [" ".join(words[start:end]) for start, end in spans] == [passage.text for passage in passages]
-    assert list(run_together(article).words) == [f" {word}" for word in words]
+    assert list(split_article(article).words) == [f" {word}" for word in words]
     assert {passage.id.partition(":")[2] for passage in passages} >= {"0", "1", "Life.0", "Life.1"}
 
 

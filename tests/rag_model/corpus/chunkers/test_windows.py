@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.chunkers.anchors import anchor
-from rag_model.corpus.chunkers.registry import build_chunker
-from rag_model.corpus.chunkers.windows import Sections, Words
-from rag_model.corpus.chunkers.words import split_words
+from rag_model.corpus.chunkers.article_words import SENTENCE, split_article, split_words
+from rag_model.corpus.chunkers.chunker import build_chunker, create_anchor
+from rag_model.corpus.chunkers.windows import Sections, Sentences, Words
 from rag_model.corpus.records import Article, Passage, Section
+from tests.fixtures.hostile_texts import ARTICLES as HOSTILE_ARTICLES
 
 TEXTS = st.lists(st.from_regex(r"[\w.]{1,9}", fullmatch=True), max_size=40).map(" ".join)
 HEADINGS = st.sampled_from(["Life", "Works", "Early life", "Życie", "Life 2"])
@@ -87,7 +87,7 @@ def test_an_edit_moves_only_its_own_section(article: Article, size: int, text: s
     sections[edited] = replace(sections[edited], text=text)
     after = list(Sections(size)(replace(article, sections=tuple(sections))))
     taken: dict[str, int] = {}
-    prefix = [anchor(section.heading, taken) for section in sections][edited]
+    prefix = [create_anchor(section.heading, taken) for section in sections][edited]
     others = [p for p in Sections(size)(article) if not p.id.startswith(f"12:{prefix}.")]
     assert [p for p in after if not p.id.startswith(f"12:{prefix}.")] == others
 
@@ -105,3 +105,30 @@ def test_scripts_without_blanks_are_cut_too() -> None:
     assert "".join(p.text for p in passages) == text
     assert len(passages) > 3
     assert split_words("ein 東京 Wort") == [" ein", " 東京", " Wort"]
+
+
+def test_a_window_takes_as_many_sentences_as_fit() -> None:
+    text = "One two three. Four five. Six seven eight nine ten. Eleven."
+    sections = (Section("", text), Section("Life", "Born. Died."))
+    passages = list(Sentences(5)(Article("12", 7, "Ada", sections)))
+    assert [(p.id, p.text, p.start_word) for p in passages] == [
+        ("12:0", "One two three. Four five.", 0),
+        ("12:1", "Six seven eight nine ten.", 5),
+        ("12:2", "Eleven.", 10),
+        ("12:Life.0", "Born. Died.", 11),
+    ]
+
+
+def test_a_longer_sentence_is_cut_between_words() -> None:
+    passages = list(Sentences(3)(Article("12", 7, "Ada", (Section("", "All. One two three four five. End."),))))
+    assert [p.text for p in passages] == ["All.", "One two three", "four five. End."]
+
+
+@given(HOSTILE_ARTICLES, st.integers(1, 12))
+def test_no_window_ends_inside_a_sentence_that_fits(article: Article, words: int) -> None:
+    running = split_article(article)
+    ends = {end for _, end in running.split_at((0, len(running.words)), SENTENCE)}
+    long = [(a, b) for a, b in running.split_at((0, len(running.words)), SENTENCE) if b - a > words]
+    for passage in Sentences(words)(article):
+        end = passage.start_word + passage.n_words
+        assert end in ends or any(start < end < after for start, after in long)

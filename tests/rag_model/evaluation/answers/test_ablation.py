@@ -6,32 +6,32 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.ablation import (
-    CLOSED,
-    GOLD,
-    OPEN,
-    SHUFFLED,
-    Ablations,
+    CLOSED_BOOK,
+    GOLD_PASSAGE,
+    OPEN_BOOK,
+    SHUFFLED_PASSAGES,
+    AblationSettings,
     Condition,
-    conditions,
-    measure,
+    iter_conditions,
+    measure_condition,
     open_book,
 )
 from rag_model.evaluation.answers.collapse import unchanged_share
-from rag_model.evaluation.answers.readings import Reading, read
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.retrieved import Retrieved, match_hits
-from rag_model.retrieve.retriever import Hit
+from rag_model.evaluation.answers.readings import Reading, read_answers
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import RetrievalResult, match_hits
+from rag_model.retrieve.hits import Hit
 from tests.fixtures.last_word import LastWord
 
 CITIES = ["Paris", "Rome", "Oslo", "Bonn", "Kyiv"]
 
 
 def answered(condition: Condition) -> list[Reading]:
-    return read(LastWord(), condition.questions, condition.hits)
+    return read_answers(LastWord(), condition.questions, condition.hits)
 
 
 @pytest.fixture
-def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) -> list[Retrieved]:
+def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) -> list[RetrievalResult]:
     """Five questions: three have the answer in their first passage, the fourth in its second, the fifth in none."""
 
     def found(n: int, city: str) -> list[tuple[str, str]]:
@@ -45,30 +45,41 @@ def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) 
     ]
 
 
-def test_the_loss_is_told_apart(outcomes: list[Retrieved]) -> None:
-    book = measure(open_book(outcomes, 2), answered)
+def test_the_loss_is_told_apart(outcomes: list[RetrievalResult]) -> None:
+    book = measure_condition(open_book(outcomes, 2), answered)
     rows = {
-        one.name: measure(one, answered, book=book) for one in conditions(outcomes, 2, Ablations(sweep=(1, 2, 3, 9)))
+        one.name: measure_condition(one, answered, open_book_result=book)
+        for one in iter_conditions(outcomes, 2, AblationSettings(sweep=(1, 2, 3, 9)))
     }
-    assert book.figures["EM"].value == pytest.approx(3 / 5)
-    assert rows[CLOSED].figures["EM"].value == pytest.approx(1 / 5)  # it believes in Rome
-    assert rows[CLOSED].against["EM"].value == pytest.approx(-2 / 5)
-    assert (rows[GOLD].figures["EM"].value, rows[GOLD].figures["EM"].n) == (1, 4)  # the fifth has none
-    assert rows[GOLD].against["EM"].value == pytest.approx(1 / 4)  # over the four questions of both
-    assert rows[SHUFFLED].figures["EM"].value == 0
-    assert list(rows) == [CLOSED, GOLD, SHUFFLED, f"{OPEN}, k = 1", f"{OPEN}, k = 3"]  # 2 is the book, 9 too deep
-    assert book.against == {}
+    assert book.metrics["EM"].value == pytest.approx(3 / 5)
+    assert rows[CLOSED_BOOK].metrics["EM"].value == pytest.approx(1 / 5)  # it believes in Rome
+    assert rows[CLOSED_BOOK].differences["EM"].value == pytest.approx(-2 / 5)
+    assert (rows[GOLD_PASSAGE].metrics["EM"].value, rows[GOLD_PASSAGE].metrics["EM"].n) == (1, 4)  # the fifth has none
+    assert rows[GOLD_PASSAGE].differences["EM"].value == pytest.approx(1 / 4)  # over the four questions of both
+    assert rows[SHUFFLED_PASSAGES].metrics["EM"].value == 0
+    assert list(rows) == [
+        CLOSED_BOOK,
+        GOLD_PASSAGE,
+        SHUFFLED_PASSAGES,
+        f"{OPEN_BOOK}, k = 1",
+        f"{OPEN_BOOK}, k = 3",
+    ]  # 2 is the book, 9 too deep
+    assert book.differences == {}
 
 
-def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[Retrieved]) -> None:
-    by_name = {one.name: one for one in conditions(outcomes, 2, Ablations())}
-    said = [[reading.answer for reading in answered(one)] for one in (open_book(outcomes, 2), by_name[SHUFFLED])]
+def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[RetrievalResult]) -> None:
+    by_name = {one.name: one for one in iter_conditions(outcomes, 2, AblationSettings())}
+    said = [
+        [reading.answer for reading in answered(one)] for one in (open_book(outcomes, 2), by_name[SHUFFLED_PASSAGES])
+    ]
     assert unchanged_share(*said) <= 1 / 5  # "far" may meet "far"
 
 
-def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: list[Retrieved]) -> None:
+def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: list[RetrievalResult]) -> None:
     for seed in range(20):
-        (shuffled,) = [one for one in conditions(outcomes, 2, Ablations(seed=seed)) if one.name == SHUFFLED]
+        (shuffled,) = [
+            one for one in iter_conditions(outcomes, 2, AblationSettings(seed=seed)) if one.name == SHUFFLED_PASSAGES
+        ]
         assert all(
             hits[0].passage.id != outcome.hits[0].passage.id
             for hits, outcome in zip(shuffled.hits, outcomes, strict=True)
@@ -76,36 +87,38 @@ def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: lis
         assert sorted(hits[0].passage.id for hits in shuffled.hits) == sorted(
             one.hits[0].passage.id for one in outcomes
         )
-        assert shuffled in list(conditions(outcomes, 2, Ablations(seed=seed)))
+        assert shuffled in list(iter_conditions(outcomes, 2, AblationSettings(seed=seed)))
 
 
-def test_the_evidence_names_the_gold_passage_where_there_is_one(outcomes: list[Retrieved]) -> None:
-    told = Retrieved(Question("q", "?", ("Paris",), (frozenset({"02"}),)), outcomes[0].hits, outcomes[0].has_answer)
-    (gold,) = [one for one in conditions([told], 2, Ablations()) if one.name == GOLD]
+def test_the_evidence_names_the_gold_passage_where_there_is_one(outcomes: list[RetrievalResult]) -> None:
+    told = RetrievalResult(
+        Question("q", "?", ("Paris",), (frozenset({"02"}),)), outcomes[0].hits, outcomes[0].has_answer
+    )
+    (gold,) = [one for one in iter_conditions([told], 2, AblationSettings()) if one.name == GOLD_PASSAGE]
     assert gold.hits[0][0].passage.page_id == "02"  # and not "00", which holds the answer
 
 
-def test_what_there_is_too_little_of_is_left_out(outcomes: list[Retrieved]) -> None:
-    assert [one.name for one in conditions(outcomes[4:], 2, Ablations(sweep=()))] == [
-        CLOSED
+def test_what_there_is_too_little_of_is_left_out(outcomes: list[RetrievalResult]) -> None:
+    assert [one.name for one in iter_conditions(outcomes[4:], 2, AblationSettings(sweep=()))] == [
+        CLOSED_BOOK
     ]  # no gold, none to swap with
     assert open_book(outcomes, 50).k == 4  # the corpus has no more
 
 
-def test_closed_book_is_no_passage(outcomes: list[Retrieved]) -> None:
-    closed = next(conditions(outcomes, 2, Ablations()))
-    assert (closed.name, closed.k, closed.hits) == (CLOSED, 0, ((),) * 5)
+def test_closed_book_is_no_passage(outcomes: list[RetrievalResult]) -> None:
+    closed = next(iter_conditions(outcomes, 2, AblationSettings()))
+    assert (closed.name, closed.k, closed.hits) == (CLOSED_BOOK, 0, ((),) * 5)
 
 
-def test_a_row_is_kept_as_json(outcomes: list[Retrieved]) -> None:
-    book = measure(open_book(outcomes, 2), answered)
+def test_a_row_is_kept_as_json(outcomes: list[RetrievalResult]) -> None:
+    book = measure_condition(open_book(outcomes, 2), answered)
     kept = book.to_json()
-    assert (kept["condition"], kept["k"], kept["n"]) == (OPEN, 2, 5)
-    assert kept["metrics"]["EM"]["value"] == book.figures["EM"].value
+    assert (kept["condition"], kept["k"], kept["n"]) == (OPEN_BOOK, 2, 5)
+    assert kept["metrics"]["EM"]["value"] == book.metrics["EM"].value
 
 
 def test_depths() -> None:
-    assert Ablations().depth(5) == 100
-    assert Ablations(sweep=(), gold_depth=3).depth(5) == 5
+    assert AblationSettings().search_depth(5) == 100
+    assert AblationSettings(sweep=(), gold_depth=3).search_depth(5) == 5
     with pytest.raises(UsageError, match="at least 1"):
-        Ablations(sweep=(0,))
+        AblationSettings(sweep=(0,))

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from rag_model.evaluation.answers.citing import citing
-from rag_model.evaluation.answers.readings import Reading, read
-from rag_model.evaluation.answers.scores import estimate, score
-from rag_model.evaluation.questions.files import Question
-from rag_model.reading.answer import Answer, Excerpt, Support, Usage
-from rag_model.retrieve.retriever import Hit
+from rag_model.evaluation.answers.grounding import measure_citations
+from rag_model.evaluation.answers.readings import Reading, read_answers
+from rag_model.evaluation.answers.scores import estimate_measures, score_answer
+from rag_model.evaluation.questions import Question
+from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, TokenUsage
+from rag_model.retrieve.hits import Hit
 
 ASKED = Question("q", "When was Animal Farm published, and who wrote it?")
 
@@ -22,8 +22,8 @@ def say(make_hits):
         [("7", "published in August 1945"), ("8", "by Orwell"), ("9", "born in Motihari")]
     )
     context = (
-        Excerpt(1, "Farm", "", "", 1, (0,), "published in August 1945"),
-        Excerpt(2, "Orwell", "", "", 2, (1, 2), "by Orwell born in Motihari"),
+        ContextEntry(1, "Farm", "", "", 1, (0,), "published in August 1945"),
+        ContextEntry(2, "Orwell", "", "", 2, (1, 2), "by Orwell born in Motihari"),
     )
 
     class Says:
@@ -31,10 +31,10 @@ def say(make_hits):
             self.text = text
 
         def answer_from(self, questions, found) -> list[Answer]:
-            support = tuple(Support(hit) for hit in hits)
-            return [Answer(questions[0], self.text, None, support, usage=Usage(9, 3), context=context)]
+            support = tuple(SupportingPassage(hit) for hit in hits)
+            return [Answer(questions[0], self.text, None, support, usage=TokenUsage(9, 3), context=context)]
 
-    return lambda text, asked=ASKED: read(Says(text), [asked], [hits])[0]
+    return lambda text, asked=ASKED: read_answers(Says(text), [asked], [hits])[0]
 
 
 @pytest.mark.parametrize(
@@ -50,31 +50,31 @@ def say(make_hits):
     ],
 )
 def test_recall_and_precision(say, text: str, recall: float, precision: float) -> None:
-    found = citing(ASKED, say(text))
+    found = measure_citations(ASKED, say(text))
     assert found == {"cited": 1, "citation-recall": recall, "citation-precision": precision}
 
 
 def test_an_answer_that_cites_nothing_has_no_precision(say) -> None:
-    assert citing(ASKED, say("August 1945.")) == {"cited": 0, "citation-recall": 0}
-    assert citing(ASKED, say("")) == {}
-    assert citing(ASKED, replace(say("x"), context=())) == {}  # passages were not numbered
+    assert measure_citations(ASKED, say("August 1945.")) == {"cited": 0, "citation-recall": 0}
+    assert measure_citations(ASKED, say("")) == {}
+    assert measure_citations(ASKED, replace(say("x"), context=())) == {}  # passages were not numbered
 
 
 def test_gold_answers_decide_where_a_statement_holds_one(say) -> None:
     asked = replace(ASKED, answers=("Orwell",))
-    assert citing(asked, say("Written in Burma by Orwell [2]."))["citation-recall"] == 1
-    assert citing(asked, say("Written in August 1945 by Orwell [1]."))["citation-recall"] == 0
+    assert measure_citations(asked, say("Written in Burma by Orwell [2]."))["citation-recall"] == 1
+    assert measure_citations(asked, say("Written in August 1945 by Orwell [1]."))["citation-recall"] == 0
 
 
 def test_gold_passages_and_pages_are_looked_for(say) -> None:
     pages = replace(ASKED, evidence=(frozenset({"7", "9"}), frozenset({"5"})))
-    found = citing(pages, say("August 1945 [1]. Orwell [2]."))
+    found = measure_citations(pages, say("August 1945 [1]. Orwell [2]."))
     assert (found["gold-citation-precision"], found["gold-citation-recall"]) == (1, 1)
-    found = citing(pages, say("August 1945 [1]."))
+    found = measure_citations(pages, say("August 1945 [1]."))
     assert (found["gold-citation-precision"], found["gold-citation-recall"]) == (1, 0.5)
-    assert citing(pages, say("August 1945."))["gold-citation-recall"] == 0
+    assert measure_citations(pages, say("August 1945."))["gold-citation-recall"] == 0
     named = say("Orwell [1][2].").passages[1].id
-    found = citing(replace(ASKED, passages=(named,)), say("Orwell [1][2]."))
+    found = measure_citations(replace(ASKED, passages=(named,)), say("Orwell [1][2]."))
     assert (found["gold-citation-precision"], found["gold-citation-recall"]) == (0.5, 1)
 
 
@@ -82,7 +82,7 @@ def test_an_answer_is_measured_without_its_citations(say) -> None:
     asked = replace(ASKED, answers=("August 1945",))
     said = say("August 1945 [1]")
     assert said.answer == "August 1945"
-    found = score(asked, said)
+    found = score_answer(asked, said)
     assert found.measures["EM"] == 1
-    assert estimate([found, score(asked, say("in 1944"))])["cited"].value == 0.5
+    assert estimate_measures([found, score_answer(asked, say("in 1944"))])["cited"].value == 0.5
     assert Reading.from_json(json.loads(json.dumps(said.to_json()))) == said

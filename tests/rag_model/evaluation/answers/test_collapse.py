@@ -7,56 +7,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import RefusedError, UsageError
-from rag_model.evaluation.answers.collapse import Limits, measure, unchanged_share
+from rag_model.evaluation.answers.collapse import CollapseLimits, measure_collapse, unchanged_share
 
 
 def test_the_same_passages_for_all_are_no_spread() -> None:
-    seen = measure([["a", "b", "c"]] * 40, corpus=1000)
+    seen = measure_collapse([["a", "b", "c"]] * 40, corpus_size=1000)
     assert (seen.questions, seen.k, seen.distinct) == (40, 3, 3)
     assert seen.spread == pytest.approx(0)
 
 
 def test_other_passages_for_each_are_all_the_spread_there_is() -> None:
-    assert measure([[f"{q}-{n}" for n in range(3)] for q in range(40)], corpus=1000).spread == pytest.approx(1)
+    assert measure_collapse(
+        [[f"{q}-{n}" for n in range(3)] for q in range(40)], corpus_size=1000
+    ).spread == pytest.approx(1)
     small = [[str(q % 10), str((q + 1) % 10)] for q in range(40)]  # all ten passages equally often
-    assert measure(small, corpus=10).spread == pytest.approx(1)
+    assert measure_collapse(small, corpus_size=10).spread == pytest.approx(1)
 
 
 def test_spread_by_hand() -> None:
-    seen = measure([["a"], ["a"], ["a"], ["b"]], corpus=100)
+    seen = measure_collapse([["a"], ["a"], ["a"], ["b"]], corpus_size=100)
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert seen.spread == pytest.approx(entropy / math.log(4))
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=5, unique=True), max_size=30))
 def test_spread_is_a_share(passages: list[list[str]]) -> None:
-    seen = measure(passages, corpus=8)
+    seen = measure_collapse(passages, corpus_size=8)
     assert 0 <= seen.spread <= 1
     assert seen.distinct == len({d for given in passages for d in given})
 
 
 def test_where_there_is_no_choice_nothing_has_collapsed() -> None:
-    whole = measure([["a", "b"]] * 50, corpus=2)  # k is the corpus
-    closed = measure([[]] * 50, corpus=100)  # closed book
+    whole = measure_collapse([["a", "b"]] * 50, corpus_size=2)  # k is the corpus
+    closed = measure_collapse([[]] * 50, corpus_size=100)  # closed book
     assert (whole.spread, whole.reason()) == (1, "")
     assert (closed.spread, closed.reason()) == (1, "")
-    assert measure([], corpus=0).reason() == ""
+    assert measure_collapse([], corpus_size=0).reason() == ""
 
 
 def test_a_collapse_fails_loudly() -> None:
     with pytest.raises(RefusedError, match=r"20 questions got 2 distinct passages .*learning rate"):
-        measure([["a", "b"]] * 20, corpus=100).check()
-    measure([["a", "b"]] * 19, corpus=100).check()  # too few to say
-    measure([["a", "b"]] * 50, corpus=100).check(Limits(least_spread=0))
+        measure_collapse([["a", "b"]] * 20, corpus_size=100).check()
+    measure_collapse([["a", "b"]] * 19, corpus_size=100).check()  # too few to say
+    measure_collapse([["a", "b"]] * 50, corpus_size=100).check(CollapseLimits(least_spread=0))
 
 
 def test_a_model_that_does_not_read_fails_loudly() -> None:
     healthy = [[str(n)] for n in range(50)]
     with pytest.raises(RefusedError, match="ignores its passages: 96% of 50 answers"):
-        measure(healthy, corpus=100, unchanged=0.96).check()
-    measure(healthy, corpus=100, unchanged=0.9).check()
-    measure(healthy, corpus=100).check()
-    assert "unchanged" not in measure(healthy, corpus=100).metrics()
+        measure_collapse(healthy, corpus_size=100, unchanged=0.96).check()
+    measure_collapse(healthy, corpus_size=100, unchanged=0.9).check()
+    measure_collapse(healthy, corpus_size=100).check()
+    assert "unchanged" not in measure_collapse(healthy, corpus_size=100).metrics()
 
 
 def test_unchanged_answers_are_counted_normalised() -> None:
@@ -67,4 +69,4 @@ def test_unchanged_answers_are_counted_normalised() -> None:
 @pytest.mark.parametrize("wrong", [{"questions": 0}, {"least_spread": 2}, {"most_unchanged": -1}])
 def test_limits_that_make_no_sense(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="shares from 0 to 1"):
-        Limits(**wrong)
+        CollapseLimits(**wrong)

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from rag_model.evaluation.answers.grounds import grounds
-from rag_model.evaluation.answers.readings import Reading, Shown
-from rag_model.evaluation.answers.scores import estimate, score
-from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.answers.grounding import measure_grounding
+from rag_model.evaluation.answers.readings import AnswerPassage, Reading
+from rag_model.evaluation.answers.scores import estimate_measures, score_answer
+from rag_model.evaluation.questions import Question
 from rag_model.reading.citations import Statement
 
 ASKED = Question("q", "When was it published?", ("1945", "August 1945"))
 
 
 def reading(answer: str, *texts: str) -> Reading:
-    shown = tuple(Shown(f"{n}", f"{n}", "Title 1945", text, 1.0, None, None) for n, text in enumerate(texts))
+    shown = tuple(AnswerPassage(f"{n}", f"{n}", "Title 1945", text, 1.0, None, None) for n, text in enumerate(texts))
     return Reading("q", answer, None, shown)
 
 
@@ -33,8 +33,8 @@ def reading(answer: str, *texts: str) -> Reading:
 )
 def test_an_answer_is_looked_for_in_what_was_read(answer: str, texts: list[str], expected: dict[str, float]) -> None:
     said = reading(answer, *texts)
-    assert grounds(ASKED, said, float(answer == "1945")) == expected
-    found = score(ASKED, said).measures
+    assert measure_grounding(ASKED, said, float(answer == "1945")) == expected
+    found = score_answer(ASKED, said).measures
     assert {name: found[name] for name in found if name not in {"EM", "F1"}} == expected
 
 
@@ -53,21 +53,25 @@ def test_the_memory_that_answered_is_told(
     answer: str, beside: float, alone: float | None, expected: dict[str, float]
 ) -> None:
     said = replace(reading(answer, "in 1945"), log_likelihood=beside, closed_book=alone)
-    found = grounds(ASKED, said, 0.0)
+    found = measure_grounding(ASKED, said, 0.0)
     assert {name: found[name] for name in found if name in {"from-passages", "override-live"}} == expected
     cites = replace(said, statements=(Statement(answer, (1,)),))
-    assert not {"from-passages", "override-live"} & set(grounds(ASKED, cites, 0.0))
+    assert not {"from-passages", "override-live"} & set(measure_grounding(ASKED, cites, 0.0))
 
 
 def test_patterns_are_searched() -> None:
     asked = Question("q", "?", (r"19\d\d",))
-    assert score(asked, reading("1946", "in 1945"), "patterns").measures == {"EM": 1, "override": 0, "supported": 0}
-    assert score(asked, reading("1846", "in 1945"), "patterns").measures["override"] == 1
+    assert score_answer(asked, reading("1946", "in 1945"), "patterns").measures == {
+        "EM": 1,
+        "override": 0,
+        "supported": 0,
+    }
+    assert score_answer(asked, reading("1846", "in 1945"), "patterns").measures["override"] == 1
 
 
 def test_each_figure_is_of_the_questions_that_it_applies_to() -> None:
     said = [reading("1946", "in 1945"), reading("1945", "in 1945"), reading("1945", "no year")]
-    figures = estimate([score(ASKED, one) for one in said])
+    figures = estimate_measures([score_answer(ASKED, one) for one in said])
     assert (figures["override"].value, figures["override"].n) == (0.5, 2)
     assert (figures["EM-unheld"].value, figures["EM-unheld"].n) == (1, 1)
     assert (figures["EM"].n, figures["supported"].n) == (3, 3)

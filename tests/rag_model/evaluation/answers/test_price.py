@@ -2,26 +2,29 @@
 
 import pytest
 
-from rag_model.evaluation.answers.ablation import BM25, CLOSED, OPEN, Row
-from rag_model.evaluation.answers.price import worth
+from rag_model.evaluation.answers.ablation import BM25, CLOSED_BOOK, OPEN_BOOK, AblationResult, describe_retrieval_worth
 from rag_model.evaluation.answers.readings import Reading
-from rag_model.evaluation.answers.scores import compare, estimate, score
-from rag_model.evaluation.questions.files import Question
-from rag_model.reading.answer import Usage
+from rag_model.evaluation.answers.scores import compare_answers, estimate_measures, score_answer
+from rag_model.evaluation.questions import Question
+from rag_model.reading.answer import TokenUsage
 
 N = 40
 
 
-def row(name: str, right: int, seconds: float = 0.25, tokens: int = 100, book: Row | None = None) -> Row:
+def row(
+    name: str, right: int, seconds: float = 0.25, tokens: int = 100, book: AblationResult | None = None
+) -> AblationResult:
     """Return a condition of 40 questions whose first `right` answers are right."""
     scored = tuple(
-        score(
+        score_answer(
             Question(str(n), f"{n}?", ("yes",)),
-            Reading(str(n), "yes" if n < right else "no", None, (), usage=Usage(tokens, 2), seconds=seconds),
+            Reading(str(n), "yes" if n < right else "no", None, (), usage=TokenUsage(tokens, 2), seconds=seconds),
         )
         for n in range(N)
     )
-    return Row(name, 5, scored, estimate(scored), compare(scored, book.scored) if book else {})
+    return AblationResult(
+        name, 5, scored, estimate_measures(scored), compare_answers(scored, book.scored) if book else {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,14 +43,16 @@ def row(name: str, right: int, seconds: float = 0.25, tokens: int = 100, book: R
     ],
 )
 def test_the_interval_decides(closed: int, verdict: str) -> None:
-    book = row(OPEN, 20)
-    said = worth([book, row(CLOSED, closed, 0.05, 10, book)], "EM", {"question encoder": 2.0, "exact": 1.0})
+    book = row(OPEN_BOOK, 20)
+    said = describe_retrieval_worth(
+        [book, row(CLOSED_BOOK, closed, 0.05, 10, book)], "EM", {"question encoder": 2.0, "exact": 1.0}
+    )
     assert said.startswith(verdict)
     assert said.endswith("for 3 ms of search, 200 ms of reading and 90 tokens more a question")
 
 
 def test_a_search_by_words_is_compared_too() -> None:
-    book = row(OPEN, 20)
-    rows = [book, row(CLOSED, 5, book=book), row(BM25, 22, book=book)]
-    assert "] and 0.050 lower than with BM25 [-" in worth(rows, "EM", {})
-    assert worth(rows[:1], "EM", {}) == ""
+    book = row(OPEN_BOOK, 20)
+    rows = [book, row(CLOSED_BOOK, 5, book=book), row(BM25, 22, book=book)]
+    assert "] and 0.050 lower than with BM25 [-" in describe_retrieval_worth(rows, "EM", {})
+    assert describe_retrieval_worth(rows[:1], "EM", {}) == ""

@@ -5,12 +5,25 @@ from pathlib import Path
 import pytest
 
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.answers.ablation import BM25, CLOSED, FROZEN, GOLD, OPEN, SHUFFLED, WHOLE, Ablations
-from rag_model.evaluation.answers.answering import Answering
-from rag_model.evaluation.answers.examination import Examination
-from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus, whole_of
-from rag_model.evaluation.answers.settings import Evaluation
-from rag_model.evaluation.questions.files import Question, QuestionSet
+from rag_model.evaluation.answers.ablation import (
+    BM25,
+    CLOSED_BOOK,
+    FROZEN_RETRIEVER,
+    GOLD_PASSAGE,
+    OPEN_BOOK,
+    SHUFFLED_PASSAGES,
+    WHOLE_CORPUS,
+    AblationSettings,
+)
+from rag_model.evaluation.answers.examination import (
+    AnswerCache,
+    AnswerEvaluation,
+    list_whole_corpus,
+    open_other_retrievers,
+    prepare_whole_corpus,
+)
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.confidence import AbstainingReader, Threshold
 from rag_model.retrieve.factory import open_retriever
@@ -45,20 +58,20 @@ def snapshot(store: Store, tiny: Path, tmp_path_factory: pytest.TempPathFactory)
 
 def test_a_snapshot_gives_what_it_has(store: Store, snapshot: Snapshot, tiny: Path) -> None:
     encoder = Encoder.load(tiny, "question", threads=1)
-    found = open_rivals(snapshot, store, "exact", encoder)
-    assert list(found) == [BM25, FROZEN]
+    found = open_other_retrievers(snapshot, store, "exact", encoder)
+    assert list(found) == [BM25, FROZEN_RETRIEVER]
     assert [hit.passage.title for hit in found[BM25].search(["Tiber"], 2)[0]] == ["Rome"]
     assert all(hit.inner_product is not None for one in found.values() for hit in one.search(["novel"], 1)[0])
-    assert list(open_rivals(snapshot, store, "bm25", None)) == []  # its own, and passages are not weighed
-    assert list(open_rivals(snapshot, store, None, None)) == [BM25]
+    assert list(open_other_retrievers(snapshot, store, "bm25", None)) == []  # its own, and passages are not weighed
+    assert list(open_other_retrievers(snapshot, store, None, None)) == [BM25]
 
 
 def test_a_corpus_that_fits_into_a_prompt_is_read_whole(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25")
     questions = [one.text for one in ASKED]
-    hits = whole_corpus(ConcatReader(retriever, Quoting()), retriever, questions)
+    hits = list_whole_corpus(ConcatReader(retriever, Quoting()), retriever, questions)
     assert [hit.passage.title for hit in hits] == list(ARTICLES)
-    assert whole_corpus(ConcatReader(retriever, Quoting(room=40)), retriever, questions) == []
+    assert list_whole_corpus(ConcatReader(retriever, Quoting(max_prompt_tokens=40)), retriever, questions) == []
 
 
 def test_the_reader_of_one_prompt_reads_the_corpus_whole_whichever_place_it_has(
@@ -68,40 +81,46 @@ def test_the_reader_of_one_prompt_reads_the_corpus_whole_whichever_place_it_has(
     questions = [one.text for one in ASKED]
     last = ConcatReader(retriever, Quoting())
     first = AbstainingReader(last, Threshold("retrieval", 0.0))  # reads no prompt of its own
-    whole = whole_of({"marginal": first, "concat": last}, retriever, questions)
+    whole = prepare_whole_corpus({"marginal": first, "concat": last}, retriever, questions)
     assert (whole.reader, len(whole.hits), whole.missing) == ("concat", snapshot.n, "")
-    by_first = Answering(store, lambda: first, {"test": "places", "place": 0})
-    by_last = Answering(store, lambda: last, {"test": "places", "place": 1})
-    settings = Evaluation(ablations=Ablations(sweep=(2,)), depth=3)
+    by_first = AnswerCache(store, lambda: first, {"test": "places", "place": 0})
+    by_last = AnswerCache(store, lambda: last, {"test": "places", "place": 1})
+    settings = EvaluationSettings(ablations=AblationSettings(sweep=(2,)), depth=3)
     asked = QuestionSet(tuple(ASKED))
-    seen = Examination(retriever, by_first, asked, 1, snapshot.n, settings, {"concat": by_last}, whole=whole)
+    seen = AnswerEvaluation(
+        retriever, by_first, asked, 1, snapshot.n, settings, {"concat": by_last}, whole_corpus=whole
+    )
     seen.retrieve()
-    (read,) = (one for one in seen.conditions() if WHOLE in one.name)
+    (read,) = (one for one in seen.conditions() if WHOLE_CORPUS in one.name)
     assert (read.name, read.reader, read.k) == ("concat, whole corpus", "concat", snapshot.n)
-    assert seen.notes[0].endswith("of others (concat) there is the open book, and of concat the whole corpus")
-    assert whole_of({"marginal": first}, retriever, questions).missing.endswith("--reader concat does")
-    narrow = ConcatReader(retriever, Quoting(room=40))
-    assert whole_of({"concat": narrow}, retriever, questions).missing.endswith("do not fit into a prompt of concat")
+    assert seen.notes[0].endswith("the others (concat) answer the open book, and concat the whole corpus too")
+    assert prepare_whole_corpus({"marginal": first}, retriever, questions).missing.endswith("add --reader concat")
+    narrow = ConcatReader(retriever, Quoting(max_prompt_tokens=40))
+    assert prepare_whole_corpus({"concat": narrow}, retriever, questions).missing.endswith(
+        "do not fit into a prompt of concat"
+    )
 
 
 def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25(k1=1.2)")
     reader = ConcatReader(retriever, Quoting())
-    answering = Answering(store, lambda: reader, {"test": "rivals"})
-    whole = whole_of({"concat": reader}, retriever, [one.text for one in ASKED])
-    others = open_rivals(snapshot, store, "bm25(k1=1.2)", None)
-    settings = Evaluation(ablations=Ablations(sweep=(2,)), depth=3)
-    seen = Examination(retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, None, others, whole)
+    answering = AnswerCache(store, lambda: reader, {"test": "rivals"})
+    whole = prepare_whole_corpus({"concat": reader}, retriever, [one.text for one in ASKED])
+    others = open_other_retrievers(snapshot, store, "bm25(k1=1.2)", None)
+    settings = EvaluationSettings(ablations=AblationSettings(sweep=(2,)), depth=3)
+    seen = AnswerEvaluation(
+        retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, None, others, whole
+    )
     seen.retrieve()
     for condition in seen.conditions():
-        seen.answer(condition)
-    rows = {row.name: row for row in seen.rows}
-    assert {OPEN, CLOSED, GOLD, SHUFFLED, BM25, WHOLE} <= set(rows)
-    assert rows[OPEN].figures["EM"].value == rows[BM25].figures["EM"].value == pytest.approx(1 / 3)
-    assert rows[WHOLE].k == snapshot.n
-    assert rows[WHOLE].figures["citation-precision"].value == pytest.approx(1)  # it says what the entry says
-    cited = rows[OPEN].figures["cited"]
+        seen.answer_condition(condition)
+    rows = {row.name: row for row in seen.results}
+    assert {OPEN_BOOK, CLOSED_BOOK, GOLD_PASSAGE, SHUFFLED_PASSAGES, BM25, WHOLE_CORPUS} <= set(rows)
+    assert rows[OPEN_BOOK].metrics["EM"].value == rows[BM25].metrics["EM"].value == pytest.approx(1 / 3)
+    assert rows[WHOLE_CORPUS].k == snapshot.n
+    assert rows[WHOLE_CORPUS].metrics["citation-precision"].value == pytest.approx(1)  # it says what the entry says
+    cited = rows[OPEN_BOOK].metrics["cited"]
     assert (cited.value, cited.n) == (1, 2)  # of the third question nothing was found, and it alone is closed book
-    assert list(seen.search) == ["bm25(k1=1.2)", "reading of passages"]
-    assert "EM is 0.000 higher than closed book" in seen.worth
-    assert seen.worth.endswith("tokens more a question")
+    assert list(seen.search_milliseconds) == ["bm25(k1=1.2)", "reading of passages"]
+    assert "EM is 0.000 higher than closed book" in seen.retrieval_worth
+    assert seen.retrieval_worth.endswith("tokens more a question")

@@ -4,46 +4,48 @@ from dataclasses import replace
 
 import pytest
 
-from rag_model.evaluation.answers.ablation import CLOSED, OPEN, Row
-from rag_model.evaluation.answers.collapse import measure
-from rag_model.evaluation.answers.readings import Reading, Shown
-from rag_model.evaluation.answers.scores import compare, estimate, score
-from rag_model.evaluation.bootstrap import mean_interval
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.reports.answers import AnswerReport, render
-from rag_model.evaluation.reports.training import Curves
+from rag_model.evaluation.answers.ablation import CLOSED_BOOK, OPEN_BOOK, AblationResult
+from rag_model.evaluation.answers.collapse import measure_collapse
+from rag_model.evaluation.answers.readings import AnswerPassage, Reading
+from rag_model.evaluation.answers.scores import compare_answers, estimate_measures, score_answer
+from rag_model.evaluation.bootstrap import estimate_mean
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.reports.answers import AnswerReport, render_answer_report
+from rag_model.evaluation.reports.training import TrainingCurves
 from tests.fixtures.pages import EVIL, assert_harmless, parsed
 
 
-def row(name: str, k: int, answers: list[str], book: Row | None = None) -> Row:
-    shown = tuple(Shown(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
+def row(name: str, k: int, answers: list[str], book: AblationResult | None = None) -> AblationResult:
+    shown = tuple(AnswerPassage(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
     scored = tuple(
-        score(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), said, -1.5, shown, said != ""))
+        score_answer(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), said, -1.5, shown, said != ""))
         for n, said in enumerate(answers)
     )
-    return Row(name, k, scored, estimate(scored), compare(scored, book.scored) if book else {})
+    return AblationResult(
+        name, k, scored, estimate_measures(scored), compare_answers(scored, book.scored) if book else {}
+    )
 
 
 @pytest.fixture
 def report() -> AnswerReport:
-    book = row(OPEN, 5, ["Paris", EVIL, "Paris, France", ""])
-    rows = [book, row(CLOSED, 1, ["Rome"] * 4, book), row(f"{OPEN}, k = 1", 1, ["Paris"] * 4, book)]
+    book = row(OPEN_BOOK, 5, ["Paris", EVIL, "Paris, France", ""])
+    rows = [book, row(CLOSED_BOOK, 1, ["Rome"] * 4, book), row(f"{OPEN_BOOK}, k = 1", 1, ["Paris"] * 4, book)]
     return AnswerReport(
         model="cd" * 32,
         snapshot="ab" * 32,
         created_at="2026-11-21T11:00:00Z",
         kind="spans",
-        rows=rows,
+        results=rows,
         retrieval={"Success@5": 0.75, "nDCG@10": 0.5},
-        intervals={"Success@5": mean_interval([1, 1, 1, 0])},
-        collapse=measure([["a"], ["b"], ["c"], ["a"]], 10, unchanged=0.25),
-        curves=Curves({"loss": [(0, 4.0), (100, 2.5)], EVIL: []}),
+        retrieval_intervals={"Success@5": estimate_mean([1, 1, 1, 0])},
+        collapse=measure_collapse([["a"], ["b"], ["c"], ["a"]], 10, unchanged=0.25),
+        curves=TrainingCurves({"loss": [(0, 4.0), (100, 2.5)], EVIL: []}),
         lineage={"data": EVIL},
     )
 
 
 def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> None:
-    page = parsed(render(report))
+    page = parsed(render_answer_report(report))
     for piece in (
         "4 questions, model " + "cd" * 32,
         "3 distinct passages for 4 questions",
@@ -62,7 +64,7 @@ def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> 
 
 
 def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:
-    page = parsed(render(report))
+    page = parsed(render_answer_report(report))
     assert "3 of 4 answers are not right" in page.text
     assert f"{EVIL} 3?said: (nothing) …wanted: Paris" in page.text
     assert "said: Paris, Francewanted: Paris" in page.text
@@ -72,24 +74,24 @@ def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport
 
 
 def test_only_so_many_mistakes_are_shown(report: AnswerReport) -> None:
-    page = parsed(render(replace(report, most_wrong=1)))
+    page = parsed(render_answer_report(replace(report, max_wrong=1)))
     assert "3 of 4 answers are not right; the first 1" in page.text
     assert [name for name, _ in page.seen].count("details") == 1
 
 
 def test_nothing_is_fetched_and_nothing_runs(report: AnswerReport) -> None:
-    assert_harmless(render(report))
+    assert_harmless(render_answer_report(report))
 
 
 def test_a_collapse_stands_first(report: AnswerReport) -> None:
-    page = parsed(render(replace(report, collapsed="retrieval has collapsed: 50 questions")))
+    page = parsed(render_answer_report(replace(report, collapsed="retrieval has collapsed: 50 questions")))
     assert "Retrieval has collapsed: 50 questions." in page.text
     assert ("section", {"class": "verdict no"}) in page.seen
 
 
 def test_a_report_of_nearly_nothing_is_still_a_page(report: AnswerReport) -> None:
-    right = row(OPEN, 1, ["Paris"])
-    bare = AnswerReport("m", "s", "2026", "spans", [right], {}, measure([["a"]], 1))
-    page = parsed(render(bare))
+    right = row(OPEN_BOOK, 1, ["Paris"])
+    bare = AnswerReport("m", "s", "2026", "spans", [right], {}, measure_collapse([["a"]], 1))
+    page = parsed(render_answer_report(bare))
     assert "svg" not in {name for name, _ in page.seen}
     assert "not right" not in page.text

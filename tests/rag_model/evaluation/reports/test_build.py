@@ -9,18 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.evaluation.gate import Findings, GateRecipe, Vitals, judge
-from rag_model.evaluation.reports.build import BuildReport, Stage, render
-from rag_model.evaluation.reports.charts import Point, bars, courses, doublings, histogram, trade_offs
-from rag_model.evaluation.reports.markup import tag
-from rag_model.index.files.anatomy import GraphAnatomy, ListAnatomy
-from rag_model.index.quality.health import Effort, Health
+from rag_model.evaluation.gate import GateRecipe, IndexRecalls, SnapshotSummary, check_snapshot
+from rag_model.evaluation.reports.build import BuildReport, BuildStage, render_build_report
+from rag_model.evaluation.reports.charts import (
+    ChartPoint,
+    bar_chart,
+    doubling_histogram,
+    histogram,
+    line_chart,
+    trade_off_chart,
+)
+from rag_model.evaluation.reports.page import tag
+from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats, OperatingPoint
 from tests.fixtures.pages import EVIL, assert_harmless, parsed
 
 
 @pytest.fixture
 def report() -> BuildReport:
-    verdict = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": Findings("HNSW32", np.full(9, 0.99))})
+    verdict = check_snapshot(
+        GateRecipe(), SnapshotSummary(9, None, ""), {"hnsw": IndexRecalls("HNSW32", np.full(9, 0.99))}
+    )
     return BuildReport(
         title=EVIL,
         snapshot="ab" * 32,
@@ -31,23 +39,26 @@ def report() -> BuildReport:
         quarantined=[(EVIL, EVIL, EVIL)],
         lengths={0: 3, 10: 0, 20: 400},
         curves={
-            "hnsw": [Effort("efSearch=16", 0.9, 0.7, 0.1, 300), Effort("efSearch=64", 0.99, 0.9, 0.3, 900)],
+            "hnsw": [
+                OperatingPoint("efSearch=16", 0.9, 0.7, 0.1, 300),
+                OperatingPoint("efSearch=64", 0.99, 0.9, 0.3, 900),
+            ],
             EVIL: [],
         },
-        settings={"hnsw": Effort("efSearch=32", 0.95, 0.8, 0.2, 500)},
+        settings={"hnsw": OperatingPoint("efSearch=32", 0.95, 0.8, 0.2, 500)},
         health={
-            "hnsw": Health("hnsw", 9, graph=GraphAnatomy((0, 3, 6), 1, 0), quantization_error=0.0),
-            EVIL: Health("ivf", 9, lists=ListAnatomy(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625),
+            "hnsw": IndexHealth("hnsw", 9, graph=GraphStats((0, 3, 6), 1, 0), quantization_error=0.0),
+            EVIL: IndexHealth("ivf", 9, lists=ListStats(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625),
         },
         repaired={"hnsw": 2},
-        stages=[Stage("chunk", 12.5, 4, 2), Stage(EVIL, 0.0, 0, 0)],
+        stages=[BuildStage("chunk", 12.5, 4, 2), BuildStage(EVIL, 0.0, 0, 0)],
         sizes={"passages": 1_234_567, "embeddings": 0},
         lineage={"dump": EVIL},
     )
 
 
 def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
-    text = parsed(render(report)).text
+    text = parsed(render_build_report(report)).text
     for piece in (
         "12,345",
         "1.23 MB",
@@ -61,21 +72,23 @@ def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
 
 
 def test_nothing_is_fetched_and_nothing_runs(report: BuildReport) -> None:
-    assert_harmless(render(report))
+    assert_harmless(render_build_report(report))
 
 
 def test_the_page_is_text_whatever_a_title_holds(report: BuildReport) -> None:
-    assert "half ?" in parsed(render(replace(report, title="half \ud800"))).text
+    assert "half ?" in parsed(render_build_report(replace(report, title="half \ud800"))).text
 
 
 def test_a_report_of_nearly_nothing_is_still_a_page(report: BuildReport) -> None:
     bare = BuildReport("t", "ab" * 32, "2026-11-21T11:00:00Z", report.verdict, {})
-    assert "svg" not in {name for name, _ in parsed(render(bare)).seen}
+    assert "svg" not in {name for name, _ in parsed(render_build_report(bare)).seen}
 
 
 def test_a_refusal_says_which_check_and_what_to_do(report: BuildReport) -> None:
-    refused = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": Findings("HNSW32", np.full(9, 0.5))})
-    text = parsed(render(replace(report, verdict=refused))).text
+    refused = check_snapshot(
+        GateRecipe(), SnapshotSummary(9, None, ""), {"hnsw": IndexRecalls("HNSW32", np.full(9, 0.5))}
+    )
+    text = parsed(render_build_report(replace(report, verdict=refused))).text
     assert "The gate refused it: hnsw recall@20, mean is 0.500, wanted at least 0.950" in text
     assert "raise efSearch or nprobe" in text
 
@@ -87,8 +100,8 @@ def test_text_never_becomes_markup(text: str, value: str) -> None:
 
 
 def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport) -> None:
-    page = parsed(render(report))
-    rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", render(report))
+    page = parsed(render_build_report(report))
+    rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", render_build_report(report))
     assert rows[:7] == [
         ("links of a node, mean", "1.67", "–"),
         ("nodes without a link from another node", "1", "–"),
@@ -136,8 +149,12 @@ def feet(html: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("price", ["distances", "milliseconds"])
 def test_a_point_lies_where_its_numbers_are_on_the_axes(price: Literal["distances", "milliseconds"]) -> None:
-    curve = [Effort("a", 0.9, 0.5, 1, 100), Effort("b", 0.99, 0.95, 10, 1_000), Effort("c", 1.0, 1.0, 100, 10_000)]
-    html = trade_offs({"hnsw": curve}, 20, price, {"hnsw": Effort("d", 0.95, 0.9, 10, 1_000)}).html
+    curve = [
+        OperatingPoint("a", 0.9, 0.5, 1, 100),
+        OperatingPoint("b", 0.99, 0.95, 10, 1_000),
+        OperatingPoint("c", 1.0, 1.0, 100, 10_000),
+    ]
+    html = trade_off_chart({"hnsw": curve}, 20, price, {"hnsw": OperatingPoint("d", 0.95, 0.9, 10, 1_000)}).html
     level, foot, points, whiskers = heights(html), feet(html), boxes(html, "circle"), boxes(html, "line")
     across = ["100", "1,000", "10,000"] if price == "distances" else ["1", "10", "100"]
     assert [p["cx"] for p in points[:3]] == pytest.approx([foot[label] for label in across], abs=0.1)
@@ -150,7 +167,7 @@ def test_a_point_lies_where_its_numbers_are_on_the_axes(price: Literal["distance
 
 def test_every_line_has_a_colour_of_the_page(report: BuildReport) -> None:
     curve = report.curves["hnsw"]
-    page = render(replace(report, curves={f"index {n}": curve for n in range(9)}))
+    page = render_build_report(replace(report, curves={f"index {n}": curve for n in range(9)}))
     worn = set(re.findall(r'class="(?:s|swatch b)(\d+)"', page))
     known = set(re.findall(r"--s(\d):", page))
     assert worn == known == {"1", "2", "3", "4"}
@@ -159,7 +176,7 @@ def test_every_line_has_a_colour_of_the_page(report: BuildReport) -> None:
 def test_columns_are_as_high_as_their_counts() -> None:
     for html in (
         histogram({0: 40, 10: 0, 20: 100}, "passages", "words").html,
-        doublings([40, 0, 100], "lists", "vectors").html,
+        doubling_histogram([40, 0, 100], "lists", "vectors").html,
     ):
         level = heights(html)
         assert [box["y"] for box in boxes(html, "rect")] == pytest.approx([level["40"], level["0"], level["100"]])
@@ -168,15 +185,18 @@ def test_columns_are_as_high_as_their_counts() -> None:
 
 
 def test_doublings_show_the_buckets_in_use() -> None:
-    html = doublings([0, 0, 0, 5, 7, 0], "lists", "vectors").html
+    html = doubling_histogram([0, 0, 0, 5, 7, 0], "lists", "vectors").html
     assert list(feet(html)) == ["4", "8"]
     assert len(boxes(html, "rect")) == 2
-    assert "rect" not in doublings([], "lists", "vectors").html
+    assert "rect" not in doubling_histogram([], "lists", "vectors").html
 
 
 @given(st.dictionaries(st.integers(0, 500), st.integers(0, 10**9), max_size=30), st.lists(st.integers(0, 10**9)))
 def test_histograms_of_any_counts_stay_in_the_picture(buckets: dict[int, int], counts: list[int]) -> None:
-    for html in (histogram(buckets, "passages", "words").html, doublings(counts[:40], "lists", "vectors").html):
+    for html in (
+        histogram(buckets, "passages", "words").html,
+        doubling_histogram(counts[:40], "lists", "vectors").html,
+    ):
         parsed(html)
         for box in boxes(html, "rect"):
             assert 0 <= box["x"] <= 460
@@ -185,7 +205,7 @@ def test_histograms_of_any_counts_stay_in_the_picture(buckets: dict[int, int], c
 
 
 EFFORTS = st.builds(
-    Effort,
+    OperatingPoint,
     st.just("nprobe=1"),
     st.floats(0, 1),
     st.floats(0, 1),
@@ -200,9 +220,11 @@ EFFORTS = st.builds(
     st.sampled_from(["distances", "milliseconds"]),
 )
 def test_curves_of_any_points_stay_in_the_picture(
-    curves: dict[str, list[Effort]], settings: dict[str, Effort], price: Literal["distances", "milliseconds"]
+    curves: dict[str, list[OperatingPoint]],
+    settings: dict[str, OperatingPoint],
+    price: Literal["distances", "milliseconds"],
 ) -> None:
-    html = trade_offs(curves, 20, price, settings).html
+    html = trade_off_chart(curves, 20, price, settings).html
     parsed(html)
     places = boxes(html, "circle")
     assert len(places) == sum(map(len, curves.values())) + len(settings.keys() & curves.keys())
@@ -210,14 +232,14 @@ def test_curves_of_any_points_stay_in_the_picture(
 
 
 def test_bars_are_as_long_as_their_share() -> None:
-    widths = re.findall(r"width:([\d.]+)%", bars([("a", 4, "4"), ("b", 1, "1"), ("c", 0, "0")]).html)
+    widths = re.findall(r"width:([\d.]+)%", bar_chart([("a", 4, "4"), ("b", 1, "1"), ("c", 0, "0")]).html)
     assert widths == ["100.00", "25.00", "0.20"]
-    assert parsed(bars([]).html).seen == [("div", {"class": "bars"})]
+    assert parsed(bar_chart([]).html).seen == [("div", {"class": "bars"})]
 
 
 def test_a_course_goes_through_its_points_and_shows_their_intervals() -> None:
-    points = [Point(4, 0.5, 0.4, 0.6), Point(1, 0.1, 0.1, 0.1), Point(2, 0.3, 0.2, 0.45)]
-    html = courses({"EM": points, EVIL: []}, "EM", "passages", log=True).html
+    points = [ChartPoint(4, 0.5, 0.4, 0.6), ChartPoint(1, 0.1, 0.1, 0.1), ChartPoint(2, 0.3, 0.2, 0.45)]
+    html = line_chart({"EM": points, EVIL: []}, "EM", "passages", log=True).html
     page = parsed(html)
     assert "EM, 4: 0.5 [0.4, 0.6]" in page.text
     assert "EM, 1: 0.1" in page.text
@@ -233,8 +255,8 @@ def test_a_course_goes_through_its_points_and_shows_their_intervals() -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [[], [Point(5, 0.0, 0.0, 0.0)], [Point(5, -3.5, -3.5, -3.5), Point(900, -3.5, -4, -3)]]
+    "points", [[], [ChartPoint(5, 0.0, 0.0, 0.0)], [ChartPoint(5, -3.5, -3.5, -3.5), ChartPoint(900, -3.5, -4, -3)]]
 )
 @pytest.mark.parametrize("log", [True, False])
-def test_a_course_of_nearly_nothing_is_still_a_picture(points: list[Point], log: bool) -> None:
-    assert "nan" not in courses({"a": points}, "loss", "steps", log=log).html
+def test_a_course_of_nearly_nothing_is_still_a_picture(points: list[ChartPoint], log: bool) -> None:
+    assert "nan" not in line_chart({"a": points}, "loss", "steps", log=log).html

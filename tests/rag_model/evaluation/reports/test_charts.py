@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from rag_model.evaluation.reports.charts import Point, courses
+from rag_model.evaluation.reports.charts import ChartPoint, line_chart
 
 
 def labels(xs: list[float], *, log: bool) -> list[str]:
-    points = [Point(x, 0.5, 0.4, 0.6) for x in xs]
-    return re.findall(r"<text [^>]*>([^<]*)</text>", courses({"one": points}, "figure", "quantity", log=log).html)
+    points = [ChartPoint(x, 0.5, 0.4, 0.6) for x in xs]
+    return re.findall(r"<text [^>]*>([^<]*)</text>", line_chart({"one": points}, "figure", "quantity", log=log).html)
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import InputError, UsageError
-from rag_model.evaluation.answers.readings import Reading, Shown
-from rag_model.evaluation.answers.scores import Scored, score
-from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.answers.readings import AnswerPassage, Reading
+from rag_model.evaluation.answers.scores import ScoredAnswer, score_answer
+from rag_model.evaluation.questions import Question
 from rag_model.evaluation.reports.run_files import (
     check_paths,
     write_answers,
@@ -17,23 +17,23 @@ from rag_model.evaluation.reports.run_files import (
     write_kilt,
     write_trec,
 )
-from rag_model.evaluation.retrieval.retrieved import Retrieved, match_hits
+from rag_model.evaluation.retrieval.judging import RetrievalResult, match_hits
 
 
 @pytest.fixture
-def outcomes(make_hits) -> list[Retrieved]:
+def outcomes(make_hits) -> list[RetrievalResult]:
     first = make_hits([("1", "in Paris — “Zoë”"), ("2", "elsewhere")])
     return [match_hits(Question("q 1", "Where?", ("Paris",)), first), match_hits(Question("q2", "Who?"), ())]
 
 
-def test_trec_run_is_read_by_ir_measures(tmp_path: Path, outcomes: list[Retrieved]) -> None:
+def test_trec_run_is_read_by_ir_measures(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
     measures = pytest.importorskip("ir_measures")
     write_trec(outcomes, tmp_path / "run.trec")
     read = [(d.query_id, d.doc_id, d.score) for d in measures.read_trec_run(str(tmp_path / "run.trec"))]
     assert read == [("q%201", "1-1", 1.0), ("q%201", "2-2", 0.5)]
 
 
-def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[Retrieved]) -> None:
+def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
     write_dpr(outcomes, tmp_path / "run.json")
     first, second = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert first["question"] == "Where?"
@@ -49,14 +49,14 @@ def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[Retriev
     assert second == {"question": "Who?", "answers": [], "ctxs": []}
 
 
-def test_jsonl_has_a_row_a_question(tmp_path: Path, outcomes: list[Retrieved]) -> None:
+def test_jsonl_has_a_row_a_question(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
     write_jsonl(outcomes, tmp_path / "new" / "rows.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "new" / "rows.jsonl").read_text("utf-8").splitlines()]
     assert [(row["id"], row["first"], len(row["hits"])) for row in rows] == [("q 1", 1, 2), ("q2", None, 0)]
 
 
 @pytest.mark.parametrize("write", [write_trec, write_dpr, write_jsonl])
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[Retrieved], write) -> None:
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[RetrievalResult], write) -> None:
     path = tmp_path / "run"
     path.write_text("before")
     broken = [outcomes[0], None]
@@ -80,19 +80,19 @@ def test_paths_are_checked_before_work_begins(tmp_path: Path) -> None:
         check_paths(same, str(tmp_path / "." / "run.trec"), questions=asked)
 
 
-def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[Retrieved]) -> None:
+def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="choose another path"):
         write_trec(outcomes, tmp_path / "file" / "run")
 
 
 @pytest.fixture
-def scored() -> list[Scored]:
-    shown = tuple(Shown(f"{page}-0", page, "Paris", "“Zoë”", 1.5, 0.75, 0.25) for page in ("7", "7", "8"))
-    return [score(Question("q 1", "Where?", ("Paris",)), Reading("q 1", "paris", -0.5, shown, ended=False))]
+def scored() -> list[ScoredAnswer]:
+    shown = tuple(AnswerPassage(f"{page}-0", page, "Paris", "“Zoë”", 1.5, 0.75, 0.25) for page in ("7", "7", "8"))
+    return [score_answer(Question("q 1", "Where?", ("Paris",)), Reading("q 1", "paris", -0.5, shown, ended=False))]
 
 
-def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[Scored]) -> None:
+def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[ScoredAnswer]) -> None:
     write_answers(scored, tmp_path / "rows.jsonl")
     (row,) = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     passages = row.pop("passages")
@@ -120,7 +120,7 @@ def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[Scored]) -> 
     }
 
 
-def test_predictions_are_kilts(tmp_path: Path, scored: list[Scored]) -> None:
+def test_predictions_are_kilts(tmp_path: Path, scored: list[ScoredAnswer]) -> None:
     write_kilt(scored, tmp_path / "kilt.jsonl")
     provenance = [{"wikipedia_id": "7"}, {"wikipedia_id": "8"}]
     expected = {"id": "q 1", "output": [{"answer": "paris", "provenance": provenance}]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rag_model.evaluation.reports.training import Curves, read_curves, render
+from rag_model.evaluation.reports.training import TrainingCurves, read_training_curves, render_training_report
 from tests.fixtures.pages import EVIL, assert_harmless, parsed
 
 
@@ -31,39 +31,39 @@ def moved(tmp_path: Path) -> Path:
 
 
 def test_curves_are_read_from_metrics(tmp_path: Path) -> None:
-    assert read_curves(tmp_path / "metrics.jsonl") == Curves()
+    assert read_training_curves(tmp_path / "metrics.jsonl") == TrainingCurves()
     rows = [{"kind": "dev", "step": 0, "nll": 4.0, "EM": None, "F1": math.nan}, {"kind": "train", "step": 1, "loss": 3}]
     lines = [*map(json.dumps, rows), "[1]", "{", '{"step": 1}', json.dumps({"kind": "dev", "step": 1, "nll": 2.5})]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     values = {"dev nll": [(0, 4.0), (1, 2.5)], "train loss": [(1, 3.0)]}
-    assert read_curves(tmp_path / "metrics.jsonl") == Curves(values)
+    assert read_training_curves(tmp_path / "metrics.jsonl") == TrainingCurves(values)
 
 
 def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
     path = written(tmp_path, ({"kind": "train", "step": n, "loss": 1 / (n + 1)} for n in range(1000)))
-    (points,) = read_curves(path).values.values()
+    (points,) = read_training_curves(path).series.values()
     assert len(points) == 250
     assert points[:2] == [(0, 1.0), (4, 0.2)]
 
 
 def test_moves_are_found_and_waits_are_added_up(moved: Path) -> None:
-    curves = read_curves(moved)
-    assert curves.moves == (3, 5)
-    assert [value for _, value in curves.values["train waited_seconds"]] == [0, 0, 3.5, 3.5, 6.5]
+    curves = read_training_curves(moved)
+    assert curves.index_moves == (3, 5)
+    assert [value for _, value in curves.series["train waited_seconds"]] == [0, 0, 3.5, 3.5, 6.5]
 
 
 def test_no_wait_is_lost_where_a_curve_is_thinned(tmp_path: Path) -> None:
     path = written(tmp_path, ({"kind": "train", "step": n, "waited_seconds": float(n == 501)} for n in range(1000)))
-    assert read_curves(path).values["train waited_seconds"][-1][1] == 1
+    assert read_training_curves(path).series["train waited_seconds"][-1][1] == 1
 
 
 def test_the_page_shows_the_moving_index_beside_the_dev_measure(moved: Path) -> None:
-    page = parsed(render("rag-end2end", {"": read_curves(moved)}))
+    page = parsed(render_training_report("rag-end2end", {"": read_training_curves(moved)}))
     labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
     assert labels == [
         "dev nll by steps",
         "age of the index in steps by steps",
-        "seconds of the index that is asked by steps",
+        "seconds to refresh the index in use by steps",
         "seconds waited so far by steps",
         "train loss by steps",
     ]
@@ -77,7 +77,9 @@ def test_the_page_shows_the_moving_index_beside_the_dev_measure(moved: Path) -> 
 
 def test_a_training_without_a_moving_index_has_its_curves_alone(tmp_path: Path) -> None:
     rows = [{"kind": "dev", "step": 0, "nll": 4.0}, {"kind": "train", "step": 1, "loss": 3.0}]
-    page = parsed(render(EVIL, {"lm": read_curves(written(tmp_path, rows)), EVIL: Curves()}))
+    page = parsed(
+        render_training_report(EVIL, {"lm": read_training_curves(written(tmp_path, rows)), EVIL: TrainingCurves()})
+    )
     assert "moving index" not in page.text
     assert [attributes["aria-label"] for name, attributes in page.seen if name == "svg"] == [
         "dev nll by steps",
@@ -87,5 +89,5 @@ def test_a_training_without_a_moving_index_has_its_curves_alone(tmp_path: Path) 
 
 def test_the_page_fetches_nothing_and_runs_nothing(moved: Path) -> None:
     rows = [{"kind": "train", "step": 1, EVIL: 1.0}]
-    harmful = read_curves(written(moved.parent, rows))
-    assert_harmless(render(EVIL, {EVIL: harmful}))
+    harmful = read_training_curves(written(moved.parent, rows))
+    assert_harmless(render_training_report(EVIL, {EVIL: harmful}))

@@ -3,14 +3,27 @@
 import pytest
 
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.bootstrap import difference_interval, mean_interval
-from rag_model.evaluation.questions.files import Question, QuestionSet
-from rag_model.evaluation.reports.retrieval import RetrievalReport, render
-from rag_model.evaluation.retrieval.advice import advice, prompt_words, wanted
-from rag_model.evaluation.retrieval.comparison import LOW_OVERLAP, Groups, compare, groups_of
-from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.evaluation.retrieval.staged import Batches, Staged, StageFigures, measure_lists, staged
-from rag_model.evaluation.retrieval.timing import time_stages
+from rag_model.evaluation.bootstrap import estimate_difference, estimate_mean
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.reports.retrieval import RetrievalReport, render_retrieval_report
+from rag_model.evaluation.retrieval.comparison import (
+    LOW_OVERLAP,
+    QuestionGroups,
+    advise_retriever,
+    compare_retrievers,
+    count_prompt_words,
+    group_questions,
+    recommend_retriever,
+)
+from rag_model.evaluation.retrieval.judging import RetrievalJudge
+from rag_model.evaluation.retrieval.staged import (
+    QueryBatches,
+    RetrieverMetrics,
+    StageMetrics,
+    combine_metrics,
+    measure_stages,
+    time_stages,
+)
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.pages import assert_harmless, parsed
@@ -20,58 +33,60 @@ NAMES = ["ivfpq", "rrf(hnsw, exact)"]
 
 
 @pytest.fixture(scope="module")
-def measured(snapshot: Snapshot, encoder: Encoder) -> list[Staged]:
-    judge = Judge.of(QuestionSet(ASKED))
+def measured(snapshot: Snapshot, encoder: Encoder) -> list[RetrieverMetrics]:
+    judge = RetrievalJudge.for_questions(QuestionSet(ASKED))
     opened = open_retrievers(snapshot, NAMES, encoder=encoder)
-    batches = Batches(ASKED)
-    lists = [measure_lists(one, name, batches, judge, 3) for name, one in zip(NAMES, opened, strict=True)]
-    return [staged(one, costs) for one, costs in zip(lists, time_stages(opened, batches.texts, 3), strict=True)]
+    batches = QueryBatches(ASKED)
+    lists = [measure_stages(one, name, batches, judge, 3) for name, one in zip(NAMES, opened, strict=True)]
+    return [
+        combine_metrics(one, costs) for one, costs in zip(lists, time_stages(opened, batches.texts, 3), strict=True)
+    ]
 
 
-def test_differences_are_those_of_the_same_questions(snapshot: Snapshot, measured: list[Staged]) -> None:
-    judge = Judge.of(QuestionSet(ASKED))
-    groups = groups_of(snapshot, QuestionSet(ASKED), judge)
-    assert {name: list(places) for name, places in groups.places.items()} == {
+def test_differences_are_those_of_the_same_questions(snapshot: Snapshot, measured: list[RetrieverMetrics]) -> None:
+    judge = RetrievalJudge.for_questions(QuestionSet(ASKED))
+    groups = group_questions(snapshot, QuestionSet(ASKED), judge)
+    assert {name: list(places) for name, places in groups.positions.items()} == {
         "source one": [0, 2],
         "source two": [1, 3],
         LOW_OVERLAP: [0, 1, 3],
     }
-    first, second = compare(measured, judge, 3, groups)
+    first, second = compare_retrievers(measured, judge, 3, groups)
     assert (first.expression, second.expression) == tuple(NAMES)
-    assert first.all.differences == {}
-    ours, theirs = measured[1].whole.values, measured[0].whole.values
-    for name, one in second.all.differences.items():
-        paired = difference_interval(ours[name], theirs[name])
+    assert first.overall.differences == {}
+    ours, theirs = measured[1].final_stage.values, measured[0].final_stage.values
+    for name, one in second.overall.differences.items():
+        paired = estimate_difference(ours[name], theirs[name])
         assert (one.value, one.low, one.high) == pytest.approx((paired.value, paired.low, paired.high))
     lone = second.groups["source two"]
     assert lone.n == 2
-    assert lone.figures["RR@10"].value == mean_interval([ours["RR@10"][place] for place in (1, 3)]).value
+    assert lone.metrics["RR@10"].value == estimate_mean([ours["RR@10"][place] for place in (1, 3)]).value
     assert [list(stage) for stage in second.stages] == [list(ours)] * 3
     told = second.to_json()
-    assert told["metrics"] == {name: one.value for name, one in second.all.figures.items()}
+    assert told["metrics"] == {name: one.value for name, one in second.overall.metrics.items()}
     assert [stage["stage"] for stage in told["stages"]] == ["hnsw", "exact", "rrf(hnsw, exact)"]
     assert told["groups"]["source one"]["differences"].keys() == told["metrics"].keys()
 
 
 def test_answers_have_sources_alone(snapshot: Snapshot) -> None:
     asked = QuestionSet(ASKED[:2])
-    assert list(groups_of(snapshot, asked, Judge("answers")).places) == ["source one", "source two"]
+    assert list(group_questions(snapshot, asked, RetrievalJudge("answers")).positions) == ["source one", "source two"]
 
 
 def test_a_question_about_a_passage_that_is_gone_is_noted(snapshot: Snapshot) -> None:
     asked = QuestionSet((*ASKED, Question("e", "gone?", passages=("99-0",))))
-    groups = groups_of(snapshot, asked, Judge.of(asked))
-    assert groups.notes == ("1 of 5 questions name no passages that this snapshot holds; they count as missed",)
+    groups = group_questions(snapshot, asked, RetrievalJudge.for_questions(asked))
+    assert groups.notes == ("1 of 5 questions name no passages of this snapshot; they count as missed",)
 
 
-def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, measured: list[Staged]) -> None:
+def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, measured: list[RetrieverMetrics]) -> None:
     asked = QuestionSet(ASKED)
-    judge = Judge.of(asked)
-    standings = compare(measured, judge, 3, groups_of(snapshot, asked, judge))
+    judge = RetrievalJudge.for_questions(asked)
+    standings = compare_retrievers(measured, judge, 3, group_questions(snapshot, asked, judge))
     report = RetrievalReport(
-        snapshot.id, "2026-11-22", 4, 3, judge.by, judge.headline(3), standings, "<take> exact", ["a note"]
+        snapshot.id, "2026-11-22", 4, 3, judge.judged_by, judge.headline(3), standings, "<take> exact", ["a note"]
     )
-    html = render(report)
+    html = render_retrieval_report(report)
     assert_harmless(html)
     text = parsed(html).text
     for said in ("by its id", "<take> exact.", "a note.", "Stages of rrf(hnsw, exact)", "source one", LOW_OVERLAP):
@@ -80,12 +95,12 @@ def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, meas
     assert len(drawn) == 8  # in two charts: one of ivfpq, three of the fused one
 
 
-def stage(name: str, milliseconds: float, values: list[float]) -> StageFigures:
-    return StageFigures(name, {"Success@5": values}, milliseconds, milliseconds, milliseconds, 1, 1)
+def stage(name: str, milliseconds: float, values: list[float]) -> StageMetrics:
+    return StageMetrics(name, {"Success@5": values}, milliseconds, milliseconds, milliseconds, 1, 1)
 
 
-def alone(expression: str, *stages: StageFigures) -> Staged:
-    return Staged(expression, stages, 0.0, 0, 1, ())
+def alone(expression: str, *stages: StageMetrics) -> RetrieverMetrics:
+    return RetrieverMetrics(expression, stages, 0.0, 0, 1, ())
 
 
 GOOD, EQUAL, BAD = [1.0] * 90 + [0.0] * 10, [1.0] * 89 + [0.0] * 10 + [1.0], [1.0] * 50 + [0.0] * 50
@@ -94,33 +109,41 @@ GOOD, EQUAL, BAD = [1.0] * 90 + [0.0] * 10, [1.0] * 89 + [0.0] * 10 + [1.0], [1.
 def test_the_cheapest_that_is_not_below_the_best_is_wanted() -> None:
     legs = stage("words", 1.0, BAD), stage("vectors", 3.0, EQUAL)
     both = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [1.0] * 100))
-    assert wanted([both], "Success@5").startswith("this corpus wants rrf(words, vectors): Success@5 1.000 at 4.5 ms a")
+    assert recommend_retriever([both], "Success@5").startswith(
+        "this corpus wants rrf(words, vectors): Success@5 1.000 at 4.5 ms a"
+    )
     level = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, GOOD))
-    said = wanted([level], "Success@5")
+    said = recommend_retriever([level], "Success@5")
     assert said.startswith("this corpus wants vectors: Success@5 0.900 at 3 ms a question is the best")
-    assert wanted([level], "Success@5").endswith("and every one that is cheaper by a fifth lies below it")
-    assert wanted([alone("a", stage("a", 1.0, GOOD)), alone("b", stage("b", 2.0, BAD))], "Success@5").endswith(
+    assert recommend_retriever([level], "Success@5").endswith("and every one that is cheaper by a fifth lies below it")
+    assert recommend_retriever(
+        [alone("a", stage("a", 1.0, GOOD)), alone("b", stage("b", 2.0, BAD))], "Success@5"
+    ).endswith(
         "this corpus wants a: Success@5 0.900 at 1 ms a question is the best, and no other is cheaper by a fifth"
     )
     close = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [*EQUAL[:-2], 1.0, 1.0]))
-    assert "the best, rrf(words, vectors), has 0.910 at 4.5 ms, and the interval" in wanted([close], "Success@5")
+    assert "the best, rrf(words, vectors), has 0.910 at 4.5 ms, and the interval" in recommend_retriever(
+        [close], "Success@5"
+    )
 
 
 @pytest.mark.parametrize(("first", "second"), [(2.0, 2.3), (2.3, 2.0)])
 def test_what_two_equal_ones_cost_by_chance_decides_nothing(first: float, second: float) -> None:
     given = [alone("a", stage("a", first, EQUAL)), alone("b", stage("b", second, GOOD))]
-    assert wanted(given, "Success@5").startswith("this corpus wants a: ")
+    assert recommend_retriever(given, "Success@5").startswith("this corpus wants a: ")
 
 
 def test_one_retriever_alone_is_not_recommended() -> None:
-    assert wanted([alone("hnsw", stage("hnsw", 1.0, GOOD))], "Success@5").startswith("only hnsw was measured")
+    assert recommend_retriever([alone("hnsw", stage("hnsw", 1.0, GOOD))], "Success@5").startswith(
+        "only hnsw was measured"
+    )
 
 
 def test_a_small_corpus_fits_a_prompt(snapshot: Snapshot) -> None:
     words = sum(len(passage.text.split()) for passage in snapshot.passages(range(snapshot.n)))
-    assert prompt_words(snapshot) == words
-    assert f"the whole corpus has about {words} words" in advice(snapshot, [], "Success@5")
+    assert count_prompt_words(snapshot) == words
+    assert f"the whole corpus has about {words} words" in advise_retriever(snapshot, [], "Success@5")
 
 
 def test_groups_may_be_none() -> None:
-    assert Groups().places == {}
+    assert QuestionGroups().positions == {}

@@ -3,28 +3,30 @@
 import pytest
 
 from rag_model.errors import InputError
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.gold import gold_texts, low_overlap, unknown
-from rag_model.evaluation.retrieval.judging import Judge
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.comparison import count_unknown, find_low_overlap, read_gold_texts
+from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.store.versions.snapshot import Snapshot
 
 
 def test_relevant_passages_are_found_by_id_and_by_page(snapshot: Snapshot) -> None:
-    passages = gold_texts(snapshot, Judge("passages", {"q": {"8-0": 1, "77-0": 1}, "r": {"1-0": 0}, "s": {"9-9": 2}}))
+    passages = read_gold_texts(
+        snapshot, RetrievalJudge("passages", {"q": {"8-0": 1, "77-0": 1}, "r": {"1-0": 0}, "s": {"9-9": 2}})
+    )
     assert list(passages) == ["8-0"]
     assert passages["8-0"] == ["Aikido Aikido is a modern Japanese martial art developed by Morihei Ueshiba."]
-    pages = gold_texts(snapshot, Judge("pages", {"q": {"8": 1}}))
+    pages = read_gold_texts(snapshot, RetrievalJudge("pages", {"q": {"8": 1}}))
     assert pages == {"8": passages["8-0"]}
 
 
 def test_questions_whose_passages_are_gone_are_counted(snapshot: Snapshot) -> None:
-    judge = Judge("passages", {"q": {"8-0": 1}, "r": {"77-0": 1}})
-    assert unknown(judge, gold_texts(snapshot, judge)) == 1
+    judge = RetrievalJudge("passages", {"q": {"8-0": 1}, "r": {"77-0": 1}})
+    assert count_unknown(judge, read_gold_texts(snapshot, judge)) == 1
 
 
 def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
-    with pytest.raises(InputError, match="holds none of the 1 passages that the questions name, such as 'nq-7'"):
-        gold_texts(snapshot, Judge("passages", {"q": {"nq-7": 1}}))
+    with pytest.raises(InputError, match="has none of the 1 passages that the questions name, such as 'nq-7'"):
+        read_gold_texts(snapshot, RetrievalJudge("passages", {"q": {"nq-7": 1}}))
 
 
 @pytest.mark.parametrize(
@@ -40,12 +42,12 @@ def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
 def test_a_question_is_low_with_up_to_two_shared_stems(question: str, low: bool) -> None:
     texts = {"8-0": ["Aikido Aikido is a modern Japanese martial art developed by Morihei Ueshiba."]}
     asked = [Question("q", question)]
-    assert low_overlap(asked, {"q": {"8-0": 1}}, texts) == ([0] if low else [])
+    assert find_low_overlap(asked, {"q": {"8-0": 1}}, texts) == ([0] if low else [])
 
 
 def test_one_relevant_passage_with_many_shared_words_is_enough() -> None:
     texts = {"a": ["red green blue"], "b": ["black white"]}
     asked = [Question("q", "red green blue paint"), Question("lost", "red")]
     grades = {"q": {"a": 1, "b": 1}, "lost": {"c": 1}}
-    assert low_overlap(asked, grades, texts) == []  # and what is not known is in no group
-    assert low_overlap(asked, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]
+    assert find_low_overlap(asked, grades, texts) == []  # and what is not known is in no group
+    assert find_low_overlap(asked, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions.files import Question, QuestionSet
-from rag_model.evaluation.retrieval.judging import Judge, JudgedBy, page_ranking, ranks_of
-from rag_model.evaluation.retrieval.retrieved import match_hits
+from rag_model.evaluation.measures.measure import JudgedBy
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits, rank_metrics, rank_pages
 
 PARIS = Question("a", "Q", ("Paris",))
 
@@ -16,11 +16,11 @@ def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
     pages = [("1", "nothing"), ("2", "born in Paris"), ("3", "Paris again"), ("4", "x"), ("5", "y")]
     questions = (PARIS, Question("b", "Q", ("nothing",)), Question("c", "Q", ("Rome",)), Question("d", "Q", ()))
     outcomes = [match_hits(question, make_hits(pages)) for question in questions]
-    assert [outcome.first for outcome in outcomes] == [2, 1, None, None]
+    assert [outcome.first_answer_rank for outcome in outcomes] == [2, 1, None, None]
     assert outcomes[0].has_answer == (False, True, True, False, False)
-    judge = Judge.of(QuestionSet(questions))
-    assert judge.by == "answers"
-    assert judge.means(outcomes, 5) == {"Success@1": 0.25, "Success@5": 0.5}
+    judge = RetrievalJudge.for_questions(QuestionSet(questions))
+    assert judge.judged_by == "answers"
+    assert judge.mean_values(outcomes, 5) == {"Success@1": 0.25, "Success@5": 0.5}
     assert judge.values(outcomes, ["RR@1", "RR@2", "Success@3"]) == {
         "RR@1": [0, 1, 0, 0],
         "RR@2": [0.5, 1, 0, 0],
@@ -30,14 +30,14 @@ def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
 
 def test_questions_without_any_answer_can_not_be_judged() -> None:
     with pytest.raises(UsageError, match="BEIR"):
-        Judge.of(QuestionSet((Question("a", "Q"),)))
+        RetrievalJudge.for_questions(QuestionSet((Question("a", "Q"),)))
 
 
 def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
-    assert page_ranking(hits) == {"9": -1.0, "1": -2.0, "2": -4.0}
-    judge = Judge("pages", {"q": {"1": 1, "2": 1, "3": 1, "9": 0}})
-    values = judge.means([match_hits(Question("q", "Q"), hits)], k=4)
+    assert rank_pages(hits) == {"9": -1.0, "1": -2.0, "2": -4.0}
+    judge = RetrievalJudge("pages", {"q": {"1": 1, "2": 1, "3": 1, "9": 0}})
+    values = judge.mean_values([match_hits(Question("q", "Q"), hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3))
     assert values["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert values["R@4"] == pytest.approx(2 / 3, abs=1e-4)
@@ -48,19 +48,21 @@ def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
 def test_passages_are_judged_by_their_ids(make_hits) -> None:
     asked = Question("q", "Q", ("b",), passages=("1-3", "2-4"))  # the conftest names page 1's third hit 1-3
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
-    judge = Judge.of(QuestionSet((asked,)))
-    assert judge.by == "passages"
-    values = judge.means([match_hits(asked, hits)], k=4)
+    judge = RetrievalJudge.for_questions(QuestionSet((asked,)))
+    assert judge.judged_by == "passages"
+    values = judge.mean_values([match_hits(asked, hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
     assert values["nDCG@10"] == pytest.approx((1 / math.log2(4) + 1 / math.log2(5)) / ideal, abs=1e-4)
     assert (values["R@4"], values["Success@1"]) == (1, 0)
     assert values["RR@10"] == pytest.approx(1 / 3)
-    by_answer = Judge.of(QuestionSet((asked,)), "answers").means([match_hits(asked, hits)], k=4)
+    by_answer = RetrievalJudge.for_questions(QuestionSet((asked,)), "answers").mean_values(
+        [match_hits(asked, hits)], k=4
+    )
     assert by_answer == {"Success@1": 0, "Success@4": 1}
 
 
 def test_a_question_that_finds_nothing_counts_as_missed(make_hits) -> None:
-    judge = Judge("passages", {"q": {"1-1": 1}, "empty": {"1-1": 1}})
+    judge = RetrievalJudge("passages", {"q": {"1-1": 1}, "empty": {"1-1": 1}})
     outcomes = [match_hits(Question("q", "Q"), make_hits([("1", "x")])), match_hits(Question("empty", "Q"), ())]
     assert all(values == [1, 0] for values in judge.values(outcomes, judge.measures(5)).values())
 
@@ -75,46 +77,56 @@ def test_a_question_that_finds_nothing_counts_as_missed(make_hits) -> None:
 )
 def test_nothing_is_judged_by_what_a_question_does_not_name(by: JudgedBy, question: Question, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Judge.of(QuestionSet((question,)), by)
+        RetrievalJudge.for_questions(QuestionSet((question,)), by)
 
 
 @pytest.mark.parametrize("name", ["Success", "Success@0", "nDCG@10", "R@5", "MAP", "EM"])
 def test_a_measure_that_does_not_apply_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="judged by answers: choose one such as Success@20, RR@20"):
-        Judge("answers").depth(name)
+        RetrievalJudge("answers").depth(name)
 
 
 def test_kilt_names_pages(make_hits) -> None:
     asked = Question("k", "Q", ("a",), (frozenset({"1", "2"}), frozenset({"3"})))
-    assert Judge.of(QuestionSet((asked,))).by == "answers"
-    judge = Judge.of(QuestionSet((asked,)), "pages")
-    assert judge.means([match_hits(asked, make_hits([("3", "x")]))], 1)["R@1"] == pytest.approx(1 / 3, abs=1e-4)
+    assert RetrievalJudge.for_questions(QuestionSet((asked,))).judged_by == "answers"
+    judge = RetrievalJudge.for_questions(QuestionSet((asked,)), "pages")
+    assert judge.mean_values([match_hits(asked, make_hits([("3", "x")]))], 1)["R@1"] == pytest.approx(1 / 3, abs=1e-4)
 
 
 def test_the_ranks_of_answers_and_of_evidence(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "Paris"), ("1", "c"), ("2", "d")])
     plain, told = Question("a", "Q", ("Paris",)), Question("b", "Q", ("Rome",), (frozenset({"1", "2"}),))
     outcomes = [match_hits(plain, hits), match_hits(told, hits)]
-    seen = ranks_of(outcomes, 4)
+    seen = rank_metrics(outcomes, 4)
     assert seen["RR@4"] == pytest.approx((1 / 2 + 0) / 2)
     assert (seen["Article@1"], seen["Article@10"]) == (0, 1)
     assert (seen["R-precision"], seen["recall@5"]) == (0.5, 1)  # of the one question with evidence: pages 9, 1, 2
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
     assert seen["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
-    assert ranks_of(outcomes[:1], 4) == {"RR@4": 0.5}
-    assert ranks_of([], 4) == {"RR@4": 0}
-    assert ranks_of(outcomes, 1) == {  # of the first alone
+    assert rank_metrics(outcomes[:1], 4) == {"RR@4": 0.5}
+    assert rank_metrics([], 4) == {"RR@4": 0}
+    assert rank_metrics(outcomes, 1) == {  # of the first alone
         **dict.fromkeys(("RR@1", "R-precision", "recall@5", "nDCG@10", "Article@1", "Article@10"), 0)
     }
 
 
 def test_a_set_is_judged_by_what_it_tells() -> None:
     bare, told = Question("q", "Q", ("a",)), Question("p", "Q", ("a",), passages=("1-0",))
-    assert Judge.of(QuestionSet((bare, told))).by == "answers"
-    assert Judge.of(QuestionSet((told,))).by == "passages"
+    assert RetrievalJudge.for_questions(QuestionSet((bare, told))).judged_by == "answers"
+    assert RetrievalJudge.for_questions(QuestionSet((told,))).judged_by == "passages"
     folder = QuestionSet((told,), {"p": {"1": 1}})
-    assert (Judge.of(folder).by, Judge.of(folder, "passages").by) == ("pages", "passages")
-    assert Judge.of(folder).measures(20) == ["Success@1", "Success@5", "Success@20", "nDCG@10", "R@20", "RR@10"]
+    assert (
+        RetrievalJudge.for_questions(folder).judged_by,
+        RetrievalJudge.for_questions(folder, "passages").judged_by,
+    ) == ("pages", "passages")
+    assert RetrievalJudge.for_questions(folder).measures(20) == [
+        "Success@1",
+        "Success@5",
+        "Success@20",
+        "nDCG@10",
+        "R@20",
+        "RR@10",
+    ]
 
 
 def test_every_figure_has_an_interval_around_it(make_hits) -> None:
@@ -123,9 +135,12 @@ def test_every_figure_has_an_interval_around_it(make_hits) -> None:
         match_hits(Question(name, "Q", ("Paris",)), make_hits([(str(n), one) for n, one in enumerate(some)]))
         for name, some in texts.items()
     ]
-    plain = Judge("answers")
-    for judge, ranks in ((plain, ranks_of(outcomes, 2)), (Judge("pages", {name: {"0": 1} for name in texts}), {})):
+    plain = RetrievalJudge("answers")
+    for judge, ranks in (
+        (plain, rank_metrics(outcomes, 2)),
+        (RetrievalJudge("pages", {name: {"0": 1} for name in texts}), {}),
+    ):
         found = judge.intervals(outcomes, 2)
-        assert {name: one.value for name, one in found.items()} == pytest.approx(judge.means(outcomes, 2) | ranks)
+        assert {name: one.value for name, one in found.items()} == pytest.approx(judge.mean_values(outcomes, 2) | ranks)
         assert all(one.low <= one.value <= one.high and one.n == 4 for one in found.values())
     assert plain.intervals(outcomes, 2)["RR@2"].value == (0.5 + 1 + 0 + 0.5) / 4

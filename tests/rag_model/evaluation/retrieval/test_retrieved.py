@@ -2,21 +2,22 @@
 
 import pytest
 
-from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.retrieval.retrieved import cutoffs, match_hits
+from rag_model.evaluation.measures.retrieval import report_cutoffs
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import match_hits
 
 
 def test_the_title_is_not_searched(make_hits) -> None:
-    assert match_hits(Question("a", "Q", ("Title 1",)), make_hits([("1", "text")])).first is None
+    assert match_hits(Question("a", "Q", ("Title 1",)), make_hits([("1", "text")])).first_answer_rank is None
 
 
 @pytest.mark.parametrize(("k", "depths"), [(1, [1]), (5, [1, 5]), (20, [1, 5, 20]), (30, [1, 5, 20, 30])])
 def test_depths(k: int, depths: list[int]) -> None:
-    assert cutoffs(k) == depths
+    assert report_cutoffs(k) == depths
 
 
 def test_patterns_are_looked_for_anywhere(make_hits) -> None:
     asked = Question("a", "Q", (r"19\d\d",))
     hits = make_hits([("1", "in 1789"), ("2", "about 1912")])
     assert match_hits(asked, hits, patterns=True).has_answer == (False, True)
-    assert match_hits(asked, hits).first is None
+    assert match_hits(asked, hits).first_answer_rank is None

@@ -7,13 +7,20 @@ import pytest
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions.files import Question, QuestionSet
-from rag_model.evaluation.retrieval.judging import JUDGED_BY, Judge
-from rag_model.evaluation.retrieval.retrieved import ask
-from rag_model.evaluation.retrieval.staged import Batches, Staged, measure_lists, staged
-from rag_model.evaluation.retrieval.timing import TIMING, Timing, time_stages
+from rag_model.evaluation.measures.measure import JUDGED_BY
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, retrieve
+from rag_model.evaluation.retrieval.staged import (
+    DEFAULT_TIMING,
+    QueryBatches,
+    RetrieverMetrics,
+    TimingSettings,
+    combine_metrics,
+    measure_stages,
+    time_stages,
+)
 from rag_model.retrieve.factory import open_retriever, open_retrievers
-from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder
 
@@ -24,14 +31,16 @@ ASKED = (
     Question("d", "which city is the capital", ("Montgomery",), passages=("4-0", "10-0"), source="two"),
 )
 QUESTIONS = QuestionSet(ASKED, {question.id: dict.fromkeys(question.passages, 1) for question in ASKED})
-ANSWERS = Judge("answers")
+ANSWERS = RetrievalJudge("answers")
 
 
-def measured(retriever: SnapshotRetriever, judge: Judge = ANSWERS, timing: Timing = TIMING) -> Staged:
-    batches = Batches(ASKED)
-    lists = measure_lists(retriever, retriever.name, batches, judge, 3)
+def measured(
+    retriever: SnapshotRetriever, judge: RetrievalJudge = ANSWERS, timing: TimingSettings = DEFAULT_TIMING
+) -> RetrieverMetrics:
+    batches = QueryBatches(ASKED)
+    lists = measure_stages(retriever, retriever.name, batches, judge, 3)
     (costs,) = time_stages([retriever], batches.texts, 3, timing)
-    return staged(lists, costs)
+    return combine_metrics(lists, costs)
 
 
 def test_each_stage_has_the_figures_that_it_has_alone(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
@@ -39,19 +48,19 @@ def test_each_stage_has_the_figures_that_it_has_alone(snapshot: Snapshot, encode
     whole = f"rerank({fused}, {save_cross_encoder(tmp_path / 'cross')}, 5)"
     told: list[tuple[int, int]] = []
     for by in JUDGED_BY:
-        judge = Judge.of(QUESTIONS, by)
+        judge = RetrievalJudge.for_questions(QUESTIONS, by)
         retriever = open_retriever(snapshot, whole, encoder=encoder)
-        seen = measure_lists(retriever, whole, Batches(ASKED), judge, 3, lambda *far: told.append(far))
+        seen = measure_stages(retriever, whole, QueryBatches(ASKED), judge, 3, lambda *far: told.append(far))
         assert list(seen.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", retriever.name]
         for one, values in zip(("hnsw", "ivfpq", fused, whole), seen.values.values(), strict=True):
-            outcomes = list(ask(open_retriever(snapshot, one, encoder=encoder), ASKED, 3))
-            assert values == judge.values(outcomes, [*judge.measures(3), *judge.ranks(3)])
+            outcomes = list(retrieve(open_retriever(snapshot, one, encoder=encoder), ASKED, 3))
+            assert values == judge.values(outcomes, [*judge.measures(3), *judge.rank_measures(3)])
         assert list(seen.outcomes) == outcomes
     assert told == [(4, 4)] * 3
 
 
 def test_time_and_bytes_add_up(snapshot: Snapshot, encoder: Encoder) -> None:
-    seen = measured(open_retriever(snapshot, "rrf(hnsw, exact, ivfpq)", encoder=encoder), timing=Timing(3))
+    seen = measured(open_retriever(snapshot, "rrf(hnsw, exact, ivfpq)", encoder=encoder), timing=TimingSettings(3))
     files = snapshot.manifest.content.files
     *legs, whole = seen.stages
     assert seen.timed == 3
@@ -77,13 +86,13 @@ def test_retrievers_that_share_an_encoder_share_its_time(snapshot: Snapshot, enc
 
 
 def test_questions_are_encoded_once_for_all_retrievers(snapshot: Snapshot, encoder: Encoder) -> None:
-    batches = Batches(ASKED)
+    batches = QueryBatches(ASKED)
     for retriever in open_retrievers(snapshot, ["hnsw", "exact"], encoder=encoder):
-        measure_lists(retriever, retriever.name, batches, ANSWERS, 3)
+        measure_stages(retriever, retriever.name, batches, ANSWERS, 3)
         (_, questions), *_ = batches.batches
-        known = questions.known(encoder)
+        known = questions.find_vectors(encoder)
         assert known is questions.vectors(encoder)
-    assert len(questions.used) == 4
+    assert len(questions.used_encoders) == 4
 
 
 def test_no_time_between_two_stages_is_lost(
@@ -103,7 +112,7 @@ def test_no_time_between_two_stages_is_lost(
 
 def test_one_question_is_timed_however_little_time_there_is(snapshot: Snapshot, encoder: Encoder) -> None:
     retriever = open_retriever(snapshot, "hnsw", encoder=encoder)
-    assert measured(retriever, timing=Timing(50, 0.0)).timed == 1
+    assert measured(retriever, timing=TimingSettings(50, 0.0)).timed == 1
     assert measured(retriever).timed == 4
 
 
@@ -111,9 +120,9 @@ def test_one_question_is_timed_however_little_time_there_is(snapshot: Snapshot, 
 def test_what_no_search_takes_is_refused(k: int, text: str, snapshot: Snapshot, encoder: Encoder) -> None:
     retriever = open_retriever(snapshot, "hnsw", encoder=encoder)
     with pytest.raises(UsageError):
-        measure_lists(retriever, "hnsw", Batches([Question("q", text)]), ANSWERS, k)
+        measure_stages(retriever, "hnsw", QueryBatches([Question("q", text)]), ANSWERS, k)
 
 
 def test_a_timing_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least 1 question"):
-        Timing(0)
+    with pytest.raises(UsageError, match="give questions >= 1"):
+        TimingSettings(0)

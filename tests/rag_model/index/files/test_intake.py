@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import BookwheelError, InputError, UsageError
-from rag_model.index.files.intake import Intake, cut, look
+from rag_model.index.files.intake import VectorInput, inspect_vectors, split_into_parts
 
 Array = npt.NDArray[Any]
 ROWS = np.random.default_rng(0).standard_normal((50, 4))
@@ -30,21 +30,21 @@ def parquet(path: Path, rows: Any, kind: pa.DataType, **others: Any) -> Path:
     return path
 
 
-def parts_of(intake: Intake, part_bytes: int = 16 * 8, invalid: Any = "refuse") -> tuple[list[Array], Any]:
+def parts_of(intake: VectorInput, part_bytes: int = 16 * 8, invalid: Any = "refuse") -> tuple[list[Array], Any]:
     parts: list[Array] = []
-    kept = cut(intake, lambda part: parts.append(part.copy()), invalid, part_bytes)
+    kept = split_into_parts(intake, lambda part: parts.append(part.copy()), invalid, part_bytes)
     return parts, kept
 
 
 @pytest.mark.parametrize(("given", "kept"), [("f2", "f2"), ("f4", "f4"), ("f8", "f4"), (">f4", "f4")])
-def test_npy_of_any_floats(given: str, kept: str, tmp_path: Path) -> None:
-    parts, _ = parts_of(look([saved(tmp_path / "v.npy", ROWS.astype(given))]))
+def test_inspect_npy_of_any_float_dtype(given: str, kept: str, tmp_path: Path) -> None:
+    parts, _ = parts_of(inspect_vectors([saved(tmp_path / "v.npy", ROWS.astype(given))]))
     assert all(part.dtype == kept for part in parts)
     np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype(given).astype(kept))
 
 
-def test_columns_before_rows(tmp_path: Path) -> None:
-    parts, _ = parts_of(look([saved(tmp_path / "v.npy", np.asfortranarray(ROWS.astype("f4")))]))
+def test_inspect_fortran_order(tmp_path: Path) -> None:
+    parts, _ = parts_of(inspect_vectors([saved(tmp_path / "v.npy", np.asfortranarray(ROWS.astype("f4")))]))
     np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype("f4"))
 
 
@@ -55,20 +55,20 @@ def test_parquet_lists(kind: str, floats: str, tmp_path: Path) -> None:
     path = parquet(
         tmp_path / "v.parquet", list(rows), KINDS[kind](pa.from_numpy_dtype(rows.dtype)), id=pa.array(range(50))
     )
-    intake = look([path])
+    intake = inspect_vectors([path])
     assert (intake.n, intake.d) == (50, 4)
     parts, _ = parts_of(intake)
     np.testing.assert_array_equal(np.concatenate(parts), rows.astype(intake.dtype))
 
 
-def test_a_folder_goes_by_name_and_files_as_they_are_given(tmp_path: Path) -> None:
+def test_folders_are_sorted_and_files_keep_their_order(tmp_path: Path) -> None:
     for number in (2, 0, 1):
         saved(tmp_path / f"part-{number}.npy", ROWS[number * 10 : number * 10 + 10].astype("f2"))
     saved(tmp_path / "part-3.npy", np.empty((0, 4), "f2"))
     (tmp_path / "notes.txt").write_text("not a vector")
-    assert [file.path.name for file in look([tmp_path]).files] == ["part-0.npy", "part-1.npy", "part-2.npy"]
+    assert [file.path.name for file in inspect_vectors([tmp_path]).files] == ["part-0.npy", "part-1.npy", "part-2.npy"]
     last, first = tmp_path / "part-2.npy", tmp_path / "part-0.npy"
-    parts, _ = parts_of(look([last, first]))
+    parts, _ = parts_of(inspect_vectors([last, first]))
     np.testing.assert_array_equal(np.concatenate(parts), np.concatenate([np.load(last), np.load(first)]))
 
 
@@ -77,7 +77,7 @@ def test_a_folder_goes_by_name_and_files_as_they_are_given(tmp_path: Path) -> No
     bad=st.sets(st.integers(0, 199)),
     size=st.integers(1, 60),
 )
-def test_parts_are_of_bounded_size_and_hold_every_good_row(
+def test_parts_are_bounded_and_hold_every_finite_row(
     rows: list[int], bad: set[int], size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder, n = tmp_path_factory.mktemp("cut"), sum(rows)
@@ -88,33 +88,33 @@ def test_parts_are_of_bounded_size_and_hold_every_good_row(
     paths = [saved(folder / f"{number}.npy", part) for number, part in enumerate(np.split(vectors, ends))]
     if len(wrong) == n:
         with pytest.raises(InputError, match="nothing to index"):
-            parts_of(look(paths), 16 * size, "drop")
+            parts_of(inspect_vectors(paths), 16 * size, "drop")
         return
-    parts, kept = parts_of(look(paths), 16 * size, "drop")
+    parts, kept = parts_of(inspect_vectors(paths), 16 * size, "drop")
     assert max(map(len, parts)) <= size
     np.testing.assert_array_equal(kept, np.setdiff1d(np.arange(n), wrong))
     np.testing.assert_array_equal(np.concatenate(parts), vectors[kept])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_a_row_that_is_no_vector_is_named(value: float, tmp_path: Path) -> None:
+def test_error_names_the_invalid_row(value: float, tmp_path: Path) -> None:
     rows = ROWS.copy()
     rows[7, 2] = value
     paths = [saved(tmp_path / "a.npy", ROWS), saved(tmp_path / "b.npy", rows)]
     with pytest.raises(InputError, match=r"^row 7 of .*b\.npy holds a NaN or an infinity: .* --invalid drop$"):
-        parts_of(look(paths))
-    _, kept = parts_of(look(paths), invalid="drop")
+        parts_of(inspect_vectors(paths))
+    _, kept = parts_of(inspect_vectors(paths), invalid="drop")
     assert set(range(100)) - set(kept.tolist()) == {57}
 
 
-def test_a_row_of_another_length_or_none_at_all_is_named(tmp_path: Path) -> None:
+def test_error_names_a_row_of_another_length(tmp_path: Path) -> None:
     rows = [[1.0, 2.0]] * 20 + [[1.0]]
     with pytest.raises(InputError, match=r"row 20 of .* has 1 dimensions where others have 2"):
-        parts_of(look([parquet(tmp_path / "short.parquet", rows, pa.list_(pa.float32()))]))
+        parts_of(inspect_vectors([parquet(tmp_path / "short.parquet", rows, pa.list_(pa.float32()))]))
     with pytest.raises(InputError, match=r"row 20 of .* is missing"):
-        parts_of(look([parquet(tmp_path / "none.parquet", [*rows[:20], None], pa.list_(pa.float32()))]))
+        parts_of(inspect_vectors([parquet(tmp_path / "none.parquet", [*rows[:20], None], pa.list_(pa.float32()))]))
     with pytest.raises(InputError, match=r"fixed\.parquet cannot be read from row \d+ on"):  # so says Arrow
-        parts_of(look([parquet(tmp_path / "fixed.parquet", [*rows[:20], None], pa.list_(pa.float32(), 2))]))
+        parts_of(inspect_vectors([parquet(tmp_path / "fixed.parquet", [*rows[:20], None], pa.list_(pa.float32(), 2))]))
 
 
 def _truncated(path: Path) -> Path:
@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[BookwheelError], str]] = {
     "three.npy": (lambda path: saved(path, ROWS[None]), InputError, r"of shape \(1, 50, 4\)"),
     "flat.npy": (lambda path: saved(path, ROWS[:, :0]), InputError, r"of shape \(50, 0\)"),
     "whole.npy": (lambda path: saved(path, ROWS.astype("i4")), InputError, "holds int32"),
-    "things.npy": (lambda path: saved(path, ROWS.astype(object)), InputError, "holds object"),
+    "things.npy": (lambda path: saved(path, ROWS.astype(object)), InputError, "contains object"),
     "none.npy": (lambda path: saved(path, ROWS[:0]), InputError, "holds no vectors"),
     "cut.npy": (_truncated, InputError, "is truncated: 1,723 bytes of 1,728"),
     "text.npy": (_text, InputError, "is not a complete .npy file"),
@@ -169,35 +169,35 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[BookwheelError], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_told_in_one_sentence(name: str, tmp_path: Path) -> None:
+def test_invalid_input_is_refused(name: str, tmp_path: Path) -> None:
     make, kind, words = REFUSED[name]
     with pytest.raises(kind, match=words) as refused:
-        look([make(tmp_path / name)])
+        inspect_vectors([make(tmp_path / name)])
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_column_is_found_by_its_name(tmp_path: Path) -> None:
+def test_column_is_chosen_by_name(tmp_path: Path) -> None:
     path = parquet(tmp_path / "v.parquet", [[1.0]], pa.list_(pa.float32()), other=pa.array([[2.0, 3.0]]))
-    assert look([path], "other").d == 2
+    assert inspect_vectors([path], "other").d == 2
     with pytest.raises(InputError, match="no column 'third' of float lists: it has vector, other"):
-        look([path], "third")
+        inspect_vectors([path], "third")
 
 
-def test_files_of_two_dimensions_and_folders_of_two_kinds(tmp_path: Path) -> None:
+def test_mixed_dimensions_and_mixed_folders_are_refused(tmp_path: Path) -> None:
     one, two = saved(tmp_path / "1.npy", ROWS), saved(tmp_path / "2.npy", ROWS[:, :2])
     with pytest.raises(InputError, match=r"2\.npy has 2 dimensions and .*1\.npy has 4"):
-        look([one, two])
+        inspect_vectors([one, two])
     parquet(tmp_path / "3.parquet", list(ROWS), pa.list_(pa.float64()))
     with pytest.raises(InputError, match="holds both"):
-        look([tmp_path])
+        inspect_vectors([tmp_path])
     with pytest.raises(UsageError, match="there are no vectors"):
-        look([])
+        inspect_vectors([])
 
 
-def test_vectors_that_decode_to_far_more_than_the_file_are_refused(tmp_path: Path) -> None:
+def test_decompression_bomb_is_refused(tmp_path: Path) -> None:
     zeros = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(1 << 26)), 1 << 14)
     pq.write_table(pa.table({"v": zeros}), tmp_path / "zeros.parquet", compression="zstd")
     assert (tmp_path / "zeros.parquet").stat().st_size < 200_000
     with pytest.raises(InputError, match=r"zeros\.parquet decodes to more than \d+ MiB, far more than its size"):
-        look([tmp_path / "zeros.parquet"])
+        inspect_vectors([tmp_path / "zeros.parquet"])

@@ -8,29 +8,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
+from rag_model.index.build import run_stages
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.stages import build
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_files_read_as_one_matrix(data: st.DataObject, write_parts: Make) -> None:
+def test_vector_files_are_one_matrix(data: st.DataObject, write_parts: Make) -> None:
     n = data.draw(st.integers(1, 50))
     matrix = np.arange(n * 3, dtype=data.draw(st.sampled_from([np.float16, np.float32]))).reshape(n, 3)
     files = VectorFiles(write_parts(matrix, sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))))
     assert (files.n, files.dim) == (n, 3)
-    np.testing.assert_array_equal(files.all(), matrix)
+    np.testing.assert_array_equal(files.read_all(), matrix)
     rows = np.unique(np.array(data.draw(st.lists(st.integers(0, n - 1))), dtype=np.int64))
-    np.testing.assert_array_equal(files.take(rows), matrix[rows])
+    np.testing.assert_array_equal(files.read_rows(rows), matrix[rows])
     blocks = list(files.blocks(data.draw(st.integers(1, 60))))
     np.testing.assert_array_equal(np.vstack([block for _, block in blocks]), matrix)
     assert all(np.array_equal(block, matrix[first : first + len(block)]) for first, block in blocks)
 
 
-def test_a_sample_repeats_by_seed_and_holds_no_row_twice(write_parts: Make) -> None:
+def test_sample_is_seeded_and_without_repetition(write_parts: Make) -> None:
     files = VectorFiles(write_parts(np.arange(1000, dtype=np.float32)[:, None], [400]))
     sample = files.sample(100, seed=1)[:, 0]
     assert len(set(sample.tolist())) == 100
@@ -42,7 +42,7 @@ def test_a_sample_repeats_by_seed_and_holds_no_row_twice(write_parts: Make) -> N
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "Flat"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_is_named(
+def test_error_names_a_row_that_is_not_finite(
     value: float, factory: str, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     vectors = make_vectors(1200)
@@ -52,7 +52,7 @@ def test_a_row_that_is_not_finite_is_named(
         build_index(parts, IndexRecipe(factory))
 
 
-def test_files_that_are_no_vectors_are_refused(tmp_path: Path, write_parts: Make) -> None:
+def test_invalid_vector_files_are_refused(tmp_path: Path, write_parts: Make) -> None:
     with pytest.raises(UsageError, match="at least one"):
         VectorFiles([])
     with pytest.raises(InputError, match="encode its part first"):
@@ -73,8 +73,8 @@ def test_files_that_are_no_vectors_are_refused(tmp_path: Path, write_parts: Make
         VectorFiles([good])
 
 
-def test_a_plan_for_other_vectors_is_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+def test_plan_of_other_vectors_is_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
     parts = write_parts(make_vectors(600))
     for factory in ("HNSW8", "IVF8,Flat"):
         with pytest.raises(InputError, match="600 x 32, not the plan's 500 x 32"):
-            build(resolve(IndexRecipe(factory), 500, 32), parts, tmp_path / "out", tmp_path)
+            run_stages(resolve(IndexRecipe(factory), 500, 32), parts, tmp_path / "out", tmp_path)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
-from rag_model.index.postings.analyzer import MOST_CHARACTERS, Analyzer
+from rag_model.index.postings.analyzer import MAX_CHARACTERS, Analyzer
 
 
 def terms(text: str, language: str = "english") -> list[str]:
@@ -37,7 +37,7 @@ def test_every_text_has_terms_that_are_utf8_short_and_the_same_again(text: str) 
     analyzer = Analyzer()
     found = analyzer.terms(text)
     assert found == Analyzer().terms(text) == analyzer.terms(text)
-    assert all(0 < len(term.decode()) <= 18 * MOST_CHARACTERS for term in found)
+    assert all(0 < len(term.decode()) <= 18 * MAX_CHARACTERS for term in found)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_word_of_which_a_stemmer_leaves_nothing_stays_whole(language: str, wor
 
 def test_a_word_of_two_megabytes_is_one_short_term() -> None:
     (found,) = Analyzer("none").terms("a" * (2 << 20))
-    assert found == b"a" * MOST_CHARACTERS
+    assert found == b"a" * MAX_CHARACTERS
 
 
 def test_fingerprints_differ_by_language_and_stay_otherwise() -> None:

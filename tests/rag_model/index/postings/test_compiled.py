@@ -4,8 +4,8 @@ import sys
 
 ASKED = """
 import numpy as np
-from rag_model.index.postings.packing import put_varint
-print(put_varint(np.zeros(9, np.uint8), 0, 300))
+from rag_model.index.postings.packing import write_varint
+print(write_varint(np.zeros(9, np.uint8), 0, 300))
 """
 
 

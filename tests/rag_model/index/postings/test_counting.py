@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.counting import counted_texts, gathered
+from rag_model.index.postings.counting import count_texts, gather_batches
 from rag_model.index.postings.part import PartPostings
 
 WORDS = ["John's", "JOHN’S", "it's_", "running", "Beyonce\u0301", "東京タワー", "ß", "ſ", "İ", "ﬁ", "3.14", "e", "s"]
@@ -43,7 +43,7 @@ def listed(postings: PartPostings) -> tuple[list[int], dict[bytes, list[tuple[in
 def test_terms_are_counted_as_they_are_defined(language: str, texts: list[str], cut: int) -> None:
     analyzer = Analyzer(language)
     batches = [pa.array(some, pa.string()) for some in (texts[:cut], texts[cut:])]
-    found = listed(counted_texts(batches, analyzer))
+    found = listed(count_texts(batches, analyzer))
     assert found == defined(texts, analyzer)
     assert list(found[1]) == sorted(found[1])
 
@@ -51,7 +51,7 @@ def test_terms_are_counted_as_they_are_defined(language: str, texts: list[str], 
 def test_a_table_of_tokens_grows() -> None:
     texts = [" ".join(f"w{number}" for number in range(first, first + 3_000)) for first in range(0, 30_000, 1_500)]
     analyzer = Analyzer("none")
-    assert listed(counted_texts([pa.array([text]) for text in texts], analyzer)) == defined(texts, analyzer)
+    assert listed(count_texts([pa.array([text]) for text in texts], analyzer)) == defined(texts, analyzer)
 
 
 def test_many_texts_of_one_letter_and_long_words_are_counted() -> None:
@@ -63,9 +63,7 @@ def test_many_texts_of_one_letter_and_long_words_are_counted() -> None:
     texts += ["x" * 64 + "y", "x" * 65 + "z", "x" * 64, "é" * 70]
     for language in ("none", "english"):
         analyzer = Analyzer(language)
-        assert listed(counted_texts([pa.array(texts[:100]), pa.array(texts[100:])], analyzer)) == defined(
-            texts, analyzer
-        )
+        assert listed(count_texts([pa.array(texts[:100]), pa.array(texts[100:])], analyzer)) == defined(texts, analyzer)
 
 
 def test_small_batches_are_gathered() -> None:
@@ -74,18 +72,18 @@ def test_small_batches_are_gathered() -> None:
     for size in sizes:
         batches.append(pa.RecordBatch.from_pydict({"text": pa.array([str(at + i) for i in range(size)], pa.string())}))
         at += size
-    found = list(gathered(batches))
+    found = list(gather_batches(batches))
     assert [len(batch) for batch in found] == [1903, 206]
     assert [row for batch in found for row in batch["text"].to_pylist()] == [str(row) for row in range(at)]
-    assert list(gathered([])) == []
+    assert list(gather_batches([])) == []
 
 
 def test_frequencies_and_lengths_end_at_two_bytes() -> None:
-    found = counted_texts([pa.array(["w " * 70_000])], Analyzer("none"))
+    found = count_texts([pa.array(["w " * 70_000])], Analyzer("none"))
     assert (found.lengths.tolist(), found.weights.tolist()) == ([65_535], [65_535])
 
 
 def test_a_slice_of_an_array_is_counted_alone() -> None:
-    found = counted_texts([pa.array(["one", "two", "three"])[1:2]], Analyzer("none"))
+    found = count_texts([pa.array(["one", "two", "three"])[1:2]], Analyzer("none"))
     assert (found.terms, found.rows.tolist()) == ([b"two"], [0])
     np.testing.assert_array_equal(found.ends, [1])

@@ -12,23 +12,22 @@ from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
-from rag_model.index.deriving import DerivingKind
 from rag_model.index.files.engine import Rows
-from rag_model.index.kind import IndexFiles
-from rag_model.index.plan import Facts
+from rag_model.index.kind import DerivingKind, IndexFiles
+from rag_model.index.plan import IndexStats
 from rag_model.index.postings import derive as derive_module
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.derive import derived, rising
+from rag_model.index.postings.derive import derive_index, longest_rising_subsequence
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.kind import KIND
 from rag_model.index.recipe import IndexRecipe
-from rag_model.training.data.examples import passage_of
+from rag_model.training.data.examples import build_passage
 from tests.fixtures.words import build_words
 from tests.rag_model.index.postings.test_search import zipfian
 
 BEFORE = zipfian(200)
 ENTRY = KIND.plan(IndexRecipe("BM25"), 1, 0).entry()
-NEW = [passage_of("", text) for text in ("alpha", "zulu w3 w3", "passage of ", "", "東京", "w1")]
+NEW = [build_passage("", text) for text in ("alpha", "zulu w3 w3", "passage of ", "", "東京", "w1")]
 EDIT = st.tuples(
     st.sampled_from(["change", "insert", "delete", "move", "repeat"]), st.integers(0, 79), st.integers(0, 79)
 )
@@ -64,11 +63,11 @@ def kept(before: Sequence[Passage], after: Sequence[Passage]) -> Rows:
 
 def derive(
     before: Path, old: Sequence[Passage], new: Sequence[Passage], out: Path, analyzer: str = "english", most: int = 1000
-) -> Facts | None:
+) -> IndexStats | None:
     def texts(rows: Rows) -> list[pa.RecordBatch]:
         return [pa.RecordBatch.from_pylist([{"title": new[row].title, "text": new[row].text}]) for row in rows]
 
-    return derived(before, kept(old, new), lambda rows: iter(texts(rows)), Analyzer(analyzer), out, most)
+    return derive_index(before, kept(old, new), lambda rows: iter(texts(rows)), Analyzer(analyzer), out, most)
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +87,13 @@ def test_any_edit_gives_the_bytes_of_a_build(before: Path, tmp_path: Path, edits
 
 def test_long_lists_and_many_batches_give_the_bytes_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of several blocks lose and gain some; a batch with room for few terms is filled again and again."""
-    rare = [passage_of("", f"common and {'again ' * (number % 5)} r{number} s{number // 2}") for number in range(900)]
-    new = [passage_of("", f"common new n{number}") for number in range(300)]
+    rare = [
+        build_passage("", f"common and {'again ' * (number % 5)} r{number} s{number // 2}") for number in range(900)
+    ]
+    new = [build_passage("", f"common new n{number}") for number in range(300)]
     after = [one for row, one in enumerate(rare) if row % 7] + new[:100]
     after[300:300] = new[100:]
-    for name, few in (("_TERMS", 3), ("_LISTS", 1)):
+    for name, few in (("_BATCH_TERMS", 3), ("_BATCH_LIST_BYTES", 1)):
         monkeypatch.setattr(derive_module, name, few)
     old = build_words(rare, tmp_path / "old").file.path
     assert derive(old, rare, after, tmp_path / "derived")
@@ -103,8 +104,8 @@ def test_long_lists_and_many_batches_give_the_bytes_of_a_build(tmp_path: Path, m
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 256, 257])
 def test_lists_at_the_limits_of_blocks_and_weights_give_the_bytes_of_a_build(count: int, tmp_path: Path) -> None:
     often = [1, 2, 254, 255, 256, 257]
-    passages = [passage_of("", f"r{number} " + "a " * often[number % 6]) for number in range(count)]
-    large = [passage_of("", "a " * times) for times in (65_534, 65_535, 65_536)]  # the most that is counted
+    passages = [build_passage("", f"r{number} " + "a " * often[number % 6]) for number in range(count)]
+    large = [build_passage("", "a " * times) for times in (65_534, 65_535, 65_536)]  # the most that is counted
     old = build_words(passages + large, tmp_path / "old").file.path
     for after in (passages + large[1:], passages[1:] + large, [NEW[1], *passages, *large], [*passages, *large, NEW[0]]):
         assert derive(old, passages + large, after, tmp_path / "derived")
@@ -113,17 +114,17 @@ def test_lists_at_the_limits_of_blocks_and_weights_give_the_bytes_of_a_build(cou
 
 def test_only_new_passages_are_analysed(before: Path, tmp_path: Path) -> None:
     """Another analyzer than that of the file shows who made a term."""
-    after = [*BEFORE[:50], passage_of("", "Walking"), BEFORE[60], BEFORE[55], *BEFORE[61:]]
+    after = [*BEFORE[:50], build_passage("", "Walking"), BEFORE[60], BEFORE[55], *BEFORE[61:]]
     assert derive(before, BEFORE, after, tmp_path / "derived", "none")
     index = KIND.open(index_files(tmp_path / "derived", after), ENTRY)
-    assert index.missing("walk") == ["walk"]
+    assert index.find_missing_terms("walk") == ["walk"]
     assert derive(before, BEFORE, after, tmp_path / "derived")
-    assert KIND.open(index_files(tmp_path / "derived", after), ENTRY).missing("walk") == []
+    assert KIND.open(index_files(tmp_path / "derived", after), ENTRY).find_missing_terms("walk") == []
 
 
 @given(st.lists(st.integers(-1, 12), max_size=14))
 def test_the_most_rows_that_rise_are_chosen(rows: list[int]) -> None:
-    chosen = rising(np.array(rows, np.int64))
+    chosen = longest_rising_subsequence(np.array(rows, np.int64))
     found = [row for row, its in zip(rows, chosen.tolist(), strict=True) if its]
     assert found == sorted({*found} - {-1})
     best = [0] * len(rows)
@@ -143,7 +144,7 @@ def test_other_texts_than_those_of_the_new_passages_are_refused(before: Path, tm
     batch = pa.RecordBatch.from_pylist([{"title": "", "text": "alpha"}])
     rows = kept(BEFORE, [*BEFORE[:9], *NEW[:2], *BEFORE[9:]])
     with pytest.raises(InputError, match=f"there are {texts} texts of 2 new passages"):
-        derived(before, rows, lambda _: iter([batch] * texts), Analyzer(), tmp_path / "derived", 1000)
+        derive_index(before, rows, lambda _: iter([batch] * texts), Analyzer(), tmp_path / "derived", 1000)
     assert not (tmp_path / "derived").exists()
 
 

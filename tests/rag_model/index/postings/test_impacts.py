@@ -8,20 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseVectors
+from rag_model.corpus.ragged_file import QUERY_UNITS, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.kind import IndexFiles, SparseTrial
-from rag_model.index.postings import decoded, held
+from rag_model.index.kind import IndexFiles, SparseQuerySet, get_kind_for_factory
+from rag_model.index.postings import decoded_search
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.file import AT_LENGTHS
+from rag_model.index.postings.file import LENGTHS_OFFSET
 from rag_model.index.postings.impact import KIND
-from rag_model.index.postings.impacts import ImpactIndex
-from rag_model.index.postings.search import Bm25Index
+from rag_model.index.postings.search import Bm25Index, ImpactIndex
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.registry import kind_for
-from rag_model.training.data.examples import passage_of
+from rag_model.training.data.examples import build_passage
 from tests.fixtures.impacts import SCALE, build_impacts, questions, write_rows, zipfian
 from tests.fixtures.words import build_words
 
@@ -48,9 +46,7 @@ def best(index: ImpactIndex, asked: Vectors, k: int) -> tuple[np.ndarray, Rows]:
     bag = index.file.layout.scale == 1
     table = dense(CORPUS, DIM, bag=bag)
     units = np.zeros((len(asked), DIM), np.int64)
-    np.put_along_axis(
-        units, asked[..., 0].astype(np.int64), np.rint(asked[..., 1] * QUESTION_UNITS).astype(np.int64), 1
-    )
+    np.put_along_axis(units, asked[..., 0].astype(np.int64), np.rint(asked[..., 1] * QUERY_UNITS).astype(np.int64), 1)
     sums = units @ table.T
     return sums, np.argsort(-sums, axis=1, kind="stable")[:, :k]
 
@@ -60,15 +56,15 @@ def best(index: ImpactIndex, asked: Vectors, k: int) -> tuple[np.ndarray, Rows]:
 def test_scores_are_a_dense_product_with_and_without_skipping(
     index: ImpactIndex, terms: int, room: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "MOST_ROWS", 0 if room == "none is" else 1 << 22)
-    monkeypatch.setattr(held, "MOST_POSTINGS", 30_000 if room == "some are" else 1 << 23)
+    monkeypatch.setattr(decoded_search, "MAX_CACHED_ROWS", 0 if room == "none is" else 1 << 22)
+    monkeypatch.setattr(decoded_search, "MAX_CACHED_POSTINGS", 30_000 if room == "some are" else 1 << 23)
     opened, asked = ImpactIndex(index.file.path, {}), questions(8, DIM, terms)
     sums, wanted = best(index, asked, 20)
     scores, rows = opened.search(asked, 20)
     found = np.take_along_axis(sums, wanted, 1)
     assert np.array_equal(np.where(found > 0, wanted, -1), rows)
     assert np.array_equal(
-        (found / (QUESTION_UNITS * index.file.layout.scale)).astype(np.float32)[found > 0], scores[rows >= 0]
+        (found / (QUERY_UNITS * index.file.layout.scale)).astype(np.float32)[found > 0], scores[rows >= 0]
     )
     again, same = opened.search(asked, 20, skip=False)
     assert np.array_equal(again, scores)
@@ -77,9 +73,9 @@ def test_scores_are_a_dense_product_with_and_without_skipping(
 
 @pytest.mark.parametrize("words", [0.25, 0.0])
 def test_many_windows_of_rows_change_nothing(tmp_path: Path, words: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded, "_WORDS", words)  # with and without bits of rows
+    monkeypatch.setattr(decoded_search, "_MAX_WORDS_PER_POSTING", words)  # with and without bits of rows
     many = build_impacts(zipfian(30_000, 4_000, 8), tmp_path, 4_000)
-    assert many.n > 3 * decoded.WINDOW
+    assert many.n > 3 * decoded_search.WINDOW
     for terms, k in ((2, 1), (6, 10), (30, 100), (100, 5_000)):
         asked = questions(12, 4_000, terms)
         skipped, every = many.search(asked, k), many.search(asked, k, skip=False)
@@ -117,11 +113,11 @@ def test_the_division_into_parts_does_not_show(tmp_path: Path, sizes: list[int],
 def test_small_batches_of_the_merge_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = zipfian(2_000, 50, 30)
     whole = build_impacts(rows, tmp_path / "whole", 50).file.path.read_bytes()
-    for name in ("_POSTINGS", "_AHEAD"):
+    for name in ("_BATCH_POSTINGS", "_READ_AHEAD"):
         monkeypatch.setattr(merging, name, 200)
-    for name in ("_EACH", "_LEAST", "_SHARES"):
+    for name in ("_BATCH_POSTINGS_PER_PART", "_MIN_READ_AHEAD", "_FULL_TERMS_PER_BATCH"):
         monkeypatch.setattr(merging, name, 1)
-    monkeypatch.setattr(merging, "_TERMS", 7)
+    monkeypatch.setattr(merging, "_WINDOW_TERMS", 7)
     assert build_impacts(rows, tmp_path / "parts", 50, [3, 999]).file.path.read_bytes() == whole
 
 
@@ -135,7 +131,7 @@ def test_questions_without_a_known_term_find_nothing(index: ImpactIndex) -> None
 @pytest.mark.parametrize(
     ("asked", "parameters", "sentence"),
     [
-        (np.ones((1, 2), np.float32), {}, r"questions of shape \(1, 2\) are no weighted terms: encode them"),
+        (np.ones((1, 2), np.float32), {}, r"questions of shape \(1, 2\) are not weighted terms: use a sparse"),
         (np.array([[[1.5, 1]]], np.float32), {}, "question 1 has a term or a weight out of range: encode it again"),
         (np.array([[[1, 1]], [[1, np.nan]]], np.float32), {}, "question 2 has a term or a weight out of range"),
         (np.ones((1, 10_001, 2), np.float32), {}, "question 1 has 10,001 terms: ask with up to 10,000"),
@@ -153,8 +149,10 @@ def test_wrong_questions_are_refused(
 
 
 def test_words_and_impacts_are_not_mistaken_for_each_other(index: ImpactIndex, tmp_path: Path) -> None:
-    words = build_words([passage_of("", "pigs fly")] * 3, tmp_path)
-    assert struct.unpack_from("<q", words.file.path.read_bytes(), AT_LENGTHS - 8) == (0,), "as older releases wrote it"
+    words = build_words([build_passage("", "pigs fly")] * 3, tmp_path)
+    assert struct.unpack_from("<q", words.file.path.read_bytes(), LENGTHS_OFFSET - 8) == (0,), (
+        "as older releases wrote it"
+    )
     with pytest.raises(InputError, match="is an index of words, and not of weighted terms: fetch or build it again"):
         ImpactIndex(words.file.path, {})
     with pytest.raises(InputError, match="is an index of weighted terms, and not of words: fetch or build it again"):
@@ -166,7 +164,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path
     path, refused = tmp_path / "bad.postings", 0
     for _ in range(40):
         broken = bytearray(whole)
-        for place in rng.integers(AT_LENGTHS, len(whole), 30):
+        for place in rng.integers(LENGTHS_OFFSET, len(whole), 30):
             broken[place] ^= int(rng.integers(1, 256))
         path.write_bytes(broken)
         try:
@@ -181,22 +179,22 @@ def test_the_gate_compares_with_the_passages_own_weights(factory: str, tmp_path:
     rows = zipfian(300, 200, 30)
     index = build_impacts(rows, tmp_path, 200, [100], factory)
     entry = KIND.plan(IndexRecipe(factory, search={"terms": 12}), 300, 200).entry()
-    trial = SparseTrial(questions(6, 200, 20), 5, np.arange(6))
+    trial = SparseQuerySet(questions(6, 200, 20), 5, np.arange(6))
 
     def files(others: SparseVectors) -> IndexFiles:
         return IndexFiles(index.file.path, lambda: write_rows(others, [7], tmp_path / "others", 200), 300)
 
     measured = KIND.measure(files(rows), entry, trial)
     assert measured.recalls.tolist() == [1] * 6
-    assert measured.figures["terms_a_passage"] == round(len(rows.terms) / 300, 1)
-    with pytest.raises(InputError, match="has other weights than the passages: build it again"):
+    assert measured.metrics["terms_a_passage"] == round(len(rows.terms) / 300, 1)
+    with pytest.raises(InputError, match="differ from those of the passages: build it again"):
         KIND.measure(files(zipfian(300, 200, 30, seed=4)), entry, trial)
 
 
 @pytest.mark.parametrize(
     ("recipe", "sentence"),
     [
-        ({"settings": {"bits": 2}}, "settings do not apply to Impact: Impact keeps a byte a weight, Impact1 a bit"),
+        ({"settings": {"bits": 2}}, "settings do not apply to Impact: leave them out"),
         ({"search": {"terms": "many"}}, "terms is 'many': give a whole number"),
         ({"recall_target": 0.9}, "recall_target does not apply to Impact"),
     ],
@@ -209,6 +207,6 @@ def test_wrong_settings_are_refused(recipe: dict[str, object], sentence: str) ->
 def test_parts_of_several_scales_are_refused(tmp_path: Path) -> None:
     rows = zipfian(10, 50, 5)
     mixed = [*write_rows(rows, [], tmp_path / "a", 50), *write_rows(rows, [], tmp_path / "b", 50, SCALE * 2)]
-    with pytest.raises(InputError, match=r"the parts' weights have the scales \[64, 128\]: encode all of them by one"):
+    with pytest.raises(InputError, match=r"the parts' weights have the scales \[64, 128\]: encode all parts with one"):
         KIND.scale(KIND.plan(IndexRecipe("Impact"), 20, 50), mixed)
-    assert kind_for("Impact") is KIND
+    assert get_kind_for_factory("Impact") is KIND

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 
 from rag_model.errors import InputError, StoreError, UsageError
-from rag_model.index.kind import IndexFiles, TextTrial
+from rag_model.index.kind import IndexFiles, TextQuerySet, get_kind_for_factory
 from rag_model.index.postings.kind import KIND
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.registry import kind_for
-from rag_model.training.data.examples import passage_of
+from rag_model.training.data.examples import build_passage
 from tests.fixtures.words import build_words
 
-CORPUS = [passage_of(f"title {number}", f"Passage number {number} is of pigs.") for number in range(40)]
-TRIAL = TextTrial([f"Passage number {row} is of pigs." for row in (3, 9)], 5, np.array([3, 9]))
+CORPUS = [build_passage(f"title {number}", f"Passage number {number} is of pigs.") for number in range(40)]
+TRIAL = TextQuerySet([f"Passage number {row} is of pigs." for row in (3, 9)], 5, np.array([3, 9]))
 
 
 def files(path: Path) -> IndexFiles:
@@ -20,12 +19,12 @@ def files(path: Path) -> IndexFiles:
 
 
 def test_a_recipe_becomes_a_plan_that_says_how_words_are_made() -> None:
-    plan = kind_for("BM25").plan(IndexRecipe("BM25", search={"k1": 1.2}), 40, 0)
+    plan = get_kind_for_factory("BM25").plan(IndexRecipe("BM25", search={"k1": 1.2}), 40, 0)
     entry = plan.entry()
     assert (entry["kind"], entry["search"]) == ("bm25", {"k1": 1.2, "b": 0.4})
     assert entry["settings"]["language"] == "english"
     german = KIND.plan(IndexRecipe("BM25", settings={"language": "german"}), 40, 0)
-    assert german.shared() != plan.shared(), "another stemmer makes other pieces"
+    assert german.piece_inputs() != plan.piece_inputs(), "another stemmer makes other pieces"
 
 
 @pytest.mark.parametrize(
@@ -48,8 +47,8 @@ def test_the_gate_measures_exactness_and_misses_no_word(tmp_path: Path) -> None:
     entry = KIND.plan(IndexRecipe("BM25"), len(CORPUS), 0).entry()
     measured = KIND.measure(files(index.file.path), entry, TRIAL)
     assert measured.recalls.tolist() == [1, 1]
-    assert measured.figures["source@5"] == 1
-    others = build_words([passage_of("", "cows")] * 40, tmp_path / "others")
+    assert measured.metrics["source@5"] == 1
+    others = build_words([build_passage("", "cows")] * 40, tmp_path / "others")
     with pytest.raises(InputError, match="lacks the term 'passag' of a passage: build it again"):
         KIND.measure(files(others.file.path), entry, TRIAL)
 
@@ -63,5 +62,5 @@ def test_an_index_of_another_analyzer_is_refused(tmp_path: Path) -> None:
 
 
 def test_pieces_that_lack_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the pieces hold 0 rows, but the index is of 40: build them again"):
+    with pytest.raises(InputError, match="the pieces have 0 rows, but the plan has 40: build them again"):
         KIND.merge(KIND.plan(IndexRecipe("BM25"), 40, 0), tmp_path, [], [], [], tmp_path / "out")

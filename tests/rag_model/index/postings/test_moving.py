@@ -11,10 +11,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
-from rag_model.index.postings.lists import NUMBERS, ROOM, begin_list
-from rag_model.index.postings.moving import APART, LENGTH, ROW, WENT, copy_block, move, put_block, shift_of
-from rag_model.index.postings.packing import BLOCK, PADDING, SIZES
-from rag_model.training.data.examples import passage_of
+from rag_model.index.postings.carry import (
+    LENGTH_SHIFT,
+    NO_COMMON_SHIFT,
+    REMOVED,
+    ROW_SHIFT,
+    common_shift,
+    copy_block,
+    move_block,
+    write_block,
+)
+from rag_model.index.postings.lists import MAX_POSTING_BYTES, WRITER_SIZE, begin_list
+from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE
+from rag_model.training.data.examples import build_passage
 from tests.fixtures.words import build_words
 from tests.rag_model.index.postings.test_derive import derive
 from tests.rag_model.index.postings.test_packing import pack
@@ -31,14 +40,14 @@ OFTEN = (1, 1, 1, 1, 1, 2, 3, 40, 300)  # so that some weights are exceptions
 
 
 def word(row: int, length: int = 5, weight: int = 0) -> int:
-    return row << ROW | length << LENGTH | weight
+    return row << ROW_SHIFT | length << LENGTH_SHIFT | weight
 
 
 def copied(gaps: list[int], weights: list[int], now: int) -> bytes | None:
     """Return what `copy_block` makes of a block whose first row becomes another; None if it makes nothing."""
     packed = pack(gaps, weights)
     data = np.frombuffer(b"before" + packed + b"\xff" * PADDING, np.uint8)
-    out = np.full(ROOM * len(gaps) + 2, 77, np.uint8)
+    out = np.full(MAX_POSTING_BYTES * len(gaps) + 2, 77, np.uint8)
     end = int(copy_block(data, 6, 6 + len(packed), len(gaps), gaps[0], now, out, 2))
     assert end >= 0 or set(out.tolist()) == {77}
     return out[2:end].tobytes() if end >= 0 else None
@@ -61,9 +70,9 @@ def test_a_block_with_more_bytes_than_its_postings_may_take_is_not_copied() -> N
     data = np.zeros(4000, np.uint8)
     data[:2] = 2, 1
     out = np.full(4000, 77, np.uint8)
-    most = ROOM * 2 - PADDING
+    most = MAX_POSTING_BYTES * 2 - PADDING
     assert copy_block(data, 0, most, 2, 3, 2, out, 0) == most
-    assert set(out[ROOM * 2 :].tolist()) == {77}
+    assert set(out[MAX_POSTING_BYTES * 2 :].tolist()) == {77}
     assert copy_block(data, 0, most + 1, 2, 3, 2, out, 0) == -1
 
 
@@ -75,14 +84,14 @@ def test_rows_that_rise_by_the_same_are_noticed(gaps: list[int], shift: int, dat
     shift = max(shift, -rows[0])
     moved[rows] = [word(row + shift) for row in rows]
     held = np.array(gaps, np.uint32)
-    assert shift_of(held, len(gaps), moved) == shift
-    assert shift_of(held, len(gaps), moved[:-1]) == APART, "a row that the file has not"
+    assert common_shift(held, len(gaps), moved) == shift
+    assert common_shift(held, len(gaps), moved[:-1]) == NO_COMMON_SHIFT, "a row that the file has not"
     row = data.draw(st.sampled_from(rows))
-    for other in (WENT, word(row + shift + 1)):
-        if len(rows) > 1 or other == WENT:
+    for other in (REMOVED, word(row + shift + 1)):
+        if len(rows) > 1 or other == REMOVED:
             changed = moved.copy()
             changed[row] = other
-            assert shift_of(held, len(gaps), changed) == APART
+            assert common_shift(held, len(gaps), changed) == NO_COMMON_SHIFT
 
 
 @given(
@@ -96,11 +105,13 @@ def test_a_block_moves_to_its_rows_among_new_ones(
 ) -> None:
     gaps, weights = [gap for gap, _ in postings], [weight for _, weight in postings]
     rows = (before + np.cumsum(np.array(gaps) + 1)).tolist()
-    moved = np.array([WENT if row in gone else word(2 * row) for row in range(rows[-1] + 1)], np.int64)
+    moved = np.array([REMOVED if row in gone else word(2 * row) for row in range(rows[-1] + 1)], np.int64)
     new = np.array(sorted(word(2 * row + 1, 9, 3) for row in coming), np.int64)
     words = np.zeros(BLOCK + len(new) + 3, np.int64)
     less = np.array(weights, np.uint32) - 1
-    held, first, last = move(np.array(gaps, np.uint32), less, len(gaps), before, moved, new, 0, len(new), words, 3)
+    held, first, last = move_block(
+        np.array(gaps, np.uint32), less, len(gaps), before, moved, new, 0, len(new), words, 3
+    )
     stayed = [word(2 * row, weight=weight) for row, weight in zip(rows, weights, strict=True) if row not in gone]
     taken = [one for one in new.tolist() if stayed and one < stayed[-1]]
     for one in taken:
@@ -112,15 +123,15 @@ def test_a_block_moves_to_its_rows_among_new_ones(
 def test_rows_that_are_not_there_and_weights_beyond_any_are_damage(gaps: list[int], less: list[int]) -> None:
     moved, new = np.array([word(row) for row in range(10)], np.int64), np.zeros(1, np.int64)
     numbers = np.array([gaps, less], np.uint32)
-    assert move(*numbers, 2, -1, moved, new, 0, 0, np.zeros(300, np.int64), 0)[2] == -1
+    assert move_block(*numbers, 2, -1, moved, new, 0, 0, np.zeros(300, np.int64), 0)[2] == -1
 
 
 @pytest.mark.parametrize("words", [[word(1, 5, 1), word(1, 5, 1)], [word(3, 5, 1), word(2, 5, 1)], [word(1, 5, 0)]])
 def test_words_that_do_not_ascend_or_have_no_weight_are_not_written(words: list[int]) -> None:
-    writer, sizes, out = np.zeros(NUMBERS, np.int64), np.zeros(SIZES, np.int64), np.zeros(99, np.uint8)
+    writer, sizes, out = np.zeros(WRITER_SIZE, np.int64), np.zeros(SCRATCH_SIZE, np.int64), np.zeros(99, np.uint8)
     gaps, less = np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
     begin_list(writer, 0, -1)
-    assert not put_block(np.array(words, np.int64), 0, len(words), writer, gaps, less, sizes, out)
+    assert not write_block(np.array(words, np.int64), 0, len(words), writer, gaps, less, sizes, out)
     assert not out.any()
 
 
@@ -132,7 +143,9 @@ def corpus(rng: random.Random) -> list[Passage]:
         for name, rows in ("a", rng.sample(range(1200), size)), ("b", range(first, first + size)):
             for row in rows:
                 held[row][f"{name}{size}"] += rng.choice(OFTEN)
-    return [passage_of(f"r{row} seventeenandahalf{row % 7}", " ".join(own.elements())) for row, own in enumerate(held)]
+    return [
+        build_passage(f"r{row} seventeenandahalf{row % 7}", " ".join(own.elements())) for row, own in enumerate(held)
+    ]
 
 
 @given(
@@ -148,17 +161,17 @@ def test_lists_of_any_length_give_the_bytes_of_a_build(tmp_path: Path, seed: int
     for one in before:
         chance = rng.random() / share
         if chance < 0.4:
-            after.append(passage_of(one.title, f"{one.text} {rng.choice(['a2', 'b128', 'z'])}"))
+            after.append(build_passage(one.title, f"{one.text} {rng.choice(['a2', 'b128', 'z'])}"))
         elif not 0.4 <= chance < 0.7:
             after.append(one)
         if chance < 0.1 or 0.7 <= chance < 1:
-            after.append(passage_of("new", rng.choice(["a1 b1000 a128", "b127 b127", "never", "", before[7].text])))
+            after.append(build_passage("new", rng.choice(["a1 b1000 a128", "b127 b127", "never", "", before[7].text])))
         if chance < 0.01:
-            after += [passage_of("new", f"many {number}") for number in range(rng.choice([1, 9, 40]))]
+            after += [build_passage("new", f"many {number}") for number in range(rng.choice([1, 9, 40]))]
     if ends == "cut":
         del after[:2], after[-2:]
     elif ends == "new":
-        after = [passage_of("first", "a1 a1000"), *after, passage_of("last", "a1000 b1000 a64")]
+        after = [build_passage("first", "a1 a1000"), *after, build_passage("last", "a1000 b1000 a64")]
     old = build_words(before, tmp_path / "old").file.path
     assert derive(old, before, after, tmp_path / "derived", most=len(after))
     assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()

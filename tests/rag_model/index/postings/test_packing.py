@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find
-from rag_model.index.postings.packing import BLOCK, PADDING, SIZES, decode, encode
+from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find_terms
+from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE, decode_block, encode_block
 
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 2**14), st.integers(0, 2**24))
 SHARED = st.sampled_from([b"", b"seventy", b"eighteen", b"seventeen", b"seventeen-and-a-half"])
@@ -15,7 +15,7 @@ def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int],
     """Return where a block ends, its rows and its weights."""
     data = np.frombuffer(packed + bytes(PADDING + -len(packed) % 8), np.uint8)
     rows, weights = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    end = decode(data, 0, len(packed), before, count, rows, weights)
+    end = decode_block(data, 0, len(packed), before, count, rows, weights)
     return int(end), rows[:count].tolist(), weights[:count].tolist()
 
 
@@ -23,7 +23,7 @@ def pack(gaps: list[int], weights: list[int]) -> bytes:
     out, held = np.zeros(20 * len(gaps) + 8, np.uint8), np.zeros((2, BLOCK), np.uint32)
     held[:, : len(gaps)] = gaps, np.array(weights) - 1
     every = (int(np.bitwise_or.reduce(values)) for values in held)
-    end = encode(*held, len(gaps), *every, np.zeros(SIZES, np.int64), out, 0)
+    end = encode_block(*held, len(gaps), *every, np.zeros(SCRATCH_SIZE, np.int64), out, 0)
     return out[:end].tobytes()
 
 
@@ -81,10 +81,10 @@ def test_a_dictionary_finds_its_terms_and_no_others(terms: set[bytes], others: l
     for numbers in (range(cut), range(cut, len(terms))):
         some = ordered[numbers.start : numbers.stop]
         ends, counts = np.cumsum([len(term) for term in some], dtype=np.int64), np.array(numbers, np.int64) + 1
-        told = writer.put(np.frombuffer(b"".join(some), np.uint8), ends, counts, counts + 199)
+        told = writer.write_terms(np.frombuffer(b"".join(some), np.uint8), ends, counts, counts + 199)
         written = [before + more for before, more in zip(written, told, strict=True)]
     data, groups = np.frombuffer(written[0], np.uint8), np.frombuffer(written[1], np.int64).reshape(-1, 2)
     assert len(groups) == -(-len(terms) // GROUP)
     asked = [*known, *others]
-    found = [tuple(row) for row in find(asked, data, groups, writer.terms).tolist()]
+    found = [tuple(row) for row in find_terms(asked, data, groups, writer.terms).tolist()]
     assert found == [known.get(term, (0, 0, 0)) for term in asked]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.pieces import Array
-from rag_model.index.postings import held, ranking
+from rag_model.index.postings import decoded_search, search
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.file import TermBatch, write_index
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
-from rag_model.index.postings.writing import Written, write_index
-from rag_model.training.data.examples import passage_of
+from rag_model.training.data.examples import build_passage
 from tests.fixtures.words import build_words
 
 WORDS = [f"w{number}" for number in range(400)]
@@ -37,7 +37,7 @@ def zipfian(count: int, seed: int = 0) -> list[Passage]:
     made = []
     for number in range(count):
         words = rng.choices(WORDS, weights, k=rng.randint(1, 40)) + rng.sample(COMMON, 2) * rng.randint(0, 2)
-        made.append(passage_of(f"t{number % 7}", " ".join(words)))
+        made.append(build_passage(f"t{number % 7}", " ".join(words)))
     return made
 
 
@@ -72,17 +72,17 @@ def test_scores_are_those_of_bm25s(index: Bm25Index, k1: float, b: float) -> Non
     every = bm25s_scores(CORPUS, questions, k1, b)
     scores, rows = index.search(questions, 25, k1=k1, b=b)
     for own, found, score in zip(every, rows, scores, strict=True):
-        held = found >= 0
-        np.testing.assert_allclose(score[held], own[found[held]], rtol=1e-5)
+        decoded_search = found >= 0
+        np.testing.assert_allclose(score[decoded_search], own[found[decoded_search]], rtol=1e-5)
         best = np.sort(own)[::-1][: len(found)]
-        np.testing.assert_allclose(score[held], best[best > 0], rtol=1e-5)
+        np.testing.assert_allclose(score[decoded_search], best[best > 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("room", ["all lists are held", "some are", "none is"])
 @pytest.mark.parametrize("k", [1, 10, 300, 3_000])
 def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "MOST_ROWS", 0 if room == "none is" else 1 << 22)
-    monkeypatch.setattr(held, "MOST_POSTINGS", 3_000 if room == "some are" else 1 << 23)
+    monkeypatch.setattr(decoded_search, "MAX_CACHED_ROWS", 0 if room == "none is" else 1 << 22)
+    monkeypatch.setattr(decoded_search, "MAX_CACHED_POSTINGS", 3_000 if room == "some are" else 1 << 23)
     opened, questions = Bm25Index(index.file.path, Analyzer(), {}), asked(40)
     for parameters in ({}, {"k1": 3.0, "b": 0.9}, {"k1": 1000.0, "b": 1.0}):
         skipped = opened.search(questions, k, **parameters)
@@ -92,12 +92,12 @@ def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypat
 
 
 def test_few_held_lists_find_the_same_in_less_memory(index: Bm25Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "FEW_POSTINGS", 3_000)
+    monkeypatch.setattr(search, "SMALL_CACHE_POSTINGS", 3_000)
     peaks, found = [], []
     for few in (False, True):
         opened = Bm25Index(index.file.path, Analyzer(), {})
         if few:
-            opened.hold_few()
+            opened.use_small_cache()
         tracemalloc.start()
         found.append(opened.search(asked(60), 10))
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -116,7 +116,9 @@ def test_threads_share_what_is_held(index: Bm25Index) -> None:
 
 
 def test_equal_scores_are_in_the_order_of_rows(tmp_path: Path) -> None:
-    same = build_words([passage_of("", "pig farm"), passage_of("", "x"), *[passage_of("", "farm pig")] * 400], tmp_path)
+    same = build_words(
+        [build_passage("", "pig farm"), build_passage("", "x"), *[build_passage("", "farm pig")] * 400], tmp_path
+    )
     rows = same.search(["farm pig farm"], 300)[1][0]
     assert rows.tolist() == [0, *range(2, 301)]
 
@@ -139,11 +141,11 @@ def test_a_word_with_more_postings_than_a_batch_holds_goes_through_in_steps(
 ) -> None:
     some = zipfian(900)
     whole = build_words(some, tmp_path / "one")
-    for name in ("_POSTINGS", "_AHEAD"):
+    for name in ("_BATCH_POSTINGS", "_READ_AHEAD"):
         monkeypatch.setattr(merging, name, 200)
-    for name in ("_EACH", "_LEAST", "_SHARES"):
+    for name in ("_BATCH_POSTINGS_PER_PART", "_MIN_READ_AHEAD", "_FULL_TERMS_PER_BATCH"):
         monkeypatch.setattr(merging, name, 1)
-    monkeypatch.setattr(merging, "_TERMS", 7)
+    monkeypatch.setattr(merging, "_WINDOW_TERMS", 7)
     steps = build_words(some, tmp_path / "many", [300, 5, 400])
     assert whole.file.path.read_bytes() == steps.file.path.read_bytes()
 
@@ -152,17 +154,17 @@ def test_a_part_is_read_once_however_many_batches_ask_for_its_postings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are batches x parts questions, so they may be no reads."""
-    monkeypatch.setattr(merging, "_POSTINGS", 200)
-    monkeypatch.setattr(merging, "_EACH", 1)
+    monkeypatch.setattr(merging, "_BATCH_POSTINGS", 200)
+    monkeypatch.setattr(merging, "_BATCH_POSTINGS_PER_PART", 1)
     read, put = list[str](), list[int]()
-    postings, joined = PartReader.postings, merging._end_to_end
+    postings, joined = PartReader.read_postings, merging._concatenate
 
     def noted(self: PartReader, first: int, last: int) -> tuple[Array, Array]:
         read.extend([self._name] * (last > first))
         return postings(self, first, last)
 
-    monkeypatch.setattr(PartReader, "postings", noted)
-    monkeypatch.setattr(merging, "_end_to_end", lambda asked: [put.append(len(asked)), joined(asked)][1])
+    monkeypatch.setattr(PartReader, "read_postings", noted)
+    monkeypatch.setattr(merging, "_concatenate", lambda asked: [put.append(len(asked)), joined(asked)][1])
     build_words(zipfian(900), tmp_path, [300, 5, 400])
     assert len(read) == len(set(read)) == 4
     assert len(put) > 20  # batches
@@ -203,7 +205,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) 
         at = (
             rng.randrange(72 if number % 3 else 0, len(good))
             if number % 2
-            else rng.randrange(layout.at_dictionary, len(good))
+            else rng.randrange(layout.dictionary_offset, len(good))
         )
         bad[at : at + 8] = rng.randbytes(8)[: len(bad) - at]
         path = tmp_path / "bad.postings"
@@ -232,7 +234,7 @@ BEYOND = bytes([32, 0]) + struct.pack("<3I", 0, 2**32 - 3, 3)
     ],
 )
 def test_rows_and_weights_beyond_four_bytes_are_damage(postings: int, data: bytes, tmp_path: Path) -> None:
-    def lists(_: Array, out: IO[bytes]) -> Iterator[Written]:
+    def lists(_: Array, out: IO[bytes]) -> Iterator[TermBatch]:
         out.write(data)
         yield np.frombuffer(b"alpha", np.uint8), np.array([5]), np.array([postings]), np.array([len(data)])
 
@@ -246,5 +248,5 @@ def test_rows_and_weights_beyond_four_bytes_are_damage(postings: int, data: byte
 def test_a_truncated_file_is_refused(index: Bm25Index, tmp_path: Path, size: int) -> None:
     path = tmp_path / "cut.postings"
     path.write_bytes(index.file.path.read_bytes()[:size])
-    with pytest.raises(InputError, match=r"cut\.postings is not a complete index of terms: fetch or build it again"):
+    with pytest.raises(InputError, match=r"cut\.postings is not a complete inverted index: fetch or build it again"):
         Bm25Index(path, Analyzer(), {})

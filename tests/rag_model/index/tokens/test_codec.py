@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from rag_model.errors import InputError, UsageError
-from rag_model.index.tokens import centroids
-from rag_model.index.tokens.bits import ResidualBits
-from rag_model.index.tokens.build import loss
-from rag_model.index.tokens.codec import form_of, read_codec, write_codec
-from rag_model.index.tokens.products import ResidualProducts
+from rag_model.index.tokens import codec as centroids
+from rag_model.index.tokens.build import reconstruction_loss
+from rag_model.index.tokens.codec import ResidualBits, ResidualProducts, parse_codec_factory, read_codec, write_codec
 
 D = 32
 
@@ -50,7 +48,7 @@ def restated(sample: np.ndarray, cells: np.ndarray, vectors: np.ndarray, bits: i
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_colberts_codec_is_the_restatement_byte_for_byte(vectors: np.ndarray, bits: int) -> None:
-    cells = centroids.learn(vectors[:3000], 16, seed=3)
+    cells = centroids.train_centroids(vectors[:3000], 16, seed=3)
     codec = ResidualBits.train(vectors[:3000], cells, bits)
     ids, codes = codec.encode(vectors[3000:3500])
     wanted = restated(vectors[:3000], cells, vectors[3000:3500], bits)
@@ -63,27 +61,27 @@ def test_colberts_codec_is_the_restatement_byte_for_byte(vectors: np.ndarray, bi
 
 
 def test_centroids_are_unit_vectors_and_as_many_as_the_paper_says() -> None:
-    assert [centroids.wanted(n) for n in (1, 200_000, 2_500_000_000)] == [16, 4096, 1 << 19]
-    assert centroids.affordable(200_000, 200_000) == 4096
-    assert centroids.affordable(200_000, 1000) == 16
-    assert centroids.affordable(3, 3) == 1
-    learnt = centroids.learn(unit(np.random.default_rng(0).normal(size=(400, D))), 8, seed=0)
+    assert [centroids.ideal_centroid_count(n) for n in (1, 200_000, 2_500_000_000)] == [16, 4096, 1 << 19]
+    assert centroids.centroid_count(200_000, 200_000) == 4096
+    assert centroids.centroid_count(200_000, 1000) == 16
+    assert centroids.centroid_count(3, 3) == 1
+    learnt = centroids.train_centroids(unit(np.random.default_rng(0).normal(size=(400, D))), 8, seed=0)
     assert np.linalg.norm(learnt, axis=1) == pytest.approx(np.ones(8), abs=1e-5)
 
 
 def test_at_equal_bytes_a_product_quantizer_loses_less(vectors: np.ndarray) -> None:
-    cells = centroids.learn(vectors, 16, seed=3)
+    cells = centroids.train_centroids(vectors, 16, seed=3)
     lost = {}
     for factory in ("MaxSim,Bits2", "MaxSim,PQ8", "MaxSim,PQ16x4"):
-        codec = form_of(factory, D).train(vectors, cells)
+        codec = parse_codec_factory(factory, D).train(vectors, cells)
         assert codec.width == 8
-        lost[factory] = loss(codec, vectors)
+        lost[factory] = reconstruction_loss(codec, vectors)
     assert max(lost["MaxSim,PQ8"], lost["MaxSim,PQ16x4"]) < lost["MaxSim,Bits2"]
 
 
 @pytest.mark.parametrize("factory", ["MaxSim,Bits2", "MaxSim,PQ8", "MaxSim,PQ16x4"])
 def test_a_codec_is_read_back(vectors: np.ndarray, tmp_path: Path, factory: str) -> None:
-    codec = form_of(factory, D).train(vectors, centroids.learn(vectors, 16, seed=3))
+    codec = parse_codec_factory(factory, D).train(vectors, centroids.train_centroids(vectors, 16, seed=3))
     write_codec(codec, tmp_path / "codec")
     again = read_codec(tmp_path / "codec")
     ids, codes = codec.encode(vectors[:50])
@@ -97,17 +95,21 @@ def test_a_codec_is_read_back(vectors: np.ndarray, tmp_path: Path, factory: str)
 
 
 def test_few_tokens_train_a_codec(vectors: np.ndarray) -> None:
-    codec = ResidualProducts.train(vectors[:20], centroids.learn(vectors[:20], 1, seed=0), 8, 8)
-    assert loss(codec, vectors[:20]) < 0.05
+    codec = ResidualProducts.train(vectors[:20], centroids.train_centroids(vectors[:20], 1, seed=0), 8, 8)
+    assert reconstruction_loss(codec, vectors[:20]) < 0.05
 
 
 def test_the_default_is_a_byte_for_four_components() -> None:
-    assert str(form_of("MaxSim", 128)) == "MaxSim,PQ32"
-    assert str(form_of("MaxSim", 96)) == "MaxSim,PQ24"
-    assert form_of("MaxSim,Bits2", 128).width(128) == form_of("MaxSim,PQ64x4", 128).width(128) == 32
+    assert str(parse_codec_factory("MaxSim", 128)) == "MaxSim,PQ32"
+    assert str(parse_codec_factory("MaxSim", 96)) == "MaxSim,PQ24"
+    assert (
+        parse_codec_factory("MaxSim,Bits2", 128).width(128)
+        == parse_codec_factory("MaxSim,PQ64x4", 128).width(128)
+        == 32
+    )
 
 
 @pytest.mark.parametrize("factory", ["MaxSim,Bits3", "MaxSim,PQ7", "MaxSim,PQ9x4", "MaxSim,PQ0", "MaxSim,"])
 def test_a_wrong_codec_is_refused(factory: str) -> None:
     with pytest.raises(UsageError):
-        form_of(factory, D)
+        parse_codec_factory(factory, D)

@@ -6,20 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.corpus.token_file import TokenVectors, TokenWriter
+from rag_model.corpus.ragged_file import TokenVectors, TokenWriter, compute_offsets
 from rag_model.errors import InputError, UsageError
-from rag_model.index.files.tensors import Array, Stream, read_tensors, write_tensors
-from rag_model.index.kind import IndexFiles, TokenTrial
+from rag_model.index.build import run_stages
+from rag_model.index.files.tensors import Array, TensorStream, read_tensors, write_tensors
+from rag_model.index.kind import IndexFiles, TokenQuerySet, get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.registry import kind_for
-from rag_model.index.stages import build
-from rag_model.index.tokens.maxsim import maxsim
-from rag_model.index.tokens.rows import TokenRows
-from rag_model.index.tokens.search import TokenIndexFile
+from rag_model.index.tokens.build import TokenRows
+from rag_model.index.tokens.search import TokenIndexFile, maxsim
 
 D = 16
-KIND = kind_for("MaxSim")
+KIND = get_kind_for_factory("MaxSim")
 
 
 def write(path: Path, lengths: Sequence[int], seed: int) -> Path:
@@ -27,7 +24,7 @@ def write(path: Path, lengths: Sequence[int], seed: int) -> Path:
     vectors = random.normal(size=(sum(lengths), D)) + random.normal(size=(1, D))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     with TokenWriter(path, D, "float16") as writer:
-        writer.write(TokenVectors(vectors.astype(np.float32), offsets_of(np.array(lengths))))
+        writer.write(TokenVectors(vectors.astype(np.float32), compute_offsets(np.array(lengths))))
     return path
 
 
@@ -42,16 +39,16 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def made(parts: Sequence[Path], folder: Path, factory: str = "MaxSim,PQ4") -> Path:
     folder.mkdir(exist_ok=True)
     plan = KIND.plan(IndexRecipe(factory), TokenRows(parts).n, D)
-    build(plan, parts, folder / "index", folder)
+    run_stages(plan, parts, folder / "index", folder)
     return folder / "index"
 
 
 @pytest.mark.parametrize("factory", ["MaxSim,PQ4", "MaxSim,Bits2"])
 def test_search_and_score_are_maxsim_over_what_is_rebuilt(parts: list[Path], tmp_path: Path, factory: str) -> None:
     index = TokenIndexFile.open(made(parts, tmp_path, factory))
-    every = index.decoded(np.arange(index.n))
+    every = index.decode(np.arange(index.n))
     assert index.n == TokenRows(parts).n == 71
-    assert (every.offsets == offsets_of(TokenRows(parts).lengths)).all()
+    assert (every.offsets == compute_offsets(TokenRows(parts).lengths)).all()
     questions = np.random.default_rng(9).normal(size=(11, 6, D)).astype(np.float32)
     wanted = maxsim(questions, every.vectors, every.offsets)
     scores, rows = index.search(questions, 5)
@@ -65,34 +62,34 @@ def test_search_and_score_are_maxsim_over_what_is_rebuilt(parts: list[Path], tmp
 
 def test_equal_input_gives_equal_bytes_and_parts_are_encoded_alone(parts: list[Path], tmp_path: Path) -> None:
     assert made(parts, tmp_path / "a").read_bytes() == made(parts, tmp_path / "b").read_bytes()
-    whole = TokenIndexFile.open(tmp_path / "a" / "index").decoded(np.arange(40, 71))
+    whole = TokenIndexFile.open(tmp_path / "a" / "index").decode(np.arange(40, 71))
     trained, plan = tmp_path / "a" / "trained", KIND.plan(IndexRecipe("MaxSim,PQ4"), 31, D)
     pieces = [tmp_path / "c0", tmp_path / "c1"]
     for number, (part, piece) in enumerate(zip(parts[1:], pieces, strict=True)):
         KIND.scatter(plan, trained, part, number, piece)
     openers = [lambda path=piece: path.open("rb") for piece in pieces]
     KIND.merge(plan, trained, parts[1:], openers, [], tmp_path / "fewer")
-    fewer = TokenIndexFile.open(tmp_path / "fewer").decoded(np.arange(31))
+    fewer = TokenIndexFile.open(tmp_path / "fewer").decode(np.arange(31))
     assert (fewer.vectors == whole.vectors).all()
 
 
 def test_it_is_measured_against_the_vectors_as_they_were(parts: list[Path], tmp_path: Path) -> None:
     path = made(parts, tmp_path, "MaxSim,Bits8")
-    trial = TokenTrial(np.random.default_rng(9).normal(size=(8, 6, D)).astype(np.float32), 5, np.arange(0, 71, 2))
+    trial = TokenQuerySet(np.random.default_rng(9).normal(size=(8, 6, D)).astype(np.float32), 5, np.arange(0, 71, 2))
     entry = KIND.plan(IndexRecipe("MaxSim,Bits8"), 71, D).entry()
     found = KIND.measure(IndexFiles(path, lambda: parts, 71), entry, trial)
     assert found.recalls.mean() > 0.9
-    assert found.figures["tokens_a_passage"] == round(TokenRows(parts).tokens / 71, 1)
-    assert found.figures["loss"] < 0.01
+    assert found.metrics["tokens_a_passage"] == round(TokenRows(parts).tokens / 71, 1)
+    assert found.metrics["loss"] < 0.01
 
 
 def test_a_trained_file_fits_the_same_topics_and_not_others(parts: list[Path], tmp_path: Path) -> None:
     made(parts, tmp_path)
     plan = KIND.plan(IndexRecipe("MaxSim,PQ4"), 71, D)
     losses = KIND.train(plan, parts, tmp_path / "again")["losses"]
-    assert KIND.fit(plan, tmp_path / "trained", losses, [(parts[0], [])], []).reason(1.2) is None
+    assert KIND.fit(plan, tmp_path / "trained", losses, [(parts[0], [])], []).explain_misfit(1.2) is None
     other = write(tmp_path / "other.arrow", [30] * 20, 99)
-    assert KIND.fit(plan, tmp_path / "trained", losses, [(other, [])], []).reason(1.2)
+    assert KIND.fit(plan, tmp_path / "trained", losses, [(other, [])], []).explain_misfit(1.2)
 
 
 def test_damage_is_refused(parts: list[Path], tmp_path: Path) -> None:
@@ -135,7 +132,7 @@ def test_no_array_is_believed(parts: list[Path], tmp_path: Path, name: str) -> N
     if name == "3 weights":
         arrays["cutoffs"] = arrays["cutoffs"][:2]
     path = tmp_path / "hostile"
-    write_tensors(path, [Stream(key, one.dtype, one.shape, [one]) for key, one in arrays.items()], told)
+    write_tensors(path, [TensorStream(key, one.dtype, one.shape, [one]) for key, one in arrays.items()], told)
     with pytest.raises(InputError, match="build it again"):
         TokenIndexFile.open(path)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rag_model.corpus.ragged_file import offsets_of
-from rag_model.index.tokens.maxsim import maxsim
+from rag_model.corpus.ragged_file import compute_offsets
+from rag_model.index.tokens.search import maxsim
 
 
 def looped(questions: np.ndarray, passages: list[np.ndarray]) -> np.ndarray:
@@ -14,14 +14,14 @@ def test_it_is_the_sum_of_the_largest_products() -> None:
     random = np.random.default_rng(0)
     questions = random.normal(size=(3, 5, 8)).astype(np.float32)
     passages = [random.normal(size=(n, 8)).astype(np.float32) for n in (4, 1, 7, 2)]
-    offsets = offsets_of(np.array([4, 1, 7, 2]))
+    offsets = compute_offsets(np.array([4, 1, 7, 2]))
     assert np.allclose(maxsim(questions, np.concatenate(passages), offsets), looped(questions, passages), atol=1e-5)
 
 
 def test_where_all_similarities_are_negative_a_passage_is_no_better_for_being_short() -> None:
     question = np.array([[[1.0, 0.0], [0.8, 0.6]]], np.float32)
     passages = [np.array([[-1.0, 0.0], [-0.6, -0.8]], np.float32), np.array([[-1.0, 0.0]], np.float32)]
-    scores = maxsim(question, np.concatenate(passages), offsets_of(np.array([2, 1])))
+    scores = maxsim(question, np.concatenate(passages), compute_offsets(np.array([2, 1])))
     assert (scores < 0).all()
     assert np.allclose(scores, looped(question, passages))
     assert scores[0, 0] > scores[0, 1]

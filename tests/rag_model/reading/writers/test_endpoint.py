@@ -13,8 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, StoppedError, UsageError
-from rag_model.reading.writers.chat.place import Place
-from rag_model.reading.writers.chat.settings import ChatSettings, Prices
+from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint, TokenPrices
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Prompt
 from tests.fixtures.chat_server import chat_server
@@ -30,7 +29,7 @@ LONG = {"error": {"message": "This model's maximum context length is 512 tokens.
 
 
 def written(server: Scripted, settings: ChatSettings = QUICK, **how: Any) -> Any:
-    writer = EndpointWriter("tiny", settings, Place(server.url, KEY))
+    writer = EndpointWriter("tiny", settings, Endpoint(server.url, KEY))
     try:
         return writer.write(ASKED[:1], **how)[0]
     finally:
@@ -49,10 +48,10 @@ def served(model: Path) -> Iterator[str]:
 
 
 def test_a_real_server_writes_what_its_model_does(served: str, model: Path) -> None:
-    settings = replace(QUICK, max_new_tokens=12, tokenizer=model / "tokenizer.json", prices=Prices(2.0, 8.0))
-    writer = EndpointWriter(str(model), settings, Place(served))
+    settings = replace(QUICK, max_new_tokens=12, tokenizer=model / "tokenizer.json", prices=TokenPrices(2.0, 8.0))
+    writer = EndpointWriter(str(model), settings, Endpoint(served))
     pieces: dict[int, list[str]] = {0: [], 1: []}
-    found = writer.write(ASKED, tell=lambda place, text: pieces[place].append(text))
+    found = writer.write(ASKED, on_text=lambda place, text: pieces[place].append(text))
     writer.close()
     tokenizer, causal = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
     for place, (prompt, one) in enumerate(zip(ASKED, found, strict=True)):
@@ -68,7 +67,7 @@ def test_a_real_server_writes_what_its_model_does(served: str, model: Path) -> N
         assert (one.usage.prompt_tokens, one.usage.estimated) == (read, False)
         assert one.usage.cost == pytest.approx((2.0 * read + 8.0 * one.usage.new_tokens) / 1e6)
         assert one.ended == (int(new[-1]) == tokenizer.eos_token_id)
-        assert sum(writer.count([prompt.system, prompt.user])) <= read <= writer.room
+        assert sum(writer.count_tokens([prompt.system, prompt.user])) <= read <= writer.max_prompt_tokens
 
 
 def test_what_is_sent_and_read() -> None:
@@ -105,7 +104,7 @@ def test_an_endpoint_that_repeats_the_key_is_not_repeated(sizes: list[int]) -> N
     events = [event(text[start:end]) for start, end in pairwise(cuts) if text[start:end]]
     shown: list[str] = []
     with scripted(streams(*events, event("", "stop"))) as server:
-        found = written(server, tell=lambda place, piece: shown.append(piece))
+        found = written(server, on_text=lambda place, piece: shown.append(piece))
     assert found.text == "".join(shown) == "Bearer ***, sk-not-to"
 
 
@@ -180,7 +179,7 @@ def test_a_stream_that_was_shown_is_not_begun_again() -> None:
     with scripted(streams(*WHOLE[:1]), streams(*WHOLE)) as server:
         shown: list[str] = []
         with pytest.raises(EndpointError, match="ended its answer half-way"):
-            written(server, tell=lambda place, text: shown.append(text))
+            written(server, on_text=lambda place, text: shown.append(text))
     assert (shown, len(server.bodies)) == (["two"], 1)
 
 
@@ -201,7 +200,7 @@ def test_nobody_listens() -> None:
 def test_stop_closes_the_stream() -> None:
     stopped = threading.Event()
     with scripted(hangs(STREAM, event("one"))) as server, pytest.raises(StoppedError):
-        written(server, stop=stopped.is_set, tell=lambda place, text: stopped.set())
+        written(server, should_stop=stopped.is_set, on_text=lambda place, text: stopped.set())
     assert server.left.is_set()  # it read the end of the connection
 
 
@@ -220,7 +219,7 @@ def test_so_many_at_once_and_in_order() -> None:
         streams(*WHOLE)(connection)
 
     with scripted(step) as server:
-        writer = EndpointWriter("tiny", replace(QUICK, concurrency=2), Place(server.url))
+        writer = EndpointWriter("tiny", replace(QUICK, concurrency=2), Endpoint(server.url))
         found = writer.write([Prompt("", str(number)) for number in range(6)])
         writer.close()
     assert [one.text for one in found] == ["two words"] * 6
@@ -234,26 +233,26 @@ def test_a_prompt_without_room_is_refused_before_it_is_sent() -> None:
 
 
 def test_likelihoods_of_given_texts_are_refused() -> None:
-    writer = EndpointWriter("tiny", QUICK, Place("http://localhost:1"))
+    writer = EndpointWriter("tiny", QUICK, Endpoint("http://localhost:1"))
     with pytest.raises(UsageError, match="openai:tiny does not tell the likelihood"):
         writer.log_likelihood(ASKED, ["a", "b"])
     writer.close()
 
 
 def test_the_key_decides_nothing_and_is_shown_nowhere() -> None:
-    place = Place("http://localhost:1", KEY)
+    place = Endpoint("http://localhost:1", KEY)
     settings = (QUICK, QUICK, replace(QUICK, max_new_tokens=9))
     places = (place, replace(place, key="another"), place)
     one, other, third = (EndpointWriter("tiny", *each) for each in zip(settings, places, strict=True))
     assert one.decides == other.decides
-    assert KEY not in f"{one.decides} {one.place!r} {one.settings!r}"
+    assert KEY not in f"{one.decides} {one.endpoint!r} {one.settings!r}"
     assert one.decides != third.decides
     for writer in (one, other, third):
         writer.close()
 
 
 def test_what_was_drawn_is_no_answer_for_a_later_time() -> None:
-    place = Place("http://localhost:1")
+    place = Endpoint("http://localhost:1")
     settings = (QUICK, QUICK, *[replace(QUICK, temperature=0.5)] * 2)
     one, other, drawn, again = writers = [EndpointWriter("tiny", each, place) for each in settings]
     assert one.decides == other.decides

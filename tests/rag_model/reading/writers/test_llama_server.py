@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import PromptTooLongError, StoppedError
-from rag_model.generate.decoding import Decoding
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
-from rag_model.reading.writers.chat.place import Place
-from rag_model.reading.writers.chat.settings import ChatSettings
+from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.local import LocalWriter
 from rag_model.reading.writers.writer import Prompt
@@ -39,16 +38,16 @@ def served(model: Path) -> Iterator[str]:
 
 @pytest.fixture
 def writer(served: str) -> Iterator[EndpointWriter]:
-    asked = EndpointWriter("tiny", SETTINGS, Place(served))
+    asked = EndpointWriter("tiny", SETTINGS, Endpoint(served))
     yield asked
     asked.close()
 
 
 def test_it_writes_counts_and_weighs_as_the_model_in_memory(writer: EndpointWriter, model: Path) -> None:
     pieces: dict[int, list[str]] = {place: [] for place in range(len(ASKED))}
-    found = writer.write(ASKED, tell=lambda place, text: pieces[place].append(text))
+    found = writer.write(ASKED, on_text=lambda place, text: pieces[place].append(text))
     generator = load_generator(model, device="cpu")
-    beside = LocalWriter(generator, "tiny", Decoding(max_new_tokens=LONGEST)).write(ASKED)  # type: ignore[arg-type]
+    beside = LocalWriter(generator, "tiny", DecodingSettings(max_new_tokens=LONGEST)).write(ASKED)  # type: ignore[arg-type]
     for place, (one, other) in enumerate(zip(found, beside, strict=True)):
         assert one.text.strip() == other.text
         assert "".join(pieces[place]) == one.text
@@ -62,7 +61,7 @@ def test_it_writes_counts_and_weighs_as_the_model_in_memory(writer: EndpointWrit
 
 
 def test_a_prompt_that_it_cannot_read_is_one_sentence(served: str) -> None:
-    writer = EndpointWriter("tiny", replace(SETTINGS, context=32_768), Place(served))
+    writer = EndpointWriter("tiny", replace(SETTINGS, context=32_768), Endpoint(served))
     with pytest.raises(PromptTooLongError, match=r"^[^\n]+set BOOKWHEEL_LLM_CONTEXT to the tokens of its context$"):
         writer.write([Prompt("", "the river " * 200)])
     writer.close()
@@ -70,8 +69,8 @@ def test_a_prompt_that_it_cannot_read_is_one_sentence(served: str) -> None:
 
 def test_what_nobody_waits_for_is_given_up(served: str) -> None:
     stopped = threading.Event()
-    writer = EndpointWriter("tiny", replace(SETTINGS, max_new_tokens=180), Place(served))
+    writer = EndpointWriter("tiny", replace(SETTINGS, max_new_tokens=180), Endpoint(served))
     with pytest.raises(StoppedError):
-        writer.write(ASKED, stop=stopped.is_set, tell=lambda place, text: stopped.set())
+        writer.write(ASKED, should_stop=stopped.is_set, on_text=lambda place, text: stopped.set())
     assert writer.write(ASKED[:1])[0].text  # its one slot is free again
     writer.close()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.serving.answering.batcher import Batcher, BusyError, ClosingError, LateError
-from rag_model.serving.answering.waiting import Ask
+from rag_model.serving.answering.batcher import Batcher, DeadlineError, QueuedRequest, QueueFullError, ShuttingDownError
 from tests.fixtures.serving import PATIENCE
 
 
@@ -22,7 +21,7 @@ class Worker:
         self.at_work = threading.Event()
         self.batches: list[list[str]] = []
 
-    def __call__(self, asks: Sequence[Ask[Any]]) -> list[Any]:
+    def __call__(self, asks: Sequence[QueuedRequest[Any]]) -> list[Any]:
         questions = [question for ask in asks for question in ask.questions]
         self.batches.append(questions)
         self.at_work.set()
@@ -34,7 +33,7 @@ class Worker:
 
 @contextmanager
 def batching(worker: Worker, waiting: int = 100, batch: int = 10, wait_ms: float = 0) -> Iterator[Batcher[Any]]:
-    batcher: Batcher[Any] = Batcher("test", worker, waiting=waiting, batch=batch, wait_ms=wait_ms)
+    batcher: Batcher[Any] = Batcher("test", worker, queue_limit=waiting, batch_limit=batch, max_wait_ms=wait_ms)
     try:
         yield batcher
     finally:
@@ -44,10 +43,10 @@ def batching(worker: Worker, waiting: int = 100, batch: int = 10, wait_ms: float
 
 async def gathered(batcher: Batcher[Any], worker: Worker, asked: Sequence[Sequence[str]]) -> list[Any]:
     """Ask the first; when it is worked on all others; then let the worker go."""
-    first = asyncio.create_task(batcher.ask(asked[0], 1, None, PATIENCE))
+    first = asyncio.create_task(batcher.submit(asked[0], 1, None, PATIENCE))
     await asyncio.to_thread(worker.at_work.wait, PATIENCE)
-    others = [asyncio.create_task(batcher.ask(questions, 1, None, PATIENCE)) for questions in asked[1:]]
-    await held(lambda: batcher.waiting == sum(map(len, asked[1:])))
+    others = [asyncio.create_task(batcher.submit(questions, 1, None, PATIENCE)) for questions in asked[1:]]
+    await held(lambda: batcher.queued_questions == sum(map(len, asked[1:])))
     worker.go.set()
     return await asyncio.gather(first, *others, return_exceptions=True)
 
@@ -81,12 +80,12 @@ def test_a_full_queue_refuses_and_an_empty_one_takes_anything() -> None:
     worker = Worker()
 
     async def asked(batcher: Batcher[Any]) -> None:
-        first = asyncio.create_task(batcher.ask(["a"], 1, None, PATIENCE))
+        first = asyncio.create_task(batcher.submit(["a"], 1, None, PATIENCE))
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
-        large = asyncio.create_task(batcher.ask(["b"] * 9, 1, None, PATIENCE))
-        await held(lambda: batcher.waiting == 9)
-        with pytest.raises(BusyError, match="9 questions are waiting"):
-            await batcher.ask(["c"], 1, None, PATIENCE)
+        large = asyncio.create_task(batcher.submit(["b"] * 9, 1, None, PATIENCE))
+        await held(lambda: batcher.queued_questions == 9)
+        with pytest.raises(QueueFullError, match="9 questions are waiting"):
+            await batcher.submit(["c"], 1, None, PATIENCE)
         worker.go.set()
         assert await asyncio.gather(first, large) == [["a"], ["b"] * 9]
 
@@ -100,14 +99,14 @@ def test_clients_take_turns() -> None:
 
     async def asked(batcher: Batcher[Any]) -> None:
         def ask(question: str, client: str) -> "asyncio.Task[Any]":
-            return asyncio.create_task(batcher.ask([question] * 4, 1, None, PATIENCE, client=client))
+            return asyncio.create_task(batcher.submit([question] * 4, 1, None, PATIENCE, client=client))
 
         tasks = [ask("first", "greedy")]
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         tasks += [ask(f"g{number}", "greedy") for number in range(4)]
-        await held(lambda: batcher.waiting == 16)
+        await held(lambda: batcher.queued_questions == 16)
         tasks += [ask(f"m{number}", "modest") for number in range(2)]
-        await held(lambda: batcher.waiting == 24)
+        await held(lambda: batcher.queued_questions == 24)
         worker.go.set()
         await asyncio.gather(*tasks)
 
@@ -121,23 +120,23 @@ def test_a_full_queue_takes_one_who_has_less_there_and_refuses_the_newest_of_who
     worker = Worker()
 
     async def asked(batcher: Batcher[Any]) -> list[Any]:
-        first = asyncio.create_task(batcher.ask(["first"], 1, None, PATIENCE))
+        first = asyncio.create_task(batcher.submit(["first"], 1, None, PATIENCE))
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         greedy = []
         for number in range(3):
-            greedy.append(asyncio.create_task(batcher.ask([f"g{number}"] * 3, 1, None, PATIENCE, client="greedy")))
-            await held(lambda: batcher.waiting == 3 * len(greedy))
-        modest = [asyncio.create_task(batcher.ask(["m"] * 4, 1, None, PATIENCE, client="modest"))]
+            greedy.append(asyncio.create_task(batcher.submit([f"g{number}"] * 3, 1, None, PATIENCE, client="greedy")))
+            await held(lambda: batcher.queued_questions == 3 * len(greedy))
+        modest = [asyncio.create_task(batcher.submit(["m"] * 4, 1, None, PATIENCE, client="modest"))]
         await asyncio.wait(greedy[1:], return_when=asyncio.FIRST_COMPLETED)
-        with pytest.raises(BusyError):
-            await batcher.ask(["g3"] * 3, 1, None, PATIENCE, client="greedy")
+        with pytest.raises(QueueFullError):
+            await batcher.submit(["g3"] * 3, 1, None, PATIENCE, client="greedy")
         worker.go.set()
         return await asyncio.gather(first, *greedy, *modest, return_exceptions=True)
 
     with batching(worker, waiting=10) as batcher:
         replies = asyncio.run(asked(batcher))
     assert replies[:3] == [["first"], ["g0"] * 3, ["g1"] * 3]
-    assert isinstance(replies[3], BusyError)
+    assert isinstance(replies[3], QueueFullError)
     assert replies[4] == ["m"] * 4
 
 
@@ -145,15 +144,15 @@ def test_who_gives_up_or_leaves_frees_the_place() -> None:
     worker = Worker()
 
     async def asked(batcher: Batcher[Any]) -> None:
-        first = asyncio.create_task(batcher.ask(["a"], 1, None, PATIENCE))
+        first = asyncio.create_task(batcher.submit(["a"], 1, None, PATIENCE))
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
-        with pytest.raises(LateError, match=r"within 0\.01 s"):
-            await batcher.ask(["late"], 1, None, 0.01)
-        left = asyncio.create_task(batcher.ask(["left"], 1, None, PATIENCE))
-        await held(lambda: batcher.waiting == 1)
+        with pytest.raises(DeadlineError, match=r"within 0\.01 s"):
+            await batcher.submit(["late"], 1, None, 0.01)
+        left = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
+        await held(lambda: batcher.queued_questions == 1)
         left.cancel()
         await asyncio.wait([left])
-        assert batcher.waiting == 0
+        assert batcher.queued_questions == 0
         worker.go.set()
         assert await first == ["a"]
 
@@ -167,12 +166,12 @@ def test_a_thread_whose_only_ask_leaves_while_it_waits_for_more_goes_on() -> Non
 
     async def asked(batcher: Batcher[Any]) -> list[Any]:
         await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"]])  # so that it waits for three at once
-        left = asyncio.create_task(batcher.ask(["left"], 1, None, PATIENCE))
-        await held(lambda: batcher.waiting == 1)
+        left = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
+        await held(lambda: batcher.queued_questions == 1)
         left.cancel()
         await asyncio.wait([left])
         await asyncio.sleep(0.1)  # longer than it waits
-        return await batcher.ask(["e"], 1, None, PATIENCE)
+        return await batcher.submit(["e"], 1, None, PATIENCE)
 
     with batching(worker, wait_ms=50) as batcher:
         assert asyncio.run(asked(batcher)) == ["e"]
@@ -183,13 +182,13 @@ def test_what_was_taken_is_answered_before_the_end() -> None:
     worker = Worker()
 
     async def asked(batcher: Batcher[Any]) -> None:
-        tasks = [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "abc"]
+        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "abc"]
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
-        await held(lambda: batcher._closing)
+        await held(lambda: batcher._is_closing)
         try:
-            with pytest.raises(ClosingError, match="shutting down"):
-                await batcher.ask(["d"], 1, None, PATIENCE)
+            with pytest.raises(ShuttingDownError, match="shutting down"):
+                await batcher.submit(["d"], 1, None, PATIENCE)
         finally:
             worker.go.set()  # else a failure would wait for ever
         assert await asyncio.gather(*tasks) == [["a"], ["b"], ["c"]]
@@ -203,14 +202,14 @@ def test_several_workers_answer_everything_once() -> None:
     worker = Worker()
 
     async def asked(batcher: Batcher[Any]) -> None:
-        tasks = [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "ab"]
+        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "ab"]
         await held(lambda: len(worker.batches) == 2)
-        tasks += [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "cdefghij"]
-        await held(lambda: batcher.waiting == 8)
+        tasks += [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "cdefghij"]
+        await held(lambda: batcher.queued_questions == 8)
         worker.go.set()
         assert await asyncio.gather(*tasks) == [[letter] for letter in "abcdefghij"]
 
-    batcher: Batcher[Any] = Batcher("test", worker, waiting=100, batch=10, workers=2)
+    batcher: Batcher[Any] = Batcher("test", worker, queue_limit=100, batch_limit=10, workers=2)
     try:
         asyncio.run(asked(batcher))
     finally:
@@ -222,7 +221,7 @@ def test_several_workers_answer_everything_once() -> None:
 def test_a_request_that_is_alone_is_worked_on_by_the_first_thread_which_alone_is_woken() -> None:
     worker, threads, lone = Worker(), set(), []
 
-    def work(asks: Sequence[Ask[Any]]) -> list[Any]:
+    def work(asks: Sequence[QueuedRequest[Any]]) -> list[Any]:
         threads.add(threading.get_ident())
         return worker(asks)
 
@@ -233,20 +232,22 @@ def test_a_request_that_is_alone_is_worked_on_by_the_first_thread_which_alone_is
 
     async def asked(batcher: Batcher[Any]) -> None:
         worker.go.set()
-        await held(lambda: len(batcher._asleep) == 3)
+        await held(lambda: len(batcher._sleepers) == 3)
         for letter in "abc":
-            await batcher.ask([letter], 1, None, PATIENCE)
-            await held(lambda: len(batcher._asleep) == 3)
+            await batcher.submit([letter], 1, None, PATIENCE)
+            await held(lambda: len(batcher._sleepers) == 3)
         assert lone == [*threads] * 3
         worker.go.clear()
-        tasks = [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "de"]
+        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "de"]
         await held(lambda: len(worker.batches) == 5)
         worker.go.set()
         await asyncio.gather(*tasks)
         assert len(threads) == 2
         assert len(set(lone)) == 1
 
-    batcher: Batcher[Any] = Batcher("test", work, waiting=100, batch=10, workers=3, alone=alone)
+    batcher: Batcher[Any] = Batcher(
+        "test", work, queue_limit=100, batch_limit=10, workers=3, lone_request_context=alone
+    )
     try:
         asyncio.run(asked(batcher))
     finally:
@@ -262,7 +263,7 @@ def test_requests_that_go_together_are_not_alone() -> None:
         lone.append(len(worker.batches))
         yield
 
-    batcher: Batcher[Any] = Batcher("test", worker, waiting=100, batch=10, alone=alone)
+    batcher: Batcher[Any] = Batcher("test", worker, queue_limit=100, batch_limit=10, lone_request_context=alone)
     try:
         asyncio.run(gathered(batcher, worker, [["a"], ["b"], ["c"]]))
     finally:
@@ -284,7 +285,7 @@ class Counted(threading.Condition):
 
 def wanted(batcher: Batcher[Any]) -> list[int]:
     """Return how many requests each sleeping thread is to be woken for."""
-    return [sleeper.wanted for sleeper in [*batcher._asleep.values()]]
+    return [sleeper.min_requests for sleeper in [*batcher._sleepers.values()]]
 
 
 def test_a_thread_sleeps_until_its_batch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,13 +296,13 @@ def test_a_thread_sleeps_until_its_batch_is_there(monkeypatch: pytest.MonkeyPatc
         async def again() -> tuple[int, int]:
             await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"], ["e"]])
             await held(lambda: wanted(batcher) == [1])
-            tasks = [asyncio.create_task(batcher.ask(["f"], 1, None, PATIENCE))]
+            tasks = [asyncio.create_task(batcher.submit(["f"], 1, None, PATIENCE))]
             await held(lambda: wanted(batcher) == [4])  # as many as were answered together
             before = Counted.woken
-            tasks += [asyncio.create_task(batcher.ask([one], 1, None, PATIENCE)) for one in "gh"]
-            await held(lambda: batcher.waiting == 3)
+            tasks += [asyncio.create_task(batcher.submit([one], 1, None, PATIENCE)) for one in "gh"]
+            await held(lambda: batcher.queued_questions == 3)
             meanwhile = Counted.woken
-            await asyncio.gather(*tasks, batcher.ask(["i"], 1, None, PATIENCE))
+            await asyncio.gather(*tasks, batcher.submit(["i"], 1, None, PATIENCE))
             return before, meanwhile
 
         before, meanwhile = asyncio.run(again())

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from rag_model.errors import RefusedError
-from rag_model.serving.following.model_trial import try_encoders, try_model
+from rag_model.serving.following.trials import try_encoders, try_model
+from rag_model.store.pulling.folder import CURRENT
 from rag_model.store.pulling.pull import pull
-from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.versions.manifest import Manifest
 from tests.fixtures.serving import QUICK, Library, serving
 from tests.fixtures.tiny_generators import save_llama
 
-TRIAL = "rag_model.serving.following.model_trial"
+TRIAL = "rag_model.serving.following.trials"
 CONFIG = "encoder/question/config.json"
 
 
@@ -25,9 +25,11 @@ def with_config(library: Library, folder: Path, **changed: Any) -> str:
     store = library.store
     content = store.snapshots.get(library.blue).content
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(store.blobs.local(content.files[CONFIG]).read_bytes()), **changed}))
+    path.write_text(
+        json.dumps({**json.loads(store.blobs.get_local_path(content.files[CONFIG]).read_bytes()), **changed})
+    )
     files = {**content.files, CONFIG: store.blobs.put_file(path)}
-    return store.snapshots.put(Manifest(replace(content, files=files)))
+    return store.snapshots.publish(Manifest(replace(content, files=files)))
 
 
 def test_an_encoder_that_cannot_encode_never_becomes_current(
@@ -36,7 +38,7 @@ def test_an_encoder_that_cannot_encode_never_becomes_current(
     """It loads, and fails at the first question: only using it shows that."""
     shutil.copytree(passed, dest / ".trials")
     hostile = with_config(library, tmp_path, chunk_size_feed_forward=3)
-    with serving(library.url, dest, replace(QUICK, trial=True)) as found:
+    with serving(library.url, dest, replace(QUICK, run_trials=True)) as found:
         library.move(hostile)
         found.until_refused("/encoder/question cannot read a question (The dimension to be chunked")
         assert found.snapshot()["snapshot"] == library.red
@@ -48,8 +50,8 @@ def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
 ) -> None:
     content = library.store.snapshots.get(library.red).content
     folder = pull(library.store, library.red, dest).path
-    monkeypatch.setattr(f"{TRIAL}._SECONDS", 0.001)  # too little for any process
-    monkeypatch.setattr(f"{TRIAL}._RATE", 1e12)
+    monkeypatch.setattr(f"{TRIAL}._MODEL_SECONDS", 0.001)  # too little for any process
+    monkeypatch.setattr(f"{TRIAL}._MODEL_BYTES_PER_SECOND", 1e12)
     try_encoders(folder, content, [])  # words need no encoder
     with pytest.raises(RefusedError, match=r"loaded the encoder .*/encoder/question and asked it took more than 0 s"):
         try_encoders(folder, content, ["hnsw"])
@@ -59,7 +61,7 @@ def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
         try_encoders(folder, content, ["hnsw"])
     record.unlink()
     shutil.copytree(passed, dest / ".trials", dirs_exist_ok=True)
-    monkeypatch.setattr(f"{TRIAL}._SECONDS", 0.001)
+    monkeypatch.setattr(f"{TRIAL}._MODEL_SECONDS", 0.001)
     try_encoders(folder, content, ["hnsw"])
 
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rag_model.errors import UsageError
-from rag_model.serving.http.certificate import Certificate, CertificateFiles
+from rag_model.serving.http.server import CertificateFiles, ReloadingCertificate
 from tests.fixtures.serving import PATIENCE, Library, Serving, serving, until
 
 
@@ -54,7 +54,7 @@ def serial(found: Serving) -> int:
 
 
 def test_it_is_served_and_renewed(shared_library: Library, dest: Path, tmp_path: Path) -> None:
-    certificate = Certificate(issue(tmp_path, 1))
+    certificate = ReloadingCertificate(issue(tmp_path, 1))
     with serving(shared_library.url, dest, certificate=certificate) as found:
         found.search("who?")  # trusts this certificate alone
         assert serial(found) == 1
@@ -64,19 +64,19 @@ def test_it_is_served_and_renewed(shared_library: Library, dest: Path, tmp_path:
 
 def test_files_that_do_not_belong_together_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = issue(tmp_path, 1)
-    certificate, context = Certificate(files), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate, context = ReloadingCertificate(files), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     files.load(context)
     (tmp_path / "other").mkdir()
     issue(tmp_path / "other", 2).certificate.replace(files.certificate)
-    certificate.renew(context)
+    certificate.reload_if_changed(context)
     assert "is still used" in caplog.text
     files.certificate.unlink()
-    certificate.renew(context)
+    certificate.reload_if_changed(context)
 
 
 def test_what_is_no_certificate_is_one_sentence(tmp_path: Path) -> None:
     files = issue(tmp_path, 1)
     with pytest.raises(UsageError, match="cannot be read"):
-        Certificate(CertificateFiles(tmp_path / "none", files.key))
+        ReloadingCertificate(CertificateFiles(tmp_path / "none", files.key))
     with pytest.raises(UsageError, match="are no certificate with its key"):
-        Certificate(CertificateFiles(files.key, files.certificate))
+        ReloadingCertificate(CertificateFiles(files.key, files.certificate))

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rag_model.serving.http.connections import client_of
+from rag_model.serving.http.connections import normalize_client_address
 from tests.fixtures.serving import PATIENCE, Gate, Library, serving, until, with_limits
 
 ASK = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 24\r\n\r\n"
@@ -161,8 +161,8 @@ def test_a_client_that_leaves_is_not_worked_for(shared_library: Library, dest: P
             assert gate.held.wait(PATIENCE)
             with connected(found.url) as second:
                 second.sendall(ASK + b'{"questions": ["leave"]}')
-                until(lambda: found.service._searches.waiting == 1)
-            until(lambda: found.service._searches.waiting == 0)
+                until(lambda: found.service._search_batcher.queued_questions == 1)
+            until(lambda: found.service._search_batcher.queued_questions == 0)
             gate.open.set()
             assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert gate.batches == [["first"]]
@@ -179,4 +179,4 @@ def test_a_client_that_leaves_is_not_worked_for(shared_library: Library, dest: P
     ],
 )
 def test_an_ipv6_client_is_its_network(host: str, client: str) -> None:
-    assert client_of(host) == client
+    assert normalize_client_address(host) == client

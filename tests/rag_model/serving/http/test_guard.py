@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.serving.http.guard import Guard
-from rag_model.serving.http.tokens import Tokens
+from rag_model.serving.http.guard import BearerTokens, RequestGuard
 from tests.fixtures.serving import Library, Serving, serving, until, with_limits
 
 FIRST, SECOND = "a" * 32, "b" * 32
@@ -51,9 +50,11 @@ def test_none_and_two_host_names_are_refused(
     hosts: tuple[str, ...], given: tuple[bytes, ...], status: int, words: str
 ) -> None:
     headers = [(b"host", host) for host in given]
-    refused = Guard(with_limits(hosts=hosts)).refusal({"path": "/", "method": "GET", "headers": headers})
+    refused = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
+        {"path": "/", "method": "GET", "headers": headers}
+    )
     assert refused is not None
-    assert (refused.status, words in refused.sentence) == (status, True)
+    assert (refused.status, words in refused.detail) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -99,26 +100,28 @@ def test_only_its_own_page_may_ask(origin: str, status: int, served: Serving) ->
 )
 def test_hosts_are_allowed_by_name(hosts: tuple[str, ...], host: str, origin: str | None, allowed: bool) -> None:
     headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
-    refused = Guard(with_limits(hosts=hosts)).refusal({"path": "/snapshot", "method": "GET", "headers": headers})
+    refused = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
+        {"path": "/snapshot", "method": "GET", "headers": headers}
+    )
     assert (refused is None) == allowed
 
 
 def test_programs_ask_by_any_name_where_any_is_answered() -> None:
     headers = [(b"host", b"any.example"), (b"content-type", b"application/json")]
-    guard = Guard(with_limits(hosts=("*",)))
-    assert guard.refusal({"path": "/search", "method": "POST", "headers": headers}) is None
-    assert guard.refusal({"path": "/readyz", "method": "GET", "headers": headers}) is None
+    guard = RequestGuard(with_limits(allowed_hosts=("*",)))
+    assert guard.find_rejection({"path": "/search", "method": "POST", "headers": headers}) is None
+    assert guard.find_rejection({"path": "/readyz", "method": "GET", "headers": headers}) is None
 
 
 @pytest.mark.parametrize("name", ["rag.example", "rag-1.example:8443", "a_b", "[::1]:9", "10.0.0.7", "*"])
 def test_a_host_name_is_taken(name: str) -> None:
-    assert with_limits(hosts=(name,)).hosts == (name,)
+    assert with_limits(allowed_hosts=(name,)).allowed_hosts == (name,)
 
 
 @pytest.mark.parametrize("name", ["http://a.b/", "a b", "", "a.b/c", "::1", "*.a.b", "é.example", "a.b:x", "a,b"])
 def test_what_is_no_host_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a host name: give --allow-host one such as"):
-        with_limits(hosts=(name,))
+        with_limits(allowed_hosts=(name,))
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
@@ -142,7 +145,7 @@ def test_nothing_is_redirected(path: str, served: Serving) -> None:
 def test_tokens_are_asked_for_and_read_again(made_library: Library, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# of the team\n\n{FIRST}\n")
-    tokens = Tokens(file)
+    tokens = BearerTokens(file)
     with serving(made_library.url, tmp_path / "dest", tokens=tokens) as found:
         for given in ({}, {"Authorization": f"Bearer {SECOND}"}, {"Authorization": f"Basic {FIRST}"}):
             reply = asked(found, **given)
@@ -164,22 +167,22 @@ def test_tokens_are_asked_for_and_read_again(made_library: Library, tmp_path: Pa
 def test_a_broken_file_of_tokens_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     file.write_text(FIRST)
-    tokens = Tokens(file)
+    tokens = BearerTokens(file)
     for breaks in (lambda: file.write_text("short"), lambda: file.write_bytes(bytes(range(11, 256))), file.unlink):
         breaks()
-        tokens._next = 0.0
-        assert tokens.allow(f"Bearer {FIRST}".encode())
-        assert "are still taken" in caplog.text
+        tokens._next_check = 0.0
+        assert tokens.is_valid(f"Bearer {FIRST}".encode())
+        assert "stay valid" in caplog.text
         caplog.clear()
 
 
 def test_an_emptied_file_of_tokens_lets_no_one_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     file.write_text(FIRST)
-    tokens = Tokens(file)
+    tokens = BearerTokens(file)
     file.write_text("# none\n")
-    tokens._next = 0.0
-    assert not tokens.allow(f"Bearer {FIRST}".encode())
+    tokens._next_check = 0.0
+    assert not tokens.is_valid(f"Bearer {FIRST}".encode())
     assert "no request is answered" in caplog.text
 
 
@@ -198,4 +201,4 @@ def test_a_file_that_holds_no_good_token_is_refused(text: str | None, words: str
     if text is not None:
         file.write_text(text)
     with pytest.raises(UsageError, match=words):
-        Tokens(file)
+        BearerTokens(file)

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from rag_model.generate.causal import CausalGenerator
-from rag_model.reading.prompts import Concat
+from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.settings import ReaderSettings
 from rag_model.store.store import Store
 from tests.fixtures.browser import PATIENCE, chromium
@@ -179,7 +179,7 @@ def test_a_full_queue_says_when_to_come_again(page: Page, store: Store, tmp_path
             held = others.submit(busy.search, "the first is held up")
             until(gate.held.is_set)
             waits = others.submit(busy.search, "the second waits")
-            until(lambda: busy.service._searches.waiting == 1)
+            until(lambda: busy.service._search_batcher.queued_questions == 1)
             ask(page, "the third?")
             expect(page.get_by_role("alert")).to_contain_text("Too many questions are waiting just now.")
         finally:
@@ -324,8 +324,8 @@ def test_words_come_one_by_one_from_one_prompt(
 ) -> None:
     (tmp_path / "llama").mkdir()
     model = save_llama(tmp_path / "llama", chat=True)
-    read = ReaderSettings("concat", concat=Concat(instruction="", budget=60))
-    with serving(store.url, tmp_path / "dest", model=str(model), reading=read) as reading:
+    read = ReaderSettings("concat", concat=PromptSettings(instruction="", budget=60))
+    with serving(store.url, tmp_path / "dest", model=str(model), reader_settings=read) as reading:
         page.goto(reading.url)
         expect(page.locator("#foot")).to_contain_text("model")
         held = Held(monkeypatch, CausalGenerator, free=24)

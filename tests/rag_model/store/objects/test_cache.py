@@ -9,13 +9,13 @@ import pytest
 from rag_model.errors import UsageError
 from rag_model.store import Store
 from rag_model.store.objects import cache as cache_module
-from rag_model.store.objects.cache import make_room
+from rag_model.store.objects.cache import evict_for
 
 
 @pytest.fixture
 def put(memory_store: Store) -> Callable[[int], Path]:
     """Store 1,000 bytes and return their copy in the cache."""
-    return lambda n: memory_store.blobs.local(memory_store.blobs.put_bytes(bytes([n]) * 1000))
+    return lambda n: memory_store.blobs.get_local_path(memory_store.blobs.put_bytes(bytes([n]) * 1000))
 
 
 def age(path: Path, hours: float) -> None:
@@ -60,7 +60,7 @@ def listings(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def add(cache: Path, number: int, size: int, hours: float = 0.0) -> Path:
     """Add a copy as `Blobs.local` does."""
-    make_room(size)
+    evict_for(size)
     path = cache / "aa" / f"{number:064x}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size))
@@ -109,7 +109,7 @@ def test_many_processes_exceed_the_bound_by_a_64th(
     def by(process: dict[tuple[Path, int], int], size: int, hours: float) -> None:
         nonlocal number
         number += 1
-        monkeypatch.setattr(cache_module, "_left", process)
+        monkeypatch.setattr(cache_module, "_allowance", process)
         add(cache, number, size, hours)
 
     processes: list[dict[tuple[Path, int], int]] = [{} for _ in range(16)]
@@ -142,4 +142,4 @@ def test_a_cache_that_cannot_keep_stamps_still_verifies(
 ) -> None:
     cache.write_text("a file, where a folder should be")
     blob = local_store.blobs.put_bytes(b"sound")
-    assert local_store.blobs.local(blob).read_bytes() == b"sound"
+    assert local_store.blobs.get_local_path(blob).read_bytes() == b"sound"

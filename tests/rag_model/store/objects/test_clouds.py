@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from flows.cli import run
-from rag_model.corpus.source import expand, read_bytes, size_of, stamp_of
+from rag_model.corpus.source import expand_pattern, get_size, get_stamp, read_bytes
 from rag_model.errors import MissingExtraError, StoreError
 from rag_model.store import RefMove, Store
-from rag_model.store.objects.clouds import cloud_of
-from rag_model.store.objects.probe import probe
+from rag_model.store.objects.buckets import find_cloud
+from rag_model.store.upkeep.verify import probe_store
 from tests.fixtures.clouds import CONTAINER, Service
 from tests.fixtures.faulty import FaultyServer, Request, faulty
 from tests.rag_model.store.test_races import race
@@ -71,7 +71,7 @@ def cloud(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxied
 
         monkeypatch.setattr(gcs, "_RETRY", gcs._RETRY.with_delay(initial=0.01, maximum=0.02))
     else:
-        for name, value in {"_PAUSE": 0.001, "_BLOCK": CHUNK, "_WHOLE": CHUNK}.items():
+        for name, value in {"_PAUSE": 0.001, "_BLOCK_BYTES": CHUNK, "_SINGLE_UPLOAD": CHUNK}.items():
             monkeypatch.setattr(f"rag_model.store.objects.azure.{name}", value)
     with faulty(service.endpoint) as server, service.reached(server.url) as url:
         yield Proxied(service, server, Store.open(url, create=True))
@@ -93,7 +93,7 @@ def test_a_bad_day_costs_time_and_nothing_else(cloud: Proxied, fault: str, tmp_p
     blob = cloud.store.blobs.put_file(tmp_path / "large")
     cloud.store.blobs.fetch(blob, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "large").read_bytes()
-    assert [file.path for file in cloud.store.files.tree("blobs")] == [blob.path]
+    assert [file.path for file in cloud.store.files.iter_tree("blobs")] == [blob.path]
     assert len(cloud.server.requests) > LARGE // CHUNK  # in chunks
 
 
@@ -107,7 +107,7 @@ def test_the_server_itself_refuses_a_second_writer(cloud: Proxied) -> None:
 
 
 def test_a_move_whose_answer_was_lost_is_made_once(cloud: Proxied) -> None:
-    cloud.store.refs.require_exclusion()
+    cloud.store.refs.require_exclusive_creation()
     cloud.server.requests.clear()
     seen: list[str] = []
 
@@ -121,13 +121,13 @@ def test_a_move_whose_answer_was_lost_is_made_once(cloud: Proxied) -> None:
     move = cloud.store.refs.move("latest", "0" * 64, 0)
     assert isinstance(move, RefMove)
     assert seen
-    assert cloud.store.refs.history("latest") == [move]
+    assert cloud.store.refs.read_history("latest") == [move]
 
 
 @pytest.mark.parametrize("fault", ["throttle", "error", "refuse"])
 def test_retries_are_in_one_layer(cloud: Proxied, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the one policy nothing is asked twice."""
-    cloud.store.files.put("file", b"data")
+    cloud.store.files.write("file", b"data")
     if cloud.service.scheme == "gs":
         monkeypatch.setattr("rag_model.store.objects.gcs._RETRY", None)
     else:
@@ -147,7 +147,7 @@ def test_what_never_recovers_is_given_up(cloud: Proxied, monkeypatch: pytest.Mon
         from rag_model.store.objects import gcs  # noqa: PLC0415 - of an extra
 
         monkeypatch.setattr(gcs, "_RETRY", gcs._RETRY.with_timeout(0.1))
-    cloud.store.files.put("file", b"data")
+    cloud.store.files.write("file", b"data")
     cloud.server.requests.clear()
     cloud.server.fault = lambda request: "throttle"
     with pytest.raises(StoreError, match="cannot read"):
@@ -156,21 +156,21 @@ def test_what_never_recovers_is_given_up(cloud: Proxied, monkeypatch: pytest.Mon
 
 
 def test_the_probe_finds_nothing_amiss(cloud: Proxied) -> None:
-    probed = probe(cloud.store)
-    assert probed.excludes
-    assert abs(probed.skew) <= 2  # Azure's times are whole seconds
-    assert cloud.store.files.names("probe") == []
+    probed = probe_store(cloud.store)
+    assert probed.creates_exclusively
+    assert abs(probed.clock_skew) <= 2  # Azure's times are whole seconds
+    assert cloud.store.files.list_names("probe") == []
 
 
 def test_what_is_not_there_is_asked_for_once(cloud: Proxied) -> None:
     cloud.server.requests.clear()
     assert cloud.store.files.read("nothing") is None
-    assert cloud.store.files.size("nothing") is None
+    assert cloud.store.files.get_size("nothing") is None
     assert len(cloud.server.requests) == 2
 
 
 def test_a_range_beyond_the_end_is_shorter(cloud: Proxied) -> None:
-    cloud.store.files.put("file", b"0123456789")
+    cloud.store.files.write("file", b"0123456789")
     read = cloud.store.files.read_range
     assert [read("file", 8, 20), read("file", 10, 20), read("file", 3, 5)] == [b"89", b"", b"34"]
 
@@ -179,12 +179,12 @@ def test_a_listing_has_folders_and_more_than_one_page(service: Service, monkeypa
     with service.reached() as url:
         store = Store.open(url, create=True)
         for name in ("a", "b/c", "b/d/e", "bc"):
-            store.files.put(f"folder/{name}", b"1")
-        assert store.files.names("folder") == ["a", "bc"]
-        assert store.files.names("folder", kind="directory") == ["b"]
-        assert sorted(file.path[7:] for file in store.files.tree("folder")) == ["a", "b/c", "b/d/e", "bc"]
-        store.files.delete("folder/b")
-        assert sorted(file.path[7:] for file in store.files.tree("folder")) == ["a", "bc"]
+            store.files.write(f"folder/{name}", b"1")
+        assert store.files.list_names("folder") == ["a", "bc"]
+        assert store.files.list_names("folder", kind="directory") == ["b"]
+        assert sorted(file.path[7:] for file in store.files.iter_tree("folder")) == ["a", "b/c", "b/d/e", "bc"]
+        store.files.delete_folder("folder/b")
+        assert sorted(file.path[7:] for file in store.files.iter_tree("folder")) == ["a", "bc"]
 
 
 def test_one_of_many_processes_creates(service: Service) -> None:
@@ -230,9 +230,9 @@ def test_a_killed_upload_leaves_nothing_and_is_made_again(cloud: Proxied, tmp_pa
         cloud.server.fault = kill
         assert child.wait() == -signal.SIGKILL
     cloud.server.fault = lambda request: None
-    assert list(cloud.store.files.tree("blobs")) == []
+    assert list(cloud.store.files.iter_tree("blobs")) == []
     blob = cloud.store.blobs.put_file(tmp_path / "large")
-    assert cloud.store.blobs.local(blob).read_bytes() == (tmp_path / "large").read_bytes()
+    assert cloud.store.blobs.get_local_path(blob).read_bytes() == (tmp_path / "large").read_bytes()
 
 
 def test_a_missing_bucket_says_so(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +318,7 @@ def test_google_credentials_that_are_not_there(
 def test_without_credentials_google_s_public_buckets_are_read(
     gcs: Service, gcs_store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    Store.open(gcs_store_url, create=True).files.put("file", b"public")
+    Store.open(gcs_store_url, create=True).files.write("file", b"public")
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     for name, value in {"API_ENDPOINT_OVERRIDE": gcs.endpoint, "NO_GCE_CHECK": "true", "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
@@ -330,11 +330,11 @@ def test_a_dump_there_is_found_and_read(service: Service) -> None:
     with service.reached() as url:
         store = Store.open(url, create=True)
         for name, data in (("part-10", b"later"), ("part-2", b"0123456789")):
-            store.files.put(f"dumps/{name}", data)
-        second, tenth = expand(f"{url}/dumps/part-*")
-        assert (second.endswith("part-2"), tenth.endswith("part-10"), size_of(tenth)) == (True, True, 5)
+            store.files.write(f"dumps/{name}", data)
+        second, tenth = expand_pattern(f"{url}/dumps/part-*")
+        assert (second.endswith("part-2"), tenth.endswith("part-10"), get_size(tenth)) == (True, True, 5)
         assert b"".join(read_bytes(second, 3, 4)) == b"3456"
-        assert stamp_of(second) is not None
+        assert get_stamp(second) is not None
 
 
 @pytest.mark.parametrize(
@@ -353,5 +353,5 @@ def test_without_its_client_the_install_line_is_given(
     ("url", "extra"), [("s3a://b", "s3"), ("gcs://b", "gcs"), ("abfss://b", "azure"), ("gs", None), ("ftp://b", None)]
 )
 def test_a_cloud_is_known_by_its_scheme(url: str, extra: str | None) -> None:
-    found = cloud_of(url)
+    found = find_cloud(url)
     assert (found.extra if found else None) == extra

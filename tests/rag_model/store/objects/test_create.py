@@ -11,7 +11,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from rag_model.errors import StoreError
-from rag_model.store.objects.create import create_exclusive, excludes
+from rag_model.store.objects.files import create_exclusive, probe_exclusive_creation
 from rag_model.store.store import Store
 from tests.fixtures.looking import Looking
 
@@ -60,18 +60,18 @@ def test_one_that_looks_and_then_writes_refuses_a_late_writer_alone(tmp_path: Pa
     fs = LooksThenWrites(tmp_path)
     assert create_exclusive(fs, "late", b"first")
     assert not create_exclusive(fs, "late", b"second")
-    assert not excludes(fs, "probe")
+    assert not probe_exclusive_creation(fs, "probe")
 
 
 @pytest.mark.parametrize(("kind", "good"), [(Overwrites, False), (Excludes, True)])
 def test_others_are_told_apart_and_nothing_stays(kind: type[LooksThenWrites], good: bool, tmp_path: Path) -> None:
-    assert excludes(kind(tmp_path), "probe") is good
+    assert probe_exclusive_creation(kind(tmp_path), "probe") is good
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 class TestS3:
     def test_a_real_server_lets_one_win(self, s3_store: Store) -> None:
-        assert [s3_store.files.excludes() for _ in range(3)] == [True] * 3
+        assert [s3_store.files.supports_exclusive_creation() for _ in range(3)] == [True] * 3
 
 
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to("nowhere")])
@@ -81,4 +81,4 @@ def test_a_file_where_a_folder_must_be_is_said(make: Callable[[Path], None], tmp
     (tmp_path / "store/memo").mkdir(exist_ok=True)
     make(tmp_path / "store/memo/chunk")
     with pytest.raises(StoreError, match=r"Not a directory.*memo/chunk"):
-        store.memo.record("chunk", "0" * 64, {}, {})
+        store.memo.write_record("chunk", "0" * 64, {}, {})

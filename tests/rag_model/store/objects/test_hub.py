@@ -9,16 +9,15 @@ import fsspec
 import pytest
 
 from flows.cli import run
-from rag_model.corpus.rows import read_parquet
-from rag_model.corpus.source import expand, read_bytes, size_of, stamp_of
+from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
+from rag_model.corpus.source import expand_pattern, get_size, get_stamp, read_bytes
 from rag_model.errors import InputError, MissingExtraError, ReadOnlyError, StoreError, UsageError
-from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.questions import read_questions
 from rag_model.store import Snapshot, Store
 from rag_model.store.objects.files import Files
 from rag_model.store.objects.hub import Hub as HubFiles
-from rag_model.store.objects.probe import probe
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import probe_store, verify_version
 from rag_model.store.versions.moves import tag
 from rag_model.training.data.examples import read_examples
 from rag_model.training.data.statements import read_statements
@@ -29,7 +28,7 @@ STORE = {"store.json": b'{"format": 1}'}
 
 
 def _rows(url: str) -> object:
-    return list(read_parquet(url))
+    return list(PARQUET.read_records(url))
 
 
 def _bytes(url: str) -> object:
@@ -58,11 +57,11 @@ def published(local_store: Store, publish: Callable[..., str], tmp_path: Path, h
 
 def test_a_store_is_read_as_any_other(published: str, local_store: Store, tmp_path: Path) -> None:
     store = Store.open(URL)
-    assert store.refs.names() == ["latest"]
+    assert store.refs.list_names() == ["latest"]
     assert store.snapshots.resolve("latest") == published
     here, there = Snapshot.from_store(local_store), Snapshot.from_store(store)
     assert there.passages([0, 1600, 2200]) == here.passages([0, 1600, 2200])
-    assert verify(store, published) == []
+    assert verify_version(store, published) == []
     report = pull(store, published, tmp_path / "pulled")
     assert Snapshot.from_folder(report.path).passages([7]) == here.passages([7])
 
@@ -74,21 +73,21 @@ def test_it_may_lie_in_a_folder_of_a_revision_of_any_kind(url: str, hub: Hub) ->
     repository.commit(files, "main" if "pr" not in url else "refs/pr/1")
     store = Store.open(url)
     assert store.url == url
-    assert store.files.names("refs", kind="directory") == ["latest"]
-    assert [found.path for found in store.files.tree()] == ["store.json", "refs/latest/x.json"]
-    assert (store.files.size("refs"), store.files.size("refs/latest/x.json")) == (None, 0)
+    assert store.files.list_names("refs", kind="directory") == ["latest"]
+    assert [found.path for found in store.files.iter_tree()] == ["store.json", "refs/latest/x.json"]
+    assert (store.files.get_size("refs"), store.files.get_size("refs/latest/x.json")) == (None, 0)
 
 
 def test_listings_are_fresh_and_whole(hub: Hub) -> None:
     repository = hub.add("datasets/me/library", STORE)
     files = Store.open(URL).files
-    assert files.names("refs") == []
+    assert files.list_names("refs") == []
     names = [f"{number}.json" for number in range(10)]  # several pages
     repository.commit({f"refs/{name}": name.encode() for name in names})
-    assert files.names("refs") == names
+    assert files.list_names("refs") == names
     assert files.read("refs/7.json") == b"7.json"
     repository.commit({"refs/7.json": b"changed"})
-    assert (files.read("refs/7.json"), files.size("refs/7.json")) == (b"changed", 7)
+    assert (files.read("refs/7.json"), files.get_size("refs/7.json")) == (b"changed", 7)
     assert files.read("refs/70.json") is None
 
 
@@ -97,7 +96,7 @@ def test_large_files_are_read_by_range_where_they_are_stored(hub: Hub) -> None:
     hub.add("datasets/me/library", {**STORE, "large": data})
     files = Store.open(URL).files
     hub.asked.clear()
-    assert files.size("large") == len(data)
+    assert files.get_size("large") == len(data)
     assert files.read_range("large", 1000, 1300) == data[1000:1300]
     assert [asked.split()[0] for asked in hub.asked] == ["HEAD", "GET", "GET"]
     assert files.read_range("large", len(data) + 5, len(data) + 9) == b""
@@ -105,7 +104,7 @@ def test_large_files_are_read_by_range_where_they_are_stored(hub: Hub) -> None:
     with files.open("large", len(data)) as file:
         file.seek(51_000)
         assert file.read(100) == data[51_000:51_100]
-    assert b"".join(files.chunks("large", len(data), 7)) == data[7:]
+    assert b"".join(files.iter_chunks("large", len(data), 7)) == data[7:]
     assert files.read("large") == data
 
 
@@ -144,7 +143,11 @@ def test_a_passing_failure_is_waited_for(hub: Hub) -> None:
     files = Store.open(URL).files
     for status in (429, 500, 503):
         limit = {"ratelimit": '"resolvers";r=0;t=0'} if status == 429 else {}
-        for ask in (lambda: files.read("store.json"), lambda: files.size("store.json"), lambda: files.names("refs")):
+        for ask in (
+            lambda: files.read("store.json"),
+            lambda: files.get_size("store.json"),
+            lambda: files.list_names("refs"),
+        ):
             hub.refusals.append(AnswerError(status, headers=limit))
             assert ask()
             assert not hub.refusals
@@ -182,7 +185,7 @@ def test_a_refusal_is_told_at_once(code: AnswerError, said: str, hub: Hub) -> No
 
 def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(StoreError, match="HF_HUB_OFFLINE is set, so the Hub is not asked: unset it"):
+    with pytest.raises(StoreError, match="HF_HUB_OFFLINE is set, so no request is sent to the Hub: unset it"):
         Store.open(URL)
     assert hub.asked == []
 
@@ -203,7 +206,7 @@ def test_a_setting_that_makes_no_request_is_told(
 ) -> None:
     monkeypatch.setenv(*setting)
     HubFiles.clear_instance_cache()
-    with pytest.raises(StoreError, match=r"what answers is not the Hub .* HF_ENDPOINT and HF_TOKEN if they are set"):
+    with pytest.raises(StoreError, match=r"the reply is not from the Hub .* HF_ENDPOINT and HF_TOKEN if they are set"):
         Store.open(URL)
     assert hub.asked == []
 
@@ -214,8 +217,8 @@ def test_what_is_not_the_hub_is_told(answer: bytes, hub: Hub) -> None:
     hub.add("datasets/me/library", STORE)
     files = Store.open(URL).files
     hub.before = _answering(answer)
-    with pytest.raises(StoreError, match=r"what answers is not the Hub .*check the network") as refused:
-        files.names("refs")
+    with pytest.raises(StoreError, match=r"the reply is not from the Hub .*check the network") as refused:
+        files.list_names("refs")
     assert "\n" not in str(refused.value)
 
 
@@ -223,14 +226,14 @@ def test_what_is_not_the_hub_is_told(answer: bytes, hub: Hub) -> None:
     "write",
     [
         lambda store, here: store.files.create("new", b""),
-        lambda store, here: store.files.put("new", b""),
+        lambda store, here: store.files.write("new", b""),
         lambda store, here: store.files.upload(here, "new"),
         lambda store, here: store.files.link(here, "new"),
         lambda store, here: store.files.remove("store.json"),
-        lambda store, here: store.files.delete("refs"),
-        lambda store, here: store.files.excludes(),
-        lambda store, here: store.refs.require_exclusion(),
-        lambda store, here: probe(store),
+        lambda store, here: store.files.delete_folder("refs"),
+        lambda store, here: store.files.supports_exclusive_creation(),
+        lambda store, here: store.refs.require_exclusive_creation(),
+        lambda store, here: probe_store(store),
     ],
 )
 def test_nothing_is_ever_written(write: Callable[[Store, Path], object], hub: Hub, tmp_path: Path) -> None:
@@ -251,17 +254,19 @@ def test_a_new_store_is_not_begun_there(hub: Hub) -> None:
 
 def test_a_dump_there_is_found_and_read(hub: Hub) -> None:
     repository = hub.add("datasets/me/dumps", {"part-10": b"later", "part-2": b"0123456789"})
-    second, tenth = expand("hf://datasets/me/dumps/part-*")
-    assert (second.endswith("part-2"), tenth.endswith("part-10"), size_of(tenth)) == (True, True, 5)
+    second, tenth = expand_pattern("hf://datasets/me/dumps/part-*")
+    assert (second.endswith("part-2"), tenth.endswith("part-10"), get_size(tenth)) == (True, True, 5)
     assert b"".join(read_bytes(second, 3, 4)) == b"3456"
-    before = stamp_of(second)
-    assert before == stamp_of(second) is not None
+    before = get_stamp(second)
+    assert before == get_stamp(second) is not None
     repository.commit({"part-2": b"9876543210", "part-3": b""})
-    assert stamp_of(second) not in {before, None}
-    assert len(expand("hf://datasets/me/dumps/part-*")) == 3
+    assert get_stamp(second) not in {before, None}
+    assert len(expand_pattern("hf://datasets/me/dumps/part-*")) == 3
 
 
-@pytest.mark.parametrize("read", [read_questions, read_statements, read_examples, expand, stamp_of, _rows, _bytes])
+@pytest.mark.parametrize(
+    "read", [read_questions, read_statements, read_examples, expand_pattern, get_stamp, _rows, _bytes]
+)
 def test_what_fsspec_alone_reads_fails_in_one_line_too(
     read: Callable[[str], object], hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

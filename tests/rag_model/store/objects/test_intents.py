@@ -10,9 +10,9 @@ import pytest
 from rag_model.errors import StoreError
 from rag_model.store import Store
 from rag_model.store.objects import intents
-from rag_model.store.objects.files import Found
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.sweep import View, rehearse, sweep
+from rag_model.store.objects.files import StoredFile
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.sweep import StoreView, preview_sweep, sweep
 
 HOUR = 3600.0
 
@@ -25,23 +25,23 @@ def store(local_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def names(store: Store) -> list[str]:
     """The intents that count now."""
-    return [intent.name for intent in store.intents.live(store.intents.stamp("probe/now", {}))]
+    return [intent.name for intent in store.intents.list_live(store.intents.write_timed("probe/now", {}))]
 
 
 def condemn(store: Store, *paths: str, knows: Sequence[str] = ()) -> None:
     """Leave the mark of a sweep that died."""
-    store.files.put("sweeps/dead.json", json.dumps({"format": 1, "condemned": paths, "knows": knows}).encode())
+    store.files.write("sweeps/dead.json", json.dumps({"format": 1, "condemned": paths, "knows": knows}).encode())
 
 
 def test_an_intent_is_there_as_long_as_its_block(store: Store) -> None:
-    with suppress(StoreError), store.intents.held("build"):
+    with suppress(StoreError), store.intents.hold("build"):
         assert names(store) == ["build"]
         raise StoreError("in the middle")
-    assert store.files.names("intents") == []
+    assert store.files.list_names("intents") == []
 
 
 def test_the_intent_of_the_dead_counts_for_an_hour(store: Store, later: Callable[..., None]) -> None:
-    store.intents.stamp("intents/dead.json", {"format": 1, "started": None, "needs": None})
+    store.intents.write_timed("intents/dead.json", {"format": 1, "started": None, "needs": None})
     later(store, 0.9 * HOUR)
     assert names(store) == ["dead"]
     later(store, 0.2 * HOUR)
@@ -52,33 +52,33 @@ def test_an_intent_that_is_written_again_keeps_its_start(
     store: Store, later: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beaten = threading.Event()
-    real = store.files.put
+    real = store.files.write
 
     def put(path: str, data: bytes) -> None:
         real(path, data)
         if threading.current_thread().name == "intent":
             beaten.set()
 
-    monkeypatch.setattr(store.files, "put", put)
-    monkeypatch.setattr(intents, "_AGAIN", 0.001)
-    with store.intents.held("build"):
-        began = store.intents.live(0.0)[0].started
+    monkeypatch.setattr(store.files, "write", put)
+    monkeypatch.setattr(intents, "_RENEW_SECONDS", 0.001)
+    with store.intents.hold("build"):
+        began = store.intents.list_live(0.0)[0].started
         later(store, 2 * HOUR)
         for _ in range(2):  # the first may have been written before the file became older
             beaten.clear()
             assert beaten.wait(60)
-        now = store.intents.stamp("probe/now", {})
-        assert [(intent.name, intent.started) for intent in store.intents.live(now)] == [("build", began)]
+        now = store.intents.write_timed("probe/now", {})
+        assert [(intent.name, intent.started) for intent in store.intents.list_live(now)] == [("build", began)]
 
 
 def test_a_writer_waits_while_what_it_needs_is_deleted(store: Store, later: Callable[..., None]) -> None:
     condemn(store, "blobs/ab/c")
-    with store.intents.held("other", ["blobs/de/f"]):
+    with store.intents.hold("other", ["blobs/de/f"]):
         pass
     entered = threading.Event()
 
     def write(name: str, needs: list[str] | None) -> None:
-        with store.intents.held(name, needs):
+        with store.intents.hold(name, needs):
             entered.set()
 
     for name, needs in (("publish", ["blobs/ab/c"]), ("build", None)):
@@ -86,7 +86,7 @@ def test_a_writer_waits_while_what_it_needs_is_deleted(store: Store, later: Call
         entered.clear()
         thread = threading.Thread(target=write, args=(name, needs))
         thread.start()
-        while f"{name}.json" not in store.files.names("intents"):
+        while f"{name}.json" not in store.files.list_names("intents"):
             assert thread.is_alive()
         assert not entered.is_set()
         condemn(store, "blobs/ab/c", knows=[name])  # a sweep that respects it holds up nobody
@@ -97,20 +97,20 @@ def test_a_writer_waits_while_what_it_needs_is_deleted(store: Store, later: Call
 def test_a_sweep_that_died_holds_up_nobody_for_long(store: Store, later: Callable[..., None]) -> None:
     condemn(store, "blobs/ab/c")
     later(store, 121.0)
-    with store.intents.held("build"):
+    with store.intents.hold("build"):
         assert names(store) == ["build"]
 
 
 def test_a_writer_that_comes_makes_a_sweep_plan_anew(store: Store) -> None:
     """What it needs was garbage when the sweep looked first."""
     needed, other = (store.blobs.put_bytes(data).path for data in (b"needed", b"other"))
-    plans: list[View] = []
+    plans: list[StoreView] = []
 
-    def plan(view: View) -> list[Found]:
+    def plan(view: StoreView) -> list[StoredFile]:
         plans.append(view)
         if len(plans) == 1:
-            store.intents.stamp("intents/new.json", {"format": 1, "started": None, "needs": [needed]})
-        return [file for file in store.files.tree("blobs") if file.path not in view.needs]
+            store.intents.write_timed("intents/new.json", {"format": 1, "started": None, "needs": [needed]})
+        return [file for file in store.files.iter_tree("blobs") if file.path not in view.needed_paths]
 
     assert [file.path for file in sweep(store, plan, threads=2)] == [other]
     assert [len(view.intents) for view in plans] == [0, 1]
@@ -120,8 +120,8 @@ def test_what_is_written_again_after_the_plan_stays(store: Store, later: Callabl
     blob = store.blobs.put_bytes(b"old")
     later(store, 13 * HOUR)
 
-    def plan(view: View) -> list[Found]:
-        found = [*store.files.tree("blobs")]
+    def plan(view: StoreView) -> list[StoredFile]:
+        found = [*store.files.iter_tree("blobs")]
         store.blobs.put_bytes(b"old")
         return found
 
@@ -147,12 +147,12 @@ def test_a_blob_is_written_until_no_sweep_condemns_it(store: Store, later: Calla
 
     def put() -> None:
         writes.append(blob.path)
-        store.files.put(blob.path, b"bytes")
+        store.files.write(blob.path, b"bytes")
         if len(writes) == 2:
             store.files.remove("sweeps/dead.json")
             store.files.remove(blob.path)
 
-    store.intents.write(blob.path, put)
+    store.intents.write_despite_sweeps(blob.path, put)
     assert len(writes) == 3
     assert store.blobs.exists(blob)
 
@@ -160,19 +160,19 @@ def test_a_blob_is_written_until_no_sweep_condemns_it(store: Store, later: Calla
 def test_a_build_keeps_what_it_may_reuse(store: Store, later: Callable[..., None]) -> None:
     """What a record names, however old; and what was written a day before it began. Orphans go."""
     recorded, orphan = store.blobs.put_bytes(b"recorded"), store.blobs.put_bytes(b"orphan")
-    store.memo.record("chunk", "k", {"passages": recorded}, {})
-    store.memo.record("plan", "k", {}, {"parts": 3})
+    store.memo.write_record("chunk", "k", {"passages": recorded}, {})
+    store.memo.write_record("plan", "k", {}, {"parts": 3})
     later(store, 30 * HOUR)
     recent = store.blobs.put_bytes(b"recent")
     later(store, 20 * HOUR)
-    with store.intents.held("build"):
-        assert gc(store, 0.0)["blobs"].files == 1
+    with store.intents.hold("build"):
+        assert collect_garbage(store, 0.0)["blobs"].files == 1
         assert [store.blobs.exists(ref) for ref in (recorded, recent, orphan)] == [True, True, False]
-        assert store.memo.get("plan", "k")
-    assert gc(store, 0.0)["blobs"].files == 2
+        assert store.memo.find("plan", "k")
+    assert collect_garbage(store, 0.0)["blobs"].files == 2
 
 
 def test_a_rehearsal_changes_nothing(store: Store) -> None:
     blob = store.blobs.put_bytes(b"orphan")
-    assert [file.path for file in rehearse(store, lambda view: [*store.files.tree("blobs")])] == [blob.path]
-    assert {file.path for file in store.files.tree()} == {"store.json", blob.path}
+    assert [file.path for file in preview_sweep(store, lambda view: [*store.files.iter_tree("blobs")])] == [blob.path]
+    assert {file.path for file in store.files.iter_tree()} == {"store.json", blob.path}

@@ -18,10 +18,10 @@ from flows.cli import run
 from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Manifest, RefMove, Snapshot, Store
-from rag_model.store.objects.fetch import PARTIAL
+from rag_model.store.objects.blobs import PARTIAL_SUFFIX
 from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.faulty import FaultyServer, Request
 
 TRIES = 7
@@ -63,7 +63,7 @@ def test_a_bad_day_costs_time_and_nothing_else(
     faulty_server.fault = every(3, fault)
     snapshot = publish(store)
     store.refs.move("latest", snapshot, 0)
-    assert verify(store, snapshot) == []
+    assert verify_version(store, snapshot) == []
     with Snapshot.open(store.url) as remote:
         assert [passage.text for passage in remote.passages([2200, 0])] == ["text 2200", "text 0"]
     pull(store, "latest", tmp_path / "dest")
@@ -96,15 +96,15 @@ def test_a_lost_answer_to_an_upload_is_no_failure(
     (tmp_path / "large").write_bytes(secrets.token_bytes(LARGE))
     blob = store.blobs.put_file(tmp_path / "large")
     assert seen
-    assert store.blobs.local(blob).read_bytes() == (tmp_path / "large").read_bytes()
+    assert store.blobs.get_local_path(blob).read_bytes() == (tmp_path / "large").read_bytes()
 
 
 def test_a_move_whose_answer_was_lost_is_made_once(store: Store, faulty_server: FaultyServer) -> None:
-    store.refs.require_exclusion()
+    store.refs.require_exclusive_creation()
     faulty_server.fault = lambda request: "lose" if request.method == "PUT" and _first(faulty_server, request) else None
     move = store.refs.move("latest", "0" * 64, 0)
     assert isinstance(move, RefMove)
-    assert store.refs.history("latest") == [move]
+    assert store.refs.read_history("latest") == [move]
 
 
 def _first(server: FaultyServer, request: Request) -> bool:
@@ -117,7 +117,7 @@ def test_retries_are_in_one_layer(store: Store, faulty_server: FaultyServer, fau
 
     aiohttp by itself opens a new connection where a kept one turns out to be closed; that is no other layer's try.
     """
-    store.files.put("file", b"data")
+    store.files.write("file", b"data")
     faulty_server.requests.clear()
     faulty_server.fault = lambda request: fault
     with pytest.raises(StoreError, match=r"cannot read s3://.*/file: .") as given_up:
@@ -162,7 +162,7 @@ def test_large_files_go_up_in_parts(store: Store, faulty_server: FaultyServer, l
     numbers = [request.path for request in faulty_server.requests if "partNumber=" in request.path]
     assert len(numbers) == 3
     faulty_server.requests.clear()
-    assert b"".join(store.files.chunks(large.path, large.size)) != b""
+    assert b"".join(store.files.iter_chunks(large.path, large.size)) != b""
     asked = sorted(request.headers["Range"] for request in faulty_server.requests)
     assert asked == [FIRST, LAST, SECOND]
 
@@ -184,8 +184,8 @@ def test_a_fetch_goes_on_where_it_broke_off(
 def test_a_listing_has_more_than_one_page(s3_store: Store) -> None:
     names = [f"{number:08d}.json" for number in range(1, 1052)]
     fsspec.filesystem("s3").pipe({f"{s3_store.url}/refs/latest/{name}": b"{}" for name in names})
-    assert s3_store.files.names("refs/latest") == names
-    assert s3_store.refs.numbers("latest")[-1] == 1051
+    assert s3_store.files.list_names("refs/latest") == names
+    assert s3_store.refs.list_numbers("latest")[-1] == 1051
 
 
 _CHILD = """
@@ -194,7 +194,7 @@ from pathlib import Path
 from rag_model.store import BlobRef, Store
 url, source, dest = sys.argv[1:]
 store = Store.open(url)
-store.files.put("warm", b"up")
+store.files.write("warm", b"up")
 store.files.read("warm")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 blob = store.blobs.put_file(Path(source))
@@ -236,7 +236,7 @@ def test_a_killed_pull_leaves_the_old_version_and_is_gone_on_with(
     old, dest = publish(store), tmp_path / "dest"
     pull(store, old, dest)
     content = store.snapshots.get(old).content
-    new = store.snapshots.put(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
+    new = store.snapshots.publish(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
     command = [sys.executable, "-c", _PULL, store.url, new, str(dest), str(CHUNK)]
     kills = 0
     for deadly in (FIRST, LAST, LAST):
@@ -258,4 +258,4 @@ def test_a_killed_pull_leaves_the_old_version_and_is_gone_on_with(
     report = pull(store, new, dest)
     assert (report.snapshot, report.fetched_bytes) == (new, large.size)
     assert digest_file(Snapshot.from_folder(dest).path("index/large.faiss")) == large.id
-    assert not [*dest.rglob(f"*{PARTIAL}")]
+    assert not [*dest.rglob(f"*{PARTIAL_SUFFIX}")]

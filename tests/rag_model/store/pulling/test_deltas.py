@@ -15,13 +15,13 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
 from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
-from rag_model.store.comparing.diff import diff
-from rag_model.store.pulling import packed
-from rag_model.store.pulling.deltas import Step, made, offered, steps
+from rag_model.store.diff import diff_snapshots
+from rag_model.store.pulling import delta_files
+from rag_model.store.pulling.deltas import DeltaStep, build_delta, find_delta, iter_delta_steps
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
-from rag_model.store.versions.manifest import in_space
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
+from rag_model.store.versions.manifest import embeddings_in_space
 from rag_model.store.versions.moves import tag
 
 D = 8
@@ -51,8 +51,8 @@ def publish(store: Store, texts: dict[int, str], folder: Path, *parents: str) ->
     factories = {"hnsw": "HNSW16", "ivf": "IVF4,SQ8"}
     entries = {name: {"factory": of, "metric": "ip", "n": len(texts), "d": D} for name, of in factories.items()}
     parts = (PartEntry("part-00000", 0, 99999, len(texts)),)
-    content = Content({"kind": "wiki"}, parts, files, {}, in_space({"digest": "one"}), entries)
-    return Snapshot.from_store(store, store.snapshots.put(Manifest(content, parents=parents)))
+    content = Content({"kind": "wiki"}, parts, files, {}, embeddings_in_space({"digest": "one"}), entries)
+    return Snapshot.from_store(store, store.snapshots.publish(Manifest(content, parents=parents)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,15 @@ class Months:
     old: Snapshot
     new: Snapshot
 
-    def steps(self) -> dict[str, Step]:
+    def steps(self) -> dict[str, DeltaStep]:
         files = {ref: path for path, ref in self.new.manifest.content.files.items()}
-        return {files[step.after]: step for step in steps(self.old.manifest.content, self.new.manifest.content)}
+        return {
+            files[step.target]: step for step in iter_delta_steps(self.old.manifest.content, self.new.manifest.content)
+        }
 
     def offer(self) -> dict[str, BlobRef]:
         """Make the deltas, as a build does; return them by the file that they are for."""
-        return {path: made(self.store, step).outputs["delta"] for path, step in self.steps().items()}
+        return {path: build_delta(self.store, step).outputs["delta"] for path, step in self.steps().items()}
 
     def pulled(self, dest: Path) -> int:
         """Pull both; return the bytes fetched for the second, which is whole."""
@@ -93,7 +95,7 @@ def months(local_store: Store, tmp_path: Path) -> Months:
 
 
 def told(months: Months) -> int:
-    return sum(its.fetched_bytes for its in diff(months.old, months.new).pull.values())
+    return sum(its.fetched_bytes for its in diff_snapshots(months.old, months.new).pull.values())
 
 
 def test_a_pull_fetches_the_deltas_in_place_of_the_files(months: Months, tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_a_pull_fetches_the_deltas_in_place_of_the_files(months: Months, tmp_pat
     assert months.pulled(tmp_path / "without") == before  # a store of an earlier bookwheel has none
     deltas = months.offer()
     assert set(deltas) == {PASSAGES, GRAPH, LISTS}
-    head = months.steps()[GRAPH].head
+    head = months.steps()[GRAPH].head_bytes
     assert (months.size(GRAPH) - head) % (4 * D) == 0
     whole = months.size(PASSAGES) + months.size(LISTS) + head
     spared = whole - sum(delta.size for delta in deltas.values())
@@ -130,8 +132,8 @@ def test_without_a_sound_delta_the_file_is_fetched(
         return
     if what == "another library":
         monkeypatch.setattr(pa, "__version__", "0.0.1")
-        assert offered(store, months.steps()[PASSAGES]) is None
-        spared = months.steps()[GRAPH].head - deltas[GRAPH].size + months.size(LISTS) - deltas[LISTS].size
+        assert find_delta(store, months.steps()[PASSAGES]) is None
+        spared = months.steps()[GRAPH].head_bytes - deltas[GRAPH].size + months.size(LISTS) - deltas[LISTS].size
         assert months.pulled(dest) == before - spared
         return
     assert months.pulled(dest) >= before
@@ -149,21 +151,21 @@ def test_a_file_that_there_is_no_room_to_make_is_fetched(months: Months, tmp_pat
     assert report.fetched_bytes == told(months)
 
 
-def _swap(store: Store, step: Step, other: BlobRef) -> None:
+def _swap(store: Store, step: DeltaStep, other: BlobRef) -> None:
     """Let the record of a step name another delta, as a store that lies may."""
-    key = store.memo.key(step.inputs())
+    key = store.memo.compute_key(step.inputs())
     path = f"memo/delta/{key}.json"
     value = store.files.read_json(path)
     assert value is not None
     store.files.remove(path)
-    store.memo.record("delta", key, {"delta": other}, value["facts"], value["inputs"])
+    store.memo.write_record("delta", key, {"delta": other}, value["facts"], value["inputs"])
 
 
 def test_a_damaged_delta_is_a_problem(months: Months) -> None:
     deltas = months.offer()
-    assert verify(months.store, months.new.id) == []
+    assert verify_version(months.store, months.new.id) == []
     months.store.files.local_path(deltas[GRAPH].path).write_bytes(bytes(deltas[GRAPH].size))
-    assert [(one.path, one.blob) for one in verify(months.store, months.new.id)] == [
+    assert [(one.path, one.blob) for one in verify_version(months.store, months.new.id)] == [
         (f"the delta of {GRAPH}", deltas[GRAPH].id)
     ]
 
@@ -171,39 +173,56 @@ def test_a_damaged_delta_is_a_problem(months: Months) -> None:
 def test_a_delta_lives_as_long_as_the_file_that_it_makes(months: Months) -> None:
     store, deltas = months.store, months.offer()
     tag(store, months.new.id, "latest")
-    store.files.remove(store.snapshots.path(months.old.id))  # expired; who pulled it still has it
-    gc(store, 0.0)
+    store.files.remove(store.snapshots.manifest_path(months.old.id))  # expired; who pulled it still has it
+    collect_garbage(store, 0.0)
     assert all(map(store.blobs.exists, deltas.values()))
-    assert {path: offered(store, step) for path, step in months.steps().items()} == deltas
+    assert {path: find_delta(store, step) for path, step in months.steps().items()} == deltas
     store.files.remove("refs/latest/00000001.json")
-    store.files.remove(store.snapshots.path(months.new.id))
-    gc(store, 0.0)
+    store.files.remove(store.snapshots.manifest_path(months.new.id))
+    collect_garbage(store, 0.0)
     assert not any(map(store.blobs.exists, deltas.values()))
-    assert store.files.names("memo/delta") == []
+    assert store.files.list_names("memo/delta") == []
 
 
 def test_a_delta_that_spares_little_is_not_kept(local_store: Store, tmp_path: Path) -> None:
     old = publish(local_store, LAST, tmp_path / "old")
     new = publish(local_store, {page: f"all {text}" for page, text in LAST.items()}, tmp_path / "new")
-    step = {s.after: s for s in steps(old.manifest.content, new.manifest.content)}[new.manifest.content.files[PASSAGES]]
-    assert made(local_store, step).outputs == {}
-    assert offered(local_store, step) is None
+    step = {s.target: s for s in iter_delta_steps(old.manifest.content, new.manifest.content)}[
+        new.manifest.content.files[PASSAGES]
+    ]
+    assert build_delta(local_store, step).outputs == {}
+    assert find_delta(local_store, step) is None
 
 
-@pytest.mark.parametrize("size", [0, 1, packed._BLOCK, packed._BLOCK + 9])
+@pytest.mark.parametrize("size", [0, 1, delta_files._PACK_BLOCK, delta_files._PACK_BLOCK + 9])
 def test_what_is_packed_is_unpacked(size: int, tmp_path: Path) -> None:
     data = np.random.default_rng(1).integers(0, 4, size, np.uint8).tobytes()
     (tmp_path / "file").write_bytes(data + b"vectors")
-    packed.pack(tmp_path / "file", size, tmp_path / "packed")
-    packed.unpack(tmp_path / "packed", size, tmp_path / "out")
+    delta_files.write_packed(tmp_path / "file", size, tmp_path / "packed")
+    delta_files.unpack_file(tmp_path / "packed", size, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:2], lambda data: b"\xff" * len(data)])
 def test_a_damaged_pack_is_refused(damage: object, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(9999))
-    packed.pack(tmp_path / "file", 9999, tmp_path / "packed")
+    delta_files.write_packed(tmp_path / "file", 9999, tmp_path / "packed")
     (tmp_path / "packed").write_bytes(damage((tmp_path / "packed").read_bytes()))  # type: ignore[operator]
     with pytest.raises(InputError, match="fetch the whole file"):
-        packed.unpack(tmp_path / "packed", 9999, tmp_path / "out")
+        delta_files.unpack_file(tmp_path / "packed", 9999, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_index_with_wrong_derived_bytes_is_rebuilt_from_its_delta(months: Months, tmp_path: Path) -> None:
+    derived = []
+
+    def derive(previous: Snapshot, target: Snapshot, path: str, previous_rows: object, out: Path) -> bool:
+        out.write_bytes(bytes(months.size(path)))
+        derived.append(path)
+        return True
+
+    months.offer()
+    pull(months.store, months.old.id, tmp_path)
+    report = pull(months.store, months.new.id, tmp_path, derive=derive)
+    assert LISTS in derived
+    assert report.fetched_bytes == told(months)

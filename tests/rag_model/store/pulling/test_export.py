@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from rag_model.corpus.passages import in_seconds
+from rag_model.corpus.dump_formats.jsonl import FORMAT as JSONL
+from rag_model.corpus.dump_formats.tsv import FORMAT as TSV
+from rag_model.corpus.passages import to_seconds
 from rag_model.corpus.records import Passage
-from rag_model.corpus.rows import read_jsonl, read_tsv
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
-from rag_model.store.pulling.export import Layout, export
+from rag_model.store.pulling.export import Layout, export_snapshot
 
 NASTY = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
 
@@ -35,14 +36,14 @@ def passages(snapshot: Snapshot) -> list[Passage]:
 
 
 def test_dpr_passages_are_read_by_our_own_reader_of_them(nasty: Snapshot, tmp_path: Path) -> None:
-    export(nasty, tmp_path / "out", "dpr")
+    export_snapshot(nasty, tmp_path / "out", "dpr")
     file = tmp_path / "out" / "psgs_w100.tsv"
     assert file.read_text().startswith("id\ttext\ttitle\n1:0\tplain\tTitle 1\n")
-    assert list(read_tsv(str(file))) == [(one.id, one.title, one.text, None) for one in passages(nasty)]
+    assert list(TSV.read_records(str(file))) == [(one.id, one.title, one.text, None) for one in passages(nasty)]
 
 
 def test_dpr_vectors_lie_beside_their_ids(snapshot: Snapshot, tmp_path: Path) -> None:
-    report = export(snapshot, tmp_path / "out", "dpr")
+    report = export_snapshot(snapshot, tmp_path / "out", "dpr")
     found = []
     for number in range(3):
         ids, vectors = (
@@ -54,7 +55,7 @@ def test_dpr_vectors_lie_beside_their_ids(snapshot: Snapshot, tmp_path: Path) ->
 
 
 def test_jsonl_has_ids_and_contents(nasty: Snapshot, tmp_path: Path) -> None:
-    export(nasty, tmp_path / "out", "jsonl")
+    export_snapshot(nasty, tmp_path / "out", "jsonl")
     lines = (tmp_path / "out" / "corpus.jsonl").read_bytes().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"id": one.id, "contents": f"{one.title}\n{one.text}"} for one in passages(nasty)
@@ -62,17 +63,17 @@ def test_jsonl_has_ids_and_contents(nasty: Snapshot, tmp_path: Path) -> None:
 
 
 def test_jsonl_has_dates_that_our_own_reader_reads(snapshot: Snapshot, tmp_path: Path) -> None:
-    export(snapshot, tmp_path / "out", "jsonl")
+    export_snapshot(snapshot, tmp_path / "out", "jsonl")
     known = {one.id: one.revised for one in passages(snapshot)}
-    assert {own: date for own, _, _, date in read_jsonl(str(tmp_path / "out" / "corpus.jsonl"))} == known
+    assert {own: date for own, _, _, date in JSONL.read_records(str(tmp_path / "out" / "corpus.jsonl"))} == known
     assert {date is None for date in known.values()} == {True, False}
 
 
 def test_datasets_have_typed_columns(snapshot: Snapshot, tmp_path: Path) -> None:
-    export(snapshot, tmp_path / "out", "datasets")
+    export_snapshot(snapshot, tmp_path / "out", "datasets")
     table = ds.dataset(tmp_path / "out" / "data", format="parquet").to_table()
     assert table.schema.names == ["id", "text", "title", "revised", "embeddings"]
-    assert in_seconds(table["revised"]).to_pylist() == [one.revised for one in passages(snapshot)]
+    assert to_seconds(table["revised"]).to_pylist() == [one.revised for one in passages(snapshot)]
     assert table.schema.field("embeddings").type == pa.list_(pa.float32())
     assert table["text"].to_pylist() == [one.text for one in passages(snapshot)]
     assert table["embeddings"].to_pylist() == [[float(row)] * 4 for row in range(snapshot.n)]
@@ -82,7 +83,7 @@ def test_datasets_have_typed_columns(snapshot: Snapshot, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("layout", ["dpr", "datasets"])
 def test_vectors_can_stay_behind(snapshot: Snapshot, tmp_path: Path, layout: Layout) -> None:
-    export(snapshot, tmp_path / "out", layout, embeddings=False)
+    export_snapshot(snapshot, tmp_path / "out", layout, embeddings=False)
     assert not [*(tmp_path / "out").glob("*.npy")]
     if layout == "datasets":
         assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title", "revised"]
@@ -90,27 +91,27 @@ def test_vectors_can_stay_behind(snapshot: Snapshot, tmp_path: Path, layout: Lay
 
 def test_the_licence_goes_along(local_store: Store, tmp_path: Path) -> None:
     corpus = {"kind": "wiki", "base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
-    empty = Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(Content(corpus, (), {}))))
-    export(empty, tmp_path / "out", "jsonl")
+    empty = Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(Content(corpus, (), {}))))
+    export_snapshot(empty, tmp_path / "out", "jsonl")
     assert "CC BY-SA 4.0, by its authors" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_damaged_part_leaves_no_folder(local_store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
     ref = snapshot.manifest.content.files["passages/part-00002.parquet"]
     data = local_store.blobs.read(ref)
-    local_store.files.put(ref.path, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    local_store.files.write(ref.path, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     with pytest.raises(StoreError, match=ref.id):
-        export(snapshot, tmp_path / "out", "jsonl")
+        export_snapshot(snapshot, tmp_path / "out", "jsonl")
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name or path.name.startswith(".")] == []
 
 
 def test_nothing_is_overwritten(snapshot: Snapshot, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    export(snapshot, tmp_path / "empty", "jsonl")
-    with pytest.raises(UsageError, match="something at"):
-        export(snapshot, tmp_path / "empty", "jsonl")
+    export_snapshot(snapshot, tmp_path / "empty", "jsonl")
+    with pytest.raises(UsageError, match="exists already"):
+        export_snapshot(snapshot, tmp_path / "empty", "jsonl")
     with pytest.raises(UsageError, match="no layout 'beir': choose from dpr, jsonl, datasets"):
-        export(snapshot, tmp_path / "new", "beir")  # type: ignore[arg-type]
+        export_snapshot(snapshot, tmp_path / "new", "beir")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("layout", ["dpr", "jsonl", "datasets"])
@@ -125,9 +126,9 @@ def test_memory_does_not_grow_with_the_corpus(
             f"embeddings/{name}.npy": vector for name in names
         }
         content = Content({}, tuple(PartEntry(name, 0, 0, 1500) for name in names), files)
-        with Snapshot.of(local_store, Manifest(content)) as snapshot:
+        with Snapshot.from_manifest(local_store, Manifest(content)) as snapshot:
             tracemalloc.start()
-            export(snapshot, tmp_path / f"{len(peaks)}", layout)
+            export_snapshot(snapshot, tmp_path / f"{len(peaks)}", layout)
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     assert peaks[2] < peaks[1] * 1.5, peaks

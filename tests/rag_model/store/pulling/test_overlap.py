@@ -19,12 +19,11 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
-from rag_model.store.comparing.diff import diff
+from rag_model.store.diff import diff_snapshots
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.pulling.overlap import Overlap, Patch
+from rag_model.store.pulling.overlap import Overlap, Patch, PulledVectors, VectorTable, find_vector_tables
 from rag_model.store.pulling.pull import pull
-from rag_model.store.pulling.tables import Table, Vectors, tables_of
-from rag_model.store.versions.manifest import in_space
+from rag_model.store.versions.manifest import embeddings_in_space
 from tests.fixtures.faulty import FaultyServer
 from tests.rag_model.store.test_faults import failures
 
@@ -84,8 +83,8 @@ def month(tmp_path: Path) -> Publish:
             faiss.write_index(index, str(scratch / name))
             files[f"index/{name}.faiss"] = store.blobs.put_file(scratch / name)
             entries[name] = {"factory": factory, "metric": "ip", "n": len(all_vectors), "d": D}
-        content = Content({"kind": "wiki"}, tuple(parts), files, {}, in_space({"digest": space}), entries)
-        return Snapshot.from_store(store, store.snapshots.put(Manifest(content)))
+        content = Content({"kind": "wiki"}, tuple(parts), files, {}, embeddings_in_space({"digest": space}), entries)
+        return Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
 
     return month
 
@@ -93,7 +92,7 @@ def month(tmp_path: Path) -> Publish:
 @pytest.fixture(autouse=True)
 def _near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetch no row for being near another: so few rows are all near."""
-    monkeypatch.setattr("rag_model.store.pulling.overlap._NEAR", 0)
+    monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", 0)
 
 
 def fetched(found: Any) -> dict[str, int]:
@@ -113,7 +112,7 @@ def test_vectors_of_passages_that_stayed_are_not_fetched_again(
     local_store: Store, month: Publish, dtype: Any, tmp_path: Path
 ) -> None:
     old, new = (month(local_store, articles, dtype=dtype, indexes=INDEXES) for articles in (LAST, NOW))
-    told = diff(old, new)
+    told = diff_snapshots(old, new)
     pull(local_store, old.id, tmp_path / "dest")
     report = pull(local_store, new.id, tmp_path / "dest")
     check_whole(new, report.path)
@@ -143,7 +142,7 @@ def test_an_index_has_the_vectors_where_no_embeddings_were_pulled(
     pull(local_store, old.id, tmp_path / "dest", select=lean)
     report = pull(local_store, new.id, tmp_path / "dest", select=lean)
     names = ("passages", "index/hnsw")
-    assert report.fetched_bytes == sum(fetched(diff(old, new))[kind] for kind in names)
+    assert report.fetched_bytes == sum(fetched(diff_snapshots(old, new))[kind] for kind in names)
     assert report.reused_bytes == (new.n - NEW_ROWS) * 4 * D
     more = pull(local_store, new.id, tmp_path / "dest")
     assert more.fetched_bytes == sum(
@@ -165,9 +164,9 @@ def test_passages_of_a_part_that_did_not_change_are_not_read(local_store: Store,
     old, new = month(local_store, LAST), month(local_store, {**LAST, 112: NOW[112]})
 
     def kept() -> Any:
-        overlap = Overlap.of(old, new)
+        overlap = Overlap.between(old, new)
         assert overlap is not None
-        return overlap.kept()
+        return overlap.find_previous_rows()
 
     joined = kept()
     assert (joined < 0).sum() == 1
@@ -194,7 +193,7 @@ def test_rows_of_another_type_are_fetched_and_an_index_of_the_same_ones_is_not(
 ) -> None:
     old, new = month(local_store, LAST), month(local_store, NOW, indexes={"hnsw": "HNSW4"}, dtype=np.float64)
     pull(local_store, old.id, tmp_path / "dest")
-    report, told = pull(local_store, new.id, tmp_path / "dest"), diff(old, new)
+    report, told = pull(local_store, new.id, tmp_path / "dest"), diff_snapshots(old, new)
     check_whole(new, report.path)
     assert report.reused_bytes == told.pull["index/hnsw"].reused_bytes == (new.n - NEW_ROWS) * 4 * D
     assert report.fetched_bytes == sum(fetched(told).values())
@@ -260,12 +259,12 @@ def test_a_server_is_asked_for_new_rows_alone_on_a_bad_day_too(
     files = new.manifest.content.files
     assert report.reused_bytes == (new.n - NEW_ROWS) * (2 + 4) * D
     for path, rows in {"embeddings/part-00001.npy": 1, "index/hnsw.faiss": NEW_ROWS}.items():
-        table, asked = tables_of(new.manifest.content)[path], set[tuple[int, int]]()
+        table, asked = find_vector_tables(new.manifest.content)[path], set[tuple[int, int]]()
         for request in faulty_server.requests:
             if request.method == "GET" and request.touches(files[path].path):
                 first, last = request.headers["Range"].removeprefix("bytes=").split("-")
                 asked.add((int(first), int(last) + 1))
-        assert sum(end - first for first, end in asked) == table.head + rows * table.width, path
+        assert sum(end - first for first, end in asked) == table.head_bytes + rows * table.row_bytes, path
 
 
 def test_a_full_disk_leaves_the_earlier_snapshot_and_the_next_pull_goes_on(
@@ -300,8 +299,8 @@ def test_an_index_entry_that_fits_nothing_is_no_table(
     local_store: Store, month: Publish, entry: dict[str, Any]
 ) -> None:
     content = month(local_store, LAST, indexes={"hnsw": "HNSW4"}).manifest.content
-    assert "index/hnsw.faiss" in tables_of(content)
-    assert "index/hnsw.faiss" not in tables_of(replace(content, indexes={"hnsw": entry}))
+    assert "index/hnsw.faiss" in find_vector_tables(content)
+    assert "index/hnsw.faiss" not in find_vector_tables(replace(content, indexes={"hnsw": entry}))
 
 
 def test_passages_of_another_number_than_the_manifest_says_are_no_overlap(local_store: Store, month: Publish) -> None:
@@ -310,12 +309,12 @@ def test_passages_of_another_number_than_the_manifest_says_are_no_overlap(local_
     content = replace(new.manifest.content, parts=(replace(first, rows=first.rows + 1), *others))
     size = 128 + 2 * D * (first.rows + 1)
     files = {**content.files, "embeddings/part-00000.npy": BlobRef("sha256:" + "0" * 64, size)}
-    lying = Snapshot.of(local_store, Manifest(replace(content, files=files)))
-    overlap = Overlap.of(old, lying)
+    lying = Snapshot.from_manifest(local_store, Manifest(replace(content, files=files)))
+    overlap = Overlap.between(old, lying)
     assert overlap is not None
-    assert overlap.patch("embeddings/part-00000.npy") is None
-    assert overlap.patch("embeddings/part-00001.npy") is not None
-    assert overlap.patch("encoder/none") is None
+    assert overlap.find_patch("embeddings/part-00000.npy") is None
+    assert overlap.find_patch("embeddings/part-00001.npy") is not None
+    assert overlap.find_patch("encoder/none") is None
 
 
 @given(
@@ -328,30 +327,30 @@ def test_a_patch_is_the_file_from_wherever_it_is_gone_on_with(
     head: int, kept: list[int], start: float, near: int
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("rag_model.store.pulling.overlap._NEAR", near * 16)
+        monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", near * 16)
         earlier = np.random.default_rng(0).integers(0, 256, (10, 16), np.uint8)
         rows = np.array(kept, np.int64)
         later = np.where(rows[:, None] < 0, np.uint8(7), earlier[rows])
         data = bytes(head) + later.tobytes()
-        patch = Patch(Table("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
+        patch = Patch(VectorTable("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
         asked: list[tuple[int, int]] = []
 
         def read(first: int, end: int) -> bytes:
             asked.append((first, end))
             return data[first:end]
 
-        vectors = Vectors([earlier[:4], earlier[4:]])
-        assert b"".join(patch.chunks(vectors, read, 0)) == data
+        vectors = PulledVectors([earlier[:4], earlier[4:]])
+        assert b"".join(patch.iter_chunks(vectors, read, 0)) == data
         assert sum(end - first for first, end in asked) == patch.fetched_bytes
         begin = int(start * len(data))
-        assert b"".join(patch.chunks(vectors, read, begin)) == data[begin:]
+        assert b"".join(patch.iter_chunks(vectors, read, begin)) == data[begin:]
 
 
 def test_a_few_rows_between_two_that_are_fetched_are_fetched_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag_model.store.pulling.overlap._NEAR", 3 * 16)
+    monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", 3 * 16)
     kept = np.array([-1, 0, 1, -1, 2, 3, 4, -1, *range(50)], np.int64)
-    patch = Patch(Table("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), kept)
-    assert [(piece.start, piece.end) for piece in patch.pieces() if piece.rows is None] == [
+    patch = Patch(VectorTable("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), kept)
+    assert [(piece.start, piece.end) for piece in patch.iter_pieces() if piece.rows is None] == [
         (0, 128),
         (128, 128 + 4 * 16),
         (128 + 7 * 16, 128 + 8 * 16),

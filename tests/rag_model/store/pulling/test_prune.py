@@ -10,7 +10,7 @@ import pytest
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Snapshot, Store
-from rag_model.store.pulling.prune import pulling, remove_taken_down
+from rag_model.store.pulling.folder import lock_folder, remove_taken_down
 from rag_model.store.pulling.pull import pull
 
 VECTORS = "embeddings/part-00000.npy"
@@ -68,8 +68,8 @@ def test_what_was_taken_down_is_told_and_goes_where_something_is_kept(
     a, b, c, d = versions
     for snapshot in (a, b, c):
         pull(local_store, snapshot, dest)
-    local_store.takedowns.replace(b, d)
-    local_store.takedowns.replace(c, "")
+    local_store.takedowns.record_replacement(b, d)
+    local_store.takedowns.record_replacement(c, "")
     assert pull(local_store, d, dest).taken_down == tuple(sorted((b, c)))
     assert there(dest) == {a, b, c, d}
     with Snapshot.from_folder(dest / c):
@@ -126,7 +126,7 @@ def test_a_reader_in_another_process_is_respected(local_store: Store, versions: 
 
 def test_nothing_goes_while_another_pull_is_at_work(local_store: Store, versions: list[str], dest: Path) -> None:
     pull(local_store, versions[0], dest)
-    with pulling(dest):
+    with lock_folder(dest):
         assert pull(local_store, versions[1], dest, keep=1).pruned == ()
     left = dest / ".landing-dead"
     left.mkdir()

@@ -16,9 +16,9 @@ import pytest
 from rag_model.digest import digest_file
 from rag_model.errors import ResourceError, StoreError
 from rag_model.store import Manifest, Snapshot, Store
-from rag_model.store.objects.fetch import PARTIAL, partial_bytes
+from rag_model.store.objects.blobs import PARTIAL_SUFFIX, partial_bytes
+from rag_model.store.pulling.folder import blob_copy_path, mapped_copy_path
 from rag_model.store.pulling.pull import pull
-from rag_model.store.pulling.pulled import blob_copy, mapped_copy
 from rag_model.store.versions.mapped import MappedPassages
 
 VECTORS = "embeddings/part-00000.npy"
@@ -38,7 +38,7 @@ def test_a_pulled_folder_is_read_with_nothing_else(
 ) -> None:
     snapshot = publish(memory_store)
     report = pull(memory_store, snapshot[:8], dest)
-    memory_store.files.delete("blobs")
+    memory_store.files.delete_folder("blobs")
     assert (report.snapshot, report.path) == (snapshot, dest / snapshot)
     assert (report.fetched_bytes, report.reused_bytes) == (size_of(memory_store, snapshot), 0)
     for folder in (dest, dest / "current", dest / snapshot):
@@ -107,9 +107,9 @@ def test_a_bad_blob_moves_nothing(
     old, new = publish(local_store), publish(local_store, words=50)
     pull(local_store, old, dest, select=lambda path: path.startswith("passages/"))
     blob = local_store.snapshots.get(new).content.files[VECTORS]
-    local_store.files.delete(blob.path)
+    local_store.files.delete_folder(blob.path)
     if damage is not None:
-        local_store.files.put(blob.path, damage)
+        local_store.files.write(blob.path, damage)
     with pytest.raises(StoreError, match=blob.id):
         pull(local_store, new, dest)
     assert Snapshot.from_folder(dest).id == old
@@ -121,9 +121,9 @@ def test_a_hostile_manifest_writes_nothing(
 ) -> None:
     path = f"snapshots/{publish(local_store)}.json"
     data = local_store.files.read(path) or b""
-    local_store.files.put(path, data.replace(b"encoder/question/copy/config.json", b"../../escaped"))
+    local_store.files.write(path, data.replace(b"encoder/question/copy/config.json", b"../../escaped"))
     with pytest.raises(StoreError, match=r"bad file path '\.\./\.\./escaped'"):
-        pull(local_store, local_store.snapshots.list()[0], dest)
+        pull(local_store, local_store.snapshots.list_ids()[0], dest)
     assert not dest.exists()
     assert not (tmp_path / "escaped").exists()
 
@@ -146,9 +146,9 @@ def test_whatever_a_hostile_manifest_asks_for_is_refused(
     path = f"snapshots/{publish(local_store)}.json"
     data = local_store.files.read(path) or b""
     assert old in data
-    local_store.files.put(path, data.replace(old, new))
+    local_store.files.write(path, data.replace(old, new))
     with pytest.raises(StoreError, match=message):
-        pull(local_store, local_store.snapshots.list()[0], dest)
+        pull(local_store, local_store.snapshots.list_ids()[0], dest)
     assert not dest.exists()
 
 
@@ -184,13 +184,13 @@ def test_a_partial_file_is_gone_on_with(memory_store: Store, publish: Callable[.
     snapshot = publish(memory_store)
     ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
     data = memory_store.blobs.read(ref)
-    partial = blob_copy(dest, ref).with_name(f".{blob_copy(dest, ref).name}{PARTIAL}")
+    partial = blob_copy_path(dest, ref).with_name(f".{blob_copy_path(dest, ref).name}{PARTIAL_SUFFIX}")
     partial.parent.mkdir(parents=True)
     for left in (data[:1000], data, b"x" * 1000, data + b"more", b""):
         partial.write_bytes(left)
-        blob_copy(dest, ref).unlink(missing_ok=True)
+        blob_copy_path(dest, ref).unlink(missing_ok=True)
         pull(memory_store, snapshot, dest)
-        assert blob_copy(dest, ref).read_bytes() == data
+        assert blob_copy_path(dest, ref).read_bytes() == data
         assert not partial.exists()
 
 
@@ -203,7 +203,7 @@ def test_two_pulls_at_once_share_their_work(memory_store: Store, publish: Callab
         assert pulled.passages([1500])[0].text == "text 1500"
         for path, ref in pulled.manifest.content.files.items():
             assert digest_file(pulled.path(path)) == ref.id
-    assert not [*dest.rglob(f"*{PARTIAL}")]
+    assert not [*dest.rglob(f"*{PARTIAL_SUFFIX}")]
 
 
 def test_passages_are_mapped(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
@@ -214,7 +214,7 @@ def test_passages_are_mapped(local_store: Store, publish: Callable[..., str], de
         assert pulled.passages(rows) == stored.passages(rows)
         assert {type(reader) for reader in pulled._readers.values()} == {MappedPassages}
     ref = local_store.snapshots.get(snapshot).content.files["passages/part-00000.parquet"]
-    copy = mapped_copy(dest, ref)
+    copy = mapped_copy_path(dest, ref)
     copy.write_bytes(copy.read_bytes().replace(b"text 7", b"text X"))
     with Snapshot.from_folder(dest) as pulled:  # what was written to is not read
         assert pulled.passages([7])[0].text == "text 7"
@@ -226,7 +226,7 @@ def test_it_is_told_how_far_it_is(memory_store: Store, publish: Callable[..., st
     snapshot = publish(memory_store)
     total = size_of(memory_store, snapshot)
     ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
-    partial = blob_copy(dest, ref).with_name(f".{blob_copy(dest, ref).name}{PARTIAL}")
+    partial = blob_copy_path(dest, ref).with_name(f".{blob_copy_path(dest, ref).name}{PARTIAL_SUFFIX}")
     partial.parent.mkdir(parents=True)
     partial.write_bytes(memory_store.blobs.read(ref)[:1000])
     for _ in range(2):  # the second finds all of it there
@@ -280,14 +280,14 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_version(
     pull(local_store, old, dest)
     large = local_store.blobs.put_bytes(secrets.token_bytes(3 << 20))
     content = local_store.snapshots.get(old).content
-    new = local_store.snapshots.put(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
+    new = local_store.snapshots.publish(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
     command = [sys.executable, "-c", _LIMITED, local_store.url, new, str(dest), str(2 << 20)]
     child = subprocess.run(command, check=False, capture_output=True, text=True)
     assert child.returncode == 1
     assert re.fullmatch(r"cannot write .*: File too large\n", child.stderr)
     assert Snapshot.from_folder(dest).id == old
     assert Snapshot.from_folder(dest).passages([7])[0].text == "text 7"
-    assert 0 < partial_bytes(blob_copy(dest, large)) <= 2 << 20
+    assert 0 < partial_bytes(blob_copy_path(dest, large)) <= 2 << 20
     pull(local_store, new, dest)
     assert Snapshot.from_folder(dest).path("index/large.faiss").stat().st_size == large.size
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError
-from rag_model.store.pulling import packed, splice
-from rag_model.store.pulling.splice import apply_splice, write_splice
+from rag_model.store.pulling import delta_files
+from rag_model.store.pulling.delta_files import apply_splice, write_splice
 
 DATA = np.random.default_rng(1).integers(0, 256, 20_000, np.uint8).tobytes()
 CUTS = st.lists(st.integers(0, len(DATA)), max_size=6)
@@ -38,7 +38,7 @@ def made_of(earlier: bytes, later: bytes, folder: Path) -> int:
 
 
 def test_what_lies_in_the_earlier_file_is_not_in_the_splice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splice, "_WINDOW", 1 << 12)  # stretches reach over several
+    monkeypatch.setattr(delta_files, "_WINDOW_BYTES", 1 << 12)  # stretches reach over several
     later = b"".join([DATA[:3000], b"new", DATA[3016:9000], DATA[9016:], b"more"])
     assert made_of(DATA, later, tmp_path) < 200
     assert made_of(DATA, b"", tmp_path) < 200
@@ -76,7 +76,7 @@ def test_a_splice_holds_a_part_of_its_files(tmp_path: Path) -> None:
 def test_a_splice_that_makes_no_sense_is_refused(steps: list[tuple[int, int, int]], tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(np.array(steps, "<i8").tobytes() + b"abc")
     head = struct.pack("<QQ", len(steps), 3)
-    packed.pack(tmp_path / "raw", 24 * len(steps) + 3, tmp_path / "splice", head)
+    delta_files.write_packed(tmp_path / "raw", 24 * len(steps) + 3, tmp_path / "splice", head)
     refused(tmp_path)
 
 

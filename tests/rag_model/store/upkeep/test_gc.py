@@ -7,14 +7,14 @@ import pytest
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import BlobRef, Content, Manifest, Store
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import tag
 
 HOUR = 3600.0
 DAY = 24 * HOUR
-AT_ONCE = Policy(keep=1, older_than=0)
+AT_ONCE = ExpirePolicy(keep=1, older_than=0)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def store(local_store: Store) -> Store:
 
 def removed(store: Store, grace: float = 0.0, *, dry_run: bool = False) -> dict[str, int]:
     """How many files of each kind; kinds without one left out."""
-    return {kind: tally.files for kind, tally in gc(store, grace, dry_run=dry_run).items() if tally.files}
+    return {kind: tally.files for kind, tally in collect_garbage(store, grace, dry_run=dry_run).items() if tally.files}
 
 
 def put_list(store: Store, *refs: BlobRef) -> BlobRef:
@@ -33,7 +33,7 @@ def put_list(store: Store, *refs: BlobRef) -> BlobRef:
 
 def snapshot_of(store: Store, *refs: BlobRef) -> str:
     files = {f"index/{number}.faiss": ref for number, ref in enumerate(refs)}
-    return store.snapshots.put(Manifest(Content({}, (), files)))
+    return store.snapshots.publish(Manifest(Content({}, (), files)))
 
 
 def test_what_no_snapshot_names_goes(store: Store, publish: Callable[..., str]) -> None:
@@ -41,16 +41,16 @@ def test_what_no_snapshot_names_goes(store: Store, publish: Callable[..., str]) 
     orphan = store.blobs.put_bytes(b"orphan")
     assert removed(store, dry_run=True) == {"blobs": 1}
     assert store.blobs.exists(orphan)
-    assert gc(store, 0.0)["blobs"].bytes == len(b"orphan")
+    assert collect_garbage(store, 0.0)["blobs"].bytes == len(b"orphan")
     assert not store.blobs.exists(orphan)
     assert removed(store) == {}
-    assert verify(store, kept) == []
-    assert store.files.names("sweeps") == store.files.names("intents") == []
+    assert verify_version(store, kept) == []
+    assert store.files.list_names("sweeps") == store.files.list_names("intents") == []
 
 
 def test_what_is_young_stays(store: Store, later: Callable[..., None]) -> None:
     orphan = store.blobs.put_bytes(b"orphan")
-    store.memo.record("train", "k", {"out": orphan}, {})
+    store.memo.write_record("train", "k", {"out": orphan}, {})
     later(store, 23 * HOUR)
     assert removed(store, DAY) == {}
     later(store, 2 * HOUR)
@@ -61,7 +61,7 @@ def test_a_young_record_keeps_old_blobs(store: Store, later: Callable[..., None]
     """As when a run resumes what one of last week had begun."""
     old = store.blobs.put_bytes(b"of last week")
     later(store, 7 * DAY)
-    store.memo.record("merge", "k", {"out": store.blobs.put_bytes(b"new")}, {}, {"of": old.id})
+    store.memo.write_record("merge", "k", {"out": store.blobs.put_bytes(b"new")}, {}, {"of": old.id})
     assert removed(store, DAY) == {}
 
 
@@ -72,21 +72,23 @@ def test_what_the_current_snapshot_was_made_from_stays(store: Store) -> None:
         vectors, trained, shard, index = (blob(kind + version) for kind in (b"vectors", b"trained", b"shard", b"index"))
         listed = put_list(store, shard)
         key = version.decode()
-        store.memo.record("embed", key, {"embeddings": vectors}, {})
-        store.memo.record("train", key, {"out": trained}, {}, {"vectors": vectors.id})
-        store.memo.record("shard", key, {"out": shard}, {}, {"trained": trained.id})
-        store.memo.record("merge", key, {"out": index}, {}, {"shards": listed.id})
-        store.memo.record("tune", key, {}, {"nprobe": 3}, {"index": index.id})
+        store.memo.write_record("embed", key, {"embeddings": vectors}, {})
+        store.memo.write_record("train", key, {"out": trained}, {}, {"vectors": vectors.id})
+        store.memo.write_record("shard", key, {"out": shard}, {}, {"trained": trained.id})
+        store.memo.write_record("merge", key, {"out": index}, {}, {"shards": listed.id})
+        store.memo.write_record("tune", key, {}, {"nprobe": 3}, {"index": index.id})
         tag(store, snapshot_of(store, index, vectors), "latest")
     assert removed(store) == {"memo": 2, "blobs": 3}  # of the first: trained and shard; their blobs, and the list
-    assert {stage: store.files.names(f"memo/{stage}") for stage in store.files.names("memo", kind="directory")} == {
+    assert {
+        stage: store.files.list_names(f"memo/{stage}") for stage in store.files.list_names("memo", kind="directory")
+    } == {
         "embed": ["1.json", "2.json"],
         "train": ["2.json"],
         "shard": ["2.json"],
         "merge": ["1.json", "2.json"],
         "tune": ["1.json", "2.json"],
     }
-    assert all(store.memo.get(stage, "2") for stage in ("embed", "train", "shard", "merge", "tune"))
+    assert all(store.memo.find(stage, "2") for stage in ("embed", "train", "shard", "merge", "tune"))
 
 
 def test_what_was_trained_once_does_not_keep_what_it_was_trained_on(store: Store) -> None:
@@ -94,82 +96,84 @@ def test_what_was_trained_once_does_not_keep_what_it_was_trained_on(store: Store
     blob = store.blobs.put_bytes
     old, new, trained, index = blob(b"old vectors"), blob(b"new vectors"), blob(b"cells"), blob(b"index")
     listed = put_list(store, old)
-    store.memo.record("embed", "old", {"embeddings": old}, {})
-    store.memo.record("train", "old", {"out": trained}, {}, {"vectors": listed.id})
-    store.memo.record("merge", "new", {"out": index}, {}, {"vectors": put_list(store, new).id, "trained": trained.id})
+    store.memo.write_record("embed", "old", {"embeddings": old}, {})
+    store.memo.write_record("train", "old", {"out": trained}, {}, {"vectors": listed.id})
+    store.memo.write_record(
+        "merge", "new", {"out": index}, {}, {"vectors": put_list(store, new).id, "trained": trained.id}
+    )
     tag(store, snapshot_of(store, index, trained, new), "latest")
     removed(store)
     assert [store.blobs.exists(ref) for ref in (old, listed, new, trained, index)] == [False, False, True, True, True]
-    assert store.memo.get("train", "old") is not None, "the same vectors would give it again"
+    assert store.memo.find("train", "old") is not None, "the same vectors would give it again"
 
 
 def test_all_generations_of_a_record_go_or_stay_together(store: Store) -> None:
     lost, found = store.blobs.put_bytes(b"lost"), store.blobs.put_bytes(b"found")
-    store.memo.record("chunk", "k", {"out": lost}, {})
-    store.files.delete(lost.path)
-    store.memo.record("chunk", "k", {"out": found}, {})
+    store.memo.write_record("chunk", "k", {"out": lost}, {})
+    store.files.delete_folder(lost.path)
+    store.memo.write_record("chunk", "k", {"out": found}, {})
     snapshot_of(store, found)
     assert removed(store) == {}
-    store.files.delete("snapshots")
+    store.files.delete_folder("snapshots")
     assert removed(store) == {"memo": 2, "blobs": 1}
 
 
 def test_reports_of_runs_and_of_snapshots_that_are_gone_go(store: Store, later: Callable[..., None]) -> None:
     kept = snapshot_of(store)
-    store.files.put(f"reports/{kept}.html", b"")
-    store.files.put(f"reports/{'0' * 64}.html", b"")
-    store.runs.write("dead", "chunk", 0, {})
-    store.runs.write("slow", "chunk", 0, {})
+    store.files.write(f"reports/{kept}.html", b"")
+    store.files.write(f"reports/{'0' * 64}.html", b"")
+    store.runs.write_report("dead", "chunk", 0, {})
+    store.runs.write_report("slow", "chunk", 0, {})
     later(store, 2 * DAY)
-    store.runs.write("slow", "chunk", 1, {})
+    store.runs.write_report("slow", "chunk", 1, {})
     assert removed(store, DAY) == {"runs": 1, "reports": 1}
-    assert store.runs.count("slow", "chunk") == 2
-    assert store.files.names("reports") == [f"{kept}.html"]
+    assert store.runs.count_reports("slow", "chunk") == 2
+    assert store.files.list_names("reports") == [f"{kept}.html"]
 
 
 def test_what_dead_writers_leave_goes(store: Store, later: Callable[..., None]) -> None:
     left = ["blobs/ab/.landing-1", "refs/latest/.landing-2", ".landing-3", "probe/probe-4", "intents/a.json"]
     for path in [*left, "sweeps/b.json", "blobs/README", "notes.txt"]:
-        store.files.put(path, b"{}")
+        store.files.write(path, b"{}")
     later(store, 2 * DAY)
     assert removed(store, DAY) == {"leftovers": 6}
-    assert [file.path for file in store.files.tree() if file.path != "store.json"] == ["notes.txt", "blobs/README"]
+    assert [file.path for file in store.files.iter_tree() if file.path != "store.json"] == ["notes.txt", "blobs/README"]
 
 
 def test_a_folder_of_a_later_version_stops_it(store: Store) -> None:
     orphan = store.blobs.put_bytes(b"an adapter's weights")
-    store.files.put("adapters/1.json", b"{}")
-    with pytest.raises(StoreError, match="'adapters' that this version does not know, and nothing was deleted"):
-        gc(store, 0.0)
+    store.files.write("adapters/1.json", b"{}")
+    with pytest.raises(StoreError, match="'adapters' that this version does not know, so nothing was deleted"):
+        collect_garbage(store, 0.0)
     assert store.blobs.exists(orphan)
 
 
 @pytest.mark.parametrize("data", [b"{", b'{"format": 2}'], ids=["damaged", "of a newer format"])
 def test_a_manifest_that_cannot_be_read_stops_it(store: Store, data: bytes) -> None:
     orphan = store.blobs.put_bytes(b"perhaps it is needed")
-    store.files.put(f"snapshots/{'0' * 64}.json", data)
+    store.files.write(f"snapshots/{'0' * 64}.json", data)
     with pytest.raises(StoreError, match=r"snapshots/000.*cannot be used"):
-        gc(store, 0.0)
+        collect_garbage(store, 0.0)
     assert store.blobs.exists(orphan)
 
 
 def test_a_current_snapshot_that_is_missing_stops_it(store: Store, publish: Callable[..., str]) -> None:
     tag(store, publish(store), "latest")
-    store.files.delete("snapshots")
+    store.files.delete_folder("snapshots")
     with pytest.raises(StoreError, match=r"ref latest .* which is missing: restore it .*; nothing was deleted"):
-        gc(store, 0.0)
-    assert len(list(store.files.tree("blobs"))) == 7
+        collect_garbage(store, 0.0)
+    assert len(list(store.files.iter_tree("blobs"))) == 7
 
 
 def test_files_of_an_expired_snapshot_go_unless_another_needs_them(store: Store, publish: Callable[..., str]) -> None:
     tag(store, snapshot_of(store, store.blobs.put_bytes(b"of the first alone")), "latest")
     kept = publish(store)
     tag(store, kept, "latest")
-    expire(store, AT_ONCE)
+    expire_store(store, AT_ONCE)
     assert removed(store) == {"blobs": 1}
-    assert verify(store, kept) == []
+    assert verify_version(store, kept) == []
 
 
 def test_a_grace_below_nothing_is_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="must be 0 or more"):
-        gc(store, -1.0)
+        collect_garbage(store, -1.0)

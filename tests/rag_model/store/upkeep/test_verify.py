@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rag_model.store import Store
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 
 FILE = "embeddings/part-00000.npy"
 
@@ -18,7 +18,7 @@ def snapshot(local_store: Store, publish: Callable[..., str]) -> str:
 
 
 def test_a_sound_snapshot_has_no_problems(local_store: Store, snapshot: str) -> None:
-    assert verify(local_store, snapshot) == []
+    assert verify_version(local_store, snapshot) == []
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ def test_a_bad_blob_is_found(
     local_store: Store, snapshot: str, damage: Callable[[bytes], bytes | None], what: str
 ) -> None:
     blob = local_store.snapshots.get(snapshot).content.files[FILE]
-    path = local_store.blobs.local(blob)
+    path = local_store.blobs.get_local_path(blob)
     left = damage(path.read_bytes())
     path.unlink() if left is None else path.write_bytes(left)
-    (problem,) = verify(local_store, snapshot)
+    (problem,) = verify_version(local_store, snapshot)
     assert (problem.path, problem.blob) == (FILE, blob.id)
     assert problem.what.startswith(what)
 
 
 def test_a_blob_of_two_files_is_found_twice(local_store: Store, snapshot: str) -> None:
     blob = local_store.snapshots.get(snapshot).content.files["encoder/question/config.json"]
-    local_store.blobs.local(blob).unlink()
-    assert [problem.path for problem in verify(local_store, snapshot)] == [
+    local_store.blobs.get_local_path(blob).unlink()
+    assert [problem.path for problem in verify_version(local_store, snapshot)] == [
         "encoder/question/config.json",
         "encoder/question/copy/config.json",
     ]
@@ -54,15 +54,15 @@ def test_a_blob_of_two_files_is_found_twice(local_store: Store, snapshot: str) -
 def test_a_bad_manifest_is_found(local_store: Store, snapshot: str) -> None:
     path = f"snapshots/{snapshot}.json"
     data = local_store.files.read(path) or b""
-    local_store.files.put(path, data.replace(b'"rows": 700', b'"rows": 701'))
-    (problem,) = verify(local_store, snapshot)
+    local_store.files.write(path, data.replace(b'"rows": 700', b'"rows": 701'))
+    (problem,) = verify_version(local_store, snapshot)
     assert problem.path == path
     assert "hashes to" in problem.what
 
 
 def test_a_missing_snapshot_is_found(local_store: Store, snapshot: str) -> None:
-    local_store.files.delete(f"snapshots/{snapshot}.json")
-    assert [problem.path for problem in verify(local_store, snapshot)] == [
+    local_store.files.delete_folder(f"snapshots/{snapshot}.json")
+    assert [problem.path for problem in verify_version(local_store, snapshot)] == [
         f"snapshots/{snapshot}.json",
         "refs/latest/00000001.json",
     ]
@@ -71,9 +71,9 @@ def test_a_missing_snapshot_is_found(local_store: Store, snapshot: str) -> None:
 def test_a_gap_and_a_damaged_move_are_found(local_store: Store, snapshot: str) -> None:
     for number in (1, 2, 3):
         local_store.refs.move("latest", snapshot, number)
-    local_store.files.delete("refs/latest/00000002.json")
-    local_store.files.put("refs/latest/00000003.json", b"{}")
-    problems = {problem.path: problem.what for problem in verify(local_store, snapshot)}
+    local_store.files.delete_folder("refs/latest/00000002.json")
+    local_store.files.write("refs/latest/00000003.json", b"{}")
+    problems = {problem.path: problem.what for problem in verify_version(local_store, snapshot)}
     assert problems["refs/latest/00000002.json"] == "missing: the log has a gap"
     assert "damaged" in problems["refs/latest/00000003.json"]
     assert len(problems) == 2

@@ -17,20 +17,31 @@ from rag_model.digest import digest_file
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
 from rag_model.store import BlobRef, Store
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.retire import retire
-from rag_model.store.upkeep.verify import verify
-from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figure, Subject
-from rag_model.store.versions.evaluations import Recorded, evaluations_of, export_evaluation, known, record
-from rag_model.store.versions.models import Made, put_model
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.retire import retire_replaced
+from rag_model.store.upkeep.verify import verify_version
+from rag_model.store.versions.evaluation_manifest import (
+    EvaluationContent,
+    EvaluationManifest,
+    EvaluationSubject,
+    MetricValue,
+)
+from rag_model.store.versions.evaluations import (
+    RecordedEvaluation,
+    export_evaluation,
+    find_evaluation,
+    list_evaluations,
+    record_evaluation,
+)
+from rag_model.store.versions.models import ModelMetadata, put_model
 from rag_model.store.versions.moves import rollback, tag, untag
-from rag_model.store.versions.signatures import SIGNING_KEY
+from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 
-AT_ONCE = Policy(keep=1, older_than=0)
+AT_ONCE = ExpirePolicy(keep=1, older_than=0)
 QUESTIONS = f"sha256:{'0' * 64}"
-FIGURES = {"hnsw": {"Success@20": Figure(0.5, 0.4, 0.6), "recall@5": Figure(1.0)}}
-Record = Callable[..., Recorded]
+FIGURES = {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "recall@5": MetricValue(1.0)}}
+Record = Callable[..., RecordedEvaluation]
 
 
 @pytest.fixture
@@ -69,9 +80,9 @@ def rows(tmp_path: Path) -> Path:
 def put(rows: Path) -> Record:
     """Record an evaluation of a snapshot, with settings."""
 
-    def put(store: Store, snapshot: str, model: str = "", **settings: Any) -> Recorded:
-        subject = Subject(snapshot, model, QUESTIONS, settings)
-        return record(store, subject, FIGURES, {"rows.jsonl": rows}, {"created_at": "2026-01-01"})
+    def put(store: Store, snapshot: str, model: str = "", **settings: Any) -> RecordedEvaluation:
+        subject = EvaluationSubject(snapshot, model, QUESTIONS, settings)
+        return record_evaluation(store, subject, FIGURES, {"rows.jsonl": rows}, {"created_at": "2026-01-01"})
 
     return put
 
@@ -81,23 +92,23 @@ def model(store: Store, tmp_path: Path) -> str:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    return put_model(store, folder, Made("rag-sequence", None, {}), "reader").model
+    return put_model(store, folder, ModelMetadata("rag-sequence", None, {}), "reader").model
 
 
 def test_it_is_recorded_once(any_store: Store, publish: Callable[..., str], put: Record) -> None:
     snapshot = publish(any_store)
     first = put(any_store, snapshot, k=20)
-    assert (first.new, put(any_store, snapshot, k=20)) == (True, Recorded(first.evaluation, False))
+    assert (first.is_new, put(any_store, snapshot, k=20)) == (True, RecordedEvaluation(first.evaluation, False))
     other = put(any_store, snapshot, k=5)
-    assert any_store.evaluations.list() == sorted([first.evaluation, other.evaluation])
-    found = known(any_store, Subject(snapshot, "", QUESTIONS, {"k": 20}))
+    assert any_store.evaluations.list_ids() == sorted([first.evaluation, other.evaluation])
+    found = find_evaluation(any_store, EvaluationSubject(snapshot, "", QUESTIONS, {"k": 20}))
     assert found is not None
-    assert found.content.figures == FIGURES
+    assert found.content.metrics == FIGURES
     assert any_store.evaluations.resolve(first.evaluation[:8]) == first.evaluation
-    assert verify(any_store, first.evaluation, any_store.evaluations) == []
-    assert {one.id for one in evaluations_of(any_store, snapshot)} == {first.evaluation, other.evaluation}
-    assert evaluations_of(any_store, "0" * 64) == []
-    assert sum(tally.files for tally in gc(any_store, 0.0).values()) == 0
+    assert verify_version(any_store, first.evaluation, any_store.evaluations) == []
+    assert {one.id for one in list_evaluations(any_store, snapshot)} == {first.evaluation, other.evaluation}
+    assert list_evaluations(any_store, "0" * 64) == []
+    assert sum(tally.files for tally in collect_garbage(any_store, 0.0).values()) == 0
 
 
 def test_one_whose_files_are_lost_is_not_known_and_made_again(
@@ -106,13 +117,15 @@ def test_one_whose_files_are_lost_is_not_known_and_made_again(
     made = put(store, publish(store), k=1)
     manifest = store.evaluations.get(made.evaluation)
     store.files.remove(manifest.content.files["rows.jsonl"].path)
-    assert known(store, manifest.content.subject) is None
-    assert put(store, manifest.content.subject.snapshot, k=1) == Recorded(made.evaluation, False)  # the same bytes
-    assert known(store, manifest.content.subject) == manifest
+    assert find_evaluation(store, manifest.content.subject) is None
+    assert put(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(
+        made.evaluation, False
+    )  # the same bytes
+    assert find_evaluation(store, manifest.content.subject) == manifest
     store.files.remove(manifest.content.files["rows.jsonl"].path)
     rows.write_text("other rows\n")
-    assert put(store, manifest.content.subject.snapshot, k=1) == Recorded(made.evaluation, True)
-    again = known(store, manifest.content.subject)
+    assert put(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(made.evaluation, True)
+    again = find_evaluation(store, manifest.content.subject)
     assert again is not None
     assert again.content.files != manifest.content.files
 
@@ -121,9 +134,9 @@ def test_of_two_writers_one_is_kept(store: Store, publish: Callable[..., str], p
     made = put(store, publish(store), k=1)
     rows.write_text("other rows\n")
     subject = store.evaluations.get(made.evaluation).content.subject
-    assert not record(store, subject, {}, {"rows.jsonl": rows}, {}).new
+    assert not record_evaluation(store, subject, {}, {"rows.jsonl": rows}, {}).is_new
     assert not store.blobs.exists(BlobRef(digest_file(rows), rows.stat().st_size)), "nothing is written"
-    assert store.evaluations.get(made.evaluation).content.figures == FIGURES
+    assert store.evaluations.get(made.evaluation).content.metrics == FIGURES
 
 
 def test_it_goes_with_its_snapshot_or_its_model(
@@ -135,16 +148,16 @@ def test_it_goes_with_its_snapshot_or_its_model(
     stays = put(store, kept, k=1).evaluation
     with_model = put(store, kept, model, k=1).evaluation
     untag(store, "model:reader")
-    told = expire(store, AT_ONCE, dry_run=True)
+    told = expire_store(store, AT_ONCE, dry_run=True)
     assert set(told.evaluations) == {*doomed, with_model}
-    assert len(store.evaluations.list()) == 4
-    assert expire(store, AT_ONCE) == told
-    assert store.evaluations.list() == [stays]
-    assert expire(store, AT_ONCE).evaluations == ()
-    assert verify(store, stays, store.evaluations) == []
+    assert len(store.evaluations.list_ids()) == 4
+    assert expire_store(store, AT_ONCE) == told
+    assert store.evaluations.list_ids() == [stays]
+    assert expire_store(store, AT_ONCE).evaluations == ()
+    assert verify_version(store, stays, store.evaluations) == []
     tag(store, kept, "paper")
-    gc(store, 0.0)
-    assert verify(store, stays, store.evaluations) == []
+    collect_garbage(store, 0.0)
+    assert verify_version(store, stays, store.evaluations) == []
 
 
 def test_gc_deletes_the_files_and_the_signature_of_what_expired(
@@ -155,11 +168,11 @@ def test_gc_deletes_the_files_and_the_signature_of_what_expired(
     latest(2)
     made = put(store, old, k=1)
     rows = store.evaluations.get(made.evaluation).content.files["rows.jsonl"]
-    assert store.evaluations.vouched(made.evaluation)
-    expire(store, AT_ONCE)
-    gc(store, 0.0)
+    assert store.evaluations.has_trusted_signature(made.evaluation)
+    expire_store(store, AT_ONCE)
+    collect_garbage(store, 0.0)
     assert not store.blobs.exists(rows)
-    assert list(store.files.tree("evaluations")) == []
+    assert list(store.files.iter_tree("evaluations")) == []
 
 
 def test_nothing_is_left_or_recorded_of_what_was_taken_down(
@@ -168,12 +181,12 @@ def test_nothing_is_left_or_recorded_of_what_was_taken_down(
     old = latest(1)
     place = latest(2)
     made, other = put(store, old, k=1), put(store, place, k=1)
-    store.takedowns.replace(old, place)
-    assert retire(store).evaluations == (made.evaluation,)
-    assert store.evaluations.list() == [other.evaluation]
+    store.takedowns.record_replacement(old, place)
+    assert retire_replaced(store).evaluations == (made.evaluation,)
+    assert store.evaluations.list_ids() == [other.evaluation]
     with pytest.raises(NotFoundError, match="was taken down: use snapshot"):
         put(store, old, k=1)
-    assert store.evaluations.list() == [other.evaluation]
+    assert store.evaluations.list_ids() == [other.evaluation]
 
 
 def test_a_takedown_that_came_between_wins(
@@ -187,26 +200,26 @@ def test_a_takedown_that_came_between_wins(
     def create(path: str, data: bytes) -> bool:
         done = created(path, data)
         if path.startswith("evaluations/"):
-            store.takedowns.replace(old, place)
+            store.takedowns.record_replacement(old, place)
         return done
 
     monkeypatch.setattr(store.files, "create", create)
     with pytest.raises(NotFoundError, match="was taken down"):
         put(store, old, k=1)
-    assert store.evaluations.list() == []
+    assert store.evaluations.list_ids() == []
 
 
 def test_a_strangers_figures_are_not_signed_but_replaced(
     store: Store, publish: Callable[..., str], put: Record, monkeypatch: pytest.MonkeyPatch, rows: Path
 ) -> None:
     snapshot = publish(store)
-    subject = Subject(snapshot, "", QUESTIONS, {"k": 1})
-    stranger = record(store, subject, {"hnsw": {"Success@20": Figure(1.0)}}, {"rows.jsonl": rows}, {})
+    subject = EvaluationSubject(snapshot, "", QUESTIONS, {"k": 1})
+    stranger = record_evaluation(store, subject, {"hnsw": {"Success@20": MetricValue(1.0)}}, {"rows.jsonl": rows}, {})
     _sign(monkeypatch)
-    assert put(store, snapshot, k=1) == Recorded(stranger.evaluation, True)
-    assert store.evaluations.get(stranger.evaluation).content.figures == FIGURES
-    assert store.evaluations.vouched(stranger.evaluation)
-    assert put(store, snapshot, k=1) == Recorded(stranger.evaluation, False)
+    assert put(store, snapshot, k=1) == RecordedEvaluation(stranger.evaluation, True)
+    assert store.evaluations.get(stranger.evaluation).content.metrics == FIGURES
+    assert store.evaluations.has_trusted_signature(stranger.evaluation)
+    assert put(store, snapshot, k=1) == RecordedEvaluation(stranger.evaluation, False)
 
 
 def test_it_has_no_refs_and_is_not_pulled(
@@ -217,9 +230,9 @@ def test_it_has_no_refs_and_is_not_pulled(
         tag(store, made, "best")
     with pytest.raises(StoreError, match="has no history"):
         rollback(store, made)
-    with pytest.raises(UsageError, match="is not pulled: export it"):
+    with pytest.raises(UsageError, match="cannot be pulled: export it"):
         pull(store, made, tmp_path / "here")
-    with pytest.raises(UsageError, match="evaluations by show, verify, diff and export"):
+    with pytest.raises(UsageError, match="show, verify, diff and export accept evaluations"):
         store.snapshots.resolve(made)
     report = export_evaluation(store, made.partition(":")[2], tmp_path / "out")
     assert (tmp_path / "out" / "rows.jsonl").read_text() == '{"id": "1"}\n'
@@ -231,29 +244,29 @@ def test_a_damaged_one_stops_expire_until_its_file_is_deleted(
     store: Store, publish: Callable[..., str], put: Record, data: bytes
 ) -> None:
     snapshot = publish(store)
-    path = store.evaluations.path(put(store, snapshot, k=1).evaluation)
-    store.files.put(path, data)
+    path = store.evaluations.manifest_path(put(store, snapshot, k=1).evaluation)
+    store.files.write(path, data)
     told = rf"{path} cannot be used: [^;]+; delete this file, and evaluate again$"
     with pytest.raises(StoreError, match=told):
-        expire(store, AT_ONCE)
+        expire_store(store, AT_ONCE)
     with pytest.raises(StoreError, match=told):
-        gc(store, 0.0)
+        collect_garbage(store, 0.0)
     store.files.remove(path)
-    assert put(store, snapshot, k=1).new
-    gc(store, 0.0)
+    assert put(store, snapshot, k=1).is_new
+    collect_garbage(store, 0.0)
 
 
 def test_one_of_a_newer_format_is_not_to_be_deleted(store: Store, publish: Callable[..., str], put: Record) -> None:
-    path = store.evaluations.path(put(store, publish(store), k=1).evaluation)
-    store.files.put(path, json.dumps({**(store.files.read_json(path) or {}), "format": 99}).encode())
+    path = store.evaluations.manifest_path(put(store, publish(store), k=1).evaluation)
+    store.files.write(path, json.dumps({**(store.files.read_json(path) or {}), "format": 99}).encode())
     with pytest.raises(StoreError, match=r"upgrade bookwheel$"):
-        gc(store, 0.0)
+        collect_garbage(store, 0.0)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "why"),
     [
-        (("format",), 2, "of format 2, this bookwheel reads up to 1: upgrade"),
+        (("format",), 2, "has format 2, but this bookwheel reads up to 1: upgrade"),
         (("content", "subject", "snapshot"), "../../x", "bad snapshot"),
         (("content", "subject", "model"), "reader", "bad model"),
         (("content", "subject", "questions"), 3, "bad questions"),
@@ -267,7 +280,9 @@ def test_one_of_a_newer_format_is_not_to_be_deleted(store: Store, publish: Calla
     ],
 )
 def test_what_bookwheel_did_not_write_is_refused(path: tuple[str, ...], value: Any, why: str) -> None:
-    sound = EvaluationManifest(EvaluationContent(Subject("a" * 64, "", QUESTIONS, {"k": 1}), FIGURES, {})).to_json()
+    sound = EvaluationManifest(
+        EvaluationContent(EvaluationSubject("a" * 64, "", QUESTIONS, {"k": 1}), FIGURES, {})
+    ).to_json()
     assert EvaluationManifest.from_json(json.loads(json.dumps(sound))).id == sound["id"]
     broken: Any = copy.deepcopy(sound)
     place = broken
@@ -293,11 +308,11 @@ def test_with_a_trust_file_an_unsigned_one_is_not_known(
     der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "trusted").write_text(f"library {b64encode(der).decode()}\n")
     monkeypatch.setenv("BOOKWHEEL_TRUST", str(tmp_path / "trusted"))
-    assert known(store, subject) is None
+    assert find_evaluation(store, subject) is None
     with pytest.raises(RefusedError, match="is not signed by a key"):
         export_evaluation(store, made.evaluation, tmp_path / "out")
 
 
 def _sign(monkeypatch: pytest.MonkeyPatch) -> None:
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    monkeypatch.setenv(SIGNING_KEY, pem.decode())
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, pem.decode())

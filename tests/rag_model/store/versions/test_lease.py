@@ -7,14 +7,14 @@ import pytest
 from fsspec.asyn import get_loop
 
 from rag_model.store import Content, Manifest, Store
-from rag_model.store.versions.lease import Lease
+from rag_model.store.versions.snapshot import SnapshotLease
 from tests.fixtures.serving import until
 
 
-def leased(store: Store) -> Lease:
-    lease = Lease(store)
-    lease.move(store.snapshots.put(Manifest(Content({}, (), {"index/a": store.blobs.put_bytes(b"a")}))))
-    assert len(store.files.names("intents")) == 1
+def leased(store: Store) -> SnapshotLease:
+    lease = SnapshotLease(store)
+    lease.hold(store.snapshots.publish(Manifest(Content({}, (), {"index/a": store.blobs.put_bytes(b"a")}))))
+    assert len(store.files.list_names("intents")) == 1
     return lease
 
 
@@ -24,7 +24,7 @@ def test_it_ends_where_it_is_dropped(backend: str, request: pytest.FixtureReques
     lease = leased(store)
     del lease
     gc.collect()
-    assert store.files.names("intents") == []
+    assert store.files.list_names("intents") == []
 
 
 def test_it_ends_though_it_is_dropped_in_the_thread_of_requests(s3_store: Store) -> None:
@@ -36,4 +36,4 @@ def test_it_ends_though_it_is_dropped_in_the_thread_of_requests(s3_store: Store)
         gc.collect()
 
     asyncio.run_coroutine_threadsafe(drop(), get_loop()).result()
-    until(lambda: s3_store.files.names("intents") == [])
+    until(lambda: s3_store.files.list_names("intents") == [])

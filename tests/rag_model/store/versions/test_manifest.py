@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Content, Manifest, PartEntry
 from rag_model.store.objects.files import json_bytes
-from rag_model.store.versions.manifest import in_space
+from rag_model.store.versions.manifest import embeddings_in_space
 
 blobs = st.builds(
     BlobRef,
@@ -48,7 +48,7 @@ contents = st.builds(
     parts=parts,
     files=st.dictionaries(paths, blobs, max_size=4),
     recipe=objects,
-    representations=(st.none() | objects).map(in_space),
+    representations=(st.none() | objects).map(embeddings_in_space),
     indexes=st.dictionaries(segments, objects, max_size=2),
 )
 asked = st.dictionaries(
@@ -218,3 +218,26 @@ def test_doubled_parts_are_refused() -> None:
     part = PartEntry("part-00000", 1, 9, 3)
     with pytest.raises(StoreError, match="twice"):
         Content({}, (part, part), {})
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (("content", "parts", 0), {"name": "part-00000"}, r"bad parts\[0\], which lacks first_page, last_page, rows"),
+        (("content", "parts", 0), 5, r"bad parts\[0\], which is not an object"),
+        (("content", "unknown"), 1, "bad content, which has the unknown field 'unknown'"),
+        (
+            ("content", "files", "passages/part-00000.parquet"),
+            {},
+            "bad file 'passages/part-00000.parquet': .* not a blob",
+        ),
+    ],
+)
+def test_error_names_the_field(where: tuple[Any, ...], value: Any, message: str) -> None:
+    manifest = json.loads(json_bytes(GOOD.to_json()))
+    section = manifest
+    for step in where[:-1]:
+        section = section[step]
+    section[where[-1]] = value
+    with pytest.raises(StoreError, match=message):
+        Manifest.from_json(manifest)

@@ -4,11 +4,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rag_model.corpus.moments import LATEST
 from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageWriter
 from rag_model.corpus.records import Passage
+from rag_model.corpus.timestamps import LATEST
 from rag_model.errors import InputError
-from rag_model.store.versions.mapped import MappedPassages, write_mapped
+from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
 
 DATES = (1_793_534_400, None, -1)
 PASSAGES = [
@@ -25,16 +25,16 @@ def copy(tmp_path: Path) -> Path:
     with PassageWriter(tmp_path / "part.parquet") as writer:
         for passage in PASSAGES:
             writer.write(passage)
-    write_mapped(tmp_path / "part.parquet", tmp_path / "part.arrow")
+    write_mapped_copy(tmp_path / "part.parquet", tmp_path / "part.arrow")
     return tmp_path / "part.arrow"
 
 
 def test_passages_come_back_as_they_were_written_in_any_order(copy: Path) -> None:
     file = MappedPassages(copy)
-    assert file.rows([2, 0, 1, 0]) == [PASSAGES[n] for n in (2, 0, 1, 0)]
+    assert file.read_rows([2, 0, 1, 0]) == [PASSAGES[n] for n in (2, 0, 1, 0)]
     file.close()
-    with pytest.raises(IndexError, match="row 3 lies outside a copy of 3 passages"):
-        MappedPassages(copy).rows([3])
+    with pytest.raises(IndexError, match="row 3 is outside a copy of 3 passages"):
+        MappedPassages(copy).read_rows([3])
 
 
 def test_a_slice_and_missing_values_are_read_as_arrow_says(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_slice_and_missing_values_are_read_as_arrow_says(tmp_path: Path) -> No
     kept = [column.cast(field.type)[1:] for column, field in zip(columns, PASSAGE_SCHEMA, strict=True)]
     with pa.OSFile(str(tmp_path / "other.arrow"), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(kept, schema=PASSAGE_SCHEMA))
-    assert MappedPassages(tmp_path / "other.arrow").rows([0, 1, 2]) == PASSAGES
+    assert MappedPassages(tmp_path / "other.arrow").read_rows([0, 1, 2]) == PASSAGES
 
 
 @pytest.mark.parametrize("older", ["part", "copy"])
@@ -53,14 +53,14 @@ def test_passages_of_before_dates_are_read_without_them(tmp_path: Path, older: s
     with PassageWriter(tmp_path / "part", dated=False) as writer:
         for passage in PASSAGES:
             writer.write(passage)
-    write_mapped(tmp_path / "part", tmp_path / "copy")
+    write_mapped_copy(tmp_path / "part", tmp_path / "copy")
     if older == "copy":
         with pa.memory_map(str(tmp_path / "copy")) as source:
             table = pa.ipc.open_file(source).read_all().select(UNDATED_SCHEMA.names)
             with pa.OSFile(str(tmp_path / "old"), "wb") as sink, pa.ipc.new_file(sink, UNDATED_SCHEMA) as file:
                 file.write_table(table)
         (tmp_path / "old").replace(tmp_path / "copy")
-    assert MappedPassages(tmp_path / "copy").rows([2, 0]) == [replace(PASSAGES[n], revised=None) for n in (2, 0)]
+    assert MappedPassages(tmp_path / "copy").read_rows([2, 0]) == [replace(PASSAGES[n], revised=None) for n in (2, 0)]
 
 
 def test_an_impossible_date_is_one_sentence(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_an_impossible_date_is_one_sentence(tmp_path: Path) -> None:
     with pa.OSFile(str(tmp_path / "copy"), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays([*one, column], schema=PASSAGE_SCHEMA))
     with pytest.raises(InputError, match=r"row 0 of .* is damaged \(a time outside .*\): pull it again"):
-        MappedPassages(tmp_path / "copy").rows([0])
+        MappedPassages(tmp_path / "copy").read_rows([0])
 
 
 def test_a_text_that_is_none_is_one_sentence(copy: Path) -> None:
     copy.write_bytes(copy.read_bytes().replace("漢".encode(), b"\xff\xff\xff"))
     with pytest.raises(InputError, match=r"row 0 of .*part\.arrow is damaged .*: pull it again"):
-        MappedPassages(copy).rows([0])
+        MappedPassages(copy).read_rows([0])

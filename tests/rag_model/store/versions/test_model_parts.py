@@ -1,6 +1,6 @@
 import pytest
 
-from rag_model.store.versions.model_parts import parts_of
+from rag_model.store.versions.model_manifest import detect_model_parts
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from rag_model.store.versions.model_parts import parts_of
 def test_folders_are_parts_and_halves_of_one_file_are_known_by_their_tokenizers(
     paths: list[str], parts: set[str]
 ) -> None:
-    assert parts_of(paths) == parts
+    assert detect_model_parts(paths) == parts

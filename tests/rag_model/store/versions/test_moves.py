@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
 from rag_model.store import Content, Manifest, Store
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import _move, rollback, tag, untag
 
 FILE = "embeddings/part-00000.npy"
@@ -20,12 +20,14 @@ FILE = "embeddings/part-00000.npy"
 @pytest.fixture
 def named(memory_store: Store) -> Callable[[str], str]:
     """Publish an empty snapshot for a letter and return its id."""
-    return lambda letter: memory_store.snapshots.put(Manifest(Content({"letter": letter}, (), {})))
+    return lambda letter: memory_store.snapshots.publish(Manifest(Content({"letter": letter}, (), {})))
 
 
 def letters(store: Store) -> str:
     """The letters of the snapshots that `latest` has named, oldest first."""
-    return "".join(store.snapshots.get(move.snapshot).content.corpus["letter"] for move in store.refs.history("latest"))
+    return "".join(
+        store.snapshots.get(move.snapshot).content.corpus["letter"] for move in store.refs.read_history("latest")
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_what_was_rolled_back_is_not_gone_back_to(memory_store: Store, named: Ca
 def test_rollbacks_end_and_never_repeat_themselves(
     memory_store: Store, named: Callable[[str], str], moves: str, extra: int
 ) -> None:
-    memory_store.files.delete("refs")
+    memory_store.files.delete_folder("refs")
     for number, letter in enumerate(moves):
         memory_store.refs.move("latest", named(letter), number, note=f"rollback to @{extra}" if number == extra else "")
     notes = []
@@ -82,7 +84,7 @@ def test_a_tag_that_stands_already_adds_nothing(memory_store: Store, named: Call
     assert tag(memory_store, "latest", "latest", "again") == first
     copied = tag(memory_store, "latest@1", "2026-11", "kept")
     assert (copied.snapshot, copied.number, copied.previous, copied.note) == (first.snapshot, 1, None, "kept")
-    assert memory_store.refs.numbers("latest") == [1]
+    assert memory_store.refs.list_numbers("latest") == [1]
 
 
 @pytest.mark.parametrize("number", [-1, 0, 2, 10**9])
@@ -94,7 +96,7 @@ def test_a_number_that_is_not_there_is_refused(memory_store: Store, named: Calla
         rollback(memory_store, "latest", 1)
     with pytest.raises(StoreError, match="ref other has no history"):
         rollback(memory_store, "other", 1)
-    assert memory_store.refs.numbers("latest") == [1]
+    assert memory_store.refs.list_numbers("latest") == [1]
 
 
 @pytest.mark.parametrize(("snapshot", "ref"), [("0000", "latest"), ("latest", "no/name"), ("latest", "latest@1")])
@@ -104,7 +106,7 @@ def test_what_is_no_snapshot_or_no_name_is_refused(
     tag(memory_store, named("A"), "latest")
     with pytest.raises((StoreError, UsageError), match=r"no snapshot or ref '0000'|is not a ref name"):
         tag(memory_store, snapshot, ref)
-    assert memory_store.refs.names() == ["latest"]
+    assert memory_store.refs.list_names() == ["latest"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "gone", "no manifest"])
@@ -113,19 +115,19 @@ def test_no_ref_moves_to_a_broken_snapshot(local_store: Store, publish: Callable
     tag(local_store, old, "latest")
     tag(local_store, new, "latest")
     if damage == "no manifest":
-        local_store.files.delete(f"snapshots/{old}.json")
+        local_store.files.delete_folder(f"snapshots/{old}.json")
     else:
         blob = local_store.snapshots.get(old).content.files[FILE]
-        local_store.files.delete(blob.path)
+        local_store.files.delete_folder(blob.path)
         if damage == "truncated":
-            local_store.files.put(blob.path, b"short")
+            local_store.files.write(blob.path, b"short")
     attempts: list[Callable[[], Any]] = [lambda: rollback(local_store, "latest")]
     attempts.append(lambda: tag(local_store, "latest@1", "kept"))
     for attempt in attempts:
-        with pytest.raises(RefusedError, match=f"stays where it is: snapshot {old[:12]} .* is not whole"):
+        with pytest.raises(RefusedError, match=f"was not moved: snapshot {old[:12]} .* is incomplete"):
             attempt()
-    assert local_store.refs.numbers("latest") == [1, 2]
-    assert local_store.refs.names() == ["latest"]
+    assert local_store.refs.list_numbers("latest") == [1, 2]
+    assert local_store.refs.list_names() == ["latest"]
 
 
 def test_who_loses_the_race_learns_who_won(memory_store: Store, named: Callable[[str], str]) -> None:
@@ -142,10 +144,10 @@ def test_a_name_is_taken_away_and_given_again(memory_store: Store, named: Callab
     first = tag(memory_store, named("A"), "v1")
     assert untag(memory_store, "v1", dry_run=True) == first
     assert untag(memory_store, "v1").number == 2
-    assert memory_store.refs.current("v1") is None
-    assert memory_store.refs.names() == []
+    assert memory_store.refs.find_current("v1") is None
+    assert memory_store.refs.list_names() == []
     assert memory_store.snapshots.resolve("v1@1") == named("A")
-    for name, why in (("v1", r"no snapshot or ref 'v1' .*refs: none"), ("v1@2", "v1@2 in .* names nothing")):
+    for name, why in (("v1", r"no snapshot or ref 'v1' .*refs: none"), ("v1@2", "v1@2 in .* names no snapshot")):
         with pytest.raises(StoreError, match=why):
             memory_store.snapshots.resolve(name)
     for gone in (lambda: untag(memory_store, "v1"), lambda: untag(memory_store, "v2")):
@@ -156,7 +158,7 @@ def test_a_name_is_taken_away_and_given_again(memory_store: Store, named: Callab
     again = tag(memory_store, named("B"), "v1")
     assert (again.number, again.previous) == (3, None)
     assert rollback(memory_store, "v1").snapshot == named("A")
-    assert verify(memory_store, named("A")) == []
+    assert verify_version(memory_store, named("A")) == []
 
 
 def test_a_deleted_ref_keeps_nothing(
@@ -166,10 +168,10 @@ def test_a_deleted_ref_keeps_nothing(
     tag(local_store, old, "v1")
     tag(local_store, new, "latest")
     untag(local_store, "v1")
-    assert expire(local_store, Policy(keep=1, older_than=60.0)).moves == ()
+    assert expire_store(local_store, ExpirePolicy(keep=1, older_than=60.0)).moves == ()
     later(local_store, 61.0)
-    found = expire(local_store, Policy(keep=5, older_than=60.0))
+    found = expire_store(local_store, ExpirePolicy(keep=5, older_than=60.0))
     assert (found.moves, found.snapshots) == (("v1@1",), (old,))
-    gc(local_store, 0.0)
-    assert verify(local_store, new) == []
+    collect_garbage(local_store, 0.0)
+    assert verify_version(local_store, new) == []
     assert tag(local_store, new, "v1").number == 3, "a number never comes twice"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import RefConflictError, StoreError, UsageError
 from rag_model.store import Store
-from rag_model.store.versions.refs import checked_name
+from rag_model.store.versions.refs import check_ref_name
 
 
 @given(
@@ -34,11 +34,11 @@ def test_refs_do_as_a_list_does(moves: list[tuple[str, int, int]]) -> None:
             with pytest.raises(RefConflictError):
                 write()
     for name, snapshots in model.items():
-        assert [move.snapshot for move in refs.history(name)] == snapshots
-        assert [move.number for move in refs.history(name)] == list(range(1, len(snapshots) + 1))
-        assert (refs.current(name) is not None) == (name in refs.names())
-    assert refs.names(deleted=True) == sorted(name for name, snapshots in model.items() if snapshots)
-    assert refs.names() == sorted(name for name, snapshots in model.items() if snapshots and snapshots[-1])
+        assert [move.snapshot for move in refs.read_history(name)] == snapshots
+        assert [move.number for move in refs.read_history(name)] == list(range(1, len(snapshots) + 1))
+        assert (refs.find_current(name) is not None) == (name in refs.list_names())
+    assert refs.list_names(deleted=True) == sorted(name for name, snapshots in model.items() if snapshots)
+    assert refs.list_names() == sorted(name for name, snapshots in model.items() if snapshots and snapshots[-1])
     fsspec.filesystem("memory").rm(url, recursive=True)
 
 
@@ -47,15 +47,15 @@ def test_an_earlier_version_is_told_to_upgrade_by_a_deleted_ref(memory_store: St
     memory_store.refs.delete("v1", 1)
     written = json.loads(memory_store.files.read("refs/v1/00000002.json") or b"")
     assert (written["format"], written["snapshot"], written["previous"]) == (2, "", "0" * 64)
-    memory_store.files.put("refs/v1/00000002.json", json.dumps({**written, "format": 1}).encode())
-    with pytest.raises(StoreError, match="damaged: '' is no snapshot id"):
-        memory_store.refs.current("v1")
+    memory_store.files.write("refs/v1/00000002.json", json.dumps({**written, "format": 1}).encode())
+    with pytest.raises(StoreError, match="damaged: '' is not a snapshot id"):
+        memory_store.refs.find_current("v1")
 
 
 @given(st.text())
 def test_a_name_is_one_plain_folder_or_refused(name: str) -> None:
     try:
-        checked_name(name)
+        check_ref_name(name)
     except UsageError:
         return
     assert PurePosixPath(name).parts == (name,)
@@ -75,13 +75,13 @@ def test_a_ref_moves_only_to_a_full_id(memory_store: Store) -> None:
 
 @pytest.mark.parametrize("written", [b"{}", b"not json", b'{"format": 1, "number": 2}'])
 def test_a_damaged_log_says_so(written: bytes, memory_store: Store) -> None:
-    memory_store.files.put("refs/latest/00000001.json", written)
+    memory_store.files.write("refs/latest/00000001.json", written)
     with pytest.raises(StoreError, match="damaged"):
-        memory_store.refs.current("latest")
+        memory_store.refs.find_current("latest")
 
 
 def test_a_moves_number_is_checked(memory_store: Store) -> None:
     memory_store.refs.move("latest", "0" * 64, 0)
-    memory_store.files.put("refs/latest/00000002.json", memory_store.files.read("refs/latest/00000001.json") or b"")
-    with pytest.raises(StoreError, match="says it is move 1"):
-        memory_store.refs.history("latest")
+    memory_store.files.write("refs/latest/00000002.json", memory_store.files.read("refs/latest/00000001.json") or b"")
+    with pytest.raises(StoreError, match="is numbered as move 1"):
+        memory_store.refs.read_history("latest")

@@ -15,18 +15,18 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from rag_model.errors import RefConflictError, RefusedError, UsageError
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.publish import put_in_place, settle
-from rag_model.snapshots.takedown import unsigned
+from rag_model.snapshots.publish import publish_replacement, replace_snapshot
+from rag_model.snapshots.takedown import list_unsigned
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
-from rag_model.store.upkeep.expire import Policy, expire
-from rag_model.store.upkeep.gc import gc
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.manifest import Manifest
-from rag_model.store.versions.models import Made, export_model, model_folder, put_model
+from rag_model.store.versions.models import ModelMetadata, export_model, model_folder, put_model
 from rag_model.store.versions.moves import rollback, tag
-from rag_model.store.versions.signatures import SIGNING_KEY, TRUST, Trust
+from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE, TrustedKeys
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.wanted import missing
 
@@ -49,7 +49,7 @@ def publish(publish: Publish) -> Publish:
     """Publish a snapshot, and move `latest` to it."""
 
     def published(store: Store, **recipe: int) -> str:
-        snapshot, now = publish(store, **recipe), store.refs.current("latest")
+        snapshot, now = publish(store, **recipe), store.refs.find_current("latest")
         store.refs.move("latest", snapshot, now.number if now else 0)
         return snapshot
 
@@ -71,9 +71,9 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Person | None], None]:
     """Return a function that says whose key the environment has."""
 
     def signs(person: Person | None) -> None:
-        monkeypatch.delenv(SIGNING_KEY, raising=False)
+        monkeypatch.delenv(SIGNING_KEY_VARIABLE, raising=False)
         if person is not None:
-            monkeypatch.setenv(SIGNING_KEY, str(person.file))
+            monkeypatch.setenv(SIGNING_KEY_VARIABLE, str(person.file))
 
     return signs
 
@@ -83,10 +83,10 @@ def trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
     def trusts(*people: Person | None) -> Path:
         file = tmp_path / "trusted"
         if people == (None,):
-            monkeypatch.delenv(TRUST)
+            monkeypatch.delenv(TRUST_VARIABLE)
             return file
         file.write_text("\n".join(["# who may publish", "", *(person.line for person in people if person)]) + "\n")
-        monkeypatch.setenv(TRUST, str(file))
+        monkeypatch.setenv(TRUST_VARIABLE, str(file))
         return file
 
     return trusts
@@ -94,11 +94,11 @@ def trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 
 def swapped(store: Store, path: str, **changes: object) -> None:
     """Change fields of a JSON file of a store, as one who may write there can."""
-    store.files.put(path, json_bytes((store.files.read_json(path) or {}) | changes))
+    store.files.write(path, json_bytes((store.files.read_json(path) or {}) | changes))
 
 
 def moves(store: Store, ref: str = "latest") -> list[str]:
-    return [name for name in store.files.names(f"refs/{ref}") if name.endswith(".sig")]
+    return [name for name in store.files.list_names(f"refs/{ref}") if name.endswith(".sig")]
 
 
 def test_what_a_trusted_key_signed_is_opened_from_store_and_folder(
@@ -111,9 +111,9 @@ def test_what_a_trusted_key_signed_is_opened_from_store_and_folder(
         assert Snapshot.from_store(local_store, name).id == snapshot
     pull(local_store, "latest", tmp_path / "pulled")
     assert Snapshot.from_folder(tmp_path / "pulled").id == snapshot
-    assert local_store.snapshots.signed(snapshot) == "signed by alice"
+    assert local_store.snapshots.describe_signature(snapshot) == "signed by alice"
     assert Parent.of(local_store, "latest").manifest is not None
-    assert verify(local_store, snapshot) == []
+    assert verify_version(local_store, snapshot) == []
 
 
 def test_without_a_key_nothing_is_signed_and_without_trust_all_is_opened(
@@ -122,10 +122,10 @@ def test_without_a_key_nothing_is_signed_and_without_trust_all_is_opened(
     signs(None)
     snapshot = publish(local_store)
     assert not list((tmp_path / "store").rglob("*.sig"))
-    assert local_store.snapshots.signed(snapshot) == "not signed"
+    assert local_store.snapshots.describe_signature(snapshot) == "not signed"
     pull(local_store, "latest", tmp_path / "pulled")
     trusts(alice)
-    assert local_store.snapshots.signed(snapshot) == "not signed"
+    assert local_store.snapshots.describe_signature(snapshot) == "not signed"
     for name in ("latest", "latest@1", snapshot, snapshot[:12]):
         with pytest.raises(RefusedError, match=r"is not signed by a key of .*trusted, or was changed since: ask"):
             Snapshot.from_store(local_store, name)
@@ -134,7 +134,7 @@ def test_without_a_key_nothing_is_signed_and_without_trust_all_is_opened(
     assert not (tmp_path / "other").exists()
     with pytest.raises(RefusedError, match="is not signed"):
         Snapshot.from_folder(tmp_path / "pulled")
-    with pytest.raises(RefusedError, match=r"`tag latest@NUMBER latest` moves it back to a signed one"):
+    with pytest.raises(RefusedError, match=r"`tag latest@NUMBER latest` moves the ref back to a signed snapshot"):
         Parent.of(local_store, "latest")
 
 
@@ -143,9 +143,9 @@ def test_a_stranger_is_refused_and_does_not_hide_the_publisher(
 ) -> None:
     signs(mallory)
     snapshot = publish(local_store)
-    assert local_store.snapshots.signed(snapshot) == "signed, unchecked: no trust file is given"
+    assert local_store.snapshots.describe_signature(snapshot) == "signed, unchecked: no trust file is given"
     trusts(alice)
-    assert local_store.snapshots.signed(snapshot) == "signed, but by no key of the trust file"
+    assert local_store.snapshots.describe_signature(snapshot) == "signed, but by no key of the trust file"
     with pytest.raises(RefusedError, match="is not signed by a key"):
         Snapshot.from_store(local_store)
     signs(alice)  # a tag without a trust file signs the snapshot that exists, and moves the ref by a move of its own
@@ -154,11 +154,11 @@ def test_a_stranger_is_refused_and_does_not_hide_the_publisher(
     trusts(None)
     assert [tag(local_store, snapshot, "latest").number for _ in range(2)] == [2, 2]
     trusts(alice)
-    signers = [local_store.refs.signer(Trust.given(), "latest", number) for number in (1, 2)]
+    signers = [local_store.refs.find_signer(TrustedKeys.from_environment(), "latest", number) for number in (1, 2)]
     assert signers == [None, "alice"], "the stranger's move stays a stranger's"
     assert Snapshot.from_store(local_store).id == snapshot
     trusts(mallory, alice)
-    assert local_store.snapshots.signed(snapshot) == "signed by mallory"
+    assert local_store.snapshots.describe_signature(snapshot) == "signed by mallory"
 
 
 @pytest.mark.parametrize("change", ["number", "ref", "snapshot", "created_at", "note", "previous", "nonce", "format"])
@@ -192,7 +192,7 @@ def test_a_changed_manifest_is_refused_though_its_id_is_right(
     signs(alice)
     snapshot = publish(local_store)
     trusts(alice)
-    path = local_store.snapshots.path(snapshot)
+    path = local_store.snapshots.manifest_path(snapshot)
     swapped(local_store, path, **{field: {"made": "up"}})
     with pytest.raises(RefusedError, match=f"snapshot {snapshot[:12]} in .* was changed since"):
         Snapshot.from_store(local_store)
@@ -208,12 +208,12 @@ def test_a_second_writer_of_a_snapshot_signs_what_is_there(
 ) -> None:
     signs(None)
     snapshot = publish(local_store)
-    told = local_store.files.read(local_store.snapshots.path(snapshot))
+    told = local_store.files.read(local_store.snapshots.manifest_path(snapshot))
     signs(alice)
-    local_store.snapshots.put(local_store.snapshots.get(snapshot))
-    assert local_store.files.read(local_store.snapshots.path(snapshot)) == told
+    local_store.snapshots.publish(local_store.snapshots.get(snapshot))
+    assert local_store.files.read(local_store.snapshots.manifest_path(snapshot)) == told
     trusts(alice)
-    assert local_store.snapshots.trusted(snapshot) == snapshot
+    assert local_store.snapshots.resolve_trusted(snapshot) == snapshot
 
 
 @pytest.mark.parametrize("trusting", [True, False])
@@ -232,16 +232,16 @@ def test_what_replaces_a_snapshot_is_signed_only_if_that_was(
     contents = [local_store.snapshots.get(one).content for one in (good, evil)]
     places = [Manifest(replace(content, recipe={"without": "a page"} | content.recipe)) for content in contents]
     for old, place in zip((good, evil), places, strict=True):
-        put_in_place(local_store, old, place)
+        publish_replacement(local_store, old, place)
     ours, theirs = (place.id for place in places)
     trusts(alice)
-    assert local_store.snapshots.trusted("main") == ours
-    assert local_store.refs.at("latest", 3).snapshot == theirs
-    assert [local_store.snapshots.vouched(place) for place in (ours, theirs)] == [True, False]
+    assert local_store.snapshots.resolve_trusted("main") == ours
+    assert local_store.refs.get_move("latest", 3).snapshot == theirs
+    assert [local_store.snapshots.has_trusted_signature(place) for place in (ours, theirs)] == [True, False]
     for name in ("alias", "latest", theirs):
         with pytest.raises(RefusedError, match="is not signed"):
-            local_store.snapshots.trusted(name)
-    assert unsigned(local_store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
+            local_store.snapshots.resolve_trusted(name)
+    assert list_unsigned(local_store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
 
 
 def test_a_forged_takedown_does_not_get_a_ref_signed(
@@ -251,9 +251,9 @@ def test_a_forged_takedown_does_not_get_a_ref_signed(
     evil = publish(local_store)
     signs(alice)
     good = publish(local_store, seed=2)
-    local_store.takedowns.replace(good, evil)
-    (move,) = settle(local_store, good, "")
-    assert (move.snapshot, local_store.refs.vouched("latest", move.number)) == (evil, False)
+    local_store.takedowns.record_replacement(good, evil)
+    (move,) = replace_snapshot(local_store, good, "")
+    assert (move.snapshot, local_store.refs.has_trusted_signature("latest", move.number)) == (evil, False)
 
 
 def test_rollback_and_tag_take_nothing_that_is_not_signed(
@@ -273,8 +273,8 @@ def test_rollback_and_tag_take_nothing_that_is_not_signed(
     ):
         with pytest.raises(RefusedError, match="is not signed"):
             refused()
-    assert local_store.refs.numbers("v1") == []
-    assert not local_store.snapshots.vouched(evil)
+    assert local_store.refs.list_numbers("v1") == []
+    assert not local_store.snapshots.has_trusted_signature(evil)
     assert [rollback(local_store, "latest").snapshot for _ in range(2)] == [second, first]
     with pytest.raises(UsageError, match=r"named no other snapshot before .* by a move that a key of .*trusted signed"):
         rollback(local_store, "latest")
@@ -282,7 +282,7 @@ def test_rollback_and_tag_take_nothing_that_is_not_signed(
     local_store.refs.move("latest", evil, 7)
     signs(alice)
     assert tag(local_store, "latest@2", "latest").snapshot == second  # how an owner recovers
-    assert local_store.snapshots.trusted("latest") == second
+    assert local_store.snapshots.resolve_trusted("latest") == second
 
 
 def test_rollback_and_expiry_keep_signatures_right(
@@ -298,14 +298,14 @@ def test_rollback_and_expiry_keep_signatures_right(
         local_store.refs.move("latest", first, 1)
     assert len(moves(local_store)) == 4
     later(local_store, 1000)
-    expire(local_store, Policy(keep=1, older_than=10))
-    assert local_store.snapshots.list() == [second]
-    assert gc(local_store, 10, dry_run=True)["leftovers"].files >= 5
-    gc(local_store, 10)
+    expire_store(local_store, ExpirePolicy(keep=1, older_than=10))
+    assert local_store.snapshots.list_ids() == [second]
+    assert collect_garbage(local_store, 10, dry_run=True)["leftovers"].files >= 5
+    collect_garbage(local_store, 10)
     assert len(moves(local_store)) == 1
     assert len(list(local_store.files.local_path("snapshots").glob("*.sig"))) == 1
     assert Snapshot.from_store(local_store).id == second
-    assert third not in local_store.snapshots.list()
+    assert third not in local_store.snapshots.list_ids()
 
 
 def test_a_ref_that_a_forged_takedown_redirects_is_refused(
@@ -314,7 +314,7 @@ def test_a_ref_that_a_forged_takedown_redirects_is_refused(
     signs(alice)
     first, second = publish(local_store), publish(local_store, seed=2)
     trusts(alice)
-    local_store.takedowns.replace(second, first)
+    local_store.takedowns.record_replacement(second, first)
     with pytest.raises(RefusedError, match=f"was signed for snapshot {second[:12]}, and another has replaced it"):
         Snapshot.from_store(local_store)
     local_store.refs.move("latest", first, 2)  # what the publisher's takedown does at its end
@@ -327,7 +327,7 @@ def test_models_are_signed_too(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     signs(alice)
-    put = put_model(local_store, tmp_path / "model", Made("dpr", None, {}), "reader")
+    put = put_model(local_store, tmp_path / "model", ModelMetadata("dpr", None, {}), "reader")
     trusts(alice)
     assert model_folder(local_store, "reader").is_dir()
     pull(local_store, "model:reader", tmp_path / "pulled")
@@ -349,9 +349,9 @@ def test_keys_that_openssl_makes_are_read(
     make = f"openssl genpkey -algorithm ed25519 -out {tmp_path}/key.pem"
     tell = f'echo "ci $(openssl pkey -in {tmp_path}/key.pem -pubout | sed -n 2p)" > {tmp_path}/trusted'
     subprocess.run(["sh", "-ec", f"{make}\n{tell}"], check=True, capture_output=True)
-    monkeypatch.setenv(SIGNING_KEY, (tmp_path / "key.pem").read_text())  # the key itself, as secrets are given
-    monkeypatch.setenv(TRUST, str(tmp_path / "trusted"))
-    assert local_store.snapshots.signed(publish(local_store)) == "signed by ci"
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, (tmp_path / "key.pem").read_text())  # the key itself, as secrets are given
+    monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "trusted"))
+    assert local_store.snapshots.describe_signature(publish(local_store)) == "signed by ci"
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_keys_that_openssl_makes_are_read(
     [
         ("", "names no key"),
         ("# nothing\n", "names no key"),
-        ("alice\n", "line 1 must be a new name and a public key"),
+        ("alice\n", "line 1 must have a new name and a public key"),
         ("alice AAAA\n", "line 1 has no public key"),
         ("alice !\n", "line 1 has no public key"),
     ],
@@ -367,33 +367,35 @@ def test_keys_that_openssl_makes_are_read(
 def test_a_wrong_trust_file_is_one_sentence(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "trusted").write_text(text)
     with pytest.raises(UsageError, match=match):
-        Trust.read(tmp_path / "trusted")
+        TrustedKeys.from_file(tmp_path / "trusted")
 
 
 def test_odd_keys_and_files_are_one_sentence(
     tmp_path: Path, alice: Person, monkeypatch: pytest.MonkeyPatch, local_store: Store
 ) -> None:
     (tmp_path / "trusted").write_text(f"{alice.line}\n{alice.line}\n")
-    with pytest.raises(UsageError, match="line 2 must be a new name"):
-        Trust.read(tmp_path / "trusted")
-    with pytest.raises(UsageError, match=rf"cannot be read \(No such file or directory\): check --trust or {TRUST}"):
-        Trust.read(tmp_path / "gone")
+    with pytest.raises(UsageError, match="line 2 must have a new name"):
+        TrustedKeys.from_file(tmp_path / "trusted")
+    with pytest.raises(
+        UsageError, match=rf"cannot be read \(No such file or directory\): check --trust or {TRUST_VARIABLE}"
+    ):
+        TrustedKeys.from_file(tmp_path / "gone")
     (tmp_path / "bytes").write_bytes(b"\xff")
-    with pytest.raises(UsageError, match=r"cannot be read \(it is no text\)"):
-        Trust.read(tmp_path / "bytes")
-    monkeypatch.setenv(TRUST, " ")
-    with pytest.raises(UsageError, match=f"--trust or {TRUST} is empty"):
-        Trust.given()
-    monkeypatch.delenv(TRUST)
+    with pytest.raises(UsageError, match=r"cannot be read \(it is not UTF-8 text\)"):
+        TrustedKeys.from_file(tmp_path / "bytes")
+    monkeypatch.setenv(TRUST_VARIABLE, " ")
+    with pytest.raises(UsageError, match=f"--trust or {TRUST_VARIABLE} is empty"):
+        TrustedKeys.from_environment()
+    monkeypatch.delenv(TRUST_VARIABLE)
     other = X25519PrivateKey.generate()
     public = base64.b64encode(other.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
     (tmp_path / "trusted").write_text(f"x {public.decode()}\n")
     with pytest.raises(UsageError, match="a key of another kind"):
-        Trust.read(tmp_path / "trusted")
+        TrustedKeys.from_file(tmp_path / "trusted")
     pem = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     for given in (pem, "/nowhere/key.pem", "-----BEGIN nonsense", alice.pem[:60], json.dumps({})):
-        monkeypatch.setenv(SIGNING_KEY, given)
-        with pytest.raises(UsageError, match=SIGNING_KEY) as refused:
+        monkeypatch.setenv(SIGNING_KEY_VARIABLE, given)
+        with pytest.raises(UsageError, match=SIGNING_KEY_VARIABLE) as refused:
             local_store.refs.move("latest", "0" * 64, 0)
         assert alice.pem[30:60] not in str(refused.value)
-    assert local_store.refs.numbers("latest") == []
+    assert local_store.refs.list_numbers("latest") == []

@@ -49,8 +49,8 @@ def test_empty_parts_take_no_rows(local_store: Store, parts_folder: Path, tmp_pa
     files = {f"passages/p{i}.parquet": blobs[name] for i, name in enumerate(names)}
     snapshot = Snapshot(
         Manifest(Content({}, parts, files)),
-        lambda file: local_store.blobs.local(files[file]),
-        lambda file: local_store.blobs.local(files[file]),
+        lambda file: local_store.blobs.get_local_path(files[file]),
+        lambda file: local_store.blobs.get_local_path(files[file]),
         "here",
     )
     assert [passage.id for passage in snapshot.passages([1, 0])] == ["1:1500", "1:1500"]
@@ -66,11 +66,11 @@ def test_vectors_are_mapped_not_read(snapshot: Snapshot) -> None:
 
 def test_the_index_says_the_dimension_without_a_vector(memory_store: Store) -> None:
     content = Content({}, (), {}, indexes={"hnsw": {"factory": "HNSW32", "d": 384}})
-    assert Snapshot.from_store(memory_store, memory_store.snapshots.put(Manifest(content))).dim == 384
+    assert Snapshot.from_store(memory_store, memory_store.snapshots.publish(Manifest(content))).dim == 384
 
 
 def test_a_snapshot_without_vectors_has_no_dimension(memory_store: Store) -> None:
-    bare = Snapshot.from_store(memory_store, memory_store.snapshots.put(Manifest(Content({}, (), {}))))
+    bare = Snapshot.from_store(memory_store, memory_store.snapshots.publish(Manifest(Content({}, (), {}))))
     with pytest.raises(StoreError, match="no vectors"):
         _ = bare.dim
     assert bare.passages([]) == []
@@ -95,7 +95,7 @@ def test_a_model_folder_is_put_together(snapshot: Snapshot) -> None:
 def test_only_the_row_groups_asked_for_are_read(local_store: Store, snapshot: Snapshot) -> None:
     """The second row group of an open file is overwritten: rows of the first come, those of the second do not."""
     assert snapshot.passages([0])[0].text == "text 0"
-    path = local_store.blobs.local(snapshot.manifest.content.files[FIRST])
+    path = local_store.blobs.get_local_path(snapshot.manifest.content.files[FIRST])
     group = pq.ParquetFile(path).metadata.row_group(1)
     with path.open("r+b") as file:
         for i in range(group.num_columns):
@@ -112,7 +112,7 @@ def test_a_part_of_other_length_is_refused(local_store: Store, parts_folder: Pat
         "embeddings/part-00000.npy": local_store.blobs.put_file(parts_folder / "part-00001.npy"),
     }
     content = Content({}, (PartEntry("part-00000", 0, 0, 2),), files)
-    snapshot = Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(content)))
+    snapshot = Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(content)))
     with pytest.raises(StoreError, match="damaged: 1 rows"):
         snapshot.passages([0])
     with pytest.raises(StoreError, match=r"shape \(1, 4\) for 2 passages"):
@@ -128,15 +128,15 @@ def test_no_pickle_is_ever_read(local_store: Store, tmp_path: Path, what: str) -
         file.write_bytes(b"\x80\x04N.")
     files = {"embeddings/part-00000.npy": local_store.blobs.put_file(file)}
     content = Content({}, (PartEntry("part-00000", 0, 0, 1),), files)
-    snapshot = Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(content)))
+    snapshot = Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(content)))
     with pytest.raises(StoreError, match="damaged"):
         snapshot.embeddings("part-00000")
 
 
 def test_a_manifest_under_another_id_is_refused(local_store: Store, snapshot: Snapshot) -> None:
     data = local_store.files.read(f"snapshots/{snapshot.id}.json") or b""
-    local_store.files.put(f"snapshots/{'0' * 64}.json", data)
-    with pytest.raises(StoreError, match="damaged: it holds snapshot"):
+    local_store.files.write(f"snapshots/{'0' * 64}.json", data)
+    with pytest.raises(StoreError, match="damaged: it contains snapshot"):
         local_store.snapshots.get("0" * 64)
 
 
@@ -152,11 +152,11 @@ def test_a_damaged_manifest_is_named(local_store: Store, snapshot: Snapshot, dat
 def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
     prefixes = set()
     for i in range(2000):  # two of 2,000 share four digits of 65,536 with certainty, 1 - e^-30
-        prefixes.add(memory_store.snapshots.put(Manifest(Content({"i": i}, (), {})))[:4])
+        prefixes.add(memory_store.snapshots.publish(Manifest(Content({"i": i}, (), {})))[:4])
         if len(prefixes) <= i:
             break
-    shared = next(p for p in prefixes if sum(s.startswith(p) for s in memory_store.snapshots.list()) > 1)
-    with pytest.raises(StoreError, match="short for 2 snapshots"):
+    shared = next(p for p in prefixes if sum(s.startswith(p) for s in memory_store.snapshots.list_ids()) > 1)
+    with pytest.raises(StoreError, match="a prefix of 2 snapshots"):
         memory_store.snapshots.resolve(shared)
 
 
@@ -164,7 +164,7 @@ def test_many_open_parts_are_closed_again(local_store: Store, parts_folder: Path
     blob: BlobRef = local_store.blobs.put_file(parts_folder / "part-00001.parquet")
     parts = tuple(PartEntry(f"p{i}", 0, 0, 1) for i in range(100))
     content = Content({}, parts, {f"passages/{part.name}.parquet": blob for part in parts})
-    with Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(content))) as snapshot:
+    with Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(content))) as snapshot:
         already = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(2):
             assert {passage.id for passage in snapshot.passages(range(100))} == {"1:1500"}
@@ -180,14 +180,14 @@ def test_a_flipped_bit_is_never_served(
     ref = store.snapshots.get(published).content.files["embeddings/part-00000.npy"]
     data = store.blobs.read(ref)
     assert Snapshot.from_store(store, published).embeddings("part-00000").shape == (1500, 4)
-    store.files.put(ref.path, data[:-1] + bytes([data[-1] ^ 1]))
+    store.files.write(ref.path, data[:-1] + bytes([data[-1] ^ 1]))
     if not store.files.is_local:  # the copy in the cache is sound: it is served, until it is damaged as well
         (copy,) = cache.glob(f"??/{ref.id.partition(':')[2]}")
         assert Snapshot.from_store(store, published).embeddings("part-00000")[0, 0] == 0
         copy.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(StoreError, match=f"{ref.id} .* is damaged"):
         Snapshot.from_store(store, published).embeddings("part-00000")
-    store.files.put(ref.path, data)
+    store.files.write(ref.path, data)
     assert Snapshot.from_store(store, published).embeddings("part-00000").shape == (1500, 4)
 
 
@@ -196,6 +196,6 @@ def test_a_flipped_bit_of_passages_read_by_range_is_refused(memory_store: Store,
     ref = memory_store.snapshots.get(published).content.files[FIRST]
     data = bytearray(memory_store.blobs.read(ref))
     data[len(data) // 3] ^= 1
-    memory_store.files.put(ref.path, bytes(data))
+    memory_store.files.write(ref.path, bytes(data))
     with Snapshot.from_store(memory_store, published) as snapshot, pytest.raises(StoreError, match="cannot read"):
         snapshot.passages([0, 500, 1499])

@@ -11,26 +11,25 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rag_model.errors import InputError
-from rag_model.generate.inputs import PaperForm, PromptForm
 from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import InstructionTemplate, PaperTemplate
 from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import (
     BLOCK,
-    TEXT,
-    Reading,
+    PLAIN_TEXT_PROMPT,
+    ScoringExample,
     put_generator,
-    reading_text,
-    score_all,
-    score_one,
+    score_answers,
+    score_example,
+    with_plain_text_prompt,
 )
-from rag_model.training.data.blocks import Block, score
-from rag_model.training.data.teaching import Tell
+from rag_model.training.data.blocks import OnProgress, ScoreBlock, score_block
 from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama
 
 PASSAGES = (("York", "the king was born in york."), ("", "who?"), ("Oslo", "the answer is in oslo, " * 9))
-READING = Reading("q1", "who was king?", "the king of oslo", PASSAGES)
-PLAIN = replace(READING, id="text", text="the king of", answer=" the capital was", plain=True)
+READING = ScoringExample("q1", "who was king?", "the king of oslo", PASSAGES)
+PLAIN = replace(READING, id="text", text="the king of", answer=" the capital was", is_plain_text=True)
 
 
 @pytest.fixture(scope="module")
@@ -56,63 +55,63 @@ def by_transformers(folder: Path, prompt: str, answer: list[int]) -> float:
 def test_they_are_those_of_transformers(llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     tokens = generator.tokenizer(" the king of oslo", add_special_tokens=False)["input_ids"]
-    found = score_one(generator, READING)
+    found = score_example(generator, READING)
     assert found.tokens == len(tokens) + 1, "the end counts"
     for (title, text), log_p in zip(PASSAGES[:2], found.log_p[:2], strict=True):
-        prompt = PromptForm().template.format(title=title, text=text, question=READING.text)
-        assert log_p == pytest.approx(by_transformers(llama, prompt, [*tokens, generator.end]), abs=1e-3)
+        prompt = InstructionTemplate().template.format(title=title, text=text, question=READING.text)
+        assert log_p == pytest.approx(by_transformers(llama, prompt, [*tokens, generator.end_token]), abs=1e-3)
 
 
 def test_a_text_goes_on_after_its_background_and_does_not_end(llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     tokens = generator.tokenizer(PLAIN.answer, add_special_tokens=False)["input_ids"]
-    found = score_one(generator, PLAIN)
+    found = score_example(generator, PLAIN)
     assert found.tokens == len(tokens)
     title, text = PASSAGES[0]
-    prompt = TEXT.format(title=title, text=text, question=PLAIN.text)
+    prompt = PLAIN_TEXT_PROMPT.format(title=title, text=text, question=PLAIN.text)
     assert found.log_p[0] == pytest.approx(by_transformers(llama, prompt, tokens), abs=1e-3)
-    bart = load_generator(llama.parent / save_bart(llama.parent / "bart"), PaperForm(), device="cpu")
-    assert reading_text(bart) is bart
-    assert score_one(bart, PLAIN).tokens == score_one(bart, replace(PLAIN, plain=False)).tokens - 1
+    bart = load_generator(llama.parent / save_bart(llama.parent / "bart"), PaperTemplate(), device="cpu")
+    assert with_plain_text_prompt(bart) is bart
+    assert score_example(bart, PLAIN).tokens == score_example(bart, replace(PLAIN, is_plain_text=False)).tokens - 1
 
 
 def test_no_block_is_scored_twice(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     readings = [replace(READING, id=f"q{n}", text=f"who was king {n}?") for n in range(BLOCK + 3)]
     told = list[tuple[int, int]]()
-    found = score_all(store, lambda: generator, "a", readings, tell=lambda *both: told.append(both))
+    found = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *both: told.append(both))
     assert told == [(1, 2), (2, 2)]
-    assert found == [score_one(generator, one) for one in readings]
+    assert found == [score_example(generator, one) for one in readings]
 
     def unloadable() -> Any:
         raise AssertionError("nothing is to be scored")
 
-    assert score_all(store, unloadable, "a", readings) == found, "all of it was recorded"
-    store.memo = replace(store.memo, makes=False)
+    assert score_answers(store, unloadable, "a", readings) == found, "all of it was recorded"
+    store.memo = replace(store.memo, can_produce=False)
     for identity, some in (
         ("a", [replace(READING, answer="x")]),
         ("a", [replace(READING, passages=PASSAGES[:2])]),
-        ("a", [replace(READING, plain=True)]),
+        ("a", [replace(READING, is_plain_text=True)]),
         ("b", readings),
     ):
         with pytest.raises(NotRecordedError):
-            score_all(store, lambda: generator, identity, some)
+            score_answers(store, lambda: generator, identity, some)
 
 
 def test_others_may_do_it(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
-    asked = list[Block]()
+    asked = list[ScoreBlock]()
 
-    def scorer(tasks: Sequence[Block], tell: Tell) -> list[Mapping[str, Any]]:
+    def scorer(tasks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
         asked.extend(tasks)
-        return [score(task, store) for task in tasks]
+        return [score_block(task, store) for task in tasks]
 
-    assert score_all(store, lambda: generator, "a", [READING, PLAIN], scorer) == [
-        score_one(generator, one) for one in (READING, PLAIN)
+    assert score_answers(store, lambda: generator, "a", [READING, PLAIN], scorer) == [
+        score_example(generator, one) for one in (READING, PLAIN)
     ]
     (task,) = asked
     assert task.contexts == 6
-    assert task.weights > 4 * sum(weights.numel() for weights in generator.module.parameters())
+    assert task.weight_bytes > 4 * sum(weights.numel() for weights in generator.module.parameters())
     assert set(task.inputs()) == {"content", "model", "code", "libraries"}
     assert len(json.dumps(task.inputs())) < 2_000, "an element is small"
 
@@ -121,8 +120,8 @@ def test_every_kind_of_generator_can_be_handed_over(store: Store, tmp_path: Path
     for name, save in (("bart", save_bart), ("gguf", save_gguf)):
         (tmp_path / name).mkdir()
         generator: Any = load_generator(save(tmp_path / name), device="cpu")
-        (found,) = score_all(store, lambda one=generator: one, name, [READING])  # type: ignore[misc]
-        assert found.log_p == pytest.approx(score_one(generator, READING).log_p)
+        (found,) = score_answers(store, lambda one=generator: one, name, [READING])  # type: ignore[misc]
+        assert found.log_p == pytest.approx(score_example(generator, READING).log_p)
         assert put_generator(store, generator) == put_generator(store, generator)
 
 
@@ -130,6 +129,6 @@ def test_a_broken_generator_is_refused(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     with torch.no_grad():
         generator.module.lm_head.weight[3] = torch.nan
-    with pytest.raises(InputError, match="the answer of example q1 a probability that is not finite"):
-        score_all(store, lambda: generator, "a", [READING])
-    assert store.files.names("memo/score") == []
+    with pytest.raises(InputError, match="the answer of example q1 is not finite"):
+        score_answers(store, lambda: generator, "a", [READING])
+    assert store.files.list_names("memo/score") == []

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError
-from rag_model.training.data.examples import Example, digest_examples, passage_of, read_examples
-from rag_model.training.data.json_values import values
+from rag_model.training.data.examples import Example, build_passage, digest_examples, read_examples
+from rag_model.training.data.json_values import iter_json_values
 
 DPR: list[dict[str, Any]] = [
     {
@@ -72,7 +72,7 @@ def test_kilt_names_pages_and_quotes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["triples.jsonl", "triples.jsonl.xz", "triples.jsonl.gz"])
 def test_triples(tmp_path: Path, name: str) -> None:
     first, second = read_examples(written(tmp_path / name, "\ufeff" + lines(TRIPLE, {**TRIPLE, "id": "x"})))
-    assert first == Example("0", TRIPLE["question"], ("作者",), (passage_of("", "作者は…"),))
+    assert first == Example("0", TRIPLE["question"], ("作者",), (build_passage("", "作者は…"),))
     assert second.id == "x"
 
 
@@ -109,19 +109,19 @@ def test_beir_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (lines(TRIPLE, TRIPLE) + '{"question": \n', r"line 3: no JSON value"),
+        (lines(TRIPLE, TRIPLE) + '{"question": \n', r"line 3: not a JSON value"),
         (lines(TRIPLE) + "\n\n" + lines({"question": "q"}), r"line 4 does not match the first .*\(it has no"),
         (lines(TRIPLE, {**TRIPLE, "question": "  "}), r"line 2 .*its question is empty"),
         (lines(TRIPLE, {**TRIPLE, "answers": "x"}), r"line 2 .*its answers are 'x', not a list of strings"),
         (lines(TRIPLE, {**TRIPLE, "context": 3}), r"line 2 .*3 is not a string"),
-        (lines(TRIPLE, {**TRIPLE, "context": "\ud83d"}), r"line 2: .* holds half of a character"),
+        (lines(TRIPLE, {**TRIPLE, "context": "\ud83d"}), r"line 2: .* half of a character"),
         (lines(TRIPLE, [1]), r"line 2 does not match the first"),
         (lines({**TRIPLE, "id": 1}, {**TRIPLE, "id": 1}), r"two examples with the id '1'"),
         (json.dumps(DPR, indent=1)[:-3], r"line \d+: "),
-        ("[" + json.dumps(DPR[0]) + "\n" + json.dumps(DPR[1]) + "]", r"line 2: there is no comma"),
-        ("[" + json.dumps(DPR[0]) + ",\n {]", r"line 2: no JSON value"),
+        ("[" + json.dumps(DPR[0]) + "\n" + json.dumps(DPR[1]) + "]", r"line 2: expected a comma"),
+        ("[" + json.dumps(DPR[0]) + ",\n {]", r"line 2: not a JSON value"),
         (lines(KILT, {**KILT, "output": None}), r"line 2 does not match the first"),
-        ("[]", "need one JSON object per line"),
+        ("[]", "write one JSON object per line"),
         ("", "holds no question"),
     ],
 )
@@ -148,11 +148,11 @@ def test_a_digest_is_of_what_is_said(tmp_path: Path) -> None:
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text() | st.floats(allow_nan=False), st.lists), max_size=5))
 def test_values_of_an_array_come_as_json_reads_them(given_values: list[Any]) -> None:
     for text in (json.dumps(given_values), json.dumps(given_values, indent=2), "\n [" + json.dumps(given_values)[1:]):
-        assert [value for _, value in values(io.StringIO(text), "x")] == given_values
+        assert [value for _, value in iter_json_values(io.StringIO(text), "x")] == given_values
 
 
 def test_a_long_array_is_read_piece_by_piece_and_its_lines_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_model.training.data.json_values._CHUNK", 7)
     rows = [{"n": n, "text": "é" * n} for n in range(40)]
     text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"
-    assert list(values(io.StringIO(text), "x")) == [(f"x, line {row['n'] + 2}", row) for row in rows]
+    assert list(iter_json_values(io.StringIO(text), "x")) == [(f"x, line {row['n'] + 2}", row) for row in rows]

@@ -15,18 +15,17 @@ import onnxruntime
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rag_model.encoders.crossencoder import CrossEncoder, by_onnx
-from rag_model.encoders.pairs.session import weights_beside
+from rag_model.encoders.cross_encoder import CrossEncoder, runs_on_onnx
+from rag_model.encoders.onnx_cross_encoder import may_have_external_data
 from rag_model.errors import InputError
 from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import Block, score
-from rag_model.training.data.pair_scores import PairBlock, WorkerScores
-from rag_model.training.data.teaching import BLOCK, KeptScores, Tell
+from rag_model.training.data.blocks import OnProgress, ScoreBlock, score_block
+from rag_model.training.data.pair_scores import BLOCK, CachedPairScorer, PairBlock, WorkerPairScorer
 from rag_model.training.objectives.margin_mse import MarginMseTraining
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.teacher import teacher_of
-from rag_model.training.origins import TEACHER, Origins
+from rag_model.training.objectives.task_bases import load_teacher
+from rag_model.training.origins import TEACHER, InitialModels
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 
 N = 10
@@ -51,12 +50,12 @@ def version(name):
 importlib.metadata.version = version
 from pathlib import Path
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import score
-from rag_model.training.data.pair_scores import WorkerScores
+from rag_model.training.data.blocks import score_block
+from rag_model.training.data.pair_scores import WorkerPairScorer
 store = Store.open(sys.argv[1], create=True)
-workers = lambda blocks, tell: [score(block, store) for block in blocks]
+workers = lambda blocks, tell: [score_block(block, store) for block in blocks]
 pairs = ["who?"], ["york"], ["the king"]
-print(WorkerScores(store, Path(sys.argv[2]), "a", workers, onnx=True).scores(*pairs).tolist()[0])
+print(WorkerPairScorer(store, Path(sys.argv[2]), "a", workers, onnx=True).scores(*pairs).tolist()[0])
 """
 
 
@@ -85,60 +84,60 @@ class Workers:
     """Does blocks in this process, and keeps them."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.blocks = store, list[Block]()
+        self.store, self.blocks = store, list[ScoreBlock]()
 
-    def __call__(self, blocks: Sequence[Block], tell: Tell) -> list[Mapping[str, Any]]:
+    def __call__(self, blocks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
         self.blocks += blocks
         for done, _ in enumerate(blocks, start=1):
             tell(done, len(blocks))
-        return [score(block, self.store) for block in blocks]
+        return [score_block(block, self.store) for block in blocks]
 
 
 def test_they_are_those_of_the_cross_encoder(store: Store, teacher: Path) -> None:
     workers, told = Workers(store), list[tuple[int, int]]()
-    kept = WorkerScores(store, teacher, "a", workers, lambda *both: told.append(both), cpu=True, block=4)
+    kept = WorkerPairScorer(store, teacher, "a", workers, lambda *both: told.append(both), cpu=True, block=4)
     found = kept.scores(*PAIRS)
     alone = CrossEncoder.load(teacher, device="cpu").scores(*PAIRS)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, alone, atol=1e-4)  # other batches
     assert told == [(4, N), (8, N), (N, N)]
     assert [block.contexts for block in workers.blocks] == [4, 4, 2]
-    assert all(block.by_cpu and block.stage == "teach" for block in workers.blocks)
-    whole = WorkerScores(store, teacher, "a", workers, cpu=True)
+    assert all(block.uses_cpu_only and block.stage == "teach" for block in workers.blocks)
+    whole = WorkerPairScorer(store, teacher, "a", workers, cpu=True)
     assert whole.block == BLOCK
     assert (whole.scores(*PAIRS) == alone).all(), "a block is a window of the cross-encoder"
     assert not whole.scores([], [], []).size
 
 
 def test_no_block_is_scored_twice(store: Store, teacher: Path) -> None:
-    found = WorkerScores(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
-    store.memo = replace(store.memo, makes=False)
+    found = WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
+    store.memo = replace(store.memo, can_produce=False)
     again = Workers(store)
-    kept = WorkerScores(store, teacher / "absent", "a", again, cpu=True, block=4)
+    kept = WorkerPairScorer(store, teacher / "absent", "a", again, cpu=True, block=4)
     assert (kept.scores(*PAIRS) == found).all(), "all of it was recorded, and the teacher is not needed"
     assert not any(block.model for block in again.blocks)
-    store.memo = replace(store.memo, makes=False)
+    store.memo = replace(store.memo, can_produce=False)
     for identity, pairs in (("b", PAIRS), ("a", (QUESTIONS, TITLES, [*TEXTS[:-1], "other"]))):
         with pytest.raises(NotRecordedError):
-            WorkerScores(store, teacher, identity, Workers(store), cpu=True, block=4).scores(*pairs)
+            WorkerPairScorer(store, teacher, identity, Workers(store), cpu=True, block=4).scores(*pairs)
 
 
 def test_what_is_not_finite_is_refused_and_not_recorded(store: Store, tmp_path: Path) -> None:
     broken = save_cross_encoder(tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     save_file({**weights, "classifier.bias": weights["classifier.bias"] * np.nan}, broken / "model.safetensors")
-    with pytest.raises(InputError, match="the teacher gave a score that is not finite"):
-        WorkerScores(store, broken, "a", Workers(store), cpu=True).scores(*PAIRS)
-    assert not [*store.files.names("memo/teach")]
+    with pytest.raises(InputError, match="a score of the teacher is not finite"):
+        WorkerPairScorer(store, broken, "a", Workers(store), cpu=True).scores(*PAIRS)
+    assert not [*store.files.list_names("memo/teach")]
 
 
 def test_an_element_names_files_and_holds_none(store: Store, teacher: Path) -> None:
     workers = Workers(store)
-    WorkerScores(store, teacher, "a", workers, cpu=True).scores(*PAIRS)
+    WorkerPairScorer(store, teacher, "a", workers, cpu=True).scores(*PAIRS)
     (block,) = workers.blocks
     assert isinstance(block, PairBlock)
     assert {name for name, _ in block.model} == {"model.safetensors", *SETTINGS}
-    assert block.weights > (teacher / "model.safetensors").stat().st_size
+    assert block.weight_bytes > (teacher / "model.safetensors").stat().st_size
     assert len(repr(block)) < 2_000
 
 
@@ -156,31 +155,33 @@ def _job(store: Store, folder: Path, scorer: Workers, work: Path) -> Job[Any]:
     snapshot: Any = None  # a teacher asks for none
     settings = MarginMseTraining()
     settings = replace(settings, loop=replace(settings.loop, cpu=True))
-    return Job(store, snapshot, Origins({TEACHER: str(folder)}), settings, {}, {TEACHER: "a"}, work, scorer=scorer)
+    return Job(
+        store, snapshot, InitialModels({TEACHER: str(folder)}), settings, {}, {TEACHER: "a"}, work, scorer=scorer
+    )
 
 
 def test_a_graph_scores_by_workers_as_by_itself(store: Store, graph: Path, tmp_path: Path) -> None:
     workers = Workers(store)
-    found = teacher_of(_job(store, graph, workers, tmp_path)).scores(*PAIRS)
+    found = load_teacher(_job(store, graph, workers, tmp_path)).scores(*PAIRS)
     assert (found == CrossEncoder.load(graph, device="cpu").scores(*PAIRS)).all()
     (block,) = workers.blocks
     assert isinstance(block, PairBlock)
     (file,) = graph.rglob("*.onnx")
     had = [name for name in SETTINGS if (graph / name).is_file()]
     assert {name for name, _ in block.model} == {file.relative_to(graph).as_posix(), *had}
-    assert block.weights > file.stat().st_size
+    assert block.weight_bytes > file.stat().st_size
     assert len(repr(block)) < 2_000
-    assert (block.onnx, block.by_cpu) == (True, True)
+    assert (block.onnx, block.uses_cpu_only) == (True, True)
     assert not (tmp_path / "scores.jsonl").exists()
 
 
 def test_no_block_of_a_graph_is_scored_twice(store: Store, teacher: Path, graph: Path) -> None:
-    kept = WorkerScores(store, graph, "a", Workers(store), cpu=True, block=4, onnx=True)
+    kept = WorkerPairScorer(store, graph, "a", Workers(store), cpu=True, block=4, onnx=True)
     found = kept.scores(*PAIRS)
-    store.memo = replace(store.memo, makes=False)
+    store.memo = replace(store.memo, can_produce=False)
     assert (replace(kept, folder=graph / "absent").scores(*PAIRS) == found).all()
     with pytest.raises(NotRecordedError):
-        WorkerScores(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
+        WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
 
 
 def test_a_folder_of_both_is_run_by_torch_on_workers_too(
@@ -189,7 +190,7 @@ def test_a_folder_of_both_is_run_by_torch_on_workers_too(
     both = Path(shutil.copytree(teacher, tmp_path / "both"))
     shutil.copytree(graph, both, dirs_exist_ok=True)
     workers = Workers(store)
-    teacher_of(_job(store, both, workers, tmp_path)).scores(*PAIRS)
+    load_teacher(_job(store, both, workers, tmp_path)).scores(*PAIRS)
     (block,) = workers.blocks
     assert {name for name, _ in block.model} == {"model.safetensors", *SETTINGS}
 
@@ -198,10 +199,10 @@ def test_a_graph_with_weights_in_another_file_is_scored_by_the_training(
     store: Store, graph: Path, tmp_path: Path
 ) -> None:
     beside = with_weights_beside(graph, tmp_path / "beside")
-    assert (weights_beside(graph), weights_beside(beside)) == (False, True)
+    assert (may_have_external_data(graph), may_have_external_data(beside)) == (False, True)
     workers = Workers(store)
-    scorer = teacher_of(_job(store, beside, workers, tmp_path))
-    assert isinstance(scorer, KeptScores)
+    scorer = load_teacher(_job(store, beside, workers, tmp_path))
+    assert isinstance(scorer, CachedPairScorer)
     np.testing.assert_allclose(scorer.scores(*PAIRS), CrossEncoder.load(graph, device="cpu").scores(*PAIRS), atol=1e-4)
     assert not workers.blocks
 
@@ -212,7 +213,9 @@ def test_a_limit_of_tokens_holds_on_workers(store: Store, teacher: Path, graph: 
         short = Path(shutil.copytree(folder, tmp_path / folder.name))
         (short / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16}))
         alone = CrossEncoder.load(short, device="cpu").scores(*PAIRS)
-        found = WorkerScores(store, short, "short", Workers(store), cpu=True, onnx=by_onnx(short)).scores(*PAIRS)
+        found = WorkerPairScorer(store, short, "short", Workers(store), cpu=True, onnx=runs_on_onnx(short)).scores(
+            *PAIRS
+        )
         np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
@@ -223,8 +226,8 @@ def test_a_block_is_known_by_the_libraries_that_score_it(store: Store) -> None:
     assert graph.inputs()["libraries"]["onnxruntime"] == onnxruntime.__version__
     assert [*graph.inputs()["libraries"]] == ["onnxruntime", "tokenizers"]
     assert [*torch.inputs()] == [*graph.inputs()] == ["content", "model", "code", "libraries"]
-    assert not torch.by_cpu
-    assert graph.by_cpu == ("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
+    assert not torch.uses_cpu_only
+    assert graph.uses_cpu_only == ("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
 
 
 def test_a_graph_needs_no_torch(graph: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rag_model.errors import InputError
 from rag_model.store.store import Store
-from rag_model.training.data.statements import Statement, first_sentence, leads, read_statements
+from rag_model.training.data.statements import Statement, first_sentence, read_statements, sample_leads
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -43,8 +43,8 @@ def test_leads_are_the_first_sentences_of_pages(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     snapshot = publish_tiny(store, save_bert(tmp_path / "bert"), articles, tmp_path / "work")
     every = [Statement(str(n + 1), f"City {n} is a city of kings.") for n in range(9)]
-    assert leads(snapshot, 100, seed=1) == every
-    drawn = [leads(snapshot, 4, seed) for seed in (1, 1, 2)]
+    assert sample_leads(snapshot, 100, seed=1) == every
+    drawn = [sample_leads(snapshot, 4, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert all(len(some) == 4 and {*some} <= {*every} for some in drawn)
 

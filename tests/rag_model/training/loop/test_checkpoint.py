@@ -1,6 +1,6 @@
 import json
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,31 +8,31 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from rag_model.atomic_write import TEMPORARY_PREFIX
 from rag_model.errors import InputError, ResourceError
-from rag_model.landing import TEMPORARY
 from rag_model.training.loop.checkpoint import (
-    Asked,
-    Best,
-    Standing,
-    checkpoints,
+    BestWeights,
+    SearchedSnapshot,
+    TrainerState,
+    TrainingFolder,
+    atomic_folder,
+    list_checkpoints,
     load_checkpoint,
-    new_folder,
     read_checkpoint,
     save_checkpoint,
 )
-from rag_model.training.loop.folder import TrainingFolder
+from rag_model.training.loop.loop import build_adamw
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.optimizer import adamw
 
-STANDING = Standing(3, {"loss": 2.0}, Best(2, "best-00000002", {"loss": 1.0}), {"scale": 4.0})
+STANDING = TrainerState(3, {"loss": 2.0}, BestWeights(2, "best-00000002", {"loss": 1.0}), {"scale": 4.0})
 
 
 def test_what_was_asked_is_read_back_and_an_older_checkpoint_says_nothing_of_it() -> None:
-    asking = replace(STANDING, asked=(Asked(0, "a" * 64), Asked(3, "b" * 64)))
-    written = json.loads(json.dumps(asdict(asking)))
-    assert Standing.from_json(written) == asking
+    asking = replace(STANDING, searched_snapshots=(SearchedSnapshot(0, "a" * 64), SearchedSnapshot(3, "b" * 64)))
+    written = json.loads(json.dumps(asking.to_json()))
+    assert TrainerState.from_json(written) == asking
     del written["asked"]
-    assert Standing.from_json(written) == STANDING
+    assert TrainerState.from_json(written) == STANDING
 
 
 class Tied(nn.Module):
@@ -54,7 +54,7 @@ class Tied(nn.Module):
 def stepped(seed: int) -> tuple[Tied, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     module = Tied()
-    optimizer = adamw(module, LoopSettings(learning_rate=1e-3), torch.device("cpu"))
+    optimizer = build_adamw(module, LoopSettings(learning_rate=1e-3), torch.device("cpu"))
     for _ in range(3):
         step(module, optimizer)
     return module, optimizer
@@ -119,9 +119,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_failed_leaves_what_was_there(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "kept") as folder:
+    with atomic_folder(tmp_path / "kept") as folder:
         (folder / "file").write_text("old")
-    with suppress(FileNotFoundError), new_folder(tmp_path / "kept") as folder:
+    with suppress(FileNotFoundError), atomic_folder(tmp_path / "kept") as folder:
         (folder / "file").write_text("new")
         (folder / "nowhere" / "file").write_text("fails")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
@@ -130,20 +130,20 @@ def test_a_folder_that_failed_leaves_what_was_there(tmp_path: Path) -> None:
 
 def test_what_a_kill_left_half_written_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "checkpoints"):
-        (folder / f"{TEMPORARY}half").mkdir(parents=True)
-        (folder / f"{TEMPORARY}half" / "weights.safetensors").write_bytes(b"half")
-    TrainingFolder(tmp_path).keep(*stepped(1), STANDING, 1)
-    assert [path.name for path in tmp_path.rglob(f"{TEMPORARY}*")] == []
-    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]
+        (folder / f"{TEMPORARY_PREFIX}half").mkdir(parents=True)
+        (folder / f"{TEMPORARY_PREFIX}half" / "weights.safetensors").write_bytes(b"half")
+    TrainingFolder(tmp_path).save_and_prune(*stepped(1), STANDING, 1)
+    assert [path.name for path in tmp_path.rglob(f"{TEMPORARY_PREFIX}*")] == []
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left")])
 def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path: Path, error: Exception) -> None:
-    with new_folder(tmp_path / "best") as folder:
+    with atomic_folder(tmp_path / "best") as folder:
         (folder / "weights").write_text("old")
     with (
         pytest.raises(ResourceError, match=r"best cannot be written .*No space left.*: free space"),
-        new_folder(tmp_path / "best"),
+        atomic_folder(tmp_path / "best"),
     ):
         raise error
     assert (tmp_path / "best" / "weights").read_text() == "old"

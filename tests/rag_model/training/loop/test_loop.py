@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rag_model.errors import InputError, RefusedError, UsageError
-from rag_model.training.loop.checkpoint import checkpoints
+from rag_model.training.loop.checkpoint import list_checkpoints
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.task import Goal
@@ -27,28 +27,28 @@ def test_it_learns_and_keeps_the_best(tmp_path: Path) -> None:
     task = LineTask()
     done = train(task, settings(), tmp_path, lambda kind, step, steps, _: told.append((kind, step, steps)))
     assert done.steps == 30
-    assert done.after["error"] < 0.5 * done.before["error"]
+    assert done.best_measures["error"] < 0.5 * done.initial_measures["error"]
     rows = read_metrics(tmp_path)
     dev = {row["step"]: row["error"] for row in rows if row["kind"] == "dev"}
     assert list(dev) == [0, 8, 16, 24, 30]
     assert done.best_step == min(dev, key=lambda step: dev[step])
     assert [(row["kind"], row["step"], 30) for row in rows] == [one for one in told if one[0] != "evaluate"]
     assert [step for kind, step, _ in told if kind == "evaluate"] == list(dev)
-    task.module.load_state_dict(load_file(done.best / "model.safetensors"))
+    task.module.load_state_dict(load_file(done.best_folder / "model.safetensors"))
     task.module.eval()
     with torch.no_grad():
-        assert task.evaluate()["error"] == done.after["error"]
+        assert task.evaluate()["error"] == done.best_measures["error"]
     # the checkpoint of step 28 names the best weights before the last step's: both stay
     assert {path.name for path in tmp_path.glob("best-*")} == {"best-00000024", "best-00000030"}
-    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-00000030", "step-00000028"]
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000030", "step-00000028"]
 
 
 def test_what_never_gets_better_is_kept_as_it_was(tmp_path: Path) -> None:
     task = LineTask(goal=Goal("error", larger=True))
     first = {name: tensor.clone() for name, tensor in task.module.state_dict().items()}
     done = train(task, settings(), tmp_path)
-    assert (done.best_step, done.after) == (0, done.before)
-    kept = load_file(done.best / "model.safetensors")
+    assert (done.best_step, done.best_measures) == (0, done.initial_measures)
+    kept = load_file(done.best_folder / "model.safetensors")
     assert all(torch.equal(kept[name], first[name]) for name in first)
 
 
@@ -63,8 +63,8 @@ def test_a_killed_run_goes_on_to_the_same_losses(tmp_path: Path, kill_at: int) -
     done = train(LineTask(), settings(accumulation=2), tmp_path / "killed")
     assert read_metrics(tmp_path / "killed") == read_metrics(tmp_path / "whole")
     assert len(losses(tmp_path / "killed")) == 30
-    whole = tmp_path / "whole" / done.best.name / "model.safetensors"
-    assert (done.best / "model.safetensors").read_bytes() == whole.read_bytes()
+    whole = tmp_path / "whole" / done.best_folder.name / "model.safetensors"
+    assert (done.best_folder / "model.safetensors").read_bytes() == whole.read_bytes()
 
 
 def test_a_run_that_is_done_is_only_told_again(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_weights_stay_in_float32_whatever_the_precision(tmp_path: Path, precisio
     task = LineTask()
     done = train(task, settings(precision=precision), tmp_path)
     assert {parameter.dtype for parameter in task.module.parameters()} == {torch.float32}
-    assert done.after["error"] < done.before["error"]
+    assert done.best_measures["error"] < done.initial_measures["error"]
 
 
 def test_a_loss_that_is_no_number_stops_and_names_its_examples(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_loss_that_is_no_number_stops_and_names_its_examples(tmp_path: Path) -
     step = len(task.seen)
     assert f"the loss of step {step} is nan, of examples {', '.join(task.seen[-1])}:" in str(told.value)
     assert "p5" in task.seen[-1]
-    (last, *_) = checkpoints(tmp_path / "checkpoints")
+    (last, *_) = list_checkpoints(tmp_path / "checkpoints")
     assert f"the last good checkpoint is {last};" in str(told.value)
     assert all(parameter.isfinite().all() for parameter in task.module.parameters())
     assert [number for number, _ in losses(tmp_path)] == list(range(1, step))
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(
 ) -> None:
     train(LineTask(), settings(), tmp_path / "whole")
     train(LineTask(), settings(), tmp_path / "damaged")
-    newest, older = checkpoints(tmp_path / "damaged" / "checkpoints")
+    newest, older = list_checkpoints(tmp_path / "damaged" / "checkpoints")
     data = bytearray((newest / "weights.safetensors").read_bytes())
     data[-3] ^= 1
     (newest / "weights.safetensors").write_bytes(data)

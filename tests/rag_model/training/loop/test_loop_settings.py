@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from transformers import get_scheduler
 
 from rag_model.errors import UsageError
-from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.schedule import learning_rate
+from rag_model.training.loop.loop_settings import LoopSettings, compute_learning_rate
 from rag_model.training.loop.task import Goal
 
 NAMES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
@@ -29,7 +28,7 @@ def test_schedules_are_those_of_transformers_but_that_the_first_step_counts(
         theirs.append(peer.get_last_lr()[0])
         optimizer.step()
         peer.step()
-    ours = [learning_rate(settings, step, steps) for step in range(1, steps + 1)]
+    ours = [compute_learning_rate(settings, step, steps) for step in range(1, steps + 1)]
     assert ours[:warmup] == pytest.approx(theirs[1 : warmup + 1])  # theirs wastes the first step on a rate of 0
     assert ours[warmup:] == pytest.approx(theirs[warmup:steps])
     assert all(rate > 0 for rate in ours)
@@ -38,15 +37,17 @@ def test_schedules_are_those_of_transformers_but_that_the_first_step_counts(
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from(list(NAMES)))
 def test_a_rate_never_passes_the_highest(steps: int, share: float, kind: Any) -> None:
     settings = LoopSettings(schedule=kind, warmup_share=share)
-    rates = [learning_rate(settings, step, steps) for step in range(1, steps + 1)]
+    rates = [compute_learning_rate(settings, step, steps) for step in range(1, steps + 1)]
     assert all(0 < rate <= settings.learning_rate for rate in rates)
 
 
 def test_epochs_become_steps() -> None:
-    assert LoopSettings(epochs=40).steps(batches=460, processes=1) == 18_400  # DPR's: 58,880 questions, 128 a batch
-    assert LoopSettings(epochs=3, accumulation=4).steps(batches=5, processes=2) == 2
-    assert LoopSettings(epochs=1, accumulation=8).steps(batches=1, processes=1) == 1
-    assert LoopSettings(max_steps=7).steps(batches=460, processes=1) == 7
+    assert (
+        LoopSettings(epochs=40).count_steps(batches=460, processes=1) == 18_400
+    )  # DPR's: 58,880 questions, 128 a batch
+    assert LoopSettings(epochs=3, accumulation=4).count_steps(batches=5, processes=2) == 2
+    assert LoopSettings(epochs=1, accumulation=8).count_steps(batches=1, processes=1) == 1
+    assert LoopSettings(max_steps=7).count_steps(batches=460, processes=1) == 7
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rag_model.training.loop.loop import build_adamw
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.optimizer import adamw
 
 SETTINGS = LoopSettings(learning_rate=0.1, weight_decay=0.2, adam_beta1=0.7, adam_beta2=0.9, adam_epsilon=1e-3)
 
@@ -25,7 +25,7 @@ def test_steps_are_adamws_and_only_matrices_decay(device: str) -> None:
     torch.manual_seed(0)
     module = nn.Linear(5, 3, dtype=torch.float64)
     frozen = nn.Linear(2, 2, dtype=torch.float64).requires_grad_(False)
-    optimizer = adamw(nn.ModuleList([module, frozen]), SETTINGS, torch.device(device))
+    optimizer = build_adamw(nn.ModuleList([module, frozen]), SETTINGS, torch.device(device))
     began = {name: one.detach().clone() for name, one in module.named_parameters()}
     gradients = [{name: torch.randn_like(one) for name, one in began.items()} for _ in range(4)]
     for each in gradients:
@@ -39,4 +39,4 @@ def test_steps_are_adamws_and_only_matrices_decay(device: str) -> None:
 
 
 def test_what_learns_nothing_but_vectors_has_no_empty_group() -> None:
-    assert len(adamw(nn.LayerNorm(4), SETTINGS, torch.device("cpu")).param_groups) == 1
+    assert len(build_adamw(nn.LayerNorm(4), SETTINGS, torch.device("cpu")).param_groups) == 1

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.encoders.token_spec import TokenSpec
 from rag_model.errors import InputError, UsageError
-from rag_model.training.data.examples import Example, passage_of
-from rag_model.training.data.lists import list_batch, with_scores
-from rag_model.training.objectives.colbert import Begun, ColbertRecipe, ColbertTask
-from rag_model.training.objectives.registry import objective
+from rag_model.training.data.batches import add_teacher_scores, build_list_batch
+from rag_model.training.data.examples import Example, build_passage
+from rag_model.training.objectives.colbert import ColbertRecipe, ColbertTask, InitialColbert
+from rag_model.training.objectives.objective import get_objective
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_colbert import save_colbert, save_marked_bert
 
@@ -24,7 +24,7 @@ RECIPE = ColbertRecipe(dim=16, question_length=12, passage_length=24, batch_size
 def examples() -> list[Example]:
     """Six questions; the negatives of each are other questions' positives, which do not answer."""
     pairs = zip(WORDS, WORDS[1:] + WORDS[:1], strict=True)
-    texts = [passage_of("", f"the {word} of the {other} was in a city.") for word, other in pairs]
+    texts = [build_passage("", f"the {word} of the {other} was in a city.") for word, other in pairs]
     return [
         Example(str(n), f"who wrote {word}?", ("x",), (texts[n],), (texts[n - 1], texts[n - 2], texts[n - 3]))
         for n, word in enumerate(WORDS)
@@ -37,13 +37,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(folder: Path, recipe: ColbertRecipe = RECIPE, some: list[Example] | None = None) -> ColbertTask:
-    return ColbertTask(Begun.of(folder, recipe, device="cpu"), some or examples(), examples(), recipe)
+    return ColbertTask(InitialColbert.load(folder, recipe, device="cpu"), some or examples(), examples(), recipe)
 
 
 def test_the_loss_in_the_batch_is_the_likelihood_of_the_positives(plain: Path) -> None:
     own = task(plain)
     own.module.eval()
-    batch = list_batch(examples()[:3], 1, None)
+    batch = build_list_batch(examples()[:3], 1, None)
     loss, measures = own.loss(batch)
     encoder = own.encoder()
     asked = torch.from_numpy(encoder.encode_questions([one.question for one in examples()[:3]]))
@@ -62,7 +62,7 @@ def test_the_loss_in_the_batch_is_the_likelihood_of_the_positives(plain: Path) -
 
 def test_a_teacher_adds_the_divergence_of_whole_lists(plain: Path, tmp_path: Path) -> None:
     teacher = CrossEncoder.load(save_cross_encoder(tmp_path / "teacher"), device="cpu")
-    some = with_scores(examples(), teacher, 3)
+    some = add_teacher_scores(examples(), teacher, 3)
     both = task(plain, RECIPE, some)
     assert all(batch.lengths == [4] * 3 for batch in both.batches(0))
     loss, measures = both.loss(both.batches(0)[0])
@@ -114,4 +114,4 @@ def test_what_cannot_be_trained_is_refused(plain: Path, tmp_path: Path) -> None:
     for wrong in ({"dim": 12}, {"ways": 1}, {"batch_size": 0}, {"goal": "loss"}):
         with pytest.raises(UsageError):
             ColbertRecipe(**wrong)  # type: ignore[arg-type]
-    assert objective("colbert").result.parts == {"colbert"}
+    assert get_objective("colbert").result.parts == {"colbert"}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from rag_model.encoders.crossencoder import CrossEncoder
-from rag_model.encoders.pairs.trainable import TrainableCrossEncoder
+from rag_model.encoders.cross_encoder import CrossEncoder
+from rag_model.encoders.torch_cross_encoder import TrainableCrossEncoder
 from rag_model.errors import InputError, UsageError
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.journal import read_metrics
@@ -35,16 +35,16 @@ def test_it_learns_to_tell_kings_apart(tiny: Path, confused: list[Example], tmp_
     torch.manual_seed(0)
     task = CrossEncoderTask(TrainableCrossEncoder.load(tiny), confused, confused, RECIPE)
     done = train(task, SETTINGS, tmp_path)
-    assert done.after["MRR"] > done.before["MRR"] + 0.05
-    assert done.after["loss"] < done.before["loss"]
+    assert done.best_measures["MRR"] > done.initial_measures["MRR"] + 0.05
+    assert done.best_measures["loss"] < done.initial_measures["loss"]
     assert {row["kind"]: row.keys() for row in read_metrics(tmp_path)}["train"] >= {"loss", "accuracy"}
-    scorer = CrossEncoder.load(done.best / "cross-encoder", device="cpu")
+    scorer = CrossEncoder.load(done.best_folder / "cross-encoder", device="cpu")
     ranks = []
     for one in confused:
         passages = [one.positives[0], *one.negatives[:5]]
         told = scorer.scores([one.question] * 6, [p.title for p in passages], [p.text for p in passages])
         ranks.append(int((told >= told[0]).sum()))
-    assert np.mean(1 / np.array(ranks)) == pytest.approx(done.after["MRR"], abs=1e-6)
+    assert np.mean(1 / np.array(ranks)) == pytest.approx(done.best_measures["MRR"], abs=1e-6)
 
 
 def test_losses_repeat(tiny: Path, confused: list[Example], tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_constant_model_is_last(confused: list[Example], tmp_path: Path) -> No
 
 
 def test_what_cannot_be_is_refused(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="negatives of a cross-encoder's recipe is 0: use 1 or more"):
+    with pytest.raises(UsageError, match=r"negatives of \[cross_encoder\] is 0: use 1 or more"):
         CrossEncoderRecipe(negatives=0)
     with pytest.raises(UsageError, match="goal 'nDCG' is unknown: use one of MRR"):
         CrossEncoderRecipe(goal="nDCG")  # type: ignore[arg-type]

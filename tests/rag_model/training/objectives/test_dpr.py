@@ -10,21 +10,21 @@ from rag_model.encoders.space import check_same_space
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
-from rag_model.training.data.batches import dpr_batch, other_positives, passage_keys
-from rag_model.training.data.examples import Example, passage_of
+from rag_model.training.data.batches import build_dpr_batch, mask_other_positives, passage_keys
+from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.loop.journal import read_metrics
-from rag_model.training.loop.loop import Trained, train
+from rag_model.training.loop.loop import TrainingResult, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from rag_model.training.objectives.ranking import Ranking
+from rag_model.training.objectives.ranking import RankingEvaluator
 from tests.fixtures.tiny import save_bert
 
 SETTINGS = LoopSettings(max_steps=30, learning_rate=2e-3, evaluate_every=10, checkpoint_every=30, cpu=True)
 RECIPE = DprRecipe(batch_size=8, temperature=0.1)
 
 
-def learned(tiny: Path, kings: list[Example], folder: Path, **changed: bool) -> Trained:
+def learned(tiny: Path, kings: list[Example], folder: Path, **changed: bool) -> TrainingResult:
     recipe = dataclasses.replace(RECIPE, **changed)
     return train(DprTask.load(tiny, None, kings[::2], kings, recipe), SETTINGS, folder)
 
@@ -32,18 +32,18 @@ def learned(tiny: Path, kings: list[Example], folder: Path, **changed: bool) -> 
 @pytest.mark.parametrize("how", ["two", "shared", "frozen"])
 def test_it_learns_to_tell_kings_apart(tiny: Path, kings: list[Example], tmp_path: Path, how: str) -> None:
     done = learned(tiny, kings, tmp_path, shared=how == "shared", freeze_passages=how == "frozen")
-    assert done.after["average_rank"] < done.before["average_rank"] - 1
-    assert done.after["Success@5"] > done.before["Success@5"]
+    assert done.best_measures["average_rank"] < done.initial_measures["average_rank"] - 1
+    assert done.best_measures["Success@5"] > done.initial_measures["Success@5"]
     assert {row["kind"]: row.keys() for row in read_metrics(tmp_path)}["train"] >= {"loss", "accuracy"}
-    asking = Encoder.load(done.best / "question", "question", dtype="float32")
-    reading = Encoder.load(done.best / "passage", dtype="float32")
+    asking = Encoder.load(done.best_folder / "question", "question", dtype="float32")
+    reading = Encoder.load(done.best_folder / "passage", dtype="float32")
     check_same_space(asking.space(), reading.space())
     pool = [one for example in kings for one in (*example.positives, *example.negatives)]
     read = reading.encode_passages([one.title for one in pool], [one.text for one in pool])
-    again = Ranking(kings, pool)
+    again = RankingEvaluator(kings, pool)
     rows = np.array([pool.index(one) for one in again.pool])
-    measured = again.measure(asking.encode_questions([one.question for one in kings]), read[rows])
-    assert measured["average_rank"] == pytest.approx(done.after["average_rank"])
+    measured = again.evaluate(asking.encode_questions([one.question for one in kings]), read[rows])
+    assert measured["average_rank"] == pytest.approx(done.best_measures["average_rank"])
     same = np.allclose(asking.encode_questions(["a"]), dataclasses.replace(reading).encode_questions(["a"]), atol=1e-6)
     assert same == (how == "shared")
 
@@ -52,7 +52,7 @@ def test_a_frozen_passage_encoder_is_the_one_that_the_snapshot_was_made_with(
     tiny: Path, kings: list[Example], tmp_path: Path
 ) -> None:
     done = learned(tiny, kings, tmp_path, freeze_passages=True)
-    check_same_space(Encoder.load(done.best / "question", "question").space(), Encoder.load(tiny).space())
+    check_same_space(Encoder.load(done.best_folder / "question", "question").space(), Encoder.load(tiny).space())
 
 
 def test_losses_repeat(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_the_loss_is_that_of_the_vectors(tiny: Path, kings: list[Example]) -> No
 def test_equal_passages_of_a_batch_are_one_and_other_positives_are_ignored(kings: list[Example]) -> None:
     first, second = kings[0], kings[1]  # of one king: the same positive
     both = dataclasses.replace(kings[2], positives=(*kings[2].positives, *first.positives))
-    batch = dpr_batch([first, second, both], 1, None)
+    batch = build_dpr_batch([first, second, both], 1, None)
     assert batch.gold == (0, 0, 1)
     assert batch.passages == (first.positives[0], both.positives[0], first.negatives[0], both.negatives[0])
-    ignored = other_positives(batch.examples, passage_keys(batch.passages), torch.tensor(batch.gold))
+    ignored = mask_other_positives(batch.examples, passage_keys(batch.passages), torch.tensor(batch.gold))
     assert ignored.tolist() == [[False] * 4, [False] * 4, [True, False, False, False]]
 
 
@@ -98,7 +98,7 @@ def test_an_epoch_is_shuffled_and_holds_each_example_once(tiny: Path, kings: lis
 
 
 def test_negatives_are_drawn_anew_each_epoch(tiny: Path, kings: list[Example]) -> None:
-    many = [dataclasses.replace(kings[0], negatives=tuple(passage_of("", f"no {n}") for n in range(20)))]
+    many = [dataclasses.replace(kings[0], negatives=tuple(build_passage("", f"no {n}") for n in range(20)))]
     task = DprTask(BiEncoder.load(tiny, device="cpu"), many, kings, dataclasses.replace(RECIPE, hard_negatives=2))
     drawn = {task.batches(epoch)[0].passages[1:] for epoch in range(5)}
     assert len(drawn) > 1
@@ -124,22 +124,22 @@ def test_examples_without_a_passage_are_dropped_or_refused(tiny: Path, kings: li
 
 def test_it_survives_texts_of_every_kind(tiny: Path, tmp_path: Path) -> None:
     texts = ["", " ", "king " * 300, "„Öde“ 作者 👩‍🚀 \u202e\u0000", "\n\t"]
-    examples = [Example(str(n), text or "x", (), (passage_of(text, f"{text}{n}"),)) for n, text in enumerate(texts)]
-    examples.append(Example("empty", "", (), (passage_of("", ""),)))
+    examples = [Example(str(n), text or "x", (), (build_passage(text, f"{text}{n}"),)) for n, text in enumerate(texts)]
+    examples.append(Example("empty", "", (), (build_passage("", ""),)))
     task = DprTask(BiEncoder.load(tiny, device="cpu"), examples, examples, DprRecipe(batch_size=3))
     done = train(task, dataclasses.replace(SETTINGS, max_steps=4), tmp_path)
-    assert all(np.isfinite(value) for value in done.after.values())
+    assert all(np.isfinite(value) for value in done.best_measures.values())
 
 
 def test_success_counts_answers_and_rank_counts_the_positive(kings: list[Example]) -> None:
     pool = [one.positives[0] for one in kings[::2]]
-    ranking = Ranking([kings[0], dataclasses.replace(kings[4], answers=())], pool)
+    ranking = RankingEvaluator([kings[0], dataclasses.replace(kings[4], answers=())], pool)
     read = np.eye(len(ranking.pool), dtype=np.float32)
     asked = np.zeros((2, len(ranking.pool)), np.float32)
     asked[0, ranking.rows[kings[0].positives[0].hash]] = 1.0
     asked[1, : len(ranking.pool)] = np.linspace(1, 2, len(ranking.pool))
     place = ranking.rows[kings[4].positives[0].hash]
-    measures = ranking.measure(asked, read)
+    measures = ranking.evaluate(asked, read)
     rank = len(ranking.pool) - place
     assert measures["average_rank"] == (1 + rank) / 2
     assert measures["Success@1"] == 0.5
@@ -153,7 +153,7 @@ def test_encoders_that_do_not_fit_are_refused(tiny: Path, tmp_path: Path) -> Non
         BiEncoder.load(tiny, other, shared=True)
     with pytest.raises(UsageError, match="cannot be frozen for passages"):
         BiEncoder.load(tiny, shared=True, frozen=True)
-    with pytest.raises(UsageError, match=r"batch_size 0, hard_negatives 1, temperature 1.0 of a DPR recipe"):
+    with pytest.raises(UsageError, match=r"batch_size of \[dpr\] is 0: use 1 or more"):
         DprRecipe(batch_size=0)
     spec = EncoderSpec(max_length=8)
     assert TrainableEncoder.load(tiny, "question", spec).spec == spec

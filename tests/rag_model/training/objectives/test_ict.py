@@ -10,9 +10,8 @@ from rag_model.encoders.space import check_same_space
 from rag_model.errors import UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.cloze import inverse_cloze, sentences_in
-from rag_model.training.data.examples import passage_of
-from rag_model.training.data.texts import TextBatch
+from rag_model.training.data.examples import build_passage
+from rag_model.training.data.texts import TextBatch, inverse_cloze, sentences_in
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
@@ -37,7 +36,7 @@ def test_a_sentence_is_taken_out_of_its_passage() -> None:
         "He woke at 9 a.m. in York!",
         "Why?",
     ]
-    passage, dice = passage_of("Jones", text), random.Random(1)
+    passage, dice = build_passage("Jones", text), random.Random(1)
     cases = [inverse_cloze(passage, 0.9, dice) for _ in range(400)]
     whole = 0
     for case in cases:
@@ -46,19 +45,19 @@ def test_a_sentence_is_taken_out_of_its_passage() -> None:
         whole += rest.text == passage.text
         assert sentence in text
         assert rest.text == passage.text or sorted(f"{sentence} {rest.text}".split()) == sorted(text.split())
-        assert (rest.title, rest.hash) == ("Jones", passage_of("Jones", rest.text).hash)
+        assert (rest.title, rest.hash) == ("Jones", build_passage("Jones", rest.text).hash)
     assert 20 < whole < 65, "about a tenth"
-    assert inverse_cloze(passage_of("Jones", "He slept."), 0.9, dice) is None
+    assert inverse_cloze(build_passage("Jones", "He slept."), 0.9, dice) is None
 
 
 def test_sentences_find_their_passages(tiny: Path, snapshot: Snapshot, tmp_path: Path) -> None:
     task = IctTask(BiEncoder.load(tiny, device="cpu"), snapshot, RECIPE)
     done = train(task, STEPS, tmp_path)
-    assert done.after["average_rank"] < done.before["average_rank"]
-    question = Encoder.load(done.best / "question", "question", threads=1, device="cpu")
-    check_same_space(question.space(), Encoder.load(done.best / "passage", threads=1, device="cpu").space())
+    assert done.best_measures["average_rank"] < done.initial_measures["average_rank"]
+    question = Encoder.load(done.best_folder / "question", "question", threads=1, device="cpu")
+    check_same_space(question.space(), Encoder.load(done.best_folder / "passage", threads=1, device="cpu").space())
     again = IctTask(BiEncoder.load(tiny, device="cpu"), snapshot, RECIPE)
-    assert [again.pairs(one) for one in again.batches(1)] == [task.pairs(one) for one in task.batches(1)]
+    assert [again.draw_pairs(one) for one in again.batches(1)] == [task.draw_pairs(one) for one in task.batches(1)]
 
 
 def test_gradients_reach_both_encoders_and_equal_passages_are_no_negatives(tiny: Path, snapshot: Snapshot) -> None:
@@ -75,14 +74,14 @@ def test_a_passage_of_one_sentence_is_left_out_of_a_batch(tiny: Path, tmp_path: 
     told = {"One": "only this", "Two": "first. Second."}
     snapshot = publish_tiny(Store.open(str(tmp_path / "store"), create=True), tiny, told, tmp_path)
     task = IctTask(BiEncoder.load(tiny, device="cpu"), snapshot, IctRecipe(dev_texts=1))
-    assert [one.title for one in task.pairs(TextBatch(0, (0, 1)))[1]] == ["Two"]
-    assert task.pairs(TextBatch(0, (0,))) == (["only this"], snapshot.passages([0]))
+    assert [one.title for one in task.draw_pairs(TextBatch(0, (0, 1)))[1]] == ["Two"]
+    assert task.draw_pairs(TextBatch(0, (0,))) == (["only this"], snapshot.passages([0]))
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="removed 2"):
+    with pytest.raises(UsageError, match=r"removed of \[ict\] is 2"):
         IctRecipe(removed=2)
-    with pytest.raises(UsageError, match="batch_size 0"):
+    with pytest.raises(UsageError, match=r"batch_size of \[ict\] is 0"):
         IctRecipe(batch_size=0)
     with pytest.raises(UsageError, match="goal 'loss' is unknown"):
         IctRecipe(goal="loss")  # type: ignore[arg-type]

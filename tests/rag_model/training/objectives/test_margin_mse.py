@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from rag_model.corpus.records import Passage
-from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import check_same_space
 from rag_model.errors import UsageError
+from rag_model.training.data.batches import add_teacher_scores
 from rag_model.training.data.examples import Example
-from rag_model.training.data.lists import with_scores
-from rag_model.training.loop.loop import Trained, train
+from rag_model.training.loop.loop import TrainingResult, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.margin_mse import MarginMseRecipe, MarginMseTask
@@ -30,10 +30,10 @@ def taught(kings: list[Example], tmp_path_factory: pytest.TempPathFactory) -> li
     many = [
         dataclasses.replace(one, negatives=tuple(o for o in others if o.hash != one.positives[0].hash)) for one in kings
     ]
-    return with_scores(many, teacher, 4)
+    return add_teacher_scores(many, teacher, 4)
 
 
-def distilled(tiny: Path, taught: list[Example], folder: Path, **changed: bool) -> Trained:
+def distilled(tiny: Path, taught: list[Example], folder: Path, **changed: bool) -> TrainingResult:
     recipe = dataclasses.replace(RECIPE, **changed)
     encoder = BiEncoder.load(tiny, shared=recipe.shared, frozen=recipe.freeze_passages, device="cpu")
     return train(MarginMseTask(encoder, taught, taught, recipe), SETTINGS, folder)
@@ -42,9 +42,9 @@ def distilled(tiny: Path, taught: list[Example], folder: Path, **changed: bool) 
 @pytest.mark.parametrize("how", ["two", "shared", "frozen"])
 def test_its_margins_come_closer_to_the_teachers(tiny: Path, taught: list[Example], tmp_path: Path, how: str) -> None:
     done = distilled(tiny, taught, tmp_path, shared=how == "shared", freeze_passages=how == "frozen")
-    assert done.after["loss"] < 0.9 * done.before["loss"]
-    asking = Encoder.load(done.best / "question", "question", dtype="float32")
-    reading = Encoder.load(done.best / "passage", dtype="float32")
+    assert done.best_measures["loss"] < 0.9 * done.initial_measures["loss"]
+    asking = Encoder.load(done.best_folder / "question", "question", dtype="float32")
+    reading = Encoder.load(done.best_folder / "passage", dtype="float32")
     check_same_space(asking.space(), reading.space())
     errors = []
     for one in taught:
@@ -55,7 +55,7 @@ def test_its_margins_come_closer_to_the_teachers(tiny: Path, taught: list[Exampl
             ((scores[0] - score) - (one.scores[0] - told)) ** 2
             for score, told in zip(scores[1:], one.scores[1:], strict=True)
         ]
-    assert sum(errors) / len(errors) == pytest.approx(done.after["loss"], rel=1e-4)
+    assert sum(errors) / len(errors) == pytest.approx(done.best_measures["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -77,9 +77,9 @@ def test_a_draw_keeps_its_teachers_scores(tiny: Path, taught: list[Example]) -> 
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="scored of a MarginMSE recipe is 0"):
+    with pytest.raises(UsageError, match=r"scored of \[margin_mse\] is 0"):
         MarginMseRecipe(scored=0)
-    with pytest.raises(UsageError, match="temperature of a MarginMSE recipe is nan"):
+    with pytest.raises(UsageError, match=r"temperature of \[margin_mse\] is nan"):
         MarginMseRecipe(temperature=float("nan"))
 
 

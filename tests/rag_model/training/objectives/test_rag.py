@@ -13,10 +13,10 @@ import torch
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, RefusedError, UsageError
-from rag_model.evaluation.answers.collapse import CollapsedError, Limits
-from rag_model.generate.folder import load_rag
+from rag_model.evaluation.answers.collapse import CollapsedError, CollapseLimits
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, Variant
+from rag_model.generate.rag_folder import load_rag
 from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
@@ -24,8 +24,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
-from rag_model.training.objectives.rag import LOOP
-from rag_model.training.objectives.rag_task import RagRecipe, RagTask
+from rag_model.training.objectives.rag import LOOP, RagRecipe, RagTask
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -66,7 +65,7 @@ def task_of(encoder: Path, generators: dict[str, Path], snapshot: Snapshot) -> A
         over: Snapshot = snapshot,
     ) -> RagTask:
         question = TrainableEncoder.load(encoder, "question", device="cpu")
-        rag = Rag(question, load_generator(generators[family], device="cpu"), recipe.settings(kind))
+        rag = Rag(question, load_generator(generators[family], device="cpu"), recipe.model_settings(kind))
         return RagTask(rag, over, examples, dev, recipe, {"generator": family})
 
     return task_of
@@ -79,17 +78,17 @@ def test_it_learns_and_the_passages_stay(
     task = task_of(kind=kind, family=family)
     before = {name: tensor.clone() for name, tensor in task.module.named_parameters()}
     trained = train(task, replace(STEPS, max_steps=12, evaluate_every=12), tmp_path)
-    assert trained.after["nll"] < trained.before["nll"]
+    assert trained.best_measures["nll"] < trained.initial_measures["nll"]
     changed = {name for name, tensor in task.module.named_parameters() if not torch.equal(tensor, before[name])}
     assert any(name.startswith("question.") for name in changed), "answers alone teach the question encoder"
     assert any(name.startswith("body.") for name in changed)
-    rag = load_rag(trained.best, device="cpu")
+    rag = load_rag(trained.best_folder, device="cpu")
     assert rag.settings == task.module.settings
     assert rag.question.space().digest == (snapshot.space or {})["digest"]
     again = RagTask(rag, snapshot, EXAMPLES, DEV, RECIPE)
     with torch.no_grad():
-        assert dict(again.evaluate()) == pytest.approx(dict(trained.after), abs=1e-4)
-    assert {"nll", "Success@3", "EM", "F1", "unchanged", "distinct", "spread"} == set(trained.after)
+        assert dict(again.evaluate()) == pytest.approx(dict(trained.best_measures), abs=1e-4)
+    assert {"nll", "Success@3", "EM", "F1", "unchanged", "distinct", "spread"} == set(trained.best_measures)
 
 
 def test_the_gradient_reaches_the_question_encoder_through_the_prior(task_of: Any) -> None:
@@ -116,10 +115,10 @@ def test_with_bm25_the_passages_are_weighed_by_its_scores(
     for place, hits in enumerate(found):
         scores[place, : len(hits)] = torch.tensor([hit.score for hit in hits])
     assert scores[0, 0] > scores[0, 2]
-    recalled = task._recall(batch, torch.zeros(len(batch), 32))
-    assert torch.allclose(task._scores(torch.zeros(len(batch), 32), recalled), scores, atol=1e-5)
+    recalled = task._retrieve_batch(batch, torch.zeros(len(batch), 32))
+    assert torch.allclose(task._compute_logits(torch.zeros(len(batch), 32), recalled), scores, atol=1e-5)
     loss, _ = task.loss(batch)
-    given = task._read(batch, recalled)
+    given = task._reader_inputs(batch, recalled)
     spread = torch.log_softmax(task.module.generator.logits(*given), -1)  # (b, k, l, v)
     log_p = spread.gather(-1, given[1].tokens[:, None, :, None].expand(-1, 3, -1, 1))[..., 0]  # (b, k, l)
     prior = torch.log_softmax(scores / 2.0, 1)
@@ -130,7 +129,7 @@ def test_with_bm25_the_passages_are_weighed_by_its_scores(
         expected = -(torch.logsumexp(prior[..., None] + log_p, 1) * mask).sum(1).mean()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
     trained = train(task_of(recipe, kind=kind), STEPS, tmp_path)
-    rag = load_rag(trained.best, device="cpu")
+    rag = load_rag(trained.best_folder, device="cpu")
     assert rag.settings.weighed_by == "scores"
     reader = MarginalReader(open_retriever(snapshot, "bm25", products=True, encoder=rag.question), rag)
     (answer,) = reader.answer([batch[0].example.question])
@@ -177,17 +176,21 @@ def test_passages_are_found_by_the_encoder_as_it_is_by_then(task_of: Any, snapsh
     batch, once = task_of(), task_of(replace(RECIPE, retrieve="once"))
     given = batch.batches(0)[0]
     expected = [
-        [hit.row for hit in some] for some in batch._recall(given, batch.module.eval().ask(questions_of(given))).hits
+        [hit.row for hit in some]
+        for some in batch._retrieve_batch(given, batch.module.eval().embed_questions(questions_of(given))).hits
     ]
-    assert [[hit.row for hit in some] for some in once._recall(given, torch.zeros(4, 32)).hits] == expected
+    assert [[hit.row for hit in some] for some in once._retrieve_batch(given, torch.zeros(4, 32)).hits] == expected
     with torch.no_grad():
         for task in (batch, once):
             for parameter in task.module.question.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    moved = [[hit.row for hit in some] for some in batch._recall(given, batch.module.ask(questions_of(given))).hits]
+    moved = [
+        [hit.row for hit in some]
+        for some in batch._retrieve_batch(given, batch.module.embed_questions(questions_of(given))).hits
+    ]
     assert moved != expected
-    assert [[hit.row for hit in some] for some in once._recall(given, torch.zeros(4, 32)).hits] == expected
-    recalled = batch._recall(given, torch.ones(4, 32))
+    assert [[hit.row for hit in some] for some in once._retrieve_batch(given, torch.zeros(4, 32)).hits] == expected
+    recalled = batch._retrieve_batch(given, torch.ones(4, 32))
     vectors = snapshot.embeddings("part-00000")
     assert np.array_equal(recalled.vectors[0], vectors[[hit.row for hit in recalled.hits[0]]])
     product = float(vectors[recalled.hits[0][0].row].sum())
@@ -202,15 +205,15 @@ def test_more_passages_than_there_are_are_all_of_them(task_of: Any) -> None:
     task = task_of(replace(RECIPE, k=50))
     loss, _ = task.loss(task.batches(0)[0])
     assert loss.isfinite()
-    assert len(task._ask(["who"]).hits[0]) == len(ARTICLES)
+    assert len(task._retrieve_questions(["who"]).hits[0]) == len(ARTICLES)
     with torch.no_grad():
         assert task.evaluate()["Success@12"] == 1.0
 
 
 def test_what_an_index_does_not_reach_is_filled_up(task_of: Any, snapshot: Snapshot) -> None:
     task = task_of()
-    found = task._memory.recall(["who"], np.ones((1, 32), np.float32), 3).hits[0]
-    filled = task._memory._filled(found[:1], 3)
+    found = task._memory.retrieve(["who"], np.ones((1, 32), np.float32), 3).hits[0]
+    filled = task._memory._pad_hits(found[:1], 3)
     assert [hit.row for hit in filled[1:]] == [row for row in range(3) if row != found[0].row][:2]
     assert filled[1].passage == snapshot.passages([filled[1].row])[0]
 
@@ -249,11 +252,11 @@ def test_retrieval_collapse_is_refused(task_of: Any) -> None:
     assert task_of(dev=dev).evaluate()["spread"] == 0.0
     with pytest.raises(CollapsedError, match="20 questions got 3 distinct passages"):
         task_of(replace(RECIPE, refuse_collapse=True), dev=dev).evaluate()
-    task_of(replace(RECIPE, refuse_collapse=True, limits=Limits(least_spread=0.0)), dev=dev).evaluate()
+    task_of(replace(RECIPE, refuse_collapse=True, limits=CollapseLimits(least_spread=0.0)), dev=dev).evaluate()
 
 
 def test_a_model_that_does_not_read_is_refused_when_it_is_trained(task_of: Any) -> None:
-    reads = replace(RECIPE, refuse_collapse=True, answered=20, limits=Limits(least_spread=0.0))
+    reads = replace(RECIPE, refuse_collapse=True, answered=20, limits=CollapseLimits(least_spread=0.0))
     dev = [Example(str(number), f"city {number}?", ("x",)) for number in range(20)]
     task = task_of(reads, dev=dev)
     with torch.no_grad():
@@ -283,7 +286,7 @@ def test_half_precision_learns_nearly_the_same(task_of: Any, tmp_path: Path, kin
         task = task_of(replace(RECIPE, retrieve="once"), kind=kind)  # else rounding decides between near passages
         done = train(task, replace(STEPS, precision=precision, learning_rate=1e-4), tmp_path / precision)
         assert {weights.dtype for weights in task.module.parameters()} == {torch.float32}
-        assert done.after["nll"] < done.before["nll"]
+        assert done.best_measures["nll"] < done.initial_measures["nll"]
         losses[precision] = [row["loss"] for row in read_metrics(tmp_path / precision) if row["kind"] == "train"]
     assert losses["bf16"] != losses["no"]
     assert losses["bf16"] == pytest.approx(losses["no"], rel=0.02)
@@ -323,7 +326,7 @@ def test_what_cannot_be_learned_from_is_refused(task_of: Any) -> None:
 def test_a_fused_list_is_weighed_by_inner_products(task_of: Any, snapshot: Snapshot) -> None:
     task = task_of(replace(RECIPE, retriever="rrf(hnsw, exact)"))
     given = task.batches(0)[0]
-    recalled = task._recall(given, torch.ones(4, 32))
+    recalled = task._retrieve_batch(given, torch.ones(4, 32))
     vectors = snapshot.embeddings("part-00000")
     for hits in recalled.hits:
         products = [float(vectors[hit.row].astype(np.float32).sum()) for hit in hits]
@@ -337,7 +340,7 @@ def test_a_fused_list_is_weighed_by_inner_products(task_of: Any, snapshot: Snaps
 )
 def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        RagRecipe(**wrong).settings("token")
+        RagRecipe(**wrong).model_settings("token")
 
 
 def test_the_record_says_what_decides_the_losses(task_of: Any, snapshot: Snapshot) -> None:

@@ -1,0 +1,95 @@
+"""Look up and run tasks in this process.
+
+A worker takes seconds to start, and may import modules that its task does not need. So the launcher
+first looks up every task in the memo, many at a time, because look-ups on an object store are mostly
+waiting. It then runs small jobs itself.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from rag_model import errors
+from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.store import Store
+
+Task = TypeVar("Task")
+TaskFunction = Callable[[Task, Store], dict[str, Any]]
+
+_CONCURRENT_LOOKUPS = 32  # look-ups at a time
+
+
+def look_up_reports(function: TaskFunction[Task], tasks: Sequence[Task], store: Store) -> list[dict[str, Any] | None]:
+    """Return the reports of recorded tasks, and None for each task that has to run.
+
+    Args:
+        function: looks up the memo of its store before any expensive work.
+        tasks: any number of tasks.
+        store: the store with the records.
+
+    Raises:
+        BookwheelError: the store, or the inputs of a task, cannot be read.
+    """
+    reading_store = Store(store.files)
+    reading_store.memo = replace(store.memo, can_produce=False)
+
+    def look_up(task: Task) -> dict[str, Any] | None:
+        try:
+            return function(task, reading_store)
+        except NotRecordedError:
+            return None
+
+    with ThreadPoolExecutor(_CONCURRENT_LOOKUPS) as threads:
+        return list(threads.map(look_up, tasks))
+
+
+def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str, Any]:
+    """Run one task.
+
+    Raises:
+        BookwheelError: the error that the function raised; a `ResourceError` if a file cannot be read
+            or written, or if memory ran out.
+    """
+    try:
+        return function(task, store)
+    except MemoryError as error:
+        raise errors.ResourceError(
+            f"a worker ran out of memory ({str(error) or 'no details'}): give each worker more memory, run fewer "
+            "workers, or make parts smaller (part_bytes of the recipe), and run the same command again"
+        ) from error
+    except OSError as error:
+        path = error.filename or tempfile.gettempdir()
+        raise errors.ResourceError(
+            f"a worker could not read or write {path} ({error.strerror or error}): free space or give access "
+            "there, and run the same command again"
+        ) from error
+
+
+_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+def limit_threads(threads: int) -> None:
+    """Limit each numeric library of this process to `threads` threads, whether it is loaded already or not."""
+    os.environ |= dict.fromkeys(_VARIABLES, str(threads))
+    import faiss  # noqa: PLC0415 - after the environment is set
+
+    faiss.omp_set_num_threads(threads)
+
+
+@contextmanager
+def restore_threads() -> Iterator[None]:
+    """Undo the effect of `limit_threads` at the end of the block."""
+    import faiss  # noqa: PLC0415 - workers of other jobs do not need it
+
+    environment, threads = {name: os.environ.get(name) for name in _VARIABLES}, faiss.omp_get_max_threads()
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}

@@ -1,0 +1,47 @@
+"""Write a local file atomically: readers never see a partial file.
+
+The bytes go to a temporary file in the destination's folder, are forced to the disk (fsync), and
+only then the file is renamed. A crash leaves a dot-file.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+TEMPORARY_PREFIX = ".landing-"  # files with this prefix are leftovers of a crash and are never read
+
+
+@contextmanager
+def atomic_write(destination: Path, *, exclusive: bool = False) -> Iterator[Path]:
+    """Yield a temporary path to write; it becomes `destination` on success and is removed on error.
+
+    An existing `destination` is replaced atomically, or left unchanged if `exclusive`.
+
+    Raises:
+        FileExistsError: `exclusive` is set and `destination` exists.
+        OSError: The disk is full, or the folder is not writable.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = destination.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    try:
+        yield temporary
+        fsync(temporary)
+        if exclusive:
+            os.link(temporary, destination)  # unlike a rename, a link fails if the name exists
+        else:
+            temporary.replace(destination)
+        fsync(destination.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def fsync(path: Path) -> None:
+    """Force a file's bytes, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

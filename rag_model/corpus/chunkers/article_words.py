@@ -1,0 +1,201 @@
+"""Words, sentences and boundaries: how an article may be split.
+
+`split_words` splits a text into words of bounded length. `ends_sentence` finds the ends of
+sentences. `split_article` returns an article as one sequence of words with the strength of the
+boundary before each word, from which most chunkers build passages (`build_passages`).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rag_model.corpus.chunkers.chunker import build_passage, create_anchor
+from rag_model.corpus.records import Article, Passage
+
+# Characters of a word; longer words are split. BERT's tokenizers give up on longer words.
+MAX_WORD_LENGTH = 100
+
+# Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
+_UNSPACED = "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+# Their punctuation, and combining signs that stay with the previous letter.
+_MARKS = "\u3001-\u3029\uff00-\uffef\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u102b-\u103e\u17b4-\u17d3"
+# The punctuation that stays with the next letter.
+_OPENING = "\u3008\u300a\u300c\u300e\u3010\u3014\u3016\u3018\u301a\u301d\uff08\uff3b\uff5b\uff5f\uff62"
+UNSPACED = re.compile(f"[{_UNSPACED}{_MARKS}]")  # a character that no space follows
+_LONG_RUN = re.compile(f"[{_UNSPACED}{_MARKS}]{{12}}")
+_PIECES = re.compile(f"[{_OPENING}]*[{_UNSPACED}]{{1,2}}(?:(?![{_OPENING}])[{_MARKS}])*|[^{_UNSPACED}]+")
+
+
+def split_words(text: str) -> list[str]:
+    r"""Split a text into words, each with the space before it.
+
+    Words are separated by whitespace. A run of a dozen letters of a script without spaces (Chinese,
+    Japanese, Thai, …) counts as one word per two letters, about as many as segmenters find;
+    otherwise a sentence would be one word and a passage 100 sentences. A word longer than
+    `MAX_WORD_LENGTH` is split, so that a number of words also bounds the number of characters.
+
+    >>> split_words("One  small\nstep")
+    [' One', ' small', ' step']
+    """
+    tokens = text.split()
+    if not _is_special(text, tokens):
+        return [" " + token for token in tokens]
+    return [word for token in tokens for word in split_token(token)]
+
+
+def split_token(token: str) -> list[str]:
+    """Split a text without whitespace into words; the first starts with a space."""
+    pieces = _PIECES.findall(token) if _LONG_RUN.search(token) else [token]
+    first, *later_parts = [part for piece in pieces for part in _split_long(piece)]
+    return [" " + first, *later_parts]
+
+
+def _is_special(text: str, tokens: list[str]) -> bool:
+    return _LONG_RUN.search(text) is not None or max(map(len, tokens), default=0) > MAX_WORD_LENGTH
+
+
+def _split_long(piece: str) -> list[str]:
+    return [piece[start : start + MAX_WORD_LENGTH] for start in range(0, len(piece), MAX_WORD_LENGTH)]
+
+
+_OPENERS = "\"'“„‘‚«‹([{¿¡「『【（〈《"
+_CLOSERS = "\"'”’»›)]}」』】）〉》"
+_CJK = "。！？｡．"  # neither a space nor a lower-case letter follows them
+_ENDS = ".!?…‽؟۔։।॥።፧။។៕" + _CJK
+_END_MARKS, _CJK_END, _MAY_END = frozenset(_ENDS), frozenset(_CJK), frozenset(_ENDS + _CLOSERS)
+_TITLES = "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cmdr adm maj gov sen rep pres mme mlle hr"
+_IN_REFERENCES = "no nos nr vol vols fig figs ca cf approx pp ed eds trans vs al sec ch art para bd bzw vgl geb jh núm"
+_MONTHS_AND_PLACES = "jan feb mar apr jun jul aug sep sept oct okt nov dec dez mt ft ave blvd dept"
+_ABBREVIATIONS = frozenset(f"{_TITLES} {_IN_REFERENCES} {_MONTHS_AND_PLACES}".split())
+
+
+def ends_sentence(word: str, following: str) -> bool:
+    """Return whether a sentence ends between two words that whitespace separates.
+
+    A sentence ends after a terminal mark (Unicode's `Sentence_Terminal`: full stops of Latin, CJK,
+    Arabic, Devanagari, Ethiopic, …) and its closing quotation marks and brackets, unless a
+    lower-case letter follows. A Latin full stop after an initial, an ordinal or an abbreviation
+    ends no sentence. In doubt no sentence ends: a missed end gives a longer sentence, whereas a
+    false one splits a sentence.
+
+    >>> ends_sentence("(ended.)", "The"), ends_sentence("Dr.", "Jones"), ends_sentence("approx.", "three")
+    (True, False, False)
+    """
+    if word[-1] not in _MAY_END:
+        return False
+    stripped_word = word.rstrip(_CLOSERS)
+    if not stripped_word or stripped_word[-1] not in _END_MARKS:
+        return False
+    if following.lstrip(_OPENERS)[:1].islower():
+        return False
+    return stripped_word[-1] != "." or not _is_abbreviation(stripped_word.rstrip(".").lstrip(_OPENERS), stripped_word)
+
+
+def ends_run(piece: str) -> bool:
+    """Return whether a sentence ends after a piece of a text without spaces, such as Japanese."""
+    return piece[-1] in _MAY_END and piece.rstrip(_CLOSERS)[-1:] in _CJK_END
+
+
+def ends_line(word: str, following: str) -> bool:
+    """Return whether a sentence ends between two lines; it does not if the sentence is wrapped."""
+    return not following[0].islower() or word.rstrip(_CLOSERS)[-1:] in _END_MARKS
+
+
+def _is_abbreviation(bare_word: str, stripped_word: str) -> bool:
+    if stripped_word.endswith(".."):
+        return False  # an ellipsis
+    is_initial = len(bare_word) == 1 and bare_word.isalpha()
+    is_ordinal = bare_word.isdigit() and len(bare_word) <= 2
+    # U.S., e.g., p.m.
+    is_dotted = "." in bare_word and all(len(part) <= 2 for part in bare_word.split("."))
+    return is_initial or is_ordinal or is_dotted or bare_word.casefold() in _ABBREVIATIONS
+
+
+# Strength of the boundary before a word: the larger, the better to split there.
+INSIDE, WORD, SENTENCE, LINE, PARAGRAPH, HEADING = range(6)
+Span = tuple[int, int]  # numbers of the first word and of the word after the last
+
+
+@dataclass(frozen=True, slots=True)
+class ArticleWords:
+    """The words of an article in order; each list has one entry per word."""
+
+    words: Sequence[str]  # from `split_words`, or parts of such words
+    breaks: Sequence[int]  # strength of the boundary before the word
+    sections: Sequence[int]  # number of the section of the word
+    # Number of the word in the article, from 0; parts of a word have the same number.
+    numbers: Sequence[int]
+
+    def split_at(self, span: Span, strength: int) -> list[Span]:
+        """Split a span at its boundaries of at least this strength."""
+        start, end = span
+        cut_positions = [
+            start,
+            *(position for position in range(start + 1, end) if self.breaks[position] >= strength),
+            end,
+        ]
+        return list(pairwise(cut_positions)) if start < end else []
+
+    def join_text(self, span: Span) -> str:
+        """Return the text of a span, on one line."""
+        return "".join(self.words[span[0] : span[1]]).strip()
+
+
+def split_article(article: Article) -> ArticleWords:
+    """Return the words of all sections of an article."""
+    words: list[str] = []
+    breaks: list[int] = []
+    sections: list[int] = []
+    for number, section in enumerate(article.sections):
+        for word, strength in _iter_boundaries(section.text):
+            words.append(word)
+            breaks.append(strength)
+        sections += [number] * (len(words) - len(sections))
+    return ArticleWords(words, breaks, sections, range(len(words)))
+
+
+def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span]) -> Iterator[Passage]:
+    """Yield the passages of spans of words.
+
+    Ids are `<page>:<heading>.<number>`: heading of the first word, and the number of earlier
+    passages that start under it.
+    """
+    used_names: dict[str, int] = {}
+    section_names = [create_anchor(section.heading, used_names) for section in article.sections]
+    n_begun = Counter[int]()
+    for start, end in spans:
+        section = words.sections[start]
+        number, name = n_begun[section], section_names[section]
+        n_begun[section] += 1
+        position = f"{name}.{number}" if name else str(number)
+        yield build_passage(
+            article, position, article.sections[section].heading, words.numbers[start], words.words[start:end]
+        )
+
+
+def _iter_boundaries(text: str) -> Iterator[tuple[str, int]]:
+    last_token, boundary = "", HEADING
+    for line in text.split("\n"):
+        tokens = line.split()
+        if not tokens:
+            boundary = max(boundary, PARAGRAPH)
+            continue
+        if boundary == LINE and not ends_line(last_token, tokens[0]):
+            boundary = WORD
+        for token in tokens:
+            if boundary == WORD and ends_sentence(last_token, token):
+                boundary = SENTENCE
+            yield from _iter_words(token, boundary)
+            last_token, boundary = token, WORD
+        boundary = LINE
+
+
+def _iter_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:
+    if len(token) < 12:  # most words; shorter than any run that `split_token` splits
+        yield " " + token, boundary
+        return
+    for word in split_token(token):
+        yield word, boundary
+        boundary = SENTENCE if ends_run(word) else INSIDE

@@ -1,0 +1,346 @@
+"""Dumps as Wikimedia publishes them: find a complete one, and fetch and verify its files.
+
+`https://dumps.wikimedia.org/enwiki/` lists runs by date. Each run has a `dumpstatus.json`: jobs
+with a status, and, once a job is done, its files with sizes and checksums. Files of a run are
+published while it is still being written, so only that status says that a dump is complete.
+"""
+
+import hashlib
+import io
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from rag_model.atomic_write import fsync
+from rag_model.errors import InputError, ResourceError
+from rag_model.secrets import refuse_secret
+from rag_model.untrusted_text import parse_json
+
+PATIENCE = 60.0  # seconds without a byte until a connection is closed
+MIN_BYTES = 1 << 16  # bytes in that time
+_AGENT = {
+    "User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"
+}  # Wikimedia rejects clients without a User-Agent
+
+
+class UntrustedServerError(InputError):
+    """The server sends invalid data; a retry does not help."""
+
+
+class _SameServerRedirects(HTTPRedirectHandler):
+    """Follows redirects only within the same server."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        """Reject redirects to other servers; an upgrade from http to https is allowed."""
+        old_url, new_url = urlsplit(req.full_url), urlsplit(newurl)
+        is_upgrade = (old_url.scheme, new_url.scheme, old_url.port) == ("http", "https", new_url.port)
+        if new_url.netloc != old_url.netloc or not (new_url.scheme == old_url.scheme or is_upgrade):
+            raise UntrustedServerError(
+                f"{req.full_url} redirects to another server, {new_url.scheme}://{new_url.hostname}: use that address "
+                "if you trust it"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _MinimumRateStream(io.RawIOBase):
+    """A raw stream of a socket that raises a TimeoutError if the rate is too low."""
+
+    def __init__(self, raw: Any, sock: Any) -> None:
+        """Wrap `raw`, the raw stream of `sock`."""
+        self._raw, self._sock, self._patience = raw, sock, PATIENCE
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read available bytes.
+
+        Raises:
+            TimeoutError: The server sends too slowly.
+        """
+        if self._patience <= 0:
+            raise TimeoutError(f"the server sends less than {MIN_BYTES >> 10} KiB in {PATIENCE:.0f} s")
+        self._sock.settimeout(self._patience)
+        start_time = time.monotonic()
+        count: int | None = self._raw.readinto(buffer)
+        waited = time.monotonic() - start_time
+        self._patience = min(PATIENCE, self._patience - waited + (count or 0) * PATIENCE / MIN_BYTES)
+        return count
+
+    def close(self) -> None:
+        """Close the socket's file too."""
+        self._raw.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: Any, *arguments: Any, **settings: Any) -> None:
+        super().__init__(sock, *arguments, **settings)
+        file: Any = self.fp
+        self.fp = io.BufferedReader(_MinimumRateStream(file.detach(), sock))
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _HttpHandler(HTTPHandler):
+    def http_open(self, req: Request) -> Any:
+        return self.do_open(_Connection, req)
+
+
+class _HttpsHandler(HTTPSHandler):
+    def https_open(self, req: Request) -> Any:
+        return self.do_open(_SecureConnection, req)
+
+
+_OPENER = build_opener(_SameServerRedirects, _HttpHandler, _HttpsHandler)
+
+
+@contextmanager
+def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+    """Request a URL and yield the response, which is closed at the end of the block.
+
+    Raises:
+        InputError: The URL is invalid, or the server is unreachable, slow, or returns an error.
+        UntrustedServerError: The server redirects to another server.
+    """
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise InputError(f"{url} is not a web address: give one such as https://dumps.wikimedia.org/enwiki/")
+    try:
+        response = _OPENER.open(Request(url, headers={**_AGENT, **headers}), timeout=PATIENCE)
+    except (OSError, HTTPException, ValueError) as error:
+        raise InputError(f"{url} cannot be read ({getattr(error, 'reason', error)}): check the address") from error
+    with response:
+        yield response
+
+
+# Current text of all articles, in streams of 100 pages, with an offset index.
+ARTICLES_JOB = "articlesmultistreamdump"
+_RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.bz2")
+_DIGEST = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
+_MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
+_MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of such a page, after the first minute
+_BLOCK_BYTES = 1 << 20
+_MAX_TRIES = 5  # consecutive connections with little progress before an error
+# Unfinished runs to skip: a run takes days, but the previous run is complete.
+_MAX_UNFINISHED_RUNS = 3
+
+OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFile:
+    """One file of a dump."""
+
+    name: str
+    url: str
+    size: int  # bytes
+    checksum: tuple[str, str]  # algorithm, hex digits
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedDump:
+    """A complete dump."""
+
+    date: str  # yyyymmdd
+    files: tuple[DumpFile, ...]  # streams and their offset indexes
+
+    @property
+    def size(self) -> int:
+        """Total bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def find_newest(wiki: str, after: str = "", job: str = ARTICLES_JOB) -> PublishedDump | None:
+    """Return the newest complete dump after a date, or None; one request if there is no new run.
+
+    Args:
+        wiki: URL of a wiki's dumps, such as `https://dumps.wikimedia.org/enwiki/`.
+        after: date of the newest known dump, yyyymmdd.
+        job: job of a run whose files to list.
+
+    Raises:
+        InputError: The server is unreachable, or its response is not a list of dumps or a dump
+            status.
+    """
+    refuse_secret(wiki)
+    wiki = wiki.rstrip("/") + "/"
+    dates = sorted(set(_RUN_LINK.findall(_read_page(wiki))), reverse=True)
+    if not dates:
+        raise InputError(f"{wiki} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
+    for date in [date for date in dates if date > after][:_MAX_UNFINISHED_RUNS]:
+        if published := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, job):
+            return published
+    return None
+
+
+def fetch_dump(published: PublishedDump, folder: Path, on_progress: OnProgress = lambda done, total: None) -> str:
+    """Fetch a dump into `folder`, resuming an earlier call; return a glob of its streams.
+
+    A file gets its final name when it is complete. The free disk space is checked first.
+
+    Raises:
+        InputError: A file does not match its size or checksum, or the server stops sending it.
+        ResourceError: The disk has too little free space, in which case nothing is fetched, or is
+            full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_disk_space(published, folder)
+    done_bytes = 0
+    for file in published.files:
+        if not (folder / file.name).exists():
+            try:
+                _fetch_file(file, folder, partial(_report_total, on_progress, done_bytes, published.size))
+            except OSError as error:
+                raise ResourceError(f"cannot write {folder / file.name}: {error.strerror}") from error
+        done_bytes += file.size
+        on_progress(done_bytes, published.size)
+    streams = [file.name for file in published.files if "-index" not in file.name]
+    return str(folder / (streams[0] if len(streams) == 1 else "*.xml*.bz2"))
+
+
+def _report_total(on_progress: OnProgress, bytes_before: int, total_bytes: int, file_bytes: int) -> None:
+    on_progress(bytes_before + file_bytes, total_bytes)
+
+
+def _check_disk_space(published: PublishedDump, folder: Path) -> None:
+    missing_bytes = sum(
+        file.size - min(_get_file_size(_partial_path(folder, file)), file.size)
+        for file in published.files
+        if not (folder / file.name).exists()
+    )
+    free_bytes = shutil.disk_usage(folder).free
+    if missing_bytes > free_bytes:
+        raise ResourceError(
+            f"the disk of {folder} is full: {missing_bytes:,} bytes of the dump of {published.date} have to be fetched "
+            f"and {free_bytes:,} are free; make room, or name another folder"
+        )
+
+
+def _read_status(url: str, date: str, job: str) -> PublishedDump | None:
+    """Read the status of a run; None if the job is not done or there is no status yet."""
+    try:
+        jobs = parse_json(_read_page(url, missing="{}")).get("jobs", {})
+        job_status = jobs.get(job, {})
+        if job_status.get("status") != "done":
+            return None
+        files = tuple(_parse_file_entry(url, name, facts) for name, facts in sorted(job_status["files"].items()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{url} is not the status of a dump ({type(error).__name__}: {error}): try again later"
+        ) from error
+    if not files:
+        raise InputError(f"{url} says that {job} is done but lists no files: try again later")
+    return PublishedDump(date, files)
+
+
+def _parse_file_entry(status: str, name: str, entry: Mapping[str, Any]) -> DumpFile:
+    """Parse the entry of a file on a status page; its URL must be on the same server."""
+    url = urljoin(status, entry["url"])
+    if not _FILE_NAME.fullmatch(name) or urlsplit(url)[:2] != urlsplit(status)[:2]:
+        raise ValueError(f"a file {name!r} at {url!r}")
+    algorithm = "sha1" if "sha1" in entry else "md5"
+    size, digest = int(entry["size"]), str(entry[algorithm]).lower()
+    if size < 1 or not _DIGEST[algorithm].fullmatch(digest):
+        raise ValueError(f"a file {name!r} of {size} bytes with the {algorithm} {digest!r}")
+    return DumpFile(name, url, size, (algorithm, digest))
+
+
+def _partial_path(folder: Path, file: DumpFile) -> Path:
+    return folder / f"{file.name}.part"
+
+
+def _fetch_file(file: DumpFile, folder: Path, on_progress: Callable[[int], object]) -> None:
+    partial, tries = _partial_path(folder, file), 0
+    while (start_size := _get_file_size(partial)) < file.size:
+        try:
+            _append_bytes(file, partial, on_progress)
+        except UntrustedServerError:
+            raise
+        except (HTTPException, TimeoutError, ConnectionError, InputError) as error:
+            tries = 0 if _get_file_size(partial) - start_size >= MIN_BYTES else tries + 1
+            if tries == _MAX_TRIES:
+                raise InputError(
+                    f"{file.url} broke off at byte {_get_file_size(partial)} of {file.size} ({error}): run it again"
+                ) from error
+            time.sleep(min(2**tries, 30) / 10)
+    if _hash_file(partial, file.checksum[0]) != file.checksum[1] or _get_file_size(partial) != file.size:
+        partial.unlink()
+        raise InputError(f"{file.url} does not match its {file.checksum[0]} and was deleted: run it again")
+    fsync(partial)
+    partial.replace(folder / file.name)
+
+
+def _append_bytes(file: DumpFile, partial: Path, on_progress: Callable[[int], object]) -> None:
+    """Resume a partial file; start again if the server ignores the range.
+
+    Reads one byte more than is missing, to detect a file that is too long.
+    """
+    start_size = _get_file_size(partial)
+    with open_url(file.url, {"Range": f"bytes={start_size}-"} if start_size else {}) as response:
+        resumed = start_size and response.status == 206
+        with partial.open("ab" if resumed else "wb") as out:
+            while block := response.read(min(_BLOCK_BYTES, file.size - out.tell() + 1)):
+                if out.tell() + len(block) > file.size:
+                    partial.unlink()
+                    raise UntrustedServerError(
+                        f"{file.url} is longer than the {file.size} bytes that its status says, and was deleted: try "
+                        "again later"
+                    )
+                out.write(block)
+                on_progress(out.tell())
+    if _get_file_size(partial) < file.size:
+        raise ConnectionError("the server closed the connection")
+
+
+def _get_file_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _hash_file(path: Path, algorithm: str) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def _read_page(url: str, missing: str | None = None) -> str:
+    """Return the text of a page, or `missing` if the server responds 404."""
+    try:
+        with open_url(url, {}) as response:
+            return b"".join(_read_blocks(response)).decode("utf-8", "replace")
+    except InputError as error:
+        if missing is not None and isinstance(error.__cause__, HTTPError) and error.__cause__.code == 404:
+            return missing
+        raise
+    except (HTTPException, OSError) as error:
+        raise InputError(f"{url} broke off ({error}): try again later") from error
+
+
+def _read_blocks(response: Any) -> Iterator[bytes]:
+    """Yield the bytes of a page, at most `_MAX_PAGE_BYTES`.
+
+    Raises:
+        TimeoutError: The server sends too slowly.
+    """
+    start_time, done_bytes = time.monotonic(), 0
+    while done_bytes < _MAX_PAGE_BYTES and (block := response.read(_MIN_PAGE_RATE)):
+        done_bytes += len(block)
+        if time.monotonic() > start_time + PATIENCE + done_bytes / _MIN_PAGE_RATE:
+            raise TimeoutError(f"{done_bytes:,} bytes arrived in {time.monotonic() - start_time:.0f} s")
+        yield block

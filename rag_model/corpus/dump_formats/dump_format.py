@@ -1,0 +1,219 @@
+"""Dump formats: the protocol, the registry, and the detection of a file's format.
+
+This module lists the accepted dumps once; help texts, error messages and the documentation take
+them from here (`DUMP_HELP`, `describe_formats`). It imports no format, so that the command line
+stays light.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from rag_model.corpus.records import Article, Page, Part, Passage, Plan, SourceKind
+from rag_model.errors import UsageError
+from rag_model.plugins import Registry
+
+if TYPE_CHECKING:
+    from rag_model.corpus.parts import PartBoundaries, StageFile
+
+HEAD_BYTES = 1 << 12  # decoded bytes of a file that `recognize` may look at
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """How to divide a dump into parts."""
+
+    workdir: Path  # folder for temporary files before `stage`
+    stage: "StageFile"  # called with each file that planning wrote for the workers; returns its URL
+    limit: int | None = None  # maximum number of articles, documents or passages
+    # Compressed bytes of a part; None: derived from the size of the dump.
+    part_bytes: int | None = None
+    parent_boundaries: "PartBoundaries | None" = None  # parts of the parent snapshot
+    part_format: str = ""  # value of `Part.format` for parts that only this format can read
+
+
+class DumpFormat(Protocol):
+    """A format of dumps: how to recognize, plan and read its files.
+
+    Two base classes implement most of it: `RecordFormat` for files of independent documents or
+    passages, and `PageFormat` for exports of a wiki, whose pages the workers clean.
+    """
+
+    kind: ClassVar[SourceKind]
+    """How pages are identified: by page ids of a wiki, by ids of documents, or ready passages."""
+
+    version: ClassVar[str]
+    """Part of the keys of parts that only this format can read: change it when an equal part would
+    give other pages or other text. The code of built-in formats has the version `chunk.VERSION`."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a file has this format.
+
+        Args:
+            name: file name without folder.
+            read_head: returns the first `HEAD_BYTES` decoded bytes; reads the file, so call it only
+                if the name does not decide.
+
+        Raises:
+            InputError: `read_head` cannot read the file.
+        """
+        ...
+
+    def is_companion(self, name: str) -> bool:
+        """Return whether a file belongs to a dump of this format but is not one (an index)."""
+        ...
+
+    def can_plan_fast(self, url: str) -> bool:
+        """Return whether planning reads much less than the whole file, so a plan is not stored."""
+        ...
+
+    def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
+        """Return the parts of files of this format, in row order, and the siteinfo.
+
+        Equal files and parent boundaries give equal parts on every machine.
+
+        Raises:
+            InputError: A file is damaged or empty.
+        """
+        ...
+
+    def read(self, part: Part) -> Iterator[Page | Article | Passage]:
+        """Yield the content of a part, in bounded memory.
+
+        Articles are chunked and passages are used unchanged. Pages need a `PageFormat`, which
+        classifies and cleans them.
+
+        Raises:
+            InputError: A slice is unreadable, or its content does not fit the plan.
+        """
+        ...
+
+
+class BuiltInFormat(NamedTuple):
+    """A line of the list of accepted dumps."""
+
+    target: str  # `module:object`
+    kind: SourceKind  # as `DumpFormat.kind`
+    summary: str  # for help texts, error messages and the documentation
+
+
+_PACKAGE = "rag_model.corpus.dump_formats"
+BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
+    "jsonl": BuiltInFormat(f"{_PACKAGE}.jsonl:FORMAT", "documents", "documents as JSONL (.jsonl, .ndjson)"),
+    "parquet": BuiltInFormat(f"{_PACKAGE}.parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
+    "tsv": BuiltInFormat(f"{_PACKAGE}.tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
+    "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml, .xml.bz2, .xml.gz)"),
+}
+FORMATS: Registry[DumpFormat] = Registry(
+    "dump format", "bookwheel.dump_formats", {name: entry.target for name, entry in BUILT_IN_FORMATS.items()}
+)
+# Help of the option --dump. Names no plugins, since looking them up takes time.
+DUMP_HELP = f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}."
+_STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
+_FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
+
+
+def list_summaries(*kinds: SourceKind) -> list[str]:
+    """Return one line per accepted format of these kinds (all by default), importing none.
+
+    Built-in formats come first; the kind of a plugin is unknown before it is imported.
+    """
+    plugins = [name for name in FORMATS.list_names() if name not in BUILT_IN_FORMATS]
+    built_in = [entry.summary for entry in BUILT_IN_FORMATS.values() if not kinds or entry.kind in kinds]
+    return [*built_in, *(f"{name} (of an installed package)" for name in plugins)]
+
+
+def describe_formats(*kinds: SourceKind) -> str:
+    """Return the accepted formats of these kinds (all by default) as one phrase."""
+    *others, last = list_summaries(*kinds)
+    return f"{', '.join(others)} or {last}"
+
+
+def detect_format(url: str) -> str:
+    """Return the name of a file's format.
+
+    Raises:
+        InputError: The file cannot be read, or the package of a plugin cannot be imported.
+        UsageError: No format recognizes the file.
+    """
+    name = _find_name(url)
+    if name is None:
+        file_name = url.rpartition("/")[2]
+        raise UsageError(f"{file_name} is not a dump of a known format: give {describe_formats()}")
+    return name
+
+
+def find_format(url: str) -> DumpFormat | None:
+    """Return a file's format, or None if no format recognizes the file.
+
+    Raises:
+        InputError: As for `detect_format`.
+    """
+    name = _find_name(url)
+    return None if name is None else get_format(name)
+
+
+def drop_companions(urls: Iterable[str]) -> list[str]:
+    """Return the URLs without files that only belong to a dump, such as offset indexes."""
+    formats = [get_format(name) for name in FORMATS.list_names()]
+    return [url for url in urls if not any(each.is_companion(url.rpartition("/")[2]) for each in formats)]
+
+
+def get_format(name: str) -> DumpFormat:
+    """Return the format of this name.
+
+    Raises:
+        InputError: The package that provides it cannot be imported.
+        UsageError: There is no such format.
+    """
+    dump_format = FORMATS.find(name)
+    if dump_format is None:
+        raise UsageError(
+            f"no dump format {name!r}: choose one of {', '.join(FORMATS.list_names())}, or install its package"
+        )
+    return dump_format
+
+
+def get_part_format(part: Part) -> DumpFormat:
+    """Return the format that reads a part.
+
+    Raises:
+        InputError: As for `get_format`.
+        UsageError: As for `get_format`.
+    """
+    return get_format(part.format or _STANDARD_FORMATS[part.kind])
+
+
+def get_format_identity(part: Part) -> dict[str, Any]:
+    """Return the entries of memo keys that a part's format adds; none for standard formats."""
+    return get_plugin_identity([part.format] if part.format else [])
+
+
+def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
+    """Return the entries of memo keys that formats of installed packages add: their versions."""
+    versions = {name: get_format(name).version for name in sorted(names) if not is_standard(name)}
+    return {"dump_formats": versions} if versions else {}
+
+
+def is_standard(name: str) -> bool:
+    """Return whether parts of this format need no `Part.format`."""
+    return name in BUILT_IN_FORMATS
+
+
+def _find_name(url: str) -> str | None:
+    file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
+    names = sorted(FORMATS.list_names(), key=lambda name: name == _FALLBACK)
+    return next((name for name in names if get_format(name).recognize(file_name, read_head)), None)
+
+
+def _read_head(url: str) -> bytes:
+    from rag_model.corpus.source import decode, get_codec, read_bytes  # noqa: PLC0415 - imports fsspec
+
+    head = b""
+    for chunk in decode(read_bytes(url), get_codec(url), url.rpartition("/")[2]):
+        head += chunk
+        if len(head) >= HEAD_BYTES:
+            break
+    return head[:HEAD_BYTES]

@@ -1,0 +1,48 @@
+"""Documents as JSONL: one JSON object per line."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rag_model.corpus.dump_formats.record_format import Record, RecordFormat, parse_document
+from rag_model.corpus.source import basename, read_lines
+from rag_model.errors import InputError
+
+_ENDING = re.compile(r"\.(jsonl|ndjson)(\.gz|\.bz2)?$", re.IGNORECASE)
+
+
+class JsonLines(RecordFormat):
+    """Files with one document per line."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether the name ends in .jsonl or .ndjson, also compressed."""
+        return _ENDING.search(name) is not None
+
+    def read_records(self, url: str) -> Iterator[Record]:
+        """Yield a record per line: an object with `id` or `_id`, `title`, and `text` or `sections`.
+
+        `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents`
+        has the title, a line break and the text, as in Pyserini and FlashRAG; a single line is
+        text. The optional `revised`, the time of the last change, is an ISO 8601 date or time, or
+        whole seconds since 1970.
+
+        Raises:
+            InputError: A line is not such an object.
+        """
+        for number, line in enumerate(read_lines(url), start=1):
+            if line.strip():
+                yield parse_document(_parse_line(line, url, number), f"line {number} of {basename(url)}")
+
+
+def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"line {number} of {basename(url)} is not JSON ({error}): give one object a line") from error
+    if not isinstance(value, dict):
+        raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object a line")
+    return value
+
+
+FORMAT = JsonLines()

@@ -1,0 +1,182 @@
+"""The base class of dump formats whose files contain the pages of a wiki."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import ClassVar
+
+from rag_model.corpus.articles import DropReason, classify_page
+from rag_model.corpus.dump_formats.dump_format import PlanRequest
+from rag_model.corpus.parts import PageRun, assemble_parts, choose_starts, is_ordered
+from rag_model.corpus.records import Page, Part, Plan, Section, Siteinfo, Slice, SourceKind
+from rag_model.corpus.source import basename, describe_slice
+from rag_model.errors import InputError
+
+_MISMATCH_ADVICE = "download the dump and its index again, both of one date"
+
+
+class PageFormat:
+    """A dump format of wiki pages. Subclasses read siteinfo, split files, parse and clean pages.
+
+    Planning divides the runs of pages into parts by page id. A worker reads the slices of its part,
+    checks them, and uses each page id once.
+    """
+
+    kind: ClassVar[SourceKind] = "wiki"
+    version: ClassVar[str] = ""
+
+    @abstractmethod
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a file has this format; see `DumpFormat.recognize`."""
+
+    @abstractmethod
+    def read_siteinfo(self, url: str) -> Siteinfo:
+        """Return the metadata of a dump; its `dbname` identifies the wiki.
+
+        Raises:
+            InputError: The file is unreadable or has no metadata.
+        """
+
+    @abstractmethod
+    def split(self, url: str, request: PlanRequest) -> Iterator[PageRun]:
+        """Yield the runs of pages of a file, in file order.
+
+        The slices of a run must be readable at any time and on any machine: byte ranges of the
+        file, or files that `request.stage` published.
+
+        Raises:
+            InputError: The file is damaged.
+        """
+
+    @abstractmethod
+    def parse_slice(self, byte_slice: Slice) -> Iterator[Page]:
+        """Yield the pages of a slice, in bounded memory.
+
+        Raises:
+            InputError: The slice is unreadable or damaged.
+        """
+
+    @abstractmethod
+    def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
+        """Return the text of a page by section; see `DumpFormat.clean`."""
+
+    def is_companion(self, name: str) -> bool:
+        """Return False: the format has no companion files."""
+        return False
+
+    def can_plan_fast(self, url: str) -> bool:
+        """Return False: planning reads the whole file."""
+        return False
+
+    def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
+        """Return the page if it is an article by DPR's rules, otherwise the reason to drop it."""
+        return classify_page(page, siteinfo)
+
+    def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
+        """Return the parts of a dump: ranges of page ids with the slices to read.
+
+        Raises:
+            InputError: A file is damaged or empty, or the files belong to several wikis.
+        """
+        siteinfo = self._read_common_siteinfo(urls)
+        boundaries = request.parent_boundaries
+        if boundaries and (boundaries.kind, boundaries.dbname) != ("wiki", siteinfo.dbname):
+            boundaries = None
+        all_runs = chain.from_iterable(self.split(url, request) for url in urls)
+        if request.limit is None:
+            runs, last = list(all_runs), None
+        else:
+            runs, last = self._take_first_articles(all_runs, request.limit, siteinfo)
+        if not runs:
+            raise InputError(f"{basename(urls[0])} contains no pages: check that it is the right dump")
+        runs.sort(key=lambda run: run.slice.first_page)
+        if last is None:
+            last = max(run.slice.last_page for run in runs)
+        starts = choose_starts(runs, request.part_bytes, boundaries)
+        return Plan("wiki", siteinfo, assemble_parts("wiki", runs, starts, last, request.part_format))
+
+    def read(self, part: Part) -> Iterator[Page]:
+        """Yield the pages of the part's range of ids, in the order of the dump, each id once.
+
+        If the plan found the ids in order, the pages are streamed. Otherwise the part is read
+        twice, first for the ids only: of several pages with the same id the one with the highest
+        `rev_id` is used, and of equal ones the first.
+
+        Raises:
+            InputError: A slice is unreadable, damaged or hostile, or lacks pages that the plan
+                lists.
+        """
+        return self._read_ordered(part) if part.ordered else self._read_newest(part)
+
+    def read_slice(self, byte_slice: Slice) -> Iterator[Page]:
+        """Yield all pages of a slice, and check that they have the ids that the plan lists.
+
+        Raises:
+            InputError: As for `read`.
+        """
+        lowest, highest = byte_slice.last_page, byte_slice.first_page
+        for page in self.parse_slice(byte_slice):
+            lowest, highest = min(lowest, page.page_id), max(highest, page.page_id)
+            if lowest < byte_slice.first_page or highest > byte_slice.last_page:
+                raise _mismatch_error(byte_slice, f"page {page.page_id} is there")
+            yield page
+        if (lowest, highest) != (byte_slice.first_page, byte_slice.last_page):
+            raise _mismatch_error(byte_slice, f"only pages {lowest} to {highest} are there")
+
+    def _read_ordered(self, part: Part) -> Iterator[Page]:
+        last = -1
+        for page in self._iter_in_range(part):
+            if page.page_id <= last:
+                raise InputError(
+                    f"page {page.page_id} follows page {last} in {part.name}, though its index has them in order: "
+                    f"{_MISMATCH_ADVICE}"
+                )
+            last = page.page_id
+            yield page
+
+    def _read_newest(self, part: Part) -> Iterator[Page]:
+        newest_revisions: dict[int, int] = {}
+        for page in self._iter_in_range(part):
+            newest_revisions[page.page_id] = max(page.rev_id, newest_revisions.get(page.page_id, -1))
+        for page in self._iter_in_range(part):
+            if newest_revisions.get(page.page_id) == page.rev_id:
+                del newest_revisions[page.page_id]
+                yield page
+
+    def _iter_in_range(self, part: Part) -> Iterator[Page]:
+        for byte_slice in part.slices:
+            for page in self.read_slice(byte_slice):
+                if part.first_page <= page.page_id <= part.last_page:
+                    yield page
+
+    def _read_common_siteinfo(self, urls: Sequence[str]) -> Siteinfo:
+        siteinfo = self.read_siteinfo(urls[0])
+        for url in urls[1:]:
+            dbname = self.read_siteinfo(url).dbname
+            if dbname != siteinfo.dbname:
+                raise InputError(
+                    f"{basename(url)} is of {dbname or 'an unnamed wiki'}, {basename(urls[0])} of "
+                    f"{siteinfo.dbname or 'an unnamed one'}: name the files of one wiki"
+                )
+        return siteinfo
+
+    def _take_first_articles(
+        self, runs: Iterable[PageRun], limit: int, siteinfo: Siteinfo
+    ) -> tuple[list[PageRun], int | None]:
+        """Return the runs with the first `limit` articles, and the last id if ids are in order."""
+        selected_runs: list[PageRun] = []
+        n_articles = 0
+        for run in runs:
+            selected_runs.append(run)
+            for page in self.read_slice(run.slice):
+                n_articles += self.classify(page, siteinfo) is page
+                if n_articles == limit:
+                    return selected_runs, page.page_id if is_ordered(selected_runs) else None
+        return selected_runs, None
+
+
+def _mismatch_error(byte_slice: Slice, problem: str) -> InputError:
+    return InputError(
+        f"{describe_slice(byte_slice)} should hold pages {byte_slice.first_page} to {byte_slice.last_page} by its "
+        f"index, but {problem}: {_MISMATCH_ADVICE}"
+    )

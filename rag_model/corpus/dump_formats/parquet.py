@@ -1,0 +1,89 @@
+"""Documents as Parquet: one row per document."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rag_model.corpus.dump_formats.record_format import (
+    DATE_FIELD,
+    DOCUMENT_FIELDS,
+    Record,
+    RecordFormat,
+    parse_document,
+)
+from rag_model.corpus.source import MAX_LINE, add_client_errors, basename
+from rag_model.errors import InputError, format_error
+from rag_model.parquet_pages import PagesError, check_groups, compute_decoded_size, list_text_paths
+
+_ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
+_MAGIC = b"PAR1"
+_BATCH = 256  # rows per batch
+
+
+class Parquet(RecordFormat):
+    """Parquet files with one document per row."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a file ends in .parquet, or starts with PAR1 and has no ending."""
+        return _ENDING.search(name) is not None or ("." not in name and read_head().startswith(_MAGIC))
+
+    def read_records(self, url: str) -> Iterator[Record]:
+        """Yield a record per row, with the fields of `jsonl` as columns.
+
+        `revised` may also be a Parquet date or timestamp.
+
+        Raises:
+            InputError: The file is not Parquet, decodes to far more than its size, has a row of
+                more than `MAX_LINE` bytes, or a row is not a document.
+        """
+        try:
+            with fsspec.open(url, "rb").open() as source:
+                metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
+                columns = [name for name in metadata.schema.to_arrow_schema().names if name in DOCUMENT_FIELDS]
+                # Read as dictionaries: a text that many rows share is in memory once.
+                texts = list_text_paths(metadata, columns)
+                with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
+                    check_groups(source, file, columns, size)
+                    batches_in_seconds = map(_dates_to_seconds, file.iter_batches(_BATCH, columns=columns))
+                    small_batches = (
+                        small_batch for batch in batches_in_seconds for small_batch in _split_batch(batch, url)
+                    )
+                    rows = (row for batch in small_batches for row in batch.to_pylist())
+                    for number, row in enumerate(rows, start=1):
+                        yield parse_document(row, f"row {number} of {basename(url)}")
+        except PagesError as error:
+            raise InputError(f"{basename(url)} {error}: write it again") from error
+        except add_client_errors(pa.ArrowException, OSError, ValueError) as error:
+            raise InputError(
+                f"{basename(url)} is not readable as Parquet ({format_error(error)}): write or fetch it again"
+            ) from error
+
+
+def _dates_to_seconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert Parquet dates to seconds, since Python's types do not cover all of them."""
+    column_index = batch.schema.get_field_index(DATE_FIELD)
+    kind = batch.schema.field(column_index).type if column_index >= 0 else pa.null()
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return batch
+    unit = pa.timestamp("s", kind.tz if pa.types.is_timestamp(kind) else None)
+    return batch.set_column(
+        column_index, DATE_FIELD, batch.column(column_index).cast(unit, safe=False).cast(pa.int64())
+    )
+
+
+def _split_batch(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:
+    """Split a batch into batches that need little memory when dictionaries are decoded."""
+    if sum(map(compute_decoded_size, batch.columns)) <= MAX_LINE:
+        yield batch
+    elif len(batch) == 1:
+        raise InputError(f"{basename(url)} has a row of more than {MAX_LINE >> 20} MiB: give one document a row")
+    else:
+        yield from _split_batch(batch.slice(0, len(batch) // 2), url)
+        yield from _split_batch(batch.slice(len(batch) // 2), url)
+
+
+FORMAT = Parquet()

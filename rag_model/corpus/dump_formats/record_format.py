@@ -1,0 +1,312 @@
+"""The base class of dump formats whose files contain independent documents or passages.
+
+A record belongs to the part whose range contains the 32-bit hash of its id, just as a page belongs
+to the part whose range contains its page id. Planning reads the source once and writes the records
+of each part to a file (`write_bucket_parts`). Workers read these files, so they need no plugin.
+"""
+
+import gzip
+import json
+import sys
+import tempfile
+from abc import abstractmethod
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rag_model.corpus.dump_formats.dump_format import PlanRequest, find_format
+from rag_model.corpus.parts import (
+    COMPRESSION_RATIO,
+    PartBoundaries,
+    StageFile,
+    choose_part_weight,
+    stage_file,
+    translate_write_errors,
+)
+from rag_model.corpus.records import (
+    ID_HASHES,
+    MAX_ID,
+    MAX_TITLE,
+    Article,
+    Part,
+    Passage,
+    Plan,
+    Section,
+    Siteinfo,
+    Slice,
+    SourceKind,
+    hash_id,
+)
+from rag_model.corpus.source import basename, describe_slice, get_size, read_slice, split_lines
+from rag_model.corpus.timestamps import check_seconds, parse_seconds
+from rag_model.errors import InputError
+
+# (id, title, text or sections, time of the last change in seconds since 1970, UTC, or None). A
+# section is (heading, text).
+Record = tuple[str, str, str, int | None] | tuple[str, str, list[tuple[str, str]], int | None]
+
+DATE_FIELD = "revised"
+DOCUMENT_FIELDS = ("id", "_id", "title", "text", "sections", "contents", DATE_FIELD)
+MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they are written to disk
+
+
+class RecordFormat:
+    """A dump format of records: subclasses recognize files and read their records."""
+
+    kind: ClassVar[SourceKind] = "documents"
+    version: ClassVar[str] = ""
+
+    @abstractmethod
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a file has this format; see `DumpFormat.recognize`."""
+
+    @abstractmethod
+    def read_records(self, url: str) -> Iterator[Record]:
+        """Yield the records of a file, in bounded memory.
+
+        Documents have a list of sections, and passages a text.
+
+        Raises:
+            InputError: The file is unreadable, or a record is invalid.
+        """
+
+    def is_companion(self, name: str) -> bool:
+        """Return False: the format has no companion files."""
+        return False
+
+    def can_plan_fast(self, url: str) -> bool:
+        """Return False: planning reads the whole file."""
+        return False
+
+    def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
+        """Return parts of equal ranges of hashes, after writing the records of each part to a file.
+
+        Raises:
+            InputError: A file is damaged, or there are no records.
+        """
+        records: Iterator[Record] = chain.from_iterable(map(self.read_records, urls))
+        if request.limit is not None:
+            records = islice(records, min(request.limit, sys.maxsize))  # maximum of islice
+        boundaries = request.parent_boundaries
+        parts = write_bucket_parts(
+            self.kind,
+            records,
+            size=sum(map(get_size, urls)),
+            target=request.part_bytes,
+            parent_boundaries=boundaries if boundaries and boundaries.kind == self.kind else None,
+            workdir=request.workdir,
+            stage=request.stage,
+        )
+        if not parts:
+            raise InputError(f"{basename(urls[0])} contains no records: check that it is the right file")
+        return Plan(self.kind, Siteinfo("", "", ""), parts)
+
+    def read(self, part: Part) -> Iterator[Article | Passage]:
+        """Yield the documents of a part as articles, or its passages, in the order of the source.
+
+        Ready-made passages have no pages: the title of a passage is its page id, and its section
+        is empty.
+
+        Raises:
+            InputError: Two records have the same id, or a staged file is missing or corrupt.
+        """
+        convert: Callable[..., Article | Passage] = _to_passage if part.kind == "passages" else _to_article
+        yield from (convert(*record) for record in _iter_records(part))
+
+
+def find_record_format(url: str) -> RecordFormat | None:
+    """Return the format of a file of records, or None if the file has another format.
+
+    Raises:
+        InputError: The file cannot be read, or the package of a plugin cannot be imported.
+    """
+    dump_format = find_format(url)
+    return dump_format if isinstance(dump_format, RecordFormat) else None
+
+
+def _to_article(document_id: str, title: str, sections: list[tuple[str, str]], revised: int | None) -> Article:
+    return Article(document_id, 0, title, tuple(Section(heading, text) for heading, text in sections), revised)
+
+
+def _to_passage(passage_id: str, title: str, text: str, revised: int | None) -> Passage:
+    return Passage(
+        id=passage_id,
+        page_id=title or passage_id,
+        rev_id=0,
+        title=title,
+        section="",
+        text=text,
+        start_word=0,
+        n_words=len(text.split()),
+        hash=Passage.hash_of(title, text),
+        revised=revised,
+    )
+
+
+def _iter_records(part: Part) -> Iterator[list[Any]]:
+    seen_ids: set[str] = set()
+    for byte_slice in part.slices:
+        for line in split_lines(read_slice(byte_slice), describe_slice(byte_slice)):
+            record = json.loads(line)
+            if not part.first_page <= hash_id(record[0]) <= part.last_page:
+                continue
+            if record[0] in seen_ids:
+                raise InputError(f"the id {record[0]!r} comes twice in the corpus: give every record an id of its own")
+            seen_ids.add(record[0])
+            yield record
+
+
+def write_bucket_parts(
+    kind: SourceKind,
+    records: Iterable[Record],
+    *,
+    size: int,
+    target: int | None,
+    parent_boundaries: PartBoundaries | None = None,
+    workdir: Path,
+    stage: StageFile,
+) -> tuple[Part, ...]:
+    """Distribute records to parts by the hash of their ids; return the parts.
+
+    Records keep their order. The parts cover equal ranges of hashes. Their number depends on the
+    weight of all records if these fit into memory, otherwise on `size`, the bytes of the source;
+    `target` is the weight of one part, if given. With `parent_boundaries` the parent's parts are
+    kept until they reach twice that weight. Without records there are no parts.
+    """
+    lines = map(_encode_record, records)
+    batch = _take_batch(lines)
+    if not batch:
+        return ()
+    buffered_bytes = sum(len(line) for _, line in batch)
+    weight = size if buffered_bytes >= MAX_BUFFERED_BYTES else buffered_bytes // COMPRESSION_RATIO
+    starts = _choose_starts(weight, target or choose_part_weight(weight), parent_boundaries)
+    folder = Path(tempfile.mkdtemp(dir=workdir, prefix="buckets-"))
+    with translate_write_errors(workdir):
+        for next_batch in chain([batch], iter(lambda: _take_batch(lines), [])):
+            _append_batch(next_batch, starts, folder)
+    ranges = pairwise([*starts, ID_HASHES])
+    parts = tuple(_build_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(ranges))
+    with suppress(OSError):  # the folder is not empty if `stage` leaves the files there
+        folder.rmdir()
+    return parts
+
+
+def _choose_starts(weight: int, target: int, parent_boundaries: PartBoundaries | None) -> list[int]:
+    if parent_boundaries is not None and weight <= 2 * target * len(parent_boundaries.starts):
+        return list(parent_boundaries.starts)
+    count = max(1, round(weight / target))
+    return [-(-i * ID_HASHES // count) for i in range(count)]
+
+
+def _encode_record(record: Record) -> tuple[int, bytes]:
+    return hash_id(record[0]), json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _take_batch(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    batch, buffered_bytes = [], 0
+    for id_hash, line in lines:
+        batch.append((id_hash, line))
+        buffered_bytes += len(line)
+        if buffered_bytes >= MAX_BUFFERED_BYTES:
+            break
+    return batch
+
+
+def _append_batch(batch: list[tuple[int, bytes]], starts: list[int], folder: Path) -> None:
+    buckets = defaultdict[int, bytearray](bytearray)
+    for id_hash, line in batch:
+        buckets[bisect_right(starts, id_hash) - 1] += line
+    for i, lines in buckets.items():
+        with _bucket_path(folder, i).open("ab") as file:
+            file.write(gzip.compress(lines, 1, mtime=0))
+
+
+def _build_part(kind: SourceKind, i: int, first: int, last: int, folder: Path, stage: StageFile) -> Part:
+    path, slices = _bucket_path(folder, i), tuple[Slice, ...]()
+    if path.exists():
+        size = path.stat().st_size
+        slices = (Slice(stage_file(stage, path), 0, size, "gzip", first, last),)
+    return Part(f"part-{i:05d}", kind, first, last, slices)
+
+
+def _bucket_path(folder: Path, i: int) -> Path:
+    return folder / f"bucket-{i:05d}.jsonl.gz"
+
+
+def parse_document(row: Mapping[str, Any], where: str) -> Record:
+    """Return the record of an object with `id` or `_id`, `title`, and `text` or `sections`.
+
+    `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
+    the title, a line break and the text. `revised` is optional.
+
+    Raises:
+        InputError: It is not such an object; the message starts with `where`.
+    """
+    document_id = next((row[name] for name in ("id", "_id") if row.get(name) is not None), None)
+    if type(document_id) not in {str, int} or document_id == "":
+        raise InputError(f"{where} has no `id` or `_id` that is text or a whole number: give every document one")
+    title, sections = row.get("title"), row.get("sections") or row.get("text") or []
+    if isinstance(sections, str):
+        sections = [sections]
+    try:
+        if not sections and row.get("contents"):
+            first, _, rest = row["contents"].partition("\n")
+            has_title = rest and len(first) <= MAX_TITLE  # a longer first line is text
+            title, sections = (title or first, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
+        document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, where)
+        title = check_length(_replace_surrogates(title or ""), "title", MAX_TITLE, where)
+        return (
+            document_id_text,
+            title,
+            [_parse_section(section) for section in _check_list(sections)],
+            _parse_date(row.get(DATE_FIELD), where),
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from error
+
+
+def check_length(value: str, field: str, max_length: int, where: str) -> str:
+    """Return a value of a field if it is not too long.
+
+    Raises:
+        InputError: It has more than `max_length` characters; the message starts with `where`.
+    """
+    if len(value) > max_length:
+        description, advice = ("an id", "shorten it") if field == "id" else (f"a {field}", "move it into the text")
+        advice = "cut it into passages" if field == "text" else advice
+        raise InputError(
+            f"{where} has {description} of {len(value):,} characters, and at most {max_length:,} are possible: {advice}"
+        )
+    return value
+
+
+def _parse_date(value: Any, where: str) -> int | None:
+    if value is None or value == "":
+        return None
+    try:
+        return check_seconds(value) if type(value) is int else parse_seconds(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{where} has {str(value)[:40]!r} as its `{DATE_FIELD}`: give a date such as 2026-11-01 or "
+            "2026-11-01T12:00:00Z"
+        ) from error
+
+
+def _check_list(sections: Any) -> list[Any]:
+    if not isinstance(sections, list):  # otherwise the keys of an object would become sections
+        raise TypeError(sections)
+    return sections
+
+
+def _parse_section(section: Any) -> tuple[str, str]:
+    heading, text = ("", section) if isinstance(section, str) else (section.get("heading") or "", section["text"])
+    return _replace_surrogates(heading), _replace_surrogates(text)
+
+
+def _replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which JSON allows but UTF-8 does not."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

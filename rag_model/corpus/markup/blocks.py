@@ -1,0 +1,196 @@
+"""Block structure of wikitext: extension tags, comments, tables, and headings.
+
+Extension tags and comments come first, because their contents must not be parsed as markup: a
+reference with half a template, a formula with many braces. As in MediaWiki, a tag extends to the
+first closing tag of its name; of an unclosed tag only the tag itself is removed, and an unclosed
+comment hides the rest of the page.
+
+Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's corpus has none, and a
+passage of cells without headers answers no question. It also spares the template scanner their many
+pipes.
+
+Sections under headings without prose are dropped with their subsections, as in DPR: lists of
+references, links and books answer no question and would be a tenth of all passages. The table of
+these headings is small on purpose: a missing heading costs a few useless passages, a wrong one
+costs answers ("Works" and "Filmography" are kept).
+"""
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rag_model.corpus.markup.literal import GAP, protect
+from rag_model.corpus.markup.tex import render_tex
+
+# References, media and apparatus contain no running text. Blocks of code and preformatted text are
+# dropped as in DPR: they are listings and diagrams, not prose. Code inside a sentence is kept.
+_DROPPED_TAGS = (
+    "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles graph "
+    "mapframe maplink inputbox categorytree indicator section labeledsectiontransclusion rss pre"
+)
+
+
+def _render_literal(attributes: str, body: str) -> str:
+    return protect(html.unescape(body)) or GAP
+
+
+def _drop(attributes: str, body: str) -> str:
+    return GAP
+
+
+def _render_listing(attributes: str, body: str) -> str:
+    return protect(html.unescape(body)) if "inline" in attributes or "none" in attributes else GAP
+
+
+_TAG_RENDERERS: dict[str, Callable[[str, str], str]] = {
+    **dict.fromkeys(_DROPPED_TAGS.split(), _drop),
+    "syntaxhighlight": _render_listing,
+    "source": _render_listing,
+    "nowiki": _render_literal,
+    "math": lambda _, body: protect(render_tex(body)),
+    "chem": lambda _, body: protect(render_tex(body)),
+    "ce": lambda _, body: protect(render_tex(body)),
+}
+_OPEN = re.compile(rf"<!--|<({'|'.join(_TAG_RENDERERS)})(?=[\s/>])([^<>]*)>", re.IGNORECASE)
+_CLOSE = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _TAG_RENDERERS}
+
+
+def strip_extensions(text: str) -> str:
+    """Remove comments and extension tags; their visible text is kept as literal text.
+
+    Linear: each position is searched once, and a tag name without a closing tag is not searched
+    again.
+    """
+    pieces: list[str] = []
+    never_closed: set[str] = set()
+    offset = 0
+    while opening := _OPEN.search(text, offset):
+        pieces.append(text[offset : opening.start()])
+        replacement, offset = _replace(text, opening, never_closed)
+        pieces.append(replacement)
+    pieces.append(text[offset:])
+    return "".join(pieces)
+
+
+def _replace(text: str, opening: re.Match[str], never_closed: set[str]) -> tuple[str, int]:
+    """Return the replacement of the tag or comment that starts here, and its end."""
+    if opening[1] is None:
+        end = text.find("-->", opening.end())
+        return "", len(text) if end < 0 else end + 3
+    name, attributes = opening[1].lower(), opening[2]
+    if attributes.endswith("/"):
+        return _TAG_RENDERERS[name](attributes, ""), opening.end()
+    closing = None if name in never_closed else _CLOSE[name].search(text, opening.end())
+    if closing is None:
+        never_closed.add(name)
+        return "", opening.end()
+    return _TAG_RENDERERS[name](attributes, text[opening.end() : closing.start()]), closing.end()
+
+
+# A table opens and closes at the start of a line; `|}}` ends a template with an empty last
+# argument.
+_WIKI_MARK = re.compile(r"^[ \t:*#]*(?:(\{\|)|\|\}(?!\}))", re.MULTILINE)
+_HTML_MARK = re.compile(r"<(?:(table)\b|/table)[^<>]*>", re.IGNORECASE)
+
+
+def strip_tables(text: str) -> str:
+    """Remove closed tables with their contents; `prose` removes the rows of unclosed tables.
+
+    Linear: one pass pairs openings and closings, and only the outermost pairs are removed.
+    """
+    for marks in (_WIKI_MARK, _HTML_MARK):
+        if marks.search(text):
+            text = _remove_spans(text, _find_outermost_spans(marks, text))
+    return text
+
+
+def _find_outermost_spans(marks: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+    open_starts: list[int] = []
+    spans: list[tuple[int, int]] = []
+    for mark in marks.finditer(text):
+        if mark[1]:
+            open_starts.append(mark.start())
+        elif open_starts:
+            start = open_starts.pop()
+            while spans and spans[-1][0] > start:
+                spans.pop()
+            spans.append((start, mark.end()))
+    return spans
+
+
+def _remove_spans(text: str, spans: list[tuple[int, int]]) -> str:
+    pieces: list[str] = []
+    offset = 0
+    for start, end in spans:
+        pieces.append(text[offset:start])
+        offset = end
+    pieces.append(text[offset:])
+    return "".join(pieces)
+
+
+_HEADING = re.compile(r"^=.*=[ \t]*$", re.MULTILINE)
+
+APPARATUS_HEADINGS: dict[str, frozenset[str]] = {
+    language: frozenset(names.split(", "))
+    for language, names in {
+        "en": "references, external links, see also, further reading, bibliography, notes, sources, "
+        "citations, footnotes, notes and references, references and notes, works cited, external sources, "
+        "references and sources, notes and citations, citations and references, sources and references, "
+        "references and further reading, general references, cited sources, literature cited, endnotes, "
+        "notes and sources, links, further reading and external links, literature, related reading, see "
+        "also and references, explanatory notes, citations and notes, notes citations and references, "
+        "reference list, primary sources, secondary sources, references and external links, external links "
+        "and references, additional reading, additional sources, suggested reading, selected bibliography, "
+        "general sources, bibliography and further reading, cited references",
+        "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, nachweise",
+        "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, "
+        "articles connexes, annexes, lien externe, sources, note",
+        "es": "referencias, enlaces externos, véase también, bibliografía, notas, notas y referencias, fuentes",
+        "it": "note, collegamenti esterni, voci correlate, bibliografia, altri progetti, fonti",
+        "pt": "referências, ligações externas, ver também, bibliografia, notas, notas e referências",
+        "nl": "referenties, externe links, externe link, zie ook, bronnen, literatuur, noten, voetnoten, "
+        "bronnen noten en/of referenties",
+        "pl": "przypisy, linki zewnętrzne, zobacz też, bibliografia, uwagi",
+        "ru": "примечания, ссылки, литература, см. также, источники, комментарии",
+        "uk": "примітки, посилання, література, див. також, джерела",
+        "bg": "източници, външни препратки, вижте също, литература, бележки, външна препратка",
+        "sv": "referenser, externa länkar, se även, källor, noter, fotnoter, litteratur, vidare läsning",
+        "cs": "reference, externí odkazy, související články, literatura, poznámky",
+        "ja": "脚注, 外部リンク, 関連項目, 参考文献, 出典, 注釈",
+        "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, 參考資料, 相关条目, 延伸阅读",
+        "ko": "각주, 외부 링크, 같이 보기, 참고 문헌, 참고문헌",
+        "ar": "مراجع, وصلات خارجية, انظر أيضا, المراجع, انظر أيضًا, مصادر, هوامش",
+        "simple": "references, other websites, related pages, further reading, notes, sources",
+    }.items()
+}
+
+
+class RawSection(NamedTuple):
+    """A heading in wikitext, and the markup below it up to the next heading."""
+
+    level: int  # 1 to 6; the lead has 0
+    heading: str
+    body: str
+
+
+def split_sections(text: str) -> Iterator[RawSection]:
+    """Yield the sections of a page in order; the lead is first, even if it is empty."""
+    level, heading, start = 0, "", 0
+    for line in _HEADING.finditer(text):
+        heading_line = line[0].rstrip()
+        depth = min(_count_equals(heading_line), _count_equals(heading_line[::-1]), (len(heading_line) - 1) // 2, 6)
+        if depth:
+            yield RawSection(level, heading, text[start : line.start()])
+            level, heading, start = depth, heading_line[depth:-depth].strip(), line.end()
+    yield RawSection(level, heading, text[start:])
+
+
+def is_apparatus(heading: str, language: str) -> bool:
+    """Return whether a section with this heading has only references or links."""
+    name = heading.strip(" :").replace(",", "").lower()
+    return name in APPARATUS_HEADINGS.get(language, frozenset()) or name in APPARATUS_HEADINGS["en"]
+
+
+def _count_equals(text: str) -> int:
+    return len(text) - len(text.lstrip("="))

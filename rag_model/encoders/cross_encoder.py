@@ -1,0 +1,234 @@
+"""Cross-encoders: score a question and a passage with one transformer (Nogueira and Cho 2019).
+
+The score is the model's logit. It ranks the passages of one question and is not a probability.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.encoders.batches import batch_by_length, run_batches
+from rag_model.encoders.files import CONFIG, read_max_tokens, read_optional_json
+from rag_model.encoders.space import list_tokenizer_files
+from rag_model.encoders.tokens import load_tokenizer
+from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX, list_weight_files
+from rag_model.errors import InputError
+from rag_model.extras import require
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+MAX_PAIR_TOKENS = 512  # special tokens included
+_PAD_TOKENS = ("[PAD]", "<pad>")
+_ARCHITECTURE_SUFFIX = "ForSequenceClassification"
+Ids = npt.NDArray[np.int64]
+_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # in an export, and in a hub folder
+_SETTINGS_FILES = (CONFIG, "tokenizer_config.json")  # both may limit the tokens of a pair
+_WINDOW = 1_024  # pairs tokenized and sorted by length together
+Scores = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PairBatch:
+    """Model inputs of b pairs: three (b, t) int64 arrays, padded at the end."""
+
+    input_ids: Ids
+    attention_mask: Ids  # 1 for tokens, 0 for padding
+    token_type_ids: Ids  # 0 for the question, 1 for the passage
+
+
+@dataclass(frozen=True, slots=True)
+class PairTokenizer:
+    """The tokenizer of a cross-encoder; create one with `load`."""
+
+    tokenizer: "Tokenizer"  # truncates pairs
+    question_tokenizer: "Tokenizer"  # does not truncate
+    max_length: int  # tokens per pair
+    pad_id: int
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Load the tokenizer of a cross-encoder; pairs have at most 512 tokens, or fewer if the
+        model reads fewer.
+
+        Raises:
+            InputError: its files are missing or corrupt.
+        """
+        length = min(MAX_PAIR_TOKENS, read_max_tokens(folder))
+        tokenizer, question_tokenizer = load_tokenizer(folder, length), load_tokenizer(folder, length)
+        tokenizer.enable_truncation(length, strategy="only_second")
+        question_tokenizer.no_truncation()
+        pad_candidates = [
+            read_optional_json(folder / CONFIG).get("pad_token_id"),
+            *map(tokenizer.token_to_id, _PAD_TOKENS),
+            0,
+        ]
+        return cls(
+            tokenizer, question_tokenizer, length, next(token_id for token_id in pad_candidates if token_id is not None)
+        )
+
+    def encode(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> "list[Encoding]":
+        """Tokenize n pairs, in order.
+
+        A passage is its title and its text, joined by a space; it is truncated if the pair is too
+        long. A question is truncated only if less than a quarter of the tokens would be left for
+        the passage.
+        """
+        truncated = {question: self._truncate_question(question) for question in set(questions)}
+        passages = [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
+        return self.tokenizer.encode_batch(
+            [(truncated[question], passage) for question, passage in zip(questions, passages, strict=True)]
+        )
+
+    def pad_batch(self, pairs: "Sequence[Encoding]") -> PairBatch:
+        """Pad encoded pairs to the length of the longest one."""
+        lengths = np.array([len(pair.ids) for pair in pairs])
+        is_token = np.arange(lengths.max()) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
+        ids = _pad_rows([pair.ids for pair in pairs], is_token, self.pad_id)
+        return PairBatch(ids, is_token.astype(np.int64), _pad_rows([pair.type_ids for pair in pairs], is_token, 0))
+
+    def _truncate_question(self, question: str) -> str:
+        limit = self.max_length - self.max_length // 4 - self.tokenizer.num_special_tokens_to_add(is_pair=True)
+        offsets = self.question_tokenizer.encode(question, add_special_tokens=False).offsets
+        return question if len(offsets) <= limit else question[: offsets[limit - 1][1]]
+
+
+def check_is_cross_encoder(folder: Path) -> None:
+    """Check by its config, if there is one, that `folder` holds a model with one score per pair.
+
+    Raises:
+        InputError: it holds another kind of model, such as a bi-encoder, or a classifier with
+            several labels.
+    """
+    config = read_optional_json(folder / CONFIG)
+    name = next(iter(config.get("architectures") or [""]))
+    labels = len(config.get("id2label") or {}) or config.get("num_labels", 2)
+    if config and not name.endswith(_ARCHITECTURE_SUFFIX):
+        raise not_a_cross_encoder_error(folder, f"is a {name or config.get('model_type')}, which scores no pairs")
+    if config and labels != 1:
+        raise InputError(f"{folder} gives {labels} scores per pair, and a cross-encoder gives 1: give another model")
+
+
+def not_a_cross_encoder_error(folder: Path, reason: str) -> InputError:
+    """Return the error for a folder that holds no cross-encoder."""
+    return InputError(
+        f"{folder} {reason}: give a cross-encoder, a folder with a model for sequence classification, such as "
+        "cross-encoder/ms-marco-MiniLM-L6-v2"
+    )
+
+
+def _pad_rows(rows: Sequence[Sequence[int]], is_token: npt.NDArray[np.bool_], pad: int) -> Ids:
+    padded_rows = np.full(is_token.shape, pad, np.int64)
+    # ragged -> (b, t)
+    padded_rows[is_token] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return padded_rows
+
+
+class PairModel(Protocol):
+    """Computes the logits of pairs: `TorchPairModel` or `OnnxPairModel`."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Return the maximum number of tokens per batch, padding included; a batch has at least one
+        pair.
+        """
+        ...
+
+    def logits(self, batch: PairBatch) -> Scores:
+        """Return the (b,) float32 logits of a batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEncoder:
+    """A loaded cross-encoder; create one with `load`."""
+
+    tokens: PairTokenizer
+    model: PairModel
+    folder: Path | None = None  # None for a model in training
+
+    @classmethod
+    def load(cls, folder: Path, *, device: str | None = None) -> Self:
+        """Load a sequence classifier with one label, in float32 or in the precision of its ONNX
+        graph.
+
+        `device` (`cpu`, `cuda:1`): by default a GPU, else the CPU. A folder with safetensors is run
+        by torch; one with `model.onnx`, or both where torch is not installed, by onnxruntime.
+
+        Raises:
+            InputError: a file is missing or corrupt, or it is another kind of model, such as a
+                bi-encoder.
+            MissingExtraError: neither the model nor the onnx extra is installed.
+            UsageError: this machine has no such device.
+        """
+        model: PairModel
+        if runs_on_onnx(folder):
+            model = import_module("rag_model.encoders.onnx_cross_encoder").OnnxPairModel.load(folder, device)
+        else:
+            require("torch", "model")
+            model = import_module("rag_model.encoders.torch_cross_encoder").TorchPairModel.load(folder, device)
+        return cls(PairTokenizer.load(folder), model, folder)
+
+    def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> Scores:
+        """Return the (n,) float32 logits of n pairs of a question and a passage, in order; larger
+        is better.
+
+        A score does not depend on the other pairs, up to 1e-4. `PairTokenizer.encode` truncates
+        pairs. They are batched by length, one window at a time, so memory does not grow with n.
+        """
+        out = np.empty(len(questions), np.float32)
+        for start in range(0, len(questions), _WINDOW):
+            window = slice(start, start + _WINDOW)
+            out[window] = self._score_window(self.tokens.encode(questions[window], titles[window], texts[window]))
+        return out
+
+    def _score_window(self, pairs: "Sequence[Encoding]") -> Scores:
+        out = np.empty(len(pairs), np.float32)
+        batches = batch_by_length([len(pair.ids) for pair in pairs], self.model.batch_tokens)
+        for rows, logits in run_batches(batches, lambda rows: self._logits([pairs[row] for row in rows.tolist()])):
+            out[rows] = logits
+        return out
+
+    def _logits(self, pairs: "Sequence[Encoding]") -> Scores:
+        return self.model.logits(self.tokens.pad_batch(pairs))
+
+
+def list_cross_encoder_files(folder: Path) -> dict[str, Path]:
+    """List the files of a cross-encoder by their relative names, sorted.
+
+    Only the files of the library that runs it on this machine (`runs_on_onnx`) are listed, so that
+    other machines use the same library. Of an ONNX model only the graph is listed, without external
+    data (`may_have_external_data`).
+
+    Raises:
+        InputError: it has no weights, or no tokenizer.
+    """
+    graph = find_onnx_file(folder) if runs_on_onnx(folder) else None
+    settings = [path for name in _SETTINGS_FILES if (path := folder / name).is_file()]
+    paths = {*settings, *list_tokenizer_files(folder), *([graph] if graph else list_weight_files(folder))}
+    return {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+
+
+def runs_on_onnx(folder: Path) -> bool:
+    """Return whether onnxruntime, and not torch, runs the cross-encoder of a folder.
+
+    Raises:
+        InputError: it has no model.
+    """
+    has_safetensors = any((folder / name).is_file() for name in (WEIGHTS, WEIGHTS_INDEX))
+    if find_onnx_file(folder) is None:
+        if not has_safetensors:
+            raise InputError(f"model {folder} has neither {WEIGHTS} nor an ONNX file: give a cross-encoder's folder")
+        return False
+    return not (has_safetensors and find_spec("torch"))
+
+
+def find_onnx_file(folder: Path) -> Path | None:
+    """Return the ONNX file of a model's folder, or None."""
+    return next((folder / name for name in _ONNX_FILES if (folder / name).is_file()), None)

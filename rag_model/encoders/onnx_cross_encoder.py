@@ -1,0 +1,207 @@
+"""Compute the logits of pairs with onnxruntime, without torch.
+
+An ONNX graph is a program: it may loop forever, or take any amount of time and memory. Graphs with
+loops are rejected. Before a process uses a graph, a child process with limits opens it and scores
+pairs.
+"""
+
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.digest import digest_file
+from rag_model.encoders.cross_encoder import (
+    MAX_PAIR_TOKENS,
+    PairBatch,
+    check_is_cross_encoder,
+    find_onnx_file,
+    not_a_cross_encoder_error,
+)
+from rag_model.encoders.files import read_max_tokens
+from rag_model.errors import InputError, UsageError
+from rag_model.extras import require
+from rag_model.process import ChildDiedError, run_in_child, serve_call
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_CPU_DEVICE = "cpu"
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_CPU_BATCH_TOKENS = 1024  # padding included; a float32 MiniLM is 15 % slower with 2,048
+_CUDA_BATCH_TOKENS = 65_536
+_ONE_PAIR = 1
+_THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads it too
+# Such a graph scales activations by their range over the batch, so a score would depend on the
+# batch.
+_DYNAMIC_QUANTIZATION = re.compile(rb"DynamicQuantize")
+# Operators that repeat a subgraph. The byte before a name is the last byte of its length.
+_LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
+# Key of a tensor whose values are in another file (TensorProto.external_data), after its length as
+# above.
+_EXTERNAL_DATA = re.compile(rb"[\x08\x00]location")
+_SECONDS = 60.0  # time limit of the child for a small graph, on a busy machine
+_BYTES_PER_SECOND = 20e6  # bytes of a graph per second
+_MEMORY = 2 << 30  # bytes
+_WEIGHT_COPIES = 4  # copies of the weights, repacked for the processor
+_SHORT_PAIR = 8  # tokens of a pair
+_NO_MEMORY = "bad_alloc"  # in onnxruntime's errors
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxPairModel:
+    """An ONNX graph of a sequence classifier with one label; create one with `load`."""
+
+    session: Any  # an onnxruntime.InferenceSession
+    inputs: tuple[str, ...]  # input names of the graph
+    output: str
+    batch_tokens: int  # padding included; 1 means one pair per batch
+
+    @classmethod
+    def load(cls, folder: Path, device: str | None = None) -> Self:
+        """Load the graph of `folder`; `device` is `cpu` or `cuda:1`, by default a GPU if
+        onnxruntime has one.
+
+        A graph that quantizes activations dynamically gets one pair at a time, so that a score
+        depends only on its pair.
+
+        Raises:
+            InputError: the file is missing or corrupt, the graph does not give one score per pair,
+                or the child process that tested it died or took too long.
+            MissingExtraError: the onnx extra is not installed.
+            UsageError: this build of onnxruntime has no such device.
+        """
+        file = find_onnx_file(folder)
+        if file is None:
+            raise InputError(f"cross-encoder {folder} has no model.onnx: give the folder of an ONNX export")
+        check_is_cross_encoder(folder)
+        if _contains(file, _LOOP_OPERATORS):
+            raise not_a_cross_encoder_error(folder, "has a graph with loops, which may never end")
+        _try_in_child(folder, file, digest_file(file))
+        return cls._open(folder, file, device)
+
+    @classmethod
+    def _open(cls, folder: Path, file: Path, device: str | None) -> Self:
+        session = _create_session(file, device)
+        inputs, output = tuple(node.name for node in session.get_inputs()), session.get_outputs()[0]
+        if unknown_inputs := [name for name in inputs if name not in _INPUTS]:
+            raise not_a_cross_encoder_error(
+                folder, f"has a graph with the input {unknown_inputs[0]}, which a pair does not give"
+            )
+        if len(output.shape) != 2 or (isinstance(output.shape[1], int) and output.shape[1] != 1):
+            raise not_a_cross_encoder_error(folder, f"has a graph whose output {output.name} is no score a pair")
+        return cls(session, inputs, output.name, _choose_batch_tokens(file, session))
+
+    def logits(self, batch: PairBatch) -> npt.NDArray[np.float32]:
+        """Return the (b,) float32 logits of a batch.
+
+        Raises:
+            InputError: the graph does not give one number per pair, or does not fit its tokenizer.
+        """
+        feeds = {name: getattr(batch, name) for name in self.inputs}
+        try:
+            (scores,) = self.session.run([self.output], feeds)
+        except Exception as error:  # onnxruntime's own errors have no common base but this
+            sentence = str(error).partition("\n")[0]
+            raise InputError(f"an ONNX model cannot score pairs ({sentence}): fetch its folder again") from error
+        if scores.shape != (len(batch.input_ids), 1):
+            raise InputError(
+                f"an ONNX model gives {scores.shape} scores for {len(batch.input_ids)} pairs: give another model"
+            )
+        logits: npt.NDArray[np.float32] = scores[:, 0].astype(np.float32)  # (b, 1) -> (b,)
+        return logits
+
+
+def may_have_external_data(folder: Path) -> bool:
+    """Return whether a folder's ONNX graph may have weights in other files (external data).
+
+    onnxruntime reads external data only from the folder of the graph, not through a link to another
+    folder. The check has no false negatives, but may have false positives.
+    """
+    file = find_onnx_file(folder)
+    return file is not None and _contains(file, _EXTERNAL_DATA)
+
+
+def has_onnx_gpu() -> bool:
+    """Return whether this build of onnxruntime can use a GPU.
+
+    Raises:
+        MissingExtraError: the onnx extra is not installed.
+    """
+    return _CUDA in require("onnxruntime", "onnx").get_available_providers()
+
+
+@cache
+def _try_in_child(folder: Path, graph: Path, digest: str) -> None:
+    """Score two pairs in a child process with limits; done once per process and graph."""
+    require("onnxruntime", "onnx")
+    # With external weights.
+    size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+    seconds, memory = _SECONDS + size / _BYTES_PER_SECOND, _MEMORY + _WEIGHT_COPIES * size
+    try:
+        run_in_child(__name__, {"folder": str(folder), "file": str(graph)}, seconds=seconds, memory=memory)
+    except ChildDiedError as error:
+        raise InputError(
+            f"a process that scored pairs with the graph {graph} {error}: fetch the model again, or give another one"
+        ) from error
+
+
+def _score_in_child(arguments: Mapping[str, str]) -> None:
+    folder = Path(arguments["folder"])
+    model = OnnxPairModel._open(folder, Path(arguments["file"]), _CPU_DEVICE)
+    for length in (_SHORT_PAIR, min(MAX_PAIR_TOKENS, read_max_tokens(folder))):
+        ids = np.ones((1, length), np.int64)
+        try:
+            model.logits(PairBatch(ids, ids, np.zeros_like(ids)))
+        except InputError as error:  # a graph of other shapes is refused when it scores
+            if _NO_MEMORY in str(error):
+                raise MemoryError from error
+
+
+def _create_session(file: Path, device: str | None) -> Any:
+    runtime = require("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.enable_cpu_mem_arena = False  # an arena would keep the memory of the largest batch
+    options.enable_mem_pattern = False  # batches differ in shape
+    options.log_severity_level = 3  # errors
+    threads = os.environ.get(_THREADS_VARIABLE, "")
+    options.intra_op_num_threads = int(threads) if threads.isdigit() else 0  # 0: all cores
+    # Leave cores to other processes.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers = _choose_providers(device, runtime.get_available_providers())
+    try:
+        return runtime.InferenceSession(str(file), options, providers=providers)
+    except Exception as error:  # onnxruntime's own errors have no common base but this
+        sentence = str(error).partition("\n")[0]
+        raise InputError(f"model file {file} cannot be read ({sentence}): fetch the model again") from error
+
+
+def _choose_providers(device: str | None, available: list[str]) -> list[Any]:
+    kind, _, number = (device or ("cuda" if _CUDA in available else "cpu")).partition(":")
+    if kind == "cpu":
+        return [_CPU]
+    if kind != "cuda" or _CUDA not in available or not (number or "0").isdigit():
+        raise UsageError(f"onnxruntime has no device {device} here: install onnxruntime-gpu, or use cpu")
+    return [(_CUDA, {"device_id": int(number or 0)}), _CPU]
+
+
+def _contains(file: Path, pattern: re.Pattern[bytes]) -> bool:
+    if not file.stat().st_size:
+        return False  # an empty file cannot be mapped
+    with file.open("rb") as graph_file, mmap.mmap(graph_file.fileno(), 0, access=mmap.ACCESS_READ) as graph:
+        return pattern.search(graph) is not None
+
+
+def _choose_batch_tokens(file: Path, session: Any) -> int:
+    if _contains(file, _DYNAMIC_QUANTIZATION):
+        return _ONE_PAIR
+    return _CUDA_BATCH_TOKENS if _CUDA in session.get_providers() else _CPU_BATCH_TOKENS
+
+
+if __name__ == "__main__":
+    serve_call(_score_in_child)

@@ -1,0 +1,202 @@
+r"""Match gold answers in texts: DPR's token match, answer patterns, and support of a statement.
+
+DPR (Karpukhin et al. 2020) uses DrQA's tokenizer: a token is a run of letters, numbers and marks
+(`[\p{L}\p{N}\p{M}]+`), or else any single character that is neither separator nor control
+(`[^\p{Z}\p{C}]`), of the NFD form in lower case. A passage holds an answer if it contains the
+answer's tokens consecutively. `re` has no `\p{…}`, so the classes are built once from
+`unicodedata`; they give the same tokens as the `regex` module for every character that both know.
+
+The answers of CuratedTREC are regular expressions (Chen et al. 2017, DrQA), which `regex` matches
+with a time limit.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
+from itertools import groupby
+from typing import Any
+
+from rag_model.errors import InputError
+from rag_model.extras import require
+
+_SEPARATOR = "\n"  # a control character is never part of a token
+
+
+@cache
+def _token_pattern() -> re.Pattern[str]:
+    words = _character_class("LNM")
+    blanks = _character_class("ZC")
+    return re.compile(f"[{words}]+|[^{blanks}]")
+
+
+def _character_class(majors: str) -> str:
+    """Return the characters of some major categories, such as "L" and "N", as ranges of a `re`
+    class.
+    """
+    codes = (code for code in range(0x110000) if unicodedata.category(chr(code))[0] in majors)
+    ranges = []
+    for _, run in groupby(enumerate(codes), key=lambda pair: pair[1] - pair[0]):
+        members = [code for _, code in run]
+        ranges.append(f"\\U{members[0]:08x}-\\U{members[-1]:08x}")
+    return "".join(ranges)
+
+
+def tokenize(text: str) -> list[str]:
+    """Return the lower-case tokens of `text` in NFD, in order.
+
+    >>> tokenize("Rue de l'Été, 1789!")[:5]
+    ['rue', 'de', 'l', "'", 'été']
+    """
+    return _join_tokens(text).split(_SEPARATOR)[1:-1]
+
+
+def _join_tokens(text: str) -> str:
+    """Return the lower-case tokens as one text, with separators around each token.
+
+    Consecutive tokens are then a substring of the text.
+    """
+    matches = _token_pattern().findall(unicodedata.normalize("NFD", text))
+    return "".join([_SEPARATOR, *(f"{token}{_SEPARATOR}" for token in matches)]).lower()
+
+
+@lru_cache(maxsize=1 << 14)  # questions and retrieval stages share passages
+def _cached_tokens(passage: str) -> str:
+    return _join_tokens(passage)
+
+
+class AnswerMatcher:
+    """Matches the gold answers of one question in many passages."""
+
+    def __init__(self, answers: Iterable[str]) -> None:
+        """Tokenize `answers`; an answer without tokens matches every passage, as in DPR."""
+        self._needles = [_join_tokens(answer) for answer in answers]
+
+    def match(self, text: str) -> bool:
+        """Return whether `text` contains the tokens of an answer consecutively.
+
+        >>> AnswerMatcher(["New York"]).match("in new  york, 1900"), AnswerMatcher(["York"]).match("Yorkshire")
+        (True, False)
+        """
+        haystack = _cached_tokens(text)
+        return any(needle in haystack for needle in self._needles)
+
+
+def has_answer(answers: Iterable[str], text: str) -> bool:
+    """Return whether `text` holds one of `answers` by DPR's token match; False without answers."""
+    return AnswerMatcher(answers).match(text)
+
+
+_MAX_PATTERN = 10_000  # characters; those of CuratedTREC have a few hundred
+_TIMEOUT_SECONDS = 5.0  # per pattern and text; normal patterns take microseconds
+
+
+def pattern_match(prediction: str, patterns: Iterable[str]) -> float:
+    """Return 1.0 if a regular expression matches at the prediction's start, else 0.0.
+
+    As in DrQA for CuratedTREC, case is ignored, `^` and `$` match at every line, and the match need
+    not reach the end.
+
+    Raises:
+        InputError: a pattern is malformed, or takes seconds on one text by excessive backtracking.
+        MissingExtraError: `regex` is not installed (`re` has no timeout).
+    """
+    return float(any(_matches(pattern, "match", prediction) for pattern in patterns))
+
+
+def pattern_search(text: str, patterns: Iterable[str]) -> bool:
+    """Return whether a regular expression matches in `text`, as DPR does for CuratedTREC's
+    passages.
+
+    Raises:
+        InputError, MissingExtraError: as in `pattern_match`.
+    """
+    return any(_matches(pattern, "search", text) for pattern in patterns)
+
+
+def _matches(pattern: str, method: str, text: str) -> bool:
+    compiled = compile_pattern(pattern)
+    try:
+        return getattr(compiled, method)(text, timeout=_TIMEOUT_SECONDS) is not None
+    except TimeoutError:
+        raise InputError(
+            f"the answer pattern {pattern[:80]!r} takes more than {_TIMEOUT_SECONDS:g} s on {text[:80]!r}: "
+            "write it without nested repetitions"
+        ) from None
+
+
+@cache
+def compile_pattern(pattern: str) -> Any:
+    """Compile a regular expression whose matches can have a time limit.
+
+    Raises:
+        InputError: the pattern is malformed, or longer than 10,000 characters.
+        MissingExtraError: `regex` is not installed.
+    """
+    regex = require("regex", "train")
+    if len(pattern) > _MAX_PATTERN:
+        raise InputError(
+            f"an answer pattern has {len(pattern):,} characters: shorten {pattern[:80]!r}… to {_MAX_PATTERN:,}"
+        )
+    try:
+        return regex.compile(pattern, regex.IGNORECASE | regex.MULTILINE)
+    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
+        raise InputError(
+            f"the answer {pattern[:80]!r} is not a regular expression ({error}): correct it, "
+            "or measure the answers as plain text"
+        ) from error
+
+
+_MIN_KEY_SHARE = 0.75  # of the key tokens that are not numbers
+_STOP_WORDS = (
+    "a about after all also an and any are as at be because been before but by can could did do does for from had has "
+    "have he her his how i if in into is it its may more most no not of on or other our over s she so some such t than "
+    "that the their them then there these they this those to under up was we were what when where which while who whom "
+    "whose why will with would you your"
+)
+_STOP_WORD_SET = frozenset(_STOP_WORDS.split())
+
+
+def key_tokens(statement: str, question: str = "") -> list[str]:
+    """Return the distinct tokens of letters and digits that are not stop words or in the question.
+
+    >>> key_tokens("It was published in 1945 by Secker.", "Who published it?")
+    ['1945', 'secker']
+    """
+    common = _STOP_WORD_SET.union(tokenize(question))
+    return [token for token in dict.fromkeys(tokenize(statement)) if token not in common and token.isalnum()]
+
+
+def supports(texts: Sequence[str], statement: str, question: str = "", golds: Iterable[str] = ()) -> bool:
+    """Return whether texts together support a statement; False without texts.
+
+    ALCE (Gao et al. 2023, "Enabling Large Language Models to Generate Text with Citations") asks a
+    model of natural language inference. This function compares words instead:
+
+    * A statement that holds a gold answer is supported by a text that holds one of the gold answers
+      of the statement, by DPR's token match.
+    * Any other statement is supported by a text that holds it word for word, or by texts that hold
+      every number and at least three quarters of its other key tokens, in any order. Key tokens are
+      tokens of letters and digits that are neither stop words nor in the question.
+
+    A text that denies the statement therefore supports it too, and a paraphrase does not.
+
+    >>> supports(["In 1945 it was first published."], "It was published in 1945.", "When was it published?")
+    True
+    """
+    if not texts:
+        return False
+    contained_golds = [gold for gold in golds if AnswerMatcher([gold]).match(statement)]
+    statement_matcher = AnswerMatcher(contained_golds or [statement])
+    if any(statement_matcher.match(text) for text in texts):
+        return True
+    return not contained_golds and _contain_keys(texts, key_tokens(statement, question))
+
+
+def _contain_keys(texts: Sequence[str], keys: Sequence[str]) -> bool:
+    text_tokens = {token for text in texts for token in tokenize(text)}
+    numbers = [key for key in keys if key.isnumeric()]
+    words = [key for key in keys if not key.isnumeric()]
+    word_matches = sum(word in text_tokens for word in words)
+    return bool(keys) and text_tokens.issuperset(numbers) and word_matches >= math.ceil(_MIN_KEY_SHARE * len(words))

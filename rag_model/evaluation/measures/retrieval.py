@@ -1,0 +1,211 @@
+"""Measures of retrieval: rankings, KILT's provenance, and spans of chunking strategies.
+
+Success and RR look for the first relevant result; `ir_measures` computes nDCG and R.
+
+KILT's provenance measures (Petroni et al. 2021) compare distinct retrieved pages, best first, with the
+*evidence sets* of a question: each is a set of pages (Wikipedia page ids) that together suffice. KILT's
+variants of the answer measures count an answer only if R-precision is 1.
+
+Span measures count characters (Smith & Troynikov 2024, "Evaluating Chunking Strategies for
+Retrieval", Chroma): passages may overlap, so that several passages hold the same answer, and a
+character that is read twice counts once as a match.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rag_model.evaluation.measures.measure import JudgedBy, Ranking, RankingMeasure
+from rag_model.extras import require
+
+Evidence = Sequence[frozenset[str]]  # alternatives; no set is empty
+
+
+def distinct_pages(pages: Iterable[str]) -> list[str]:
+    """Return the distinct pages in order of their first occurrence."""
+    return list(dict.fromkeys(pages))
+
+
+def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
+    """Return the best share of an evidence set of R pages among the first R distinct pages.
+
+    The value is 0.0 without evidence.
+
+    >>> r_precision(["7", "9", "8"], [frozenset({"7", "8"}), frozenset({"1"})])
+    0.5
+    """
+    ranked = distinct_pages(pages)
+    return max(
+        (len(evidence_set & set(ranked[: len(evidence_set)])) / len(evidence_set) for evidence_set in evidence),
+        default=0.0,
+    )
+
+
+def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
+    """Return the share of evidence sets that are complete in the first k ranks; 0.0 without
+    evidence.
+
+    An evidence set takes one rank, that of its last page. A page that is not in a set takes one
+    rank. Equal sets count once.
+    """
+    sets = list(dict.fromkeys(evidence))
+    ranking = _rank_evidence(distinct_pages(pages), sets)
+    return ranking[:k].count(True) / len(sets) if sets else 0.0
+
+
+def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
+    """Return the item of each rank.
+
+    The item is True for a complete set, False for a page outside of all sets, and n for the
+    incomplete set number n - 2.
+    """
+    ranking: list[bool | int] = []
+    missing_pages = [set(evidence_set) for evidence_set in sets]
+    for page in ranked:
+        open_sets = [
+            n for n, pages_left in enumerate(missing_pages, start=2) if page in pages_left
+        ]  # 0 == False, 1 == True
+        for n in open_sets:
+            if n in ranking:
+                ranking.remove(n)
+            missing_pages[n - 2].remove(page)
+            ranking.append(n if missing_pages[n - 2] else True)
+        if not open_sets:
+            ranking.append(False)
+    return ranking
+
+
+Span = tuple[int, int]  # [start, end) in characters of one text
+
+
+@dataclass(frozen=True, slots=True)
+class SpanMeasures:
+    """Measures of the retrieved characters against the gold characters, each in [0, 1]."""
+
+    recall: float  # share of the gold characters that were retrieved
+    # Share of the retrieved characters, duplicates included, that are gold, each counted once.
+    precision: float
+    iou: float  # shared / (retrieved + gold - shared), with duplicates in `retrieved`
+
+
+def measure_spans(spans: Sequence[Span], gold: Sequence[Span]) -> SpanMeasures:
+    """Measure the retrieved spans against the gold spans, in any order.
+
+    Without gold characters recall is 1; without retrieved characters precision is 0.
+
+    >>> measure_spans([(0, 10), (5, 15)], [(8, 18)])
+    SpanMeasures(recall=0.7, precision=0.35, iou=0.30434782608695654)
+    """
+    n_shared, n_read, n_wanted = (
+        count_shared(spans, gold),
+        sum(map(_span_length, spans)),
+        sum(map(_span_length, merge_spans(gold))),
+    )
+    return SpanMeasures(
+        recall=n_shared / n_wanted if n_wanted else 1.0,
+        precision=n_shared / n_read if n_read else 0.0,
+        iou=n_shared / max(1, n_read + n_wanted - n_shared),
+    )
+
+
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return the disjoint spans of the same characters, in order; adjacent spans are merged.
+
+    >>> merge_spans([(4, 6), (0, 2), (1, 4), (8, 8)])
+    [(0, 6)]
+    """
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        elif start < end:
+            merged.append((start, end))
+    return merged
+
+
+def count_shared(one: Iterable[Span], other: Iterable[Span]) -> int:
+    """Return the number of distinct characters that are in both sets of spans.
+
+    >>> count_shared([(0, 5), (3, 8)], [(4, 10)])
+    4
+    """
+    spans_a, spans_b = merge_spans(one), merge_spans(other)
+    n_shared, i, j = 0, 0, 0
+    while i < len(spans_a) and j < len(spans_b):
+        n_shared += max(0, min(spans_a[i][1], spans_b[j][1]) - max(spans_a[i][0], spans_b[j][0]))
+        if spans_a[i][1] < spans_b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return n_shared
+
+
+def _span_length(span: Span) -> int:
+    return span[1] - span[0]
+
+
+DPR_CUTOFFS = (1, 5, 20, 100)  # of DPR's tables
+
+
+def report_cutoffs(depth: int, judged_by: JudgedBy | None = None) -> list[int]:
+    """Return the cutoffs to report for a search of a depth: 1, 5, 20, 100 below it, and the depth.
+
+    >>> report_cutoffs(10)
+    [1, 5, 10]
+    """
+    return sorted({cutoff for cutoff in DPR_CUTOFFS if cutoff <= depth} | {depth})
+
+
+def first_relevant_rank(ranking: Ranking) -> int | None:
+    """Return the rank, from 1, of the first relevant result; None without one."""
+    return next((rank for rank, name in enumerate(ranking.results, start=1) if ranking.grades.get(name, 0) > 0), None)
+
+
+def compute_success(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
+    """Return 1.0 for each ranking with a relevant result among the first ones, else 0.0.
+
+    The mean is top-k retrieval accuracy (Karpukhin et al. 2020).
+    """
+    return [float((first_relevant_rank(ranking) or cutoff + 1) <= cutoff) for ranking in rankings]
+
+
+def compute_reciprocal_rank(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
+    """Return 1 / rank of the first relevant result of each ranking; 0.0 below the cutoff."""
+    ranks = [first_relevant_rank(ranking) for ranking in rankings]
+    return [1 / rank if rank is not None and rank <= cutoff else 0.0 for rank in ranks]
+
+
+def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) -> list[float]:
+    """Return a measure of the package `ir_measures`; 0.0 for a ranking without results.
+
+    Raises:
+        MissingExtraError: `ir_measures` is not installed.
+    """
+    package = require("ir_measures", "pipeline")
+    qrels = {str(number): dict(ranking.grades) for number, ranking in enumerate(rankings)}
+    run = {
+        str(number): {name: -float(rank) for rank, name in enumerate(ranking.results)}
+        for number, ranking in enumerate(rankings)
+    }
+    values = [0.0] * len(rankings)
+    for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, run):
+        values[int(result.query_id)] = float(result.value)
+    return values
+
+
+def _report_ten(depth: int, judged_by: JudgedBy) -> list[int]:
+    return [10]
+
+
+def _report_depth(depth: int, judged_by: JudgedBy) -> list[int]:
+    return [depth]
+
+
+def _report_reciprocal_rank(depth: int, judged_by: JudgedBy) -> list[int]:
+    return [depth] if judged_by == "answers" else [10]
+
+
+SUCCESS = RankingMeasure(compute_success, report_cutoffs)
+NDCG = RankingMeasure(partial(compute_by_ir_measures, "nDCG"), _report_ten, needs_qrels=True)
+RECALL = RankingMeasure(partial(compute_by_ir_measures, "R"), _report_depth, needs_qrels=True)
+RECIPROCAL_RANK = RankingMeasure(compute_reciprocal_rank, _report_reciprocal_rank, listed_apart=("answers",))

@@ -1,0 +1,318 @@
+"""Read questions with gold answers from common file formats, and sample questions from passages.
+
+The formats are DPR's `question<tab>['answer', …]` files, JSONL with `question` and `answers`,
+KILT's JSONL, a BEIR folder, and one question per line; the source is a path, a URL, or an open
+stream such as standard input. JSONL may also give `passages`, the ids of the passages that answer
+the question, and `source`. A malformed line raises an error with its number, because an evaluation
+must not skip questions silently.
+
+The gate of a snapshot needs queries close to the passages, for any corpus and language and without
+a question file. `sample_sentences` takes a sentence of each passage, which the question encoder
+encodes, so that the gate tests this encoder too.
+"""
+
+import ast
+import csv
+import io
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+import fsspec
+
+from rag_model.corpus.records import Passage
+from rag_model.corpus.source import add_client_errors
+from rag_model.errors import InputError, format_error
+from rag_model.secrets import refuse_secret
+from rag_model.untrusted_text import parse_json
+
+_MAX_LINE = 1 << 20  # characters of a line
+_MAX_LIST = 1 << 16  # characters of a Python list of answers, for the parser
+
+# A byte that is not UTF-8 becomes a surrogate in `_ESCAPED`, so that the error can name its line.
+_UNDECODABLE = "surrogateescape"
+_ESCAPED = re.compile("[\udc80-\udcff]")
+
+LineParser = Callable[[Iterator[str], str], Iterator["Question"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question with its gold answers."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...] = ()  # alternatives; empty if there are only relevance judgements
+    evidence: tuple[frozenset[str], ...] = ()  # KILT's alternatives: each is a set of page ids
+    passages: tuple[str, ...] = ()  # ids of the passages that answer it
+    source: str = ""  # the data set of the question; reports group by it
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """The questions of one source, in its order."""
+
+    questions: tuple[Question, ...]
+    # Question -> document -> grade.
+    qrels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def read_questions(source: str | Path | TextIO, split: str = "test") -> QuestionSet:
+    """Read the questions of a file, a URL, an open text stream, or a BEIR folder.
+
+    The file name extension selects the format (`.csv` and `.tsv`: DPR's; `.jsonl`; `.txt`: one
+    question per line). For other extensions and for streams, the first line does. `.gz` and other
+    compressed files are decompressed. Ids are those of the file (`id` or `_id` in JSONL), else the
+    question's number from 0. From a BEIR folder, the questions in `qrels/<split>.tsv` are read.
+
+    Raises:
+        InputError: the source is unreadable, is not UTF-8, has no questions, has a malformed line
+            (the message has its number), or has two questions with one id.
+        UsageError: the URL may contain a secret.
+    """
+    if not isinstance(source, str | Path):
+        # A stream in use, or text in memory.
+        with suppress(io.UnsupportedOperation, AttributeError):
+            source.reconfigure(encoding="utf-8", errors=_UNDECODABLE)  # type: ignore[attr-defined]
+        return QuestionSet(_parse_questions(source, getattr(source, "name", "the input")))
+    if Path(source).is_dir():
+        return _read_beir(Path(source), split)
+    return QuestionSet(_read_file(str(source)))
+
+
+def _read_file(url: str) -> tuple[Question, ...]:
+    refuse_secret(url)
+    try:
+        with fsspec.open(url, "rt", encoding="utf-8", errors=_UNDECODABLE, newline="", compression="infer") as file:
+            return _parse_questions(file, url)
+    except add_client_errors(OSError, EOFError, ImportError, ValueError) as error:
+        raise InputError(f"{url} cannot be read as a question file ({format_error(error)}): check the file") from error
+
+
+def _read_beir(folder: Path, split: str) -> QuestionSet:
+    path = folder / "qrels" / f"{split}.tsv"
+    grades: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(_read_lines(path), start=1):
+        if line.strip() and (number > 1 or not line.startswith("query-id")):
+            question, document, grade = _parse_judgement(line, f"{path}, line {number}")
+            grades.setdefault(question, {})[document] = grade
+    questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
+    if not questions:
+        raise InputError(f"{path} judges no question of queries.jsonl: use the qrels of the same data set")
+    return QuestionSet(questions, {question.id: grades[question.id] for question in questions})
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): fetch it again") from error
+
+
+def _parse_judgement(line: str, location: str) -> tuple[str, str, int]:
+    try:
+        question, document, grade = line.split("\t")
+        return question, document, int(grade)
+    except ValueError:
+        raise InputError(f"{location}: write query-id, corpus-id and an integer grade, separated by tabs") from None
+
+
+def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
+    lines = _check_lines(file, name)
+    try:
+        first = next(lines, "").removeprefix("\ufeff")  # byte order mark of some editors
+        reader = _PARSERS.get(_format_suffix(name)) or _guess_parser(first)
+        questions = tuple(reader(chain([first], lines), name))
+    except UnicodeDecodeError as error:  # a stream that the caller has read from
+        raise InputError(f"{name} is not UTF-8 text ({error}): convert it") from error
+    if not questions:
+        raise InputError(f"{name} holds no questions: give a file with at least one")
+    _check_unique_ids(questions, name)
+    _check_encodable(questions, name)
+    return questions
+
+
+def _check_lines(file: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines.
+
+    Refuse bytes that are not UTF-8, and long lines, because binary files and database dumps have no
+    line ends.
+    """
+    number = 0
+    while line := file.readline(_MAX_LINE):
+        number += 1
+        if len(line) == _MAX_LINE:
+            raise InputError(f"{name}, line {number} is longer than a million characters: is it a question file?")
+        if _ESCAPED.search(line):
+            raise InputError(f"{name}, line {number} is not UTF-8: convert it to UTF-8")
+        yield line
+
+
+def _format_suffix(name: str) -> str:
+    suffixes = Path(name).suffixes
+    known_suffixes = [suffix for suffix in suffixes[-2:] if suffix in _PARSERS]
+    return known_suffixes[-1] if known_suffixes else ""
+
+
+def _guess_parser(first: str) -> LineParser:
+    if first.lstrip().startswith("{"):
+        return _parse_jsonl
+    return _parse_dpr if "\t" in first else _parse_lines
+
+
+def _check_unique_ids(questions: Iterable[Question], name: str) -> None:
+    ids: set[str] = set()
+    for question in questions:
+        if question.id in ids:
+            raise InputError(f"{name} holds two questions with the id {question.id!r}: make the ids unique")
+        ids.add(question.id)
+
+
+def _check_encodable(questions: Iterable[Question], name: str) -> None:
+    """Refuse lone surrogates, which JSON escapes can contain and encoders cannot read."""
+    for question in questions:
+        try:
+            "".join([question.text, *question.answers]).encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{name}: question {question.id!r} is not valid text ({error}): correct it") from error
+
+
+def _parse_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
+    texts = (line.strip() for line in lines)
+    for number, text in enumerate(text for text in texts if text):
+        yield Question(str(number), text)
+
+
+def _parse_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
+    reader = csv.reader(lines, delimiter="\t")
+    number = 0
+    try:
+        for row in reader:
+            if row:
+                yield _parse_dpr_row(row, str(number), f"{name}, line {reader.line_num}")
+                number += 1
+    except csv.Error as error:
+        raise InputError(f"{name}, line {reader.line_num}: {error}") from error
+
+
+def _parse_dpr_row(row: list[str], identity: str, location: str) -> Question:
+    if len(row) < 2 or not row[0].strip():
+        raise InputError(f"{location}: write a question, a tab and a list of answers such as ['Paris']")
+    return Question(identity, row[0].strip(), _parse_python_list(row[1], location))
+
+
+def _parse_python_list(text: str, location: str) -> tuple[str, ...]:
+    """Parse DPR's list of answers as a literal of bounded length, which is never evaluated."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # for patterns such as `['\\d+']`
+            value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        value = None
+    return _check_answers(value, location)
+
+
+def _check_answers(value: Any, location: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(answer, str) for answer in value):
+        raise InputError(f"{location}: the answers must be a list of strings such as ['Paris', 'Lutetia']")
+    if not all(answer.strip() for answer in value):
+        raise InputError(f"{location}: an answer is empty and would match every passage: remove it")
+    return tuple(value)
+
+
+def _parse_jsonl(lines: Iterator[str], name: str) -> Iterator[Question]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _parse_json_line(line, number, f"{name}, line {number}")
+
+
+def _parse_json_line(line: str, number: int, location: str) -> Question:
+    try:
+        value = parse_json(line)
+    except ValueError as error:
+        raise InputError(f"{location}: not a JSON object ({error}): correct it") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{location}: write one JSON object per line, not {line[:80]!r}")
+    kilt = "input" in value and "question" not in value
+    text = value["input"] if kilt else value.get("question", value.get("text"))
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"{location}: write `question` (BEIR's `text`, KILT's `input`) as a non-empty string")
+    identity = str(value.get("id", value.get("_id", number - 1)))
+    common_fields: dict[str, Any] = {
+        "passages": _parse_passage_ids(value.get("passages", []), location),
+        "source": _parse_source(value, location),
+    }
+    if kilt:
+        return Question(
+            identity, text.strip(), *_parse_kilt_outputs(value.get("output", []), location), **common_fields
+        )
+    return Question(
+        identity, text.strip(), _check_answers(value.get("answers", value.get("answer", [])), location), **common_fields
+    )
+
+
+def _parse_passage_ids(value: Any, location: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str | int) for item in value):
+        raise InputError(f'{location}: `passages` must be a list of passage ids such as ["12:0", "12:1"]')
+    return tuple(dict.fromkeys(map(str, value)))
+
+
+def _parse_source(value: Mapping[str, Any], location: str) -> str:
+    source = value.get("source", "")
+    if not isinstance(source, str):
+        raise InputError(f"{location}: `source` must be a string, such as the name of the data set")
+    return source
+
+
+def _parse_kilt_outputs(outputs: Any, location: str) -> tuple[tuple[str, ...], tuple[frozenset[str], ...]]:
+    """Return the answers and the evidence sets of KILT's `output`.
+
+    Each item of `output` has an answer, a set of pages, or both.
+    """
+    try:
+        answers = [output["answer"] for output in outputs if output.get("answer")]
+        pages = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
+    except (TypeError, KeyError, AttributeError):
+        raise InputError(
+            f"{location}: write KILT's `output` as a list of objects with `answer`, and `provenance` with "
+            "`wikipedia_id`"
+        ) from None
+    return tuple(dict.fromkeys(_check_answers(answers, location))), tuple(
+        frozenset(page_set) for page_set in pages if page_set
+    )
+
+
+_PARSERS: dict[str, LineParser] = {
+    ".csv": _parse_dpr,
+    ".tsv": _parse_dpr,
+    ".jsonl": _parse_jsonl,
+    ".txt": _parse_lines,
+}
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+(?=\S)|(?<=[。！？।؟])\s*")
+_MIN_SENTENCE = 20  # characters; shorter ones are fragments such as "See p. 3."
+
+
+def sample_rows(n: int, count: int, seed: int) -> list[int]:
+    """Return `min(count, n)` distinct random rows of `range(n)`, ascending; deterministic."""
+    return sorted(random.Random(seed).sample(range(n), min(count, n)))
+
+
+def sample_sentences(passages: Iterable[Passage], seed: int) -> list[str]:
+    """Return one sentence of each passage, in order, chosen by seed and the passage's `hash`."""
+    return [_choose_sentence(passage, seed) for passage in passages]
+
+
+def _choose_sentence(passage: Passage, seed: int) -> str:
+    sentences = [piece.strip() for piece in _SENTENCE_END.split(passage.text)]
+    long_sentences = [sentence for sentence in sentences if len(sentence) >= _MIN_SENTENCE]
+    if not long_sentences:
+        return passage.text.strip() or passage.title
+    return random.Random(f"{seed} {passage.hash}").choice(long_sentences)

@@ -1,0 +1,152 @@
+"""Stored evaluations: the value of each measure for each question, and comparisons of evaluations.
+
+The file `values.json` of an evaluation holds the ids of the questions and, by retriever and
+measure, one number per question, or null if a measure does not apply to a question.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.evaluation.bootstrap import estimate_difference
+from rag_model.store.store import Store
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationMetrics, MetricValue
+from rag_model.untrusted_text import parse_json
+
+VALUES_FILE = "values.json"
+ValueColumns = Mapping[str, Sequence[float | None]]  # measure -> one value per question
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureValues:
+    """The values of the measures of an evaluation for each question."""
+
+    questions: tuple[str, ...]  # ids
+    retrievers: Mapping[str, ValueColumns]  # by expression
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        document = {"questions": self.questions, "retrievers": self.retrievers}
+        path.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Parse the content of a file that `write` wrote.
+
+        Raises:
+            ValueError: the content has another format.
+        """
+        questions, retrievers = value["questions"], value["retrievers"]
+        columns = [column for measures in retrievers.values() for column in measures.values()]
+        if not all(len(column) == len(questions) and all(map(_is_number_or_none, column)) for column in columns):
+            raise ValueError("a column does not have one number per question")
+        return cls(tuple(map(str, questions)), retrievers)
+
+
+def read_measure_values(store: Store, manifest: EvaluationManifest) -> MeasureValues:
+    """Return the values of an evaluation in the store.
+
+    Raises:
+        StoreError: the file is missing or damaged.
+    """
+    try:
+        return MeasureValues.from_json(parse_json(store.blobs.read(manifest.content.files[VALUES_FILE])))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(
+            f"{VALUES_FILE} of evaluation {manifest.id[:12]} in {store.url} is damaged ({error}): "
+            "evaluate again after `expire` has deleted it, or restore it from a copy"
+        ) from error
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or (type(value) in {int, float} and math.isfinite(value))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureComparison:
+    """One measure in two evaluations."""
+
+    before: MetricValue
+    after: MetricValue
+    difference: MetricValue  # after minus before; has an interval if they share questions
+    n: int  # shared questions; 0: no interval
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationComparison:
+    """Two evaluations, and the comparison of each shared measure by retriever."""
+
+    before: EvaluationManifest
+    after: EvaluationManifest
+    pairs: Mapping[
+        str, Mapping[str, MeasureComparison]
+    ]  # the retriever of `after`, or `BEFORE -> AFTER` if they differ
+
+
+def compare_evaluations(store: Store, before: EvaluationManifest, after: EvaluationManifest) -> EvaluationComparison:
+    """Compare two evaluations question by question.
+
+    If both have one retriever, these two are compared, else the retrievers with the same
+    expression. Questions are joined by id. A measure of the whole set, such as BLEU, has no
+    interval.
+
+    Raises:
+        UsageError: they share no retriever or no measure.
+        StoreError: a file of an evaluation is missing or damaged.
+    """
+    before_values, after_values = (read_measure_values(store, manifest) for manifest in (before, after))
+    pairs: dict[str, dict[str, MeasureComparison]] = {}
+    for before_name, after_name in _match_retrievers(before.content.metrics, after.content.metrics):
+        name = after_name if before_name == after_name else f"{before_name} -> {after_name}"
+        before_metrics, after_metrics = before.content.metrics[before_name], after.content.metrics[after_name]
+        pairs[name] = {
+            measure: _compare_measure(
+                before_metrics[measure],
+                after_metrics[measure],
+                _pair_values(before_values, before_name, after_values, after_name, measure),
+            )
+            for measure in after_metrics
+            if measure in before_metrics
+        }
+    if not any(pairs.values()):
+        raise UsageError(
+            f"evaluations {before.id[:12]} and {after.id[:12]} have no measure of one retriever in common: compare two "
+            "with the same retrievers and judgements"
+        )
+    return EvaluationComparison(before, after, pairs)
+
+
+def _match_retrievers(before: EvaluationMetrics, after: EvaluationMetrics) -> list[tuple[str, str]]:
+    if len(before) == len(after) == 1:
+        return [(next(iter(before)), next(iter(after)))]
+    return [(name, name) for name in after if name in before]
+
+
+def _pair_values(
+    before_values: MeasureValues, before_name: str, after_values: MeasureValues, after_name: str, measure: str
+) -> list[tuple[float, float]]:
+    """Return the (before, after) values of the questions that both have measured."""
+    before_column = dict(_iter_column(before_values, before_name, measure))
+    return [
+        (before_column[question], value)
+        for question, value in _iter_column(after_values, after_name, measure)
+        if question in before_column
+    ]
+
+
+def _iter_column(values: MeasureValues, retriever: str, measure: str) -> Iterator[tuple[str, float]]:
+    column = values.retrievers.get(retriever, {}).get(measure, ())
+    yield from ((name, value) for name, value in zip(values.questions, column, strict=False) if value is not None)
+
+
+def _compare_measure(before: MetricValue, after: MetricValue, values: list[tuple[float, float]]) -> MeasureComparison:
+    if not values:
+        return MeasureComparison(before, after, MetricValue(after.value - before.value), 0)
+    difference = estimate_difference(
+        [after_value for _, after_value in values], [before_value for before_value, _ in values]
+    )
+    return MeasureComparison(before, after, MetricValue(difference.value, difference.low, difference.high), len(values))

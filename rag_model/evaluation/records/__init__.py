@@ -1,1 +1,0 @@
-"""Evaluations as versions in the store: what identifies one, its files, and one beside another."""

@@ -1,0 +1,152 @@
+"""The identity of an evaluation: all that determines its metrics, with refs resolved to ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rag_model.digest import digest_file, digest_json
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.measures.measure import installed_versions
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import RetrievalJudge
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX
+from rag_model.retrieve.factory import plan_retriever
+from rag_model.store.store import MODEL_PREFIX, Store
+from rag_model.store.versions.evaluation_manifest import EvaluationSubject
+from rag_model.store.versions.snapshot import Snapshot
+
+VERSION = 2  # of the code that determines a metric; a new number gives evaluations new ids
+_LIBRARIES = ("torch", "transformers")  # releases round differently and may change answers
+
+
+def retrieval_subject(
+    store: Store,
+    snapshot: Snapshot,
+    question_set: QuestionSet,
+    retrievers: Sequence[str],
+    k: int,
+    judge: RetrievalJudge,
+    encoder: str | None = None,
+) -> EvaluationSubject:
+    """Return the subject of an evaluation of retrievers.
+
+    Args:
+        store: holds the models that expressions name.
+        snapshot: the snapshot to search.
+        question_set: the questions.
+        retrievers: expressions; empty: the snapshot's default.
+        k: depth of the search.
+        judge: decides which hits are relevant.
+        encoder: name of the question encoder; None: the snapshot's own.
+
+    Raises:
+        StoreError: the store does not have a named model.
+        UsageError: an expression is invalid.
+    """
+    names = list(retrievers) or [snapshot.manifest.content.default_retriever]
+    settings = {
+        "retrievers": names,
+        "k": k,
+        "judged_by": judge.judged_by,
+        "patterns": judge.patterns,
+        "encoder": encoder,
+        "models": _resolve_models(store, snapshot, names, encoder),
+        "version": VERSION,
+        **_installed_measures(),
+    }
+    return EvaluationSubject(snapshot.id, "", digest_questions(question_set), settings)
+
+
+def answers_subject(
+    store: Store,
+    snapshot: Snapshot,
+    model: str,
+    question_set: QuestionSet,
+    settings: EvaluationSettings,
+    asks: str | None = None,
+) -> EvaluationSubject:
+    """Return the subject of an evaluation of a model: `model` is its id, its folder, or
+    `openai:MODEL`.
+
+    The model behind an endpoint may change under its name; its address, name and settings identify
+    it. The settings include `Reader.decides`, so that the id is known before a model is loaded.
+
+    Raises:
+        StoreError: the store does not have a model that the retriever names.
+        UsageError: the questions cannot be judged in this way, or the retriever is invalid.
+    """
+    retriever = settings.expression or snapshot.manifest.content.default_retriever
+    settings_json: dict[str, Any] = {
+        **asdict(settings),
+        "index": None,
+        "retriever": retriever,
+        "judged_by": RetrievalJudge.for_questions(
+            question_set, settings.judged_by, patterns=settings.kind == "patterns"
+        ).judged_by,
+        "asks": asks,
+        "models": _resolve_models(store, snapshot, [retriever], asks),
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "version": VERSION,
+        **_installed_measures(),
+    }
+    if model.startswith(ENDPOINT_PREFIX):
+        settings_json["endpoint"] = _endpoint_settings(model)
+    return EvaluationSubject(
+        snapshot.id, _model_identity(model, settings_json), digest_questions(question_set), settings_json
+    )
+
+
+def _installed_measures() -> dict[str, Any]:
+    """Return the measures of installed packages; none, so that ids stay as they are without any."""
+    versions = installed_versions()
+    return {"measures": versions} if versions else {}
+
+
+def _model_identity(model: str, settings_json: Mapping[str, Any]) -> str:
+    """Return the model's id, or the digest of its folder or of its endpoint's settings."""
+    if "endpoint" in settings_json:
+        return digest_json(settings_json["endpoint"])
+    folder = Path(model)
+    return digest_json(digest_folder(folder)) if folder.is_dir() else model
+
+
+def _endpoint_settings(model: str) -> dict[str, Any]:
+    # Imports HTTP; only endpoints need it.
+    endpoint_module: Any = import_module("rag_model.reading.writers.endpoint")
+    name = model.removeprefix(ENDPOINT_PREFIX)
+    endpoint_settings: dict[str, Any] = endpoint_module.describe_endpoint(
+        name, endpoint_module.ChatSettings.from_environment(), endpoint_module.Endpoint.from_environment()
+    )
+    return endpoint_settings
+
+
+def digest_questions(question_set: QuestionSet) -> str:
+    """Return the digest of the parsed questions, which does not depend on the file format."""
+    return digest_json([[_question_to_json(question) for question in question_set.questions], question_set.qrels])
+
+
+def digest_folder(folder: Path) -> dict[str, str]:
+    """Return the digest of each file below a folder, by its relative path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
+
+
+def _question_to_json(question: Question) -> dict[str, Any]:
+    return {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
+
+
+def _resolve_models(store: Store, snapshot: Snapshot, retrievers: Sequence[str], encoder: str | None) -> dict[str, str]:
+    """Return the models that expressions name: ids for the store's models, digests for folders."""
+    model_names = dict.fromkeys(
+        model for expression in retrievers for model in plan_retriever(snapshot, expression).models
+    )
+    return {name: _resolve_model(store, name) for name in [*model_names, *([encoder] if encoder else [])]}
+
+
+def _resolve_model(store: Store, name: str) -> str:
+    if name.startswith(MODEL_PREFIX):
+        return store.models.resolve_trusted(name.removeprefix(MODEL_PREFIX))
+    return digest_json(digest_folder(Path(name))) if Path(name).is_dir() else name

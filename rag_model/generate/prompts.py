@@ -1,0 +1,366 @@
+"""Prompt templates: render a question and a passage as a generator's input, tokenize and truncate
+it.
+
+A template renders one text and records the span of each part. If the text is too long for the
+model, the passage is truncated first, then its title, then the question; separators and
+instructions stay. So a long passage never displaces the question, as it would if the whole text
+were truncated at its end.
+
+Passages and questions are untrusted: the name of a special token in them is tokenized as ordinary
+text. Otherwise a passage with `<|im_end|>` would end the user message, and one with `</s>` the
+input.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import pairwise
+from string import Formatter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import InputError, UsageError
+
+Span = tuple[int, int]  # characters [first, end)
+_TRUNCATION_ORDER = ("text", "title", "question")
+DEFAULT_INSTRUCTION = (
+    "Answer the question in a few words, from the passage.\n\n"
+    "Title: {title}\nPassage: {text}\n\nQuestion: {question}\nAnswer:"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """The tokens of a text; the lists have one entry per token."""
+
+    ids: list[int]
+    offsets: Sequence[Span]  # the characters of each token
+    added: Sequence[int]  # 1 if the tokenizer added the token around the text
+
+
+def tokenize_untrusted(
+    tokenizer: Any, texts: Sequence[str], untrusted: Sequence[Sequence[Span]], *, add_special_tokens: bool
+) -> list[TokenizedText]:
+    """Tokenize each text; with `add_special_tokens` the tokenizer adds special tokens around it.
+
+    In the spans of `untrusted` the name of a special token is split after its first character, and
+    both sides are tokenized separately. Texts without such names are tokenized as a whole.
+    """
+    # verbose=False, because the caller truncates too long texts
+    encodings = tokenizer(
+        list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
+    )
+    special_names = tuple(
+        sorted(
+            str(added_token)
+            for added_token in tokenizer.added_tokens_decoder.values()
+            if added_token.special and len(str(added_token)) > 1
+        )
+    )
+    tokenized: list[TokenizedText] = []
+    for text, untrusted_spans, ids, encoding in zip(
+        texts, untrusted, encodings["input_ids"], encodings.encodings, strict=True
+    ):
+        tokenized_text = TokenizedText(ids, encoding.offsets, encoding.special_tokens_mask)
+        cuts = sorted(
+            {
+                offset
+                for offset in _iter_cut_offsets(text, special_names)
+                if any(first < offset <= end for first, end in untrusted_spans)
+            }
+        )
+        tokenized.append(_tokenize_pieces(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
+    return tokenized
+
+
+def _iter_cut_offsets(text: str, names: tuple[str, ...]) -> Iterator[int]:
+    """Yield the offset after the first character of each special token name; names may overlap."""
+    if any(name in text for name in names):
+        for match in _pattern(names).finditer(text):
+            yield match.start() + 1
+
+
+@lru_cache(maxsize=16)
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(f"(?={'|'.join(map(re.escape, names))})")
+
+
+def _tokenize_pieces(tokenizer: Any, text: str, cuts: Sequence[int], tokenized_text: TokenizedText) -> TokenizedText:
+    """Tokenize the pieces between `cuts`, and add the special tokens of the whole text around them."""
+    prefix, suffix = _split_added_tokens(tokenized_text)
+    pieces = list(pairwise([0, *cuts, len(text)]))
+    encodings = tokenizer([text[first:end] for first, end in pieces], add_special_tokens=False, verbose=False)
+    ids, offsets = list(prefix), [(0, 0)] * len(prefix)
+    for (start, _), encoding in zip(pieces, encodings.encodings, strict=True):
+        ids += encoding.ids
+        offsets += [(start + first, start + end) for first, end in encoding.offsets]
+    added = [1] * len(prefix) + [0] * (len(ids) - len(prefix)) + [1] * len(suffix)
+    return TokenizedText([*ids, *suffix], [*offsets, *[(0, 0)] * len(suffix)], added)
+
+
+def _split_added_tokens(tokenized_text: TokenizedText) -> tuple[list[int], list[int]]:
+    """Return the tokens that the tokenizer added before and after a text."""
+    text_positions = [position for position, added in enumerate(tokenized_text.added) if not added]
+    first, last = (
+        (text_positions[0], text_positions[-1])
+        if text_positions
+        else (len(tokenized_text.ids), len(tokenized_text.ids))
+    )
+    return tokenized_text.ids[:first], tokenized_text.ids[last + 1 :]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A context as one text, and its parts that may be truncated, in this order."""
+
+    text: str
+    truncatable: tuple[Span, ...]
+
+
+class PromptTemplate(Protocol):
+    """Renders a question and a passage as one text."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum tokens of a context, special tokens included."""
+        ...
+
+    @property
+    def max_answer(self) -> int:
+        """Maximum tokens of an answer, the end token included."""
+        ...
+
+    def render(self, question: str, passage: Passage) -> RenderedPrompt:
+        """Render a question with a passage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTemplate:
+    """`title / passage // question`: the input format of the generators of Lewis et al. 2020.
+
+    Defaults are those of transformers' `RagConfig`. Like it, this template removes quotes around
+    titles and replaces two spaces by one.
+    """
+
+    prefix: str = ""  # inserted unchanged before the title, such as a task name for T5: `answer: `
+    title_sep: str = " / "
+    doc_sep: str = " // "
+    max_length: int = 300  # tokens of a context, special ones included
+    # Tokens of an answer, the end token included; longer answers are truncated.
+    max_answer: int = 128
+
+    def __post_init__(self) -> None:
+        _check_template(self)
+
+    def render(self, question: str, passage: Passage) -> RenderedPrompt:
+        """Render the passage, then the question."""
+        title = passage.title.removeprefix('"').removesuffix('"')
+        parts = [("", self.prefix), ("title", title), ("", self.title_sep), ("text", passage.text)]
+        return _collapse_double_spaces(_concatenate([*parts, ("", self.doc_sep), ("question", question)]))
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionTemplate:
+    """An instruction with fields for passage and question, for decoder-only models.
+
+    `before` and `after` are the text of the tokenizer's chat template around the user message.
+    """
+
+    # With {title}, {text} and {question}; literal braces are doubled.
+    template: str = DEFAULT_INSTRUCTION
+    before: str = ""
+    after: str = ""
+    answer_prefix: str = " "  # inserted unchanged before an answer; empty for chat templates
+    # Whether the tokenizer adds special tokens; a chat template already contains them.
+    special: bool = True
+    max_length: int = 512  # tokens of a context, special ones included
+    # Tokens of an answer, the end token included; longer answers are truncated.
+    max_answer: int = 128
+
+    def __post_init__(self) -> None:
+        _check_template(self)
+        try:
+            template_fields = [field for _, field, _, _ in Formatter().parse(self.template) if field is not None]
+        except ValueError as error:
+            raise UsageError(
+                f"prompt template {self.template!r} is invalid ({error}): write a literal brace twice"
+            ) from error
+        if "question" not in template_fields or set(template_fields) - set(_TRUNCATION_ORDER):
+            raise UsageError(
+                f"prompt template {self.template!r} needs {{question}}, and may use only {{title}} and {{text}} too"
+            )
+
+    def render(self, question: str, passage: Passage) -> RenderedPrompt:
+        """Fill in the template."""
+        values = {"question": question, "text": passage.text, "title": passage.title}
+        parts = [("", self.before)]
+        for literal, field, _, _ in Formatter().parse(self.template):
+            parts += [("", literal), *([(field, values[field])] if field else [])]
+        return _concatenate([*parts, ("", self.after)])
+
+
+def _check_template(template: "PaperTemplate | InstructionTemplate") -> None:
+    for field in fields(template):
+        value = getattr(template, field.name)
+        if type(value) is not type(field.default) or (type(value) is int and value < 1):
+            raise UsageError(
+                f"{field.name} {value!r} of a prompt template is invalid: give a value like {field.default!r}"
+            )
+
+
+def _concatenate(parts: Sequence[tuple[str, str]]) -> RenderedPrompt:
+    spans: dict[str, list[Span]] = {name: [] for name in _TRUNCATION_ORDER}
+    length = 0
+    for name, text in parts:
+        if name:
+            spans[name].append((length, length + len(text)))
+        length += len(text)
+    return RenderedPrompt(
+        "".join(text for _, text in parts), tuple(span for name in _TRUNCATION_ORDER for span in spans[name])
+    )
+
+
+def _collapse_double_spaces(prompt: RenderedPrompt) -> RenderedPrompt:
+    """Replace two spaces by one, like `str.replace`, and shift the spans."""
+    dropped_offsets = [match.end() - 1 for match in re.finditer("  ", prompt.text)]
+    truncatable = tuple(
+        (start - bisect_left(dropped_offsets, start), end - bisect_left(dropped_offsets, end))
+        for start, end in prompt.truncatable
+    )
+    return RenderedPrompt(prompt.text.replace("  ", " "), truncatable)
+
+
+def render_prompts(
+    template: PromptTemplate, questions: Sequence[str], passages: Sequence[Sequence[Passage]]
+) -> tuple[list[RenderedPrompt], int]:
+    """Render each question with each of its passages, question by question; return also the
+    passages per question.
+
+    Raises:
+        UsageError: the number of passages differs between questions, or a question has none.
+    """
+    passage_counts = {len(question_passages) for question_passages in passages}
+    if len(questions) != len(passages) or len(passage_counts) != 1 or 0 in passage_counts:
+        raise UsageError(
+            f"{len(questions)} questions with {sorted(passage_counts)} passages cannot be read together: give equally "
+            "many, and an empty one where there is no passage"
+        )
+    pairs = zip(questions, passages, strict=True)
+    return [
+        template.render(question, passage) for question, question_passages in pairs for passage in question_passages
+    ], passage_counts.pop()
+
+
+def tokenize_prompts(
+    tokenizer: Any, prompts: Sequence[RenderedPrompt], max_tokens: int, *, special: bool = True
+) -> list[list[int]]:
+    """Tokenize prompts, and truncate each to `max_tokens`; `tokenizer` is a fast tokenizer of
+    transformers.
+
+    The name of a special token in passage, title or question, such as `<|im_start|>`, becomes
+    ordinary tokens.
+
+    Raises:
+        UsageError: a prompt is too long even without passage, title and question.
+    """
+    rows = tokenize_untrusted(
+        tokenizer,
+        [prompt.text for prompt in prompts],
+        [prompt.truncatable for prompt in prompts],
+        add_special_tokens=special,
+    )
+    return [
+        row.ids
+        if len(row.ids) <= max_tokens
+        else [row.ids[i] for i in _select_kept_tokens(row, prompt.truncatable, max_tokens)]
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
+
+
+def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], max_tokens: int) -> list[int]:
+    """Return the positions of the kept tokens: each span loses its last tokens, but no part of a
+    character.
+    """
+    kept_positions = list(range(len(encoding.ids)))
+    for span in truncatable:
+        excess = len(kept_positions) - max_tokens
+        if excess <= 0:
+            break
+        positions_inside = list(_iter_positions_inside(encoding, span))
+        removable = positions_inside[-excess:]
+        first_offset = encoding.offsets[removable[0]][0] if removable and len(removable) < len(positions_inside) else -1
+        removed = {
+            *removable,
+            *(position for position in positions_inside if encoding.offsets[position][0] == first_offset),
+        }
+        kept_positions = [position for position in kept_positions if position not in removed]
+    if len(kept_positions) > max_tokens:
+        raise UsageError(
+            f"max_length {max_tokens} is too small for the template alone: use {len(kept_positions) + 1} or more"
+        )
+    return kept_positions
+
+
+def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]:
+    for position, (first, end) in enumerate(encoding.offsets):
+        if not encoding.added[position] and span[0] <= max(first, end - 1) < span[1]:
+            yield position
+
+
+def pad_rows(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Return (n, s) int64 tokens and their (n, s) bool mask; shorter rows are padded on the right
+    or left.
+    """
+    lengths = torch.tensor([len(row) for row in rows])
+    width = max(len(row) for row in rows)
+    fill = [[pad] * (width - len(row)) for row in rows]
+    tokens = torch.tensor(
+        [
+            [*(padding if left else ()), *row, *(() if left else padding)]
+            for row, padding in zip(rows, fill, strict=True)
+        ]
+    )
+    columns = torch.arange(width)
+    # (s,) and (n, 1) -> (n, s)
+    mask = columns >= width - lengths[:, None] if left else columns < lengths[:, None]
+    return tokens.long(), mask
+
+
+def truncate_with_end_token(tokens: Sequence[int], max_tokens: int, end_token: int) -> list[int]:
+    """Truncate an answer to `max_tokens` tokens; the last one is `end_token`."""
+    answer_tokens = list(tokens[:-1] if tokens and tokens[-1] == end_token else tokens)
+    return [*answer_tokens[: max_tokens - 1], end_token]
+
+
+def template_to_json(template: PromptTemplate) -> dict[str, Any]:
+    """Return a template as JSON values, for the record of a saved generator."""
+    name = next(name for name, kind in _TEMPLATE_CLASSES.items() if type(template) is kind)
+    return {"form": name, **{field.name: getattr(template, field.name) for field in fields(_TEMPLATE_CLASSES[name])}}
+
+
+def template_from_json(value: Mapping[str, Any]) -> PromptTemplate:
+    """Parse the result of `template_to_json`.
+
+    Raises:
+        InputError: the value is not a template, or a field is unknown or invalid.
+    """
+    settings = dict(value)
+    template_class = _TEMPLATE_CLASSES.get(settings.pop("form", ""))
+    if template_class is None or set(settings) - {field.name for field in fields(template_class)}:
+        raise InputError(f"{value} is not a generator's prompt template: save the generator again")
+    try:
+        return template_class(**settings)
+    except UsageError as error:
+        raise InputError(f"{value} is not a generator's prompt template ({error}): save the generator again") from error
+
+
+_TEMPLATE_CLASSES: dict[str, type[PaperTemplate] | type[InstructionTemplate]] = {
+    "paper": PaperTemplate,
+    "prompt": InstructionTemplate,
+}

@@ -1,0 +1,208 @@
+"""Decode RAG-Sequence and RAG-Token (Lewis et al. 2020, section 2.5).
+
+RAG-Sequence: one beam per passage proposes candidates, which are ranked by p(y|x) = Σ_z p(z|x)
+p(y|x,z). *Thorough* decoding scores every candidate under every passage, which gives the exact
+marginal. *Fast* decoding sets p(y|x,z) to zero if y is not among the candidates of the beam of z.
+
+RAG-Token: one search over the marginal of all passages, p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x,
+z, y_<i). Every token has its own passage z_i; its posterior p(z_i | x, y) is the share of each
+passage in that sum.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rag_model.generate.beam import Hypothesis, beam_search, propose_most_likely
+from rag_model.generate.decoding import (
+    DecodedAnswer,
+    DecodingSettings,
+    Sampling,
+    create_random_streams,
+    draw_uniform,
+    propose_sampled,
+)
+from rag_model.generate.generator import Contexts, Generator, State
+
+# y -> log p(y|x,z) of the k passages; -inf if unknown
+CandidateScores = dict[tuple[int, ...], list[float]]
+_UNKNOWN = -float("inf")
+_MAX_LOGITS = 1 << 24  # per forward pass: 64 MB
+
+
+@torch.inference_mode()
+def decode_sequence(
+    generator: Generator, contexts: Contexts, log_prior: Tensor, settings: DecodingSettings, seeds: Sequence[int]
+) -> list[DecodedAnswer]:
+    """Return the candidate with the highest p(y|x) for each question, or a drawn answer, in order.
+
+    Args:
+        generator: computes p(y_i | x, z, y_<i).
+        contexts: b questions with k passages each.
+        log_prior: (b, k) log p(z|x).
+        settings: beams, lengths and mode; the length penalty ranks within a beam, never the
+            candidates.
+        seeds: one per question, for sampling.
+    """
+    prefilled = generator.prefill(contexts)
+    if settings.sampling:
+        candidates_by_question = _sample_candidates(generator, prefilled, log_prior, settings, settings.sampling, seeds)
+    else:
+        candidates_by_question = _propose_candidates(generator, prefilled, contexts.k, settings)
+    if settings.mode == "thorough":
+        _fill_in_missing_scores(generator, prefilled, candidates_by_question, contexts.k)
+    return [
+        _choose_best(candidates, prior)
+        for candidates, prior in zip(candidates_by_question, log_prior.double().cpu(), strict=True)
+    ]
+
+
+def _propose_candidates(
+    generator: Generator, prefilled: tuple[Tensor, State], k: int, settings: DecodingSettings
+) -> list[CandidateScores]:
+    """Run one beam search per passage; return the union of the candidates of each question's beams."""
+    logits = prefilled[0]
+    prior = logits.new_zeros(len(logits), 1)  # (b k, 1)
+    beams = beam_search(
+        generator, prefilled, prior, settings, propose_most_likely(settings.beams), n_answers=settings.beams
+    )
+    candidates_by_question: list[CandidateScores] = [{} for _ in range(len(beams) // k)]
+    for row, hypotheses in enumerate(beams):
+        for hypothesis in hypotheses:
+            candidates_by_question[row // k].setdefault(hypothesis.tokens, [_UNKNOWN] * k)[row % k] = hypothesis.log_p
+    return candidates_by_question
+
+
+def _sample_candidates(
+    generator: Generator,
+    prefilled: tuple[Tensor, State],
+    log_prior: Tensor,
+    settings: DecodingSettings,
+    sampling: Sampling,
+    seeds: Sequence[int],
+) -> list[CandidateScores]:
+    """Draw a passage from p(z|x), then an answer from p(y|x,z); together this is a draw from
+    p(y|x).
+    """
+    k, random_streams = log_prior.shape[1], create_random_streams(seeds)
+    total = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
+    # (b, k) -> (b,)
+    drawn_passages = (total <= draw_uniform(random_streams)[:, None]).sum(-1).clamp(max=k - 1)
+    rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
+    logits, state = prefilled
+    rows = rows.to(logits.device)
+    drawn_prefilled = (logits[rows], generator.select_rows(state, rows))  # (b k, v) -> (b, v)
+    propose = propose_sampled(sampling, random_streams)
+    answers = beam_search(
+        generator, drawn_prefilled, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1
+    )
+    candidates_by_question: list[CandidateScores] = []
+    for (answer,), passage in zip(answers, drawn_passages.tolist(), strict=True):
+        candidates_by_question.append({answer.tokens: [answer.log_p if z == passage else _UNKNOWN for z in range(k)]})
+    return candidates_by_question
+
+
+def _fill_in_missing_scores(
+    generator: Generator, prefilled: tuple[Tensor, State], candidates_by_question: Sequence[CandidateScores], k: int
+) -> None:
+    """Compute log p(y|x,z) where the beam of z did not find y; uses about 64 MB of logits at a
+    time.
+    """
+    missing_scores = [
+        (question * k + z, tokens, log_p_by_passage, z)
+        for question, candidates in enumerate(candidates_by_question)
+        for tokens, log_p_by_passage in candidates.items()
+        for z in range(k)
+        if log_p_by_passage[z] == _UNKNOWN
+    ]
+    # Similar lengths together need little padding.
+    missing_scores.sort(key=lambda missing_score: len(missing_score[1]))
+    while missing_scores:
+        count = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
+        chunk = missing_scores[-count:]
+        del missing_scores[-count:]
+        scores = log_likelihoods(
+            generator,
+            prefilled,
+            [missing_score[0] for missing_score in chunk],
+            [missing_score[1] for missing_score in chunk],
+        )
+        for (_, _, passage_log_p, z), score in zip(chunk, scores.tolist(), strict=True):
+            passage_log_p[z] = score
+
+
+def log_likelihoods(
+    generator: Generator, prefilled: tuple[Tensor, State], rows: Sequence[int], answers: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return log p(y|x,z) of one answer per row, (m,), in one forward pass over prefilled contexts.
+
+    Args:
+        generator: computes p(y_i | x, z, y_<i).
+        prefilled: the result of `generator.prefill`; unchanged.
+        rows: the context of each answer.
+        answers: their tokens, at least one each.
+    """
+    logits, state = prefilled
+    row_ids = torch.tensor(rows, device=logits.device)
+    width = max(map(len, answers))
+    # (m, t)
+    tokens = torch.tensor(
+        [[*answer, *[generator.pad_token] * (width - len(answer))] for answer in answers], device=logits.device
+    )
+    scores = _log_p(logits[row_ids], tokens[:, 0])  # (n, v) -> (m, v) -> (m,)
+    if width > 1:
+        lengths = torch.tensor([len(answer) for answer in answers], device=logits.device)
+        # (m, t - 1, v) -> (m, t - 1)
+        later_scores = _log_p(generator.extend(generator.select_rows(state, row_ids), tokens[:, :-1]), tokens[:, 1:])
+        is_answer_token = (
+            torch.arange(1, width, device=logits.device) < lengths[:, None]
+        )  # (t - 1,) and (m, 1) -> (m, t - 1)
+        scores = scores + later_scores.where(is_answer_token, 0).sum(-1)  # (m, t - 1) -> (m,)
+    return scores
+
+
+def _log_p(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log softmax of (…, v) logits at (…) tokens, without another tensor of the logits'
+    size.
+    """
+    # (…, v) -> (…, 1) -> (…)
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+def _choose_best(candidates: CandidateScores, log_prior: Tensor) -> DecodedAnswer:
+    """Return the candidate with the highest marginal, and the posterior of its passages."""
+    # (c, k) + (k,) -> (c, k)
+    joint = torch.tensor(list(candidates.values()), dtype=torch.float64) + log_prior
+    marginal = joint.logsumexp(-1)  # (c, k) -> (c,)
+    best = int(marginal.argmax())
+    posterior = (joint[best] - marginal[best]).exp()
+    return DecodedAnswer(list(candidates)[best], float(marginal[best]), tuple(posterior.tolist()))
+
+
+@torch.inference_mode()
+def decode_token(
+    generator: Generator, contexts: Contexts, log_prior: Tensor, settings: DecodingSettings, seeds: Sequence[int]
+) -> list[DecodedAnswer]:
+    """Return the best answer of each question, or a drawn one, in order.
+
+    Args:
+        generator: computes p(y_i | x, z, y_<i).
+        contexts: b questions with k passages each.
+        log_prior: (b, k) log p(z|x).
+        settings: beams and lengths; `mode` is not used.
+        seeds: one per question, for sampling.
+    """
+    sampling = settings.sampling
+    propose = (
+        propose_sampled(sampling, create_random_streams(seeds)) if sampling else propose_most_likely(settings.beams)
+    )
+    answers = beam_search(generator, generator.prefill(contexts), log_prior, settings, propose, n_answers=1)
+    return [_to_decoded_answer(answer, contexts.k) for (answer,) in answers]
+
+
+def _to_decoded_answer(answer: Hypothesis, k: int) -> DecodedAnswer:
+    shares = answer.shares if k > 1 else ((1.0,),) * len(answer.tokens)
+    # (t, k) -> (k,)
+    posterior = tuple(sum(column) / len(shares) for column in zip(*shares, strict=True))
+    return DecodedAnswer(answer.tokens, answer.log_p, posterior, shares)

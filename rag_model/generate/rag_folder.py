@@ -1,0 +1,301 @@
+"""Save and load a RAG model as a folder, and find one by name; safetensors only.
+
+```
+config.json, model.safetensors  transformers' layout, as of facebook/rag-token-nq: a DPR question
+question_encoder_tokenizer/     encoder and an encoder-decoder in one file of weights, which
+generator_tokenizer/            `RagTokenForGeneration.from_pretrained` opens
+bookwheel.json                  settings and prompt template
+---
+question/  generator/           all other models: two folders that `from_pretrained` opens
+passage/                        the passage encoder, if it was trained too; answering does not
+bookwheel.json                  read it
+```
+transformers' layout stores neither pooling nor prompts nor a temperature. A BERT with CLS pooling
+equals DPR's question encoder without its projection, so it is saved as one.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from rag_model.encoders.encoder import read_passage_space
+from rag_model.encoders.files import CONFIG, read_json_object, read_optional_json
+from rag_model.encoders.space import Space, check_same_space
+from rag_model.encoders.spec import RECORD_FILE
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.encoders.weights import WEIGHTS, list_weight_files, read_tensor_headers
+from rag_model.errors import InputError, UsageError
+from rag_model.generate.generator import Generator
+from rag_model.generate.load import load_generator
+from rag_model.generate.prompts import PaperTemplate, PromptTemplate, template_from_json, template_to_json
+from rag_model.generate.rag import Rag, RagSettings
+from rag_model.store.store import MODEL_PREFIX, Store
+from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, detect_model_parts
+from rag_model.store.versions.models import model_folder
+
+QUESTION: Literal["question"] = "question"
+_TOKENIZERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
+_CLASSES = {"sequence": "RagSequenceForGeneration", "token": "RagTokenForGeneration"}
+_PREFIXES = {QUESTION: ("rag.question_encoder.", "question_encoder."), GENERATOR: ("rag.generator.", "generator.")}
+
+
+class SavableGenerator(Generator, Protocol):
+    """A generator that can be saved, such as those of `load_generator`."""
+
+    @property
+    def module(self) -> Any:
+        """The transformers model."""
+        ...
+
+    @property
+    def prompt_template(self) -> PromptTemplate:
+        """The template of its contexts."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        ...
+
+
+def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
+    """Write a RAG model to `folder`.
+
+    `target_space` is the space of the passages that the question encoder was trained against. It is
+    not used if the passage encoder was trained too, because then the question encoder belongs to
+    the space of that encoder.
+
+    Raises:
+        UsageError: its question encoder is not a `TrainableEncoder`.
+    """
+    question, generator = rag.question, _as_savable(rag.generator)
+    if not isinstance(question, TrainableEncoder):
+        raise UsageError(f"a question encoder of type {type(question).__name__} can't be saved: use TrainableEncoder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if rag.passage is not None:
+        target_space = rag.passage.save_passage_encoder(folder / PASSAGE)
+    if (dpr_encoder := _convert_to_dpr(rag, question, generator)) is None:
+        question.save(folder / QUESTION, target_space)
+        generator.module.save_pretrained(str(folder / GENERATOR))
+        generator.tokenizer.save_pretrained(str(folder / GENERATOR))
+    else:
+        _save_transformers_layout(rag, dpr_encoder, generator, folder)
+        question.save_tokenizer_and_spec(folder / _TOKENIZERS[QUESTION], target_space)
+    record = {"settings": asdict(rag.settings), "form": template_to_json(generator.prompt_template)}
+    (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) -> Rag:
+    """Load a folder of `save_rag`, or one like facebook/rag-token-nq or facebook/rag-sequence-nq.
+
+    `device` and `dtype` as in `load_generator`. The question encoder is float32, the precision it
+    was trained in, because its vectors are compared with passage vectors. The model is in
+    evaluation mode.
+
+    Raises:
+        InputError: a file is missing, pickled or corrupt, or it is not a RAG model.
+    """
+    record = read_optional_json(folder / RECORD_FILE)
+    if not (folder / CONFIG).is_file():
+        if not record:
+            raise InputError(f"{folder} holds no RAG model: give a folder that has {RECORD_FILE} or {CONFIG}")
+        question = TrainableEncoder.load(folder / QUESTION, QUESTION, device=device)
+        prompt_template, settings = _parse_record(record, folder)
+        return Rag(question, load_generator(folder / GENERATOR, prompt_template, device, dtype), settings).eval()
+    config = read_json_object(folder / CONFIG)
+    if config.get("model_type") != "rag":
+        raise InputError(
+            f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model, or read a "
+            "generator alone with --reader concat"
+        )
+    with tempfile.TemporaryDirectory(prefix="bookwheel-rag-") as name:
+        for part in (QUESTION, GENERATOR):
+            _extract_part(folder, config, part, Path(name) / part)
+        question = TrainableEncoder.load(Path(name) / QUESTION, QUESTION, device=device)
+        prompt_template, settings = (
+            _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
+        )
+        generator = load_generator(Path(name) / GENERATOR, prompt_template, device, dtype)
+    # Has the tokenizer, and the record of the passage space.
+    question.folder = folder / _TOKENIZERS[QUESTION]
+    return Rag(question, generator, settings).eval()
+
+
+def read_rag_settings(folder: Path) -> RagSettings:
+    """Read the settings of a RAG model without loading its weights.
+
+    Raises:
+        InputError: a file is missing or corrupt, or it is not a RAG model.
+    """
+    if record := read_optional_json(folder / RECORD_FILE):
+        return _parse_record(record, folder)[1]
+    return _read_paper_settings(read_json_object(folder / CONFIG))
+
+
+def _as_savable(generator: Any) -> SavableGenerator:
+    savable: SavableGenerator = generator
+    return savable
+
+
+def _convert_to_dpr(
+    rag: Rag, question: TrainableEncoder, generator: SavableGenerator
+) -> "transformers.DPRQuestionEncoder | None":
+    """Return the question encoder as DPR's class; None if transformers' layout cannot store all
+    settings.
+    """
+    spec = question.spec
+    fits_dpr = (
+        spec.pooling == "cls" and not spec.normalize and not spec.question_prompt and rag.settings.temperature == 1
+    )
+    if (
+        rag.passage is not None
+        or not fits_dpr
+        or not isinstance(generator.prompt_template, PaperTemplate)
+        or not generator.module.config.is_encoder_decoder
+    ):
+        return None
+    if isinstance(question.whole, transformers.DPRQuestionEncoder):
+        return question.whole
+    if not isinstance(question.whole, transformers.BertModel):
+        return None
+    values = question.whole.config.to_dict()
+    values = {name: value for name, value in values.items() if name not in {"model_type", "architectures"}}
+    dpr_encoder = transformers.DPRQuestionEncoder(transformers.DPRConfig(**values, projection_dim=0))
+    state = {name: value for name, value in question.whole.state_dict().items() if not name.startswith("pooler.")}
+    dpr_encoder.question_encoder.bert_model.load_state_dict(state)
+    return dpr_encoder
+
+
+def _save_transformers_layout(
+    rag: Rag, dpr_encoder: "transformers.DPRQuestionEncoder", generator: SavableGenerator, folder: Path
+) -> None:
+    module, prompt_template, settings = generator.module, generator.prompt_template, rag.settings
+    config = transformers.RagConfig.from_question_encoder_generator_configs(
+        dpr_encoder.config,
+        module.config,
+        n_docs=settings.k,
+        label_smoothing=settings.label_smoothing,
+        exclude_bos_score=settings.exclude_bos,
+        title_sep=prompt_template.title_sep,  # type: ignore[attr-defined]
+        doc_sep=prompt_template.doc_sep,  # type: ignore[attr-defined]
+        max_combined_length=prompt_template.max_length,
+        retrieval_vector_size=rag.question.dim,
+    )
+    config.generator.prefix = prompt_template.prefix or None  # type: ignore[attr-defined]
+    rag_class = getattr(transformers, _CLASSES[settings.kind])
+    rag_model = rag_class(config=config, question_encoder=dpr_encoder, generator=module)
+    rag_model.save_pretrained(str(folder))
+    generator.tokenizer.save_pretrained(str(folder / _TOKENIZERS[GENERATOR]))
+
+
+def _extract_part(folder: Path, config: Mapping[str, Any], part: str, dest: Path) -> None:
+    """Write the question encoder or the generator of a RAG folder to a separate folder."""
+    part_config = config.get("question_encoder" if part == QUESTION else "generator")
+    tokenizer = folder / _TOKENIZERS[part]
+    if not isinstance(part_config, Mapping) or not tokenizer.is_dir():
+        raise InputError(f"{folder} is not a complete RAG model: it lacks {part} in its config, or {tokenizer.name}/")
+    shutil.copytree(tokenizer, dest)
+    if part == QUESTION and part_config.get("model_type") == "dpr":
+        part_config = {**part_config, "architectures": ["DPRQuestionEncoder"]}
+    (dest / CONFIG).write_text(json.dumps(part_config), encoding="utf-8")
+    save_file(_read_part_tensors(folder, _PREFIXES[part]), str(dest / WEIGHTS), {"format": "pt"})
+
+
+def _read_part_tensors(folder: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    read_tensor_headers(folder)  # raises an error that names a truncated or pickled file
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        for path in (path for path in list_weight_files(folder) if path.suffix == ".safetensors"):
+            with safe_open(str(path), "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is not a mapping
+                    if prefix := next((prefix for prefix in prefixes if name.startswith(prefix)), ""):
+                        tensors[name.removeprefix(prefix)] = file.get_tensor(name)
+    except SafetensorError as error:
+        raise InputError(f"weights of {folder} are corrupt ({error}): fetch the model again") from error
+    return tensors
+
+
+def _parse_record(record: Mapping[str, Any], folder: Path) -> tuple[PromptTemplate, RagSettings]:
+    try:
+        return template_from_json(record["form"]), RagSettings(**record["settings"])
+    except (KeyError, TypeError, ValueError, InputError) as error:
+        raise InputError(f"{folder / RECORD_FILE} is corrupt ({error}): fetch the model again") from error
+
+
+def _read_paper_template(config: Mapping[str, Any]) -> PaperTemplate:
+    default = PaperTemplate()
+    return PaperTemplate(
+        prefix=config["generator"].get("prefix") or "",
+        title_sep=config.get("title_sep", default.title_sep),
+        doc_sep=config.get("doc_sep", default.doc_sep),
+        max_length=config.get("max_combined_length", default.max_length),
+    )
+
+
+def _read_paper_settings(config: Mapping[str, Any]) -> RagSettings:
+    is_token = "RagTokenForGeneration" in (config.get("architectures") or [])
+    return RagSettings(
+        kind="token" if is_token else "sequence",
+        k=config.get("n_docs", 5),
+        label_smoothing=config.get("label_smoothing", 0.0),
+        exclude_bos=config.get("exclude_bos_score", False),
+    )
+
+
+def resolve_rag_id(store: Store, model: str) -> str:
+    """Return the current id of a named RAG model in the store, or the full path if `model` is a
+    folder.
+
+    Raises:
+        InputError: `model` is the path of a folder that does not exist.
+        StoreError: the store has no such model.
+        UsageError: the model has no generator.
+    """
+    if model and Path(model).is_dir():
+        return str(Path(model).resolve())
+    if "/" in model:  # names in a store have no slash
+        raise InputError(f"there is no model folder {model}: give a folder, or the name of a model of the store")
+    model_id = store.models.resolve_trusted(model.removeprefix(MODEL_PREFIX))
+    content = store.models.get(model_id).content
+    if GENERATOR not in detect_model_parts(content.files):
+        raise UsageError(f"model {model} is a {content.kind}, which generates no answers: give a RAG model")
+    return model_id
+
+
+def get_rag_folder(store: Store | None, identity: str) -> Path:
+    """Return the folder of a model by its `resolve_rag_id` id; a model of the store is copied to a
+    local folder.
+
+    Raises:
+        StoreError: a file of the model is missing or damaged.
+    """
+    return Path(identity) if store is None or Path(identity).is_dir() else model_folder(store, identity)
+
+
+def load_rag_by_id(store: Store | None, identity: str, passage_encoder: str | None = None) -> Rag:
+    """Load a model by its `resolve_rag_id` id; a folder needs no store.
+
+    `passage_encoder` names the passage encoder that the model's question encoder was trained with.
+    A model that was trained elsewhere does not record it, and it cannot be derived from the
+    weights: DPR's encoders for other data look alike. If the model records it, both must agree.
+
+    Raises:
+        StoreError: a file of the model is missing or damaged.
+        InputError: the model is incomplete or corrupt.
+        RefusedError: the model records another passage space than that of `passage_encoder`.
+    """
+    rag = load_rag(get_rag_folder(store, identity))
+    if passage_encoder is not None:
+        encoder: Any = rag.question
+        encoder.target_space = read_passage_space(passage_encoder)
+        check_same_space(encoder.space(), encoder.target_space)
+    return rag

@@ -1,0 +1,139 @@
+"""Estimate memory and disk of an index from its plan alone, and fit a recipe into memory.
+
+A build that will not fit is refused at once, with a factory string that would fit, instead of being
+killed after hours. A recipe that names its structure keeps it, with more cells or a smaller
+training sample. A recipe that leaves it open gets the best structure that fits: a graph over
+float32, float16 or 8-bit vectors, then lists of codes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rag_model.errors import ResourceError
+from rag_model.index.byte_sizes import format_bytes
+from rag_model.index.factory import IvfSpec, parse_factory
+from rag_model.index.files.engine import FaissIndex, faiss, faiss_metric
+from rag_model.index.files.intake import PART_BYTES
+from rag_model.index.files.vectors import BLOCK_BYTES
+from rag_model.index.graphs.cells import cell_sample_size
+from rag_model.index.lists.list_file import BLOCK_BYTES as LIST_BLOCK
+from rag_model.index.lists.training import get_inverted_lists
+from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
+from rag_model.index.recipe import LINKS, MERGE_THREADS, PQ_SAMPLE, IndexRecipe, VectorPlan, count_lists, resolve
+
+_LINK_BYTES = 8  # a link with its similarity, in a shard
+_MAX_CELL_RATIO = 2.0  # assumed size of the largest cell over the mean; splitting keeps it below
+_MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some lists are random
+
+# Bytes of the index, bytes of the pieces on disk, and bytes of memory by stage.
+SizeEstimate = tuple[int, float, dict[str, float]]
+
+
+def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
+    """Estimate the resources of a plan: disk to one or two percent, memory as an upper bound.
+
+    `part_rows` is the number of rows of the largest part; None: the default size of a part.
+    """
+    rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
+    empty = faiss.index_factory(plan.d, plan.factory, faiss_metric(plan.metric))
+    size, pieces, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty, rows)
+    stage_bytes = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
+    return ResourceEstimate(stage_bytes, size + PROCESS_BYTES, size, round(pieces) + 2 * size)
+
+
+def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
+    vector, links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
+    copies = 1 + plan.border + plan.linked  # of a vector, in all cells
+    shard_bytes = 2 * vector + _graph_node_bytes(links) + 2 * links * _LINK_BYTES  # per vector in a shard
+    stages = {
+        "train": 3 * vector * max(cell_sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
+        "scatter": part_rows * vector * (4 + copies),  # mapped, read, compared, stored; and as slices
+        "shard": copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
+        # Per row: its level, the walk's parent and front, its position in each cell, each thread's
+        # mark.
+        "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / links * shard_bytes + 2 * BLOCK_BYTES,
+    }
+    size = round(plan.n * (int(empty.storage.sa_code_size()) + _graph_node_bytes(links)))
+    return size, plan.n * copies * (vector + 4 + 2 * links * _LINK_BYTES), stages
+
+
+def _estimate_lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
+    spec, vector = parse_factory(plan.factory), 4 * plan.d
+    trained, code, row = 0.0, 0, vector
+    if isinstance(spec, IvfSpec):
+        lists: FaissIndex = get_inverted_lists(empty)
+        width, code = 4 * int(lists.d), int(lists.code_size) + 8  # a code and its id
+        row = code + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
+        trained += int(lists.nlist) * (width + 8 + (_graph_node_bytes(spec.coarse) if spec.coarse else 0))
+        trained += (width << spec.codes.bits) * (spec.codes.name == "PQ") + width * plan.d * bool(spec.rotation)
+    stages = {
+        "train": 3 * vector * plan.train_sample + trained,  # the sample, rotated, and its residuals
+        "scatter": trained + 3 * BLOCK_BYTES + 3 * part_rows * code,
+        "merge": 2 * trained + 3 * LIST_BLOCK + BLOCK_BYTES,
+    }
+    return round(trained) + plan.n * row, plan.n * (code + 4) + trained, stages
+
+
+def _graph_node_bytes(links: int) -> float:
+    """Return the bytes of a graph node.
+
+    A node has 2M links at the bottom level, M links on 1/(M-1) further levels, its level and its
+    offset.
+    """
+    return 4 * (2 * links + links / (links - 1)) + 4 + 8
+
+
+def fit_into_memory(
+    recipes: Sequence[IndexRecipe], n: int, d: int, memory: int, part_rows: int | None = None, *, serving: bool = False
+) -> VectorPlan:
+    """Return the plan of the first recipe that fits, with more cells or a smaller sample if needed.
+
+    Args:
+        recipes: one recipe, or the `list_alternatives` of one.
+        n: number of vectors.
+        d: dimensions.
+        memory: bytes of one machine, for the largest stage of the build.
+        part_rows: rows of the largest part; None: the default size of a part.
+        serving: whether the finished index must fit as well, because the same machine searches it.
+
+    Raises:
+        ResourceError: no recipe fits. The message gives the memory needed, and for a single recipe
+            a factory string that would fit, if there is one.
+    """
+    plans = [plan for recipe in recipes for plan in _iter_smaller_plans(recipe, resolve(recipe, n, d))]
+    plan_sizes = [(plan, estimate_resources(plan, part_rows).peak_bytes(serving=serving)) for plan in plans]
+    plan, needed = min(plan_sizes, key=lambda plan_size: max(memory, plan_size[1]))
+    if needed <= memory:
+        return plan
+    work = "build and search" if serving else "build"
+    advice = "add memory, since no index is smaller"
+    if len(recipes) == 1:
+        alternatives = [*recipes, *list_alternatives(recipes[0], d)]
+        advice = f"use {fit_into_memory(alternatives, n, d, memory, part_rows, serving=serving).factory}"
+    raise ResourceError(
+        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed)} of memory to {work}, and "
+        f"{format_bytes(memory)} are free: {advice}"
+    )
+
+
+def list_alternatives(recipe: IndexRecipe, d: int) -> list[IndexRecipe]:
+    """Return the recipe with other factories for d dimensions, the best first.
+
+    A graph keeps its links and cells.
+    """
+    links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
+    graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
+    codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
+    factories = [*graphs, "IVF,PQ", *codes, "IVF,RaBitQ"]  # d/4, d/8 and d/16 bytes, and 1 bit per dimension
+    return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
+
+
+def _iter_smaller_plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
+    """Yield the plan, then smaller ones, as far as the recipe leaves cells and the sample open."""
+    yield plan
+    min_sample = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
+    for times in (2, 4, 8):  # more cells, or fewer training vectors: both lose recall
+        sample = recipe.train_sample or max(min_sample, plan.train_sample // times)
+        less = resolve(replace(recipe, cells=recipe.cells or times * plan.cells, train_sample=sample), plan.n, plan.d)
+        changed = f"{less.cells:,} cells" if less.shards else f"trained on {less.train_sample:,} vectors"
+        yield replace(less, notes=(*less.notes, f"{changed}, so that the build fits in memory"))

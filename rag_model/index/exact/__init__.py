@@ -1,1 +1,0 @@
-"""Exact search: every vector is compared with the query."""

@@ -1,0 +1,301 @@
+"""Check the layout of a faiss file, every header and count, before faiss opens it.
+
+faiss trusts what it reads: it allocates by a file's counts, maps any file that "on disk" lists
+name, and uses ids and sizes as they are. A downloaded file may be hostile. So it is opened only if
+it has a layout that bookwheel builds, each count fits the bytes that exist, and the file ends where
+its last array does.
+
+The check reads headers, the sizes of inverted lists, and the levels of a graph: 12 bytes per node,
+and the links of the few nodes above the bottom level. faiss itself checks that links are nodes, and
+search checks that ids are rows.
+
+Levels need the check because of faiss's walk down the levels: it assumes that a node linked at
+level l has a list at level l. If the node has none, faiss reads beyond its lists. Only some queries
+reach such a link, so trial queries do not find it.
+
+Source: `faiss/impl/index_read.cpp`.
+"""
+
+import io
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+_BLOCK_NODES = 1 << 18  # nodes checked at once: a few megabytes
+_MAX_LINKS = 1 << 12  # slots of a node at one level; bookwheel's graphs have up to 256
+
+Require = Callable[[object], None]
+
+
+def check_slots(slots: npt.NDArray[np.int32], require: Require) -> None:
+    """Require a plausible number of slots at each level, (levels + 1,) counted from the bottom."""
+    require(len(slots) > 1 and slots[0] == 0)
+    widths = np.diff(slots.astype(np.int64))
+    require(bool(((widths > 0) & (widths <= _MAX_LINKS)).all()))
+
+
+def check_levels(
+    levels: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    links: npt.NDArray[np.int32],
+    slots: npt.NDArray[np.int32],
+    walk_from: tuple[int, int],
+    require: Require,
+) -> None:
+    """Require that each node has the slots of its levels, and that links stay within their level.
+
+    Holds 2 bytes per node, and 16 per node above the bottom.
+
+    Args:
+        levels: (n,) counted from 1, possibly mapped.
+        offsets: (n + 1,) the start of each node's slots.
+        links: of all nodes and levels, -1 where empty.
+        slots: (levels + 1,) counted from the bottom.
+        walk_from: the entry point and its level, counted from 0.
+        require: raises an error if its argument is false.
+    """
+    node_levels, ends = np.empty(len(levels), np.int16), slots.astype(np.int64)
+    upper, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    require(offsets[0] == 0 and offsets[-1] == len(links))
+    for first in range(0, len(levels), _BLOCK_NODES):
+        block = levels[first : first + _BLOCK_NODES]
+        require(block.min() >= 1 and block.max() < len(slots))
+        node_levels[first : first + _BLOCK_NODES] = block
+        begins = offsets[first : first + _BLOCK_NODES + 1]
+        require(bool((np.diff(begins) == ends[block]).all()))
+        high = np.flatnonzero(block > 1)
+        upper.append(first + high)
+        starts.append(np.asarray(begins[high]))
+    entry, top = walk_from
+    require(entry < 0 or node_levels[entry] == top + 1)
+    for level, targets in _iter_upper_links(node_levels, links, ends, np.concatenate(upper), np.concatenate(starts)):
+        linked_nodes = targets[targets >= 0]
+        require(bool((linked_nodes < len(node_levels)).all()) and bool((node_levels[linked_nodes] > level).all()))
+
+
+def _iter_upper_links(
+    node_levels: npt.NDArray[np.int16], links: npt.NDArray[np.int32], ends: Any, nodes: Any, starts: Any
+) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
+    """Yield each level above the bottom, with the links of a block of its nodes."""
+    highest = int(node_levels[nodes].max(initial=0))
+    for level in range(1, highest):
+        begins = starts[node_levels[nodes] > level] + ends[level]  # (u,)
+        width = np.arange(ends[level + 1] - ends[level])
+        for first in range(0, len(begins), _BLOCK_NODES // 16):
+            yield level, links[begins[first : first + _BLOCK_NODES // 16, None] + width]  # (b, 1) + (w,) -> (b, w)
+
+
+_HEADER = "iqqqBi"  # d, n, 2 unused, trained, metric: follows the fourcc
+_MAX_DIM = 1 << 20  # faiss's own limit
+_MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
+_FLATS = (b"IxFI", b"IxF2", b"IxFl")
+_GRAPHS = (b"IHNf", b"IHNs")  # over vectors, or over scalar codes
+_LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
+_TRANSFORMS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
+# Bits per component, by faiss's number of the scalar type.
+_SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
+
+
+class UnsupportedIndexError(ValueError):
+    """A faiss file of a type that bookwheel does not search."""
+
+
+def check_layout(file: BinaryIO, size: int) -> None:
+    """Check a file of `size` bytes that is open at its beginning.
+
+    Raises:
+        UnsupportedIndexError: bookwheel does not search this type of index; the message names it.
+        ValueError: the file is truncated, too long, or not a faiss index.
+    """
+    walk = _LayoutReader(file, size)
+    walk.read_index(_FLATS + _GRAPHS + _LISTS + (b"IxPT", b"IxRF", b"IxSQ"))
+    walk.require(walk.offset == size)
+
+
+class _LayoutReader:
+    """A position in the file; each step reads one field and moves behind it."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size, self.offset = file, size, 0
+
+    def require(self, condition: object) -> None:
+        if not condition:
+            raise ValueError(f"invalid bytes near offset {self.offset:,}")
+
+    def read_index(self, allowed: tuple[bytes, ...]) -> tuple[int, int]:
+        """Read past an index; return its dimensions and its number of vectors."""
+        (kind,) = self._read("4s")
+        if kind not in allowed:
+            is_faiss_index = kind.isalnum() and kind[:1] == b"I"
+            raise UnsupportedIndexError(kind.decode()) if is_faiss_index else ValueError("no faiss index")
+        d, n = self._read_header()
+        self._reader_of(kind)(kind, d, n)
+        return d, n
+
+    def _reader_of(self, kind: bytes) -> Callable[[bytes, int, int], None]:
+        if kind in _GRAPHS:
+            return self._read_graph
+        if kind in _LISTS:
+            return self._read_lists
+        return {b"IxPT": self._read_pretransform, b"IxRF": self._read_refinement, b"IxSQ": self._read_scalar}.get(
+            kind, self._read_flat
+        )
+
+    def _read_header(self) -> tuple[int, int]:
+        d, n, _, _, trained, metric = self._read(_HEADER)
+        self.require(0 <= d <= _MAX_DIM and n >= 0 and trained in (0, 1) and metric >= 0)
+        if metric > 1:
+            raise UnsupportedIndexError(f"metric {metric}")
+        return d, n
+
+    def _read_flat(self, kind: bytes, d: int, n: int) -> None:
+        self.require(self._skip_array(4) == n * d)
+
+    def _read_scalar(self, kind: bytes, d: int, n: int) -> None:
+        width = self._read_scalar_codec(d)
+        self.require(self._skip_array(1) == n * width)
+
+    def _read_graph(self, kind: bytes, d: int, n: int) -> None:
+        self._skip_array(8)
+        slots = self._read_array("<i4", max_count=1 << 10)
+        check_slots(slots, self.require)
+        levels, offsets, links = self._map_array("<i4"), self._map_array("<i8"), self._map_array("<i4")
+        self.require(len(levels) == n and len(offsets) == n + 1)
+        entry, top, _, _, _ = self._read("iiiii")
+        self.require(-1 <= entry < max(n, 1) and -1 <= top < len(slots) and (n == 0) == (entry < 0))
+        check_levels(levels, offsets, links, slots, (entry, top), self.require)
+        self.require(self.read_index(_FLATS if kind == b"IHNf" else (b"IxSQ",)) == (d, n))
+
+    def _read_pretransform(self, kind: bytes, d: int, n: int) -> None:
+        (chain,) = self._read("i")
+        self.require(0 <= chain <= _MAX_TRANSFORMS)
+        for _ in range(chain):
+            self.require(self._read_transform() == d)
+            d = self._out_dim
+        self.require(self.read_index(_LISTS) == (d, n))
+
+    def _read_transform(self) -> int:
+        """Read past a linear transform; return its input and store its output dimensions."""
+        (kind,) = self._read("4s")
+        if kind not in _TRANSFORMS:
+            raise UnsupportedIndexError(kind.decode("latin-1"))
+        if kind in (b"PcAm", b"Pcam"):
+            self._read("f?i" if kind == b"PcAm" else "ff?i")
+            for _ in range(3):
+                self._skip_array(4)
+        (biased,) = self._read("?")
+        matrix, bias = self._skip_array(4), self._skip_array(4)
+        in_dim, out_dim, _ = self._read("ii?")
+        self.require(0 < in_dim <= _MAX_DIM and 0 < out_dim <= _MAX_DIM and matrix == in_dim * out_dim)
+        self.require(bias == out_dim if biased else bias in (0, out_dim))
+        self._out_dim = int(out_dim)
+        return int(in_dim)
+
+    def _read_refinement(self, kind: bytes, d: int, n: int) -> None:
+        self.require(self.read_index((*_LISTS, b"IxPT")) == (d, n))
+        self.require(self.read_index((*_FLATS, b"IxSQ")) == (d, n))
+        (factor,) = self._read("f")
+        self.require(1 <= factor < 1 << 20)
+
+    def _read_lists(self, kind: bytes, d: int, n: int) -> None:
+        lists, _ = self._read("QQ")
+        self.require(self.read_index((*_FLATS, b"IHNf")) == (d, lists))
+        (direct,) = self._read("b")
+        self.require(direct == 0 and self._skip_array(8) == 0)
+        width = self._read_codec(kind, d)
+        (stored,) = self._read("4s")
+        if stored != b"ilar":
+            raise UnsupportedIndexError(f"lists {stored.decode('latin-1')!r}")
+        self.require(self._read("QQ") == (lists, width))
+        self.require(self._read_sizes(lists) == n)
+        self._skip(n * (width + 8))
+
+    def _read_codec(self, kind: bytes, d: int) -> int:
+        """Read past the codec of lists; return the bytes per code."""
+        if kind == b"IwFl":
+            return 4 * d
+        if kind in (b"IwSQ", b"IwSq"):
+            width = self._read_scalar_codec(d)
+            self.require(self._read("Q") == (width,))
+            if kind == b"IwSq":
+                self._read("?")
+            return width
+        return self._read_product_codec(d) if kind == b"IwPQ" else self._read_rabitq_codec(kind, d)
+
+    def _read_scalar_codec(self, d: int) -> int:
+        scalar_type, _, _, code_dim, width = self._read("iifQQ")
+        self.require(scalar_type in _SCALAR_BITS and code_dim == d and width == -(-_SCALAR_BITS[scalar_type] * d // 8))
+        self._skip_array(4)
+        return int(width)
+
+    def _read_product_codec(self, d: int) -> int:
+        _, width = self._read("?Q")
+        code_dim, pieces, bits = self._read("QQQ")
+        self.require(code_dim == d and 0 < pieces <= d and 0 < bits <= 16 and width == -(-pieces * bits // 8))
+        self.require(self._skip_array(4) == d << bits)
+        return int(width)
+
+    def _read_rabitq_codec(self, kind: bytes, d: int) -> int:
+        code_dim, width, _ = self._read("QQi")
+        (bits,) = self._read("Q") if kind == b"Iwrr" else (1,)
+        (code_size, _, query_bits) = self._read("Q?B")
+        self.require(
+            code_dim == d and width == code_size and 0 < bits <= 9 and query_bits <= 8 and 0 < width <= 8 * d + 64
+        )
+        return int(width)
+
+    def _read_sizes(self, lists: int) -> int:
+        """Read past the sizes of inverted lists; return their sum."""
+        (encoding,) = self._read("4s")
+        if encoding == b"full":
+            sizes = self._read_array("<u8")
+            self.require(len(sizes) == lists)
+        else:
+            self.require(encoding == b"sprs")
+            pairs = self._read_array("<u8")
+            self.require(len(pairs) % 2 == 0)
+            numbers, sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
+            self.require(bool((numbers < lists).all()) and len(np.unique(numbers)) == len(numbers))
+        self.require(bool((sizes <= self._size).all()))  # so their sum does not overflow
+        return int(sizes.sum())
+
+    def _skip_array(self, width: int) -> int:
+        """Skip an array of `width` bytes per value; return its length."""
+        (count,) = self._read("Q")
+        self._skip(count * width)
+        return int(count)
+
+    def _map_array(self, dtype: str) -> npt.NDArray[Any]:
+        """Skip an array; return it memory-mapped if the file is on disk."""
+        (count,) = self._read("Q")
+        start = self.offset
+        self._skip(count * np.dtype(dtype).itemsize)
+        if not count:
+            return np.empty(0, dtype)
+        if isinstance(self._file, io.BytesIO):
+            return np.frombuffer(self._file.getbuffer(), dtype, count, start)
+        return np.memmap(self._file, dtype, "r", start, (count,))
+
+    def _read_array(self, dtype: str, max_count: int | None = None) -> Any:
+        (count,) = self._read("Q")
+        start, width = self.offset, np.dtype(dtype).itemsize
+        self.require(max_count is None or count <= max_count)
+        self._skip(count * width)
+        self._file.seek(start)
+        return np.frombuffer(self._file.read(count * width), dtype)
+
+    def _skip(self, size: int) -> None:
+        self.require(size <= self._size - self.offset)
+        self.offset += size
+
+    def _read(self, layout: str) -> tuple[Any, ...]:
+        packed = struct.Struct("<" + layout.removeprefix("<"))
+        start = self.offset
+        self._skip(packed.size)
+        self._file.seek(start)
+        return packed.unpack(self._file.read(packed.size))
+
+    _out_dim = 0  # output dimensions of the last transform

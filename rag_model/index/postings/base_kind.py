@@ -1,0 +1,122 @@
+"""The base of the index kinds `bm25` and `impact`, and their search parameters.
+
+It imports no numba, which takes a second: recipes and command lines need only this module.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rag_model.errors import InputError
+from rag_model.index.files.pieces import Opener, compute_stamp
+from rag_model.index.kind import UntrainedKind
+from rag_model.index.plan import IndexPlan, IndexStats
+
+if TYPE_CHECKING:
+    from rag_model.index.postings.part import PartReader
+from collections.abc import Mapping
+from typing import Any
+
+from rag_model.errors import UsageError
+
+MERGE_BYTES_PER_PASSAGE = (
+    # Bytes a passage in memory while parts of 3,500 are merged: windows of their terms and
+    # postings.
+    13
+)
+
+
+class PostingsKind(UntrainedKind, ABC):
+    """An inverted index: the postings of each part, merged as a stream.
+
+    The bytes do not depend on the division of the passages into parts. A subclass defines the terms
+    and weights of a passage (`scatter`), and their scores (`open`).
+    """
+
+    suffix: ClassVar[str] = "postings"
+
+    @abstractmethod
+    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
+        """Write the postings of a part, sorted by term, as a piece with the stamp of
+        `scatter_stamp`.
+        """
+
+    def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
+        """Return the number of units in a weight of 1; 0 if weights are term frequencies."""
+        return 0
+
+    def merge(
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        rows: Sequence[Path],
+        scattered: Sequence[Opener],
+        shards: Sequence[Opener],
+        out: Path,
+    ) -> IndexStats:
+        """Merge the postings of all parts, term by term."""
+        from rag_model.index.postings.merge import merge_parts  # noqa: PLC0415
+
+        with open_parts(plan, trained, enumerate(scattered)) as parts:
+            total_rows = sum(part.n for part in parts)
+            if total_rows != plan.n:
+                raise InputError(f"the pieces have {total_rows} rows, but the plan has {plan.n}: build them again")
+            return merge_parts(parts, out, self.scale(plan, rows))
+
+
+def scatter_stamp(plan: IndexPlan, trained: Path, number: int) -> str:
+    """Return the stamp of the piece of a part."""
+    return compute_stamp(plan, trained, "scattered", number)
+
+
+@contextmanager
+def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opener]]) -> Iterator[list["PartReader"]]:
+    """Open the pieces of parts, which are given with the parts' numbers.
+
+    Raises:
+        InputError: a piece is missing, damaged or from another build.
+    """
+    from rag_model.index.postings.part import PartReader  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        parts = []
+        for number, piece in pieces:
+            name = f"the scattered piece of part {number}"
+            parts.append(PartReader(piece, scatter_stamp(plan, trained, number), name))
+            stack.callback(parts[-1].close)
+        yield parts
+
+
+# Tuned for passages of Wikipedia: Karpukhin et al. 2020, section 5; Pyserini's defaults.
+K1, B = 0.9, 0.4
+MAX_TERMS = 10_000  # of a query
+_MAX_VALUES = {"k1": 1_000.0, "b": 1.0}
+
+
+def check_bm25_parameters(parameters: Mapping[str, Any]) -> None:
+    """Check search parameters: `k1` (saturation of term frequencies) and `b` (normalization by
+    length).
+
+    Raises:
+        UsageError: a parameter is unknown or out of range.
+    """
+    for name, value in parameters.items():
+        if name not in _MAX_VALUES:
+            raise UsageError(f"{name} is not a search parameter of BM25: it takes {' and '.join(_MAX_VALUES)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_VALUES[name]:
+            raise UsageError(f"{name} of BM25 is {value!r}: give a number from 0 to {_MAX_VALUES[name]:g}")
+
+
+def check_impact_parameters(parameters: Mapping[str, Any]) -> None:
+    """Check search parameters: `terms`, the number of query terms that are looked up.
+
+    Raises:
+        UsageError: a parameter is unknown or out of range.
+    """
+    for name, value in parameters.items():
+        if name != "terms":
+            raise UsageError(f"{name} is not a search parameter of this index: it takes terms")
+        if type(value) is not int or not 1 <= value <= MAX_TERMS:
+            raise UsageError(f"terms is {value!r}: give a whole number from 1 to {MAX_TERMS:,}")

@@ -1,0 +1,535 @@
+"""Exact top-k search over decoded posting lists, which are cached: for services with up to four
+million passages.
+
+It is the search of `maxscore`, with the same scores, where the contribution of each posting is
+known. In each window of rows, the lists whose largest contributions do not reach the k-th best
+score so far add no candidates. The other lists are added up row by row, and the rows that can still
+be among the best are looked up in the remaining lists, the heaviest first. The sums of a window
+stay in the processor's first cache, and no loop over postings or rows branches on data, which a
+processor would mispredict half the time.
+
+A list with a few postings per window also has the begin and the largest contribution of each
+window. A list of many postings has a bit for each row, and the number of postings before each 64
+rows, so that the posting of a row is found without a search. The initial threshold is a score that
+k postings of one list
+reach: no passage with less is among the k best.
+"""
+
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.file import PostingsFile
+from rag_model.index.postings.maxscore import (
+    DAMAGED,
+    IMPACT,
+    Weighting,
+    contribution,
+    push_hit,
+    read_list,
+    score_units,
+    sort_hits,
+)
+
+SHIFT = 13
+WINDOW = 1 << SHIFT  # rows, whose sums fit into the first cache of a processor
+TOPS = 11  # lower bounds stored per list: of the 1st, 2nd, 4th, ... 1,024th largest contribution
+POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(
+    4
+)  # the numbers of a list: its postings, its windows and its bits, -1: it has none
+_MIN_POSTINGS_PER_WINDOW = 4  # a shorter list gets no windows
+_MAX_ROWS_PER_POSTING = 64  # a sparser list gets no bits
+_MAX_WORDS_PER_POSTING = 0.25  # capacity for words of bits, per posting of capacity
+_HISTOGRAM_BINS = 1 << 10  # of contributions, from which the lower bounds are read
+_EMPTY_LIST = -1  # replaces the offset of a list without postings
+Ints = npt.NDArray[np.int64]
+
+
+class Decoded(NamedTuple):
+    """Decoded lists, concatenated; list 0 is empty. It is passed to compiled code."""
+
+    rows: npt.NDArray[np.uint32]
+    contributions: npt.NDArray[np.float32]  # of each posting
+    offsets: Ints  # (lists, 4), see `POSTINGS_BEGIN`
+    tops: npt.NDArray[
+        np.float32
+    ]  # (lists, 11): lower bound of the 2^j-th largest contribution; 0 if the list is shorter
+    starts: npt.NDArray[np.uint32]  # first posting of each window, and the end of the last one
+    peaks: npt.NDArray[np.float32]  # largest contribution in each window, parallel to `starts`
+    bits: npt.NDArray[np.uint64]  # one bit per row: whether it has a posting
+    ranks: npt.NDArray[np.uint32]  # first posting at or after the rows of each word of `bits`
+
+
+@compiled
+def _decode_list(data, lists, lengths, entry, weighting, rows, contributions):
+    """Decode a list; return its largest contribution, or `DAMAGED`."""
+    weights = np.empty(len(rows), np.int64)
+    if not read_list(data, lists, entry, rows, weights) or rows[len(rows) - 1] >= len(lengths):
+        return float(DAMAGED)
+    max_contribution = np.float32(0)
+    for i in range(len(rows)):
+        contributions[i] = contribution(weights[i], lengths[rows[i]], weighting)
+        max_contribution = max(max_contribution, contributions[i])
+    return float(max_contribution)
+
+
+@compiled
+def _write_top_bounds(contributions, max_contribution, tops):
+    """Store a lower bound for the 1st, 2nd, 4th, ... largest contribution, read from a histogram."""
+    counts, bin_minimum = np.zeros(_HISTOGRAM_BINS, np.int64), np.full(_HISTOGRAM_BINS, np.float32(np.inf))
+    for i in range(len(contributions)):
+        bin_number = np.int64(contributions[i] / max_contribution * (_HISTOGRAM_BINS - 1))
+        counts[bin_number] += 1
+        bin_minimum[bin_number] = min(bin_minimum[bin_number], contributions[i])
+    postings_above, bin_index = 0, _HISTOGRAM_BINS
+    for i in range(TOPS):
+        tops[i] = 0
+        if 1 << i <= len(contributions):
+            while postings_above < 1 << i:
+                bin_index -= 1
+                postings_above += counts[bin_index]
+            tops[i] = bin_minimum[bin_index]
+
+
+@compiled
+def _write_windows(rows, contributions, first, starts, peaks):
+    """Store the first posting of each window and its largest contribution.
+
+    The list begins at `first`.
+    """
+    posting = 0
+    for window in range(len(starts)):
+        starts[window], peaks[window] = first + posting, 0
+        while posting < len(rows) and rows[posting] >> SHIFT == window:
+            peaks[window] = max(peaks[window], contributions[posting])
+            posting += 1
+
+
+@compiled
+def _write_bits(rows, first, bits, ranks):
+    """Store the bits of a list's rows, and for each word its first posting.
+
+    The list begins at `first`.
+    """
+    posting = 0
+    for word in range(len(bits)):
+        bits[word], ranks[word] = 0, first + posting
+        while posting < len(rows) and rows[posting] >> 6 == word:
+            bits[word] |= np.uint64(1) << np.uint64(rows[posting] & 63)
+            posting += 1
+
+
+class DecodedLists:
+    """The decoded lists of a file, for one weighting; lists are added and never removed."""
+
+    def __init__(self, weighting: Weighting, capacity: int) -> None:
+        """Reserve address space for `capacity` postings; memory is used as lists are added."""
+        self.weighting, self.capacity = weighting, capacity
+        self._used = [0, 0, 0]  # postings, windows and words of bits
+        self._number_by_offset = {_EMPTY_LIST: 0}  # of lists, by their offset in the file
+        words, windows = (
+            int(capacity * _MAX_WORDS_PER_POSTING),
+            capacity // 2 + 1,
+        )  # a list has a window more than it needs
+        self.arrays = Decoded(
+            np.empty(capacity, np.uint32),
+            np.empty(capacity, np.float32),
+            np.array([[0, 0, -1, -1]]),
+            np.zeros((1, TOPS), np.float32),
+            np.empty(windows, np.uint32),
+            np.empty(windows, np.float32),
+            np.empty(words, np.uint64),
+            np.empty(words, np.uint32),
+        )
+
+    def __contains__(self, offset: int) -> bool:
+        """Whether the list at an offset of the file is decoded."""
+        return offset in self._number_by_offset
+
+    def has_capacity(self, postings: int) -> bool:
+        """Whether there is room for `postings` more."""
+        return self._used[0] + postings <= self.capacity
+
+    def list_numbers(self, entries: Ints) -> Ints:
+        """Return the numbers of (t, 3) lists, as `find_terms` returns them, which must be decoded.
+
+        The number of a list without postings is 0.
+        """
+        offsets = np.where(entries[:, 0] > 0, entries[:, 1], _EMPTY_LIST).tolist()
+        return np.fromiter(map(self._number_by_offset.__getitem__, offsets), np.int64, len(offsets))
+
+    def add(self, file: PostingsFile, entry: Ints) -> bool:
+        """Decode a list; return whether it is valid."""
+        first, number = self._used[0], len(self._number_by_offset)
+        last = first + int(entry[0])
+        rows, contributions = self.arrays.rows[first:last], self.arrays.contributions[first:last]
+        max_contribution = _decode_list(
+            file.lists, file.layout.lists, file.lengths, entry, self.weighting, rows, contributions
+        )
+        if max_contribution < 0:
+            return False
+        if number == len(self.arrays.offsets):  # running searches keep the former arrays
+            offsets, tops = (np.concatenate([array, np.empty_like(array)]) for array in self.arrays[2:4])
+            self.arrays = self.arrays._replace(offsets=offsets, tops=tops)
+        _write_top_bounds(contributions, max_contribution, self.arrays.tops[number])
+        n = file.layout.n
+        self.arrays.offsets[number] = first, last, self._add_windows(n, rows, contributions), self._add_bits(n, rows)
+        self._used[0], self._number_by_offset[int(entry[1])] = last, number
+        return True
+
+    def _add_windows(self, n: int, rows: npt.NDArray[np.uint32], contributions: npt.NDArray[np.float32]) -> int:
+        """Store a list's windows; return their offset, or -1 if it has too few postings."""
+        windows = (n + WINDOW - 1) >> SHIFT
+        if len(rows) < _MIN_POSTINGS_PER_WINDOW * windows:
+            return -1
+        begin, end = self._used[1], self._used[1] + windows + 1
+        _write_windows(rows, contributions, self._used[0], self.arrays.starts[begin:end], self.arrays.peaks[begin:end])
+        self._used[1] = end
+        return begin
+
+    def _add_bits(self, n: int, rows: npt.NDArray[np.uint32]) -> int:
+        """Store a list's bits.
+
+        Return their offset, or -1 if it has too few postings or the capacity is used up.
+        """
+        begin, end = self._used[2], self._used[2] + (n + 63) // 64
+        if len(rows) * _MAX_ROWS_PER_POSTING < n or end > len(self.arrays.bits):
+            return -1
+        _write_bits(rows, self._used[0], self.arrays.bits[begin:end], self.arrays.ranks[begin:end])
+        self._used[2] = end
+        return begin
+
+
+_MAX_INSERTION_SORT = 64  # terms; longer queries use another algorithm
+_M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
+_TIMES = np.uint64(0x0101010101010101)
+_1, _2, _4, _56, _63 = (np.uint64(number) for number in (1, 2, 4, 56, 63))
+
+
+@compiled
+def _count_bits(word):
+    """Return the number of bits that are set."""
+    word -= (word >> _1) & _M1
+    word = (word & _M2) + ((word >> _2) & _M2)
+    return np.int64((((word + (word >> _4)) & _M4) * _TIMES) >> _56)
+
+
+@compiled
+def _sort_by_bound(bounds, order, t):
+    """Sort lists by bound, ascending.
+
+    Short queries are sorted by insertion, starting from the almost sorted order of the last window.
+    """
+    if t > _MAX_INSERTION_SORT:
+        order[:t] = np.argsort(bounds[:t])
+        return
+    for i in range(1, t):
+        list_number, slot = order[i], i
+        while slot and bounds[order[slot - 1]] > bounds[list_number]:
+            order[slot] = order[slot - 1]
+            slot -= 1
+        order[slot] = list_number
+
+
+@compiled
+def _add_and_track(rows, contributions, first, last, begin, factor, sums, touched, count):
+    """Add the postings of a window, whose first row is `begin`, to its sums.
+
+    Return the number of touched rows.
+    """
+    for posting in range(first, last):
+        row = np.int64(rows[posting]) - begin
+        previous_sum = sums[row]
+        touched[count] = row
+        count += previous_sum == 0
+        sums[row] = previous_sum + score_units(factor, contributions[posting])
+    return count
+
+
+@compiled
+def _take_promising(sums, touched, count, threshold, ids, scores):
+    """Store the touched rows with a sum above `threshold`, and reset all sums.
+
+    Return the number of stored rows.
+    """
+    count_above = 0
+    for i in range(count):
+        row = np.int64(touched[i])
+        score = sums[row]
+        sums[row] = 0
+        ids[count_above], scores[count_above] = row, score
+        count_above += score > threshold
+    return count_above
+
+
+@compiled
+def _add_by_bits(contributions, bits, ranks, words, last, factor, threshold, ids, scores, count):
+    """Add a list, by its bits, to the scores of rows.
+
+    Keep the rows above `threshold` and return their number.
+    """
+    count_above = 0
+    for i in range(count):
+        row = np.int64(ids[i])
+        word, bit = bits[words + (row >> 6)], _1 << np.uint64(row & 63)
+        posting = np.int64(ranks[words + (row >> 6)]) + _count_bits(word & (bit - _1))
+        score_units_added = score_units(factor, contributions[min(posting, last)])
+        score = scores[i] + (score_units_added if word & bit else np.int64(0))
+        ids[count_above], scores[count_above] = row, score
+        count_above += score > threshold
+    return count_above
+
+
+@compiled
+def _add_to_sums(rows, contributions, first, last, begin, factor, sums):
+    """Add the postings of a window, whose first row is `begin`, to its sums."""
+    for posting in range(first, last):
+        sums[np.int64(rows[posting]) - begin] += score_units(factor, contributions[posting])
+
+
+@compiled
+def _add_sums(sums, threshold, ids, scores, count):
+    """Add the window's sums to the scores of rows.
+
+    Keep the rows above `threshold` and return their number.
+    """
+    count_above = 0
+    for i in range(count):
+        row = np.int64(ids[i])
+        score = scores[i] + sums[row]
+        ids[count_above], scores[count_above] = row, score
+        count_above += score > threshold
+    return count_above
+
+
+@compiled
+def _clear_sums(rows, first, last, begin, sums):
+    """Reset the sums of a window's postings."""
+    for posting in range(first, last):
+        sums[np.int64(rows[posting]) - begin] = 0
+
+
+@compiled
+def _first_threshold(tops, list_numbers, factors, k):
+    """Return a score that at least k passages exceed."""
+    top, threshold = 0, np.int64(0)
+    while 1 << top < k:
+        top += 1
+    if top < TOPS:
+        for i in range(len(list_numbers)):
+            threshold = max(threshold, np.int64(factors[i] * tops[list_numbers[i], top]) - 1)
+    return threshold
+
+
+@compiled
+def _bound_lists(lists, list_numbers, factors, window, firsts, lasts, bounds):
+    """Find the postings of each list in a window, and the upper bound of their scores."""
+    for i in range(len(list_numbers)):
+        window_offset, peak = lists.offsets[list_numbers[i], WINDOWS_BEGIN], np.float32(0)
+        if window_offset >= 0:
+            firsts[i], lasts[i] = lists.starts[window_offset + window], lists.starts[window_offset + window + 1]
+            peak = lists.peaks[window_offset + window]
+        else:  # a short list: continue after the last window
+            posting, end = lasts[i], lists.offsets[list_numbers[i], POSTINGS_END]
+            firsts[i] = posting
+            while posting < end and lists.rows[posting] >> SHIFT == window:
+                peak = max(peak, lists.contributions[posting])
+                posting += 1
+            lasts[i] = posting
+        bounds[i] = score_units(factors[i], peak) if peak > 0 else np.int64(0)
+
+
+@compiled
+def _count_optional(bounds, order, reach, threshold):
+    """Accumulate the bounds of lists.
+
+    Return the number of non-essential ones, whose sum is within the threshold.
+    """
+    optional = 0
+    for i in range(len(order)):
+        reach[i + 1] = reach[i] + bounds[order[i]]
+        if reach[i + 1] <= threshold or bounds[order[i]] == 0:
+            optional = i + 1
+    return optional
+
+
+@compiled
+def _complete_scores(lists, list_numbers, factors, begin, optional, threshold, count, scratch):
+    """Add the non-essential lists to the scores of the candidates.
+
+    Return the number of candidates left.
+    """
+    rows, contributions, offsets, _, _, _, bits, ranks = lists
+    sums, _, ids, scores, order, bounds, reach, firsts, lasts = scratch
+    i = optional
+    while i and count and bounds[order[i - 1]]:
+        j = order[i - 1]
+        words = offsets[list_numbers[j], BITS_BEGIN]
+        if words >= 0 and count < lasts[j] - firsts[j]:
+            i -= 1
+            words += begin >> 6
+            last, limit = offsets[list_numbers[j], POSTINGS_END] - 1, threshold - reach[i]
+            count = _add_by_bits(contributions, bits, ranks, words, last, factors[j], limit, ids, scores, count)
+            continue
+        group_end, postings_read = i, 0
+        # Short lists are added together.
+        while i and postings_read < count and bounds[order[i - 1]]:
+            j = order[i - 1]
+            postings = lasts[j] - firsts[j]
+            if offsets[list_numbers[j], BITS_BEGIN] >= 0 and count < postings:
+                break
+            _add_to_sums(rows, contributions, firsts[j], lasts[j], begin, factors[j], sums)
+            i, postings_read = i - 1, postings_read + postings
+        count = _add_sums(sums, threshold - reach[i], ids, scores, count)
+        for slot in range(i, group_end):
+            _clear_sums(rows, firsts[order[slot]], lasts[order[slot]], begin, sums)
+    return count
+
+
+@compiled
+def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scratch):
+    """Find the best rows of a query; return their number."""
+    sums, touched, ids, scores, order, bounds, reach, firsts, lasts = scratch
+    k, t, size = len(best_scores), len(list_numbers), 0
+    threshold = _first_threshold(lists.tops, list_numbers, factors, k)
+    for i in range(t):
+        order[i], lasts[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
+    for window in range((n + WINDOW - 1) >> SHIFT):
+        begin, count = window << SHIFT, 0
+        _bound_lists(lists, list_numbers, factors, window, firsts, lasts, bounds)
+        _sort_by_bound(bounds, order, t)
+        optional = _count_optional(bounds, order[:t], reach, threshold)
+        for i in range(optional, t):
+            j = order[i]
+            count = _add_and_track(
+                lists.rows, lists.contributions, firsts[j], lasts[j], begin, factors[j], sums, touched, count
+            )
+        count = _take_promising(sums, touched, count, threshold - reach[optional], ids, scores)
+        count = _complete_scores(lists, list_numbers, factors, begin, optional, threshold, count, scratch)
+        for i in range(count):
+            score, row = scores[i], begin + np.int64(ids[i])
+            if score > threshold and (
+                size < k or score > best_scores[0] or (score == best_scores[0] and row < best_rows[0])
+            ):
+                size = push_hit(best_scores, best_rows, size, k, score, row)
+        if size == k:
+            threshold = max(
+                threshold, best_scores[0]
+            )  # rows ascend from window to window, so an equal score ranks lower
+    sort_hits(best_scores, best_rows, size)
+    return size
+
+
+@compiled
+def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, sizes):
+    """Find the best rows of several queries.
+
+    Args:
+        lists: `Decoded`.
+        list_numbers: (t,) numbers of the lists of all queries' terms.
+        factors: (t,) of each term, in units.
+        ends: (q,) end of each query's terms.
+        n: number of passages.
+        best_scores: (q, k) int64, filled with the scores in units, best first.
+        best_rows: (q, k) int64, filled with the rows; equal scores are ordered by row.
+        sizes: (q,) int64, filled with the number of hits.
+    """
+    first, max_terms = 0, 0
+    for query in range(len(ends)):
+        max_terms, first = max(max_terms, ends[query] - first), ends[query]
+    sums, touched = np.zeros(WINDOW, np.int64), np.empty(WINDOW + 1, np.uint32)
+    ids, scores = np.empty(WINDOW + 1, np.uint32), np.empty(WINDOW + 1, np.int64)
+    order, bounds, reach = (
+        np.empty(max_terms, np.int64),
+        np.empty(max_terms, np.int64),
+        np.zeros(max_terms + 1, np.int64),
+    )
+    firsts, lasts = np.zeros(max_terms, np.int64), np.zeros(max_terms, np.int64)
+    scratch = sums, touched, ids, scores, order, bounds, reach, firsts, lasts
+    first = 0
+    for query in range(len(ends)):
+        last = ends[query]
+        sizes[query] = _search_query(
+            lists, list_numbers[first:last], factors[first:last], n, best_scores[query], best_rows[query], scratch
+        )
+        first = last
+
+
+MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
+# 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
+MAX_CACHED_POSTINGS = 1 << 25
+SMALL_CACHE_POSTINGS = 1 << 22  # for a few hundred queries: 63 MB at most
+
+
+class DecodedListCache:
+    """Caches the decoded lists of one file, and searches them. Thread-safe."""
+
+    def __init__(self, file: PostingsFile, capacity: int | None = None) -> None:
+        """Start empty, with a capacity in postings; by default `MAX_CACHED_POSTINGS`."""
+        self._file, self._lock = file, Lock()
+        self._capacity = min(file.layout.postings, MAX_CACHED_POSTINGS if capacity is None else capacity)
+        self._lists = DecodedLists(IMPACT, 0)
+
+    def has_capacity(self, entries: Ints) -> bool:
+        """Whether (t, 3) lists, as `find_terms` returns them, fit into the cache together."""
+        if self._file.layout.n > MAX_CACHED_ROWS:
+            return False
+        counts = entries[:, 0]
+        return int(counts.sum()) <= self._capacity or int(counts[_distinct_lists(entries)].sum()) <= self._capacity
+
+    def search(
+        self,
+        entries: Ints,
+        factors: npt.NDArray[np.float64],
+        ends: Ints,
+        weighting: Weighting,
+        scores: Ints,
+        rows: Ints,
+    ) -> Ints | None:
+        """Find the best rows of several queries, for whose lists there is capacity.
+
+        See `maxscore.search`.
+
+        Args:
+            entries: (t, 3) lists of all queries' terms; those without postings add nothing.
+            factors: (t,) of each term.
+            ends: (q,) end of each query's terms.
+            weighting: of the postings.
+            scores: (q, k) int64, filled.
+            rows: (q, k) int64, filled.
+
+        Returns:
+            The number of hits of each query, (q,); None if a list is damaged.
+        """
+        with self._lock:
+            lists = self._load_lists(entries, weighting)
+            if lists is None:
+                return None
+            arrays, list_numbers = lists.arrays, lists.list_numbers(entries)
+        sizes = np.empty(len(ends), np.int64)
+        search_all(arrays, list_numbers, factors, ends, self._file.layout.n, scores, rows, sizes)
+        return sizes
+
+    def _load_lists(self, entries: Ints, weighting: Weighting) -> DecodedLists | None:
+        """Return decoded lists that include `entries`, decoding new ones.
+
+        The result is None if a list is damaged.
+        """
+        lists = self._lists
+        required = entries[_distinct_lists(entries)]
+        new_entries = [entry for entry in required if int(entry[1]) not in lists]
+        if weighting != lists.weighting or not lists.has_capacity(sum(int(entry[0]) for entry in new_entries)):
+            lists, new_entries = DecodedLists(weighting, self._capacity), list(required)
+            # At once, so that the memory of the former ones is free before this one fills.
+            self._lists = lists
+        return lists if all(lists.add(self._file, entry) for entry in new_entries) else None
+
+
+def _distinct_lists(entries: Ints) -> Ints:
+    """Return the index of the first occurrence of each list that has postings."""
+    firsts = np.unique(entries[:, 1] * 2 + (entries[:, 0] > 0), return_index=True)[1]
+    distinct: Ints = firsts[entries[firsts, 0] > 0]
+    return distinct

@@ -1,1 +1,0 @@
-"""Estimate an index before it is built: memory, disk, seconds, and which index fits."""

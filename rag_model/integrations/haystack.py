@@ -1,0 +1,96 @@
+"""A retriever for Haystack: `pip install 'bookwheel[haystack]'`.
+
+Haystack sends telemetry unless `HAYSTACK_TELEMETRY_ENABLED` is `False` when it is first imported.
+This module sets the variable to `False` if it is not set: import this module before Haystack.
+"""
+
+import os
+from dataclasses import asdict
+from typing import Any, Self
+
+from rag_model.errors import UsageError
+from rag_model.extras import require
+from rag_model.integrations.source import LazySource, SourceSettings, build_metadata
+
+os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
+require("haystack", "haystack")
+
+from haystack import Document, component, default_from_dict, default_to_dict  # noqa: E402 - after the settings above
+from haystack.utils import Secret  # noqa: E402
+
+
+@component
+class BookwheelRetriever:
+    """Passages of a store, a pulled folder or a running service, as Haystack's documents.
+
+    >>> retriever = BookwheelRetriever(service="http://localhost:8000", top_k=3)
+    >>> retriever.run("who wrote animal farm?")["documents"]  # doctest: +SKIP
+
+    Documents are best first; `build_metadata` describes their `meta`. The component can be
+    serialised; a token is stored only as the name of its environment variable.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: str | None = None,
+        ref: str | None = None,
+        dest: str | None = None,
+        folder: str | None = None,
+        service: str | None = None,
+        token: Secret | None = None,
+        retriever: str | None = None,
+        encoder: str | None = None,
+        top_k: int = 5,
+    ) -> None:
+        """Check the arguments, which `SourceSettings` describes.
+
+        `warm_up` or the first query opens the source.
+
+        Raises:
+            UsageError: Not exactly one of `store`, `folder` and `service` is given, or `top_k` is
+                below 1.
+        """
+        _check_top_k(top_k)
+        secret = None if token is None else token.resolve_value()
+        self.source = LazySource(SourceSettings(store, ref, dest, folder, service, secret, retriever, encoder))
+        self.token, self.top_k = token, top_k
+
+    def warm_up(self) -> None:
+        """Open the source, so that the first query does not wait for it."""
+        self.source.open()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Serialise the component for `from_dict`.
+
+        Raises:
+            ValueError: The token is a literal and not an environment variable
+                (`Secret.from_env_var`).
+        """
+        return default_to_dict(self, **asdict(self.source.settings) | {"token": self.token, "top_k": self.top_k})
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Create the component from the result of `to_dict`."""
+        retriever: Self = default_from_dict(cls, data)
+        return retriever
+
+    @component.output_types(documents=list[Document])
+    def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:
+        """Return the best passages of a query as `documents`; `top_k` overrides the default.
+
+        Raises:
+            UsageError: The query is empty, or `top_k` is out of range.
+        """
+        result = self.source.search(query, self.top_k if top_k is None else top_k)
+        return {
+            "documents": [
+                Document(id=hit.id, content=hit.text, meta=build_metadata(hit, result.snapshot), score=hit.score)
+                for hit in result.hits
+            ]
+        }
+
+
+def _check_top_k(top_k: int) -> None:
+    if top_k < 1:
+        raise UsageError(f"top_k is {top_k}: ask for at least 1 passage")

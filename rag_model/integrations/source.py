@@ -1,0 +1,196 @@
+"""The source of a framework's passages: a store, a pulled folder or a running service.
+
+`PassageSource` is the protocol, `SourceSettings` describes a source, and `LazySource` opens it at
+the first query. Heavy modules (faiss, torch, httpx) are imported only when a source needs them.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rag_model.errors import UsageError
+from rag_model.retrieve.hits import Hit
+
+if TYPE_CHECKING:
+    from rag_model.client import Client
+    from rag_model.retrieve.retriever import SnapshotRetriever
+
+_SOURCES_OF_SETTING = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedHits:
+    """The hits of one query."""
+
+    snapshot: str  # full id of the searched snapshot
+    hits: Sequence[Hit]  # best first
+
+
+class PassageSource(Protocol):
+    """Retrieves passages. Thread-safe."""
+
+    def search(self, query: str, k: int) -> RetrievedHits:
+        """Return the best `k` passages of a query.
+
+        Raises:
+            UsageError: The query is empty, or `k` is out of range.
+            ServiceError: A service cannot answer.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free all resources."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """A store and a ref, a pulled folder, or a service's URL; and the retriever to use."""
+
+    store: str | None = None  # URL or folder
+    ref: str | None = None  # of the store: a ref, ref@number, an id or a unique prefix; None: latest
+    dest: str | None = None  # folder for pulled snapshots; with it, the ref is followed
+    folder: str | None = None  # written by `bookwheel pull`
+    service: str | None = None  # URL of a running `bookwheel serve`
+    token: str | None = field(default=None, repr=False)  # of the service; None: BOOKWHEEL_TOKEN of the environment
+    retriever: str | None = None  # expression; None: the default of the snapshot or the service
+    encoder: str | None = None  # question encoder; None: the snapshot's
+
+    def __post_init__(self) -> None:
+        """Check that the settings describe exactly one source.
+
+        Raises:
+            UsageError: Not exactly one of store, folder and service is given, or a setting does not
+                belong to it.
+        """
+        sources = [name for name in ("store", "folder", "service") if getattr(self, name)]
+        if len(sources) != 1:
+            given = " and ".join(sources) or "none of them is given"
+            raise UsageError(f"passages come from a store, a folder or a service ({given}): give one of the three")
+        for name, allowed_sources in _SOURCES_OF_SETTING.items():
+            if getattr(self, name) and sources[0] not in allowed_sources:
+                raise UsageError(
+                    f"{name} belongs to a {' or a '.join(allowed_sources)}, not to a {sources[0]}: leave it out"
+                )
+        if self.dest and self.encoder:
+            raise UsageError("a ref is followed with the encoders that its snapshots carry: leave encoder or dest out")
+
+
+class LazySource:
+    """A `PassageSource` that the first query opens, so building a pipeline opens nothing."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        """Store the settings of the source."""
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._source: PassageSource | None = None
+
+    def open(self) -> PassageSource:
+        """Open the source, or return it if it is open.
+
+        Raises:
+            BookwheelError: It cannot be opened; the next call tries again.
+        """
+        with self._lock:
+            if self._source is None:
+                self._source = open_source(self.settings)
+            return self._source
+
+    def search(self, query: str, k: int) -> RetrievedHits:
+        """Return the best `k` passages of a query, as `PassageSource.search`."""
+        return self.open().search(query, k)
+
+    def close(self) -> None:
+        """Free all resources; the next query opens the source again."""
+        with self._lock:
+            if self._source is not None:
+                self._source.close()
+            self._source = None
+
+
+class SnapshotSource:
+    """Searches one snapshot, and does not follow its ref."""
+
+    def __init__(self, retriever: "SnapshotRetriever") -> None:
+        """Search with `retriever`."""
+        self._retriever = retriever
+
+    def search(self, query: str, k: int) -> RetrievedHits:
+        """Return the best `k` passages of a query.
+
+        Raises:
+            UsageError: The query is empty, or `k` is below 1 or above the retriever's maximum.
+        """
+        (hits,) = self._retriever.search([query], k)
+        return RetrievedHits(self._retriever.snapshot.id, hits)
+
+    def close(self) -> None:
+        """Close the snapshot's files."""
+        self._retriever.snapshot.close()
+
+
+class ServiceSource:
+    """Searches by a running service, which follows its ref by itself."""
+
+    def __init__(self, client: "Client", retriever: str | None = None) -> None:
+        """Search by `client`; `retriever` None: the service's default."""
+        self._client, self._retriever = client, retriever
+
+    def search(self, query: str, k: int) -> RetrievedHits:
+        """Return the best `k` passages of a query.
+
+        Raises:
+            UsageError: The service refuses the request.
+            ServiceError: The service cannot answer.
+        """
+        reply = self._client.search([query], k, self._retriever)
+        return RetrievedHits(reply.snapshot, [hit for result in reply.results for hit in result.hits])
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+def open_source(settings: SourceSettings) -> PassageSource:
+    """Open a source. Only a service, and a store with `dest`, follow their ref.
+
+    Raises:
+        BookwheelError: There is no such store, snapshot, folder or retriever, or the service's URL
+            is invalid.
+    """
+    if settings.service:
+        from rag_model.client import Client  # noqa: PLC0415 - imports httpx
+
+        return ServiceSource(Client(settings.service, settings.token), settings.retriever)
+    if settings.dest:
+        following: Any = import_module("rag_model.integrations.following")  # imports faiss and torch, and this module
+        source: PassageSource = following.open_following_source(settings)
+        return source
+    return _open_snapshot_source(settings)
+
+
+def _open_snapshot_source(settings: SourceSettings) -> SnapshotSource:
+    from rag_model.retrieve.factory import open_retriever  # noqa: PLC0415 - imports faiss
+    from rag_model.store.versions.snapshot import Snapshot  # noqa: PLC0415
+
+    if settings.folder is not None:
+        snapshot = Snapshot.from_folder(settings.folder)
+    else:
+        snapshot = Snapshot.open(settings.store or "", settings.ref or "latest")
+    try:
+        return SnapshotSource(open_retriever(snapshot, settings.retriever, encoder=settings.encoder))
+    except BaseException:
+        snapshot.close()
+        raise
+
+
+def build_metadata(hit: Hit, snapshot: str) -> dict[str, Any]:
+    """Build the metadata of a passage, for attribution and tracing; all values are plain JSON.
+
+    `legs` is empty if the retriever has only one leg, which would repeat rank and score.
+    """
+    metadata = hit.to_json() | {"legs": [asdict(leg) for leg in hit.visible_legs], "snapshot": snapshot}
+    del metadata["text"]
+    return metadata

@@ -1,1 +1,0 @@
-"""The resources that a run needs, estimated from sizes before the run starts."""

@@ -1,0 +1,214 @@
+"""Request a chat completion: streamed, retried, and bounded in time and bytes."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import httpx
+
+from rag_model.http_client import create_http_client
+from rag_model.reading.writers.chat_errors import EndpointErrors, FailedAttemptError
+from rag_model.reading.writers.chat_events import DONE, ChatReply, EventParser, KeyMask, StreamedError
+from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+
+_Result = TypeVar("_Result")
+_MAX_WAIT_SECONDS = 30.0  # between two attempts, if the endpoint sends no Retry-After
+_MAX_ERROR_BYTES = 1 << 16  # of an error body
+_USER_AGENT = "bookwheel"
+OnText = Callable[[str], None]
+
+
+async def retry(
+    settings: ChatSettings, attempt: Callable[[], Awaitable[_Result]], timeout_error: FailedAttemptError
+) -> _Result:
+    """Return the result of the first successful attempt; waits between attempts grow, or follow
+    Retry-After.
+
+    Raises:
+        FailedAttemptError: a permanent error, or no attempts are left; `timeout_error` if the total
+            time ran out.
+    """
+    deadline, last_attempt = time.monotonic() + settings.whole_seconds, timeout_error
+    for attempt_number in range(settings.tries):
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                return await attempt()
+        except TimeoutError:
+            raise timeout_error from None
+        except FailedAttemptError as failed_attempt:
+            last_attempt = failed_attempt
+        wait_seconds = (
+            _compute_backoff(settings, attempt_number)
+            if last_attempt.wait_seconds is None
+            else last_attempt.wait_seconds
+        )
+        if (
+            not last_attempt.is_transient
+            or attempt_number + 1 == settings.tries
+            or time.monotonic() + wait_seconds >= deadline
+        ):
+            break
+        await asyncio.sleep(wait_seconds)
+    raise last_attempt
+
+
+def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
+    """Parse a Retry-After header to seconds; None if it is missing or invalid.
+
+    >>> parse_retry_after("3"), parse_retry_after("soon")
+    (3.0, None)
+    """
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        retry_time = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (retry_time.replace(tzinfo=retry_time.tzinfo or UTC) - (now or datetime.now(UTC))).total_seconds())
+
+
+def _compute_backoff(settings: ChatSettings, attempt_number: int) -> float:
+    """Return a wait of 50 to 100 % of the exponential backoff; the jitter keeps clients apart."""
+    backoff: float = settings.backoff_seconds * 2.0**attempt_number
+    return min(_MAX_WAIT_SECONDS, backoff) * random.uniform(0.5, 1.0)
+
+
+class ChatClient:
+    """Sends requests to one model of an endpoint. All calls must come from one event loop."""
+
+    def __init__(self, endpoint: Endpoint, model: str, settings: ChatSettings) -> None:
+        """Create the HTTP client; sends nothing."""
+        self._endpoint, self._model, self._settings = endpoint, model, settings
+        self._errors = EndpointErrors(endpoint, model)
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        authorization = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        self._client = create_http_client(
+            httpx.AsyncClient,
+            headers={"User-Agent": _USER_AGENT, "Accept": "text/event-stream, application/json", **authorization},
+            timeout=httpx.Timeout(None, connect=settings.connect_seconds),
+            follow_redirects=False,  # a redirect could send the prompt and the key to another host
+        )
+
+    async def complete(self, messages: list[dict[str, str]], on_text: OnText | None = None) -> ChatReply:
+        """Return the completion of a chat; `on_text` is called with each piece of its text.
+
+        A broken stream is retried only if `on_text` has not been called.
+
+        Raises:
+            FailedAttemptError: the request failed, and retries did not help.
+        """
+        async with self._slots:
+            timeout_error = self._errors.timed_out("gave no whole answer", self._settings.whole_seconds)
+            return await retry(self._settings, lambda: self._attempt(messages, on_text), timeout_error)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _attempt(self, messages: list[dict[str, str]], on_text: OnText | None) -> ChatReply:
+        reply = ChatReply(KeyMask(self._endpoint.key))
+        try:
+            await self._stream(messages, reply, on_text)
+        except FailedAttemptError as failed_attempt:
+            if on_text is not None and reply.parts:
+                raise FailedAttemptError(failed_attempt.error) from failed_attempt
+            raise
+        return reply
+
+    async def _stream(self, messages: list[dict[str, str]], reply: ChatReply, on_text: OnText | None) -> None:
+        request = self._client.build_request(
+            "POST", f"{self._endpoint.url}/chat/completions", json=self._build_body(messages)
+        )
+        try:
+            async with asyncio.timeout(self._settings.first_seconds) as first_timeout:
+                response = await self._client.send(request, stream=True)
+                try:
+                    await self._check_status(response)
+                    async for text in self._iter_texts(response, reply):
+                        first_timeout.reschedule(None)
+                        if on_text is not None:
+                            on_text(text)
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            raise self._errors.timed_out("wrote no word", self._settings.first_seconds) from None
+        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
+            raise (self._errors.reply_incomplete() if reply.parts else self._errors.unreachable(error)) from error
+        if not reply.reason:
+            raise self._errors.reply_incomplete()
+
+    async def _iter_texts(self, response: httpx.Response, reply: ChatReply) -> AsyncIterator[str]:
+        """Yield the text pieces of the reply."""
+        async for data in self._iter_events(response):
+            if data == DONE:
+                reply.reason = reply.reason or "stop"
+                break
+            if text := self._add_event(reply, data):
+                yield text
+        if text := reply.flush():
+            yield text
+
+    async def _check_status(self, response: httpx.Response) -> None:
+        """Raise an error for a status that is no success."""
+        if response.is_success:
+            return
+        if response.is_redirect:
+            raise self._errors.redirect(response.headers.get("location", ""))
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > _MAX_ERROR_BYTES:
+                break
+        raise self._errors.bad_status(
+            response.status_code, bytes(body), parse_retry_after(response.headers.get("retry-after"))
+        )
+
+    async def _iter_events(self, response: httpx.Response) -> AsyncIterator[str]:
+        """Yield the data of each event; for an endpoint that does not stream, its whole reply."""
+        is_streamed = "text/event-stream" in response.headers.get("content-type", "")
+        parser, whole_reply, size = EventParser(), bytearray(), 0
+        async for chunk in response.aiter_bytes():
+            size += len(chunk)
+            if size > self._settings.max_reply_bytes:
+                raise self._errors.reply_too_large(self._settings.max_reply_bytes)
+            if not is_streamed:
+                whole_reply += chunk
+                continue
+            for data in parser.feed(chunk):
+                yield data
+        if not is_streamed:
+            yield whole_reply.decode("utf-8", "replace")
+            return
+        for data in parser.end():
+            yield data
+
+    def _add_event(self, reply: ChatReply, data: str) -> str:
+        try:
+            return reply.add_event(data)
+        except StreamedError as error:
+            raise self._errors.streamed_error(str(error)) from None
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise self._errors.not_a_completion(f"{type(error).__name__}: {error}") from error
+
+    def _build_body(self, messages: list[dict[str, str]]) -> Mapping[str, Any]:
+        settings = self._settings
+        optional = {
+            "temperature": settings.temperature,
+            "top_p": settings.top_p if settings.temperature and settings.top_p < 1 else None,
+            "seed": settings.seed,
+            "logprobs": settings.logprobs or None,
+        }
+        return {
+            "model": self._model,
+            "messages": messages,
+            settings.length_field: settings.max_new_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},  # otherwise a stream has no token counts
+            **{name: value for name, value in optional.items() if value is not None},
+        }

@@ -1,0 +1,223 @@
+"""Settings of an endpoint: address and key, generation settings, bounds of time and bytes, prices."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from rag_model.errors import UsageError
+from rag_model.secrets import refuse_secret
+
+CHAT_TEMPLATE_TOKENS = 32  # maximum tokens of a chat template around two messages
+_VARIABLE_PREFIX = "BOOKWHEEL_LLM_"
+_NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
+_FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+_EXPECTED = {
+    "logprobs": "yes or no",
+    "temperature": "a number, or `default`",
+    "prices": "two prices such as 0.15,0.60",
+    "length_field": "max_tokens or max_completion_tokens",
+}
+_OPENAI_URL = "https://api.openai.com/v1"  # the official client's own default
+_HEADER_VALUE = re.compile(r"[!-~]+")  # ASCII without space: what a header can hold
+_VARIABLES = (("BOOKWHEEL_LLM_BASE_URL", "BOOKWHEEL_LLM_API_KEY"), ("OPENAI_BASE_URL", "OPENAI_API_KEY"))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrices:
+    """Prices of a million prompt tokens and of a million new tokens, in one currency."""
+
+    prompt: float
+    completion: float
+
+    def __post_init__(self) -> None:
+        """Check the prices.
+
+        Raises:
+            UsageError: a price is below 0, or not finite.
+        """
+        if not all(math.isfinite(price) and price >= 0 for price in (self.prompt, self.completion)):
+            raise UsageError(f"prices of {self.prompt} and {self.completion} are invalid: give two of 0 or more")
+
+    def compute_cost(self, prompt_tokens: int, new_tokens: int) -> float:
+        """Return the cost of a prompt and its answer."""
+        return (self.prompt * prompt_tokens + self.completion * new_tokens) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """Settings of requests to an endpoint; `from_environment` reads those that belong to the
+    endpoint.
+    """
+
+    # generation
+    max_new_tokens: int = 50  # as in `DecodingSettings`
+    temperature: float | None = 0.0  # 0: greedy; None: not sent, for models that reject it
+    top_p: float = 1.0  # probability mass to draw from
+    seed: int | None = None  # most endpoints give no guarantee
+    # OpenAI's reasoning models require max_completion_tokens.
+    length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    # Request token likelihoods; some endpoints ignore this, and some reject it.
+    logprobs: bool = False
+    # model
+    context: int = 32_768  # tokens of prompt and answer together; not every endpoint reports it
+    # Path of the model's tokenizer.json, for exact counts; without it one token per byte is assumed.
+    tokenizer: Path | None = None
+    prices: TokenPrices | None = None  # None: no costs are computed
+    # connection
+    concurrency: int = 4  # simultaneous requests
+    tries: int = 4  # attempts per request, the first included
+    # Before the second attempt; doubled for each later one, with jitter.
+    backoff_seconds: float = 0.5
+    connect_seconds: float = 10.0  # to establish a connection
+    # Until the first piece of text; the server may have to load the model.
+    first_seconds: float = 60.0
+    whole_seconds: float = 300.0  # per prompt, with all attempts and waits
+    max_reply_bytes: int = 4 << 20  # an event per token takes some 300 bytes
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            UsageError: a bound is not above 0, or the answer leaves no room for a prompt.
+        """
+        positive_fields = (*_NUMBER_FIELDS, "max_new_tokens", "max_reply_bytes")
+        for name in positive_fields:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UsageError(f"{name} is {value}: give a number above 0")
+        if self.temperature is not None and not 0 <= self.temperature <= 2:
+            raise UsageError(f"the temperature is {self.temperature}: give one from 0 to 2")
+        if self.max_new_tokens + CHAT_TEMPLATE_TOKENS >= self.context:
+            raise UsageError(
+                f"an answer of {self.max_new_tokens} tokens, with {CHAT_TEMPLATE_TOKENS} for the chat's format, leaves "
+                f"no room in a context of {self.context}: ask for a shorter answer, or set BOOKWHEEL_LLM_CONTEXT"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, **given: Any) -> Self:
+        """Read the settings from the environment; `given` settings take precedence.
+
+        BOOKWHEEL_LLM_CONTEXT, _CONCURRENCY, _TRIES, _WHOLE_SECONDS, _FIRST_SECONDS,
+        _CONNECT_SECONDS, _LENGTH_FIELD, _LOGPROBS (yes or no), _TEMPERATURE (`default`: it is not
+        sent), _TOKENIZER (a file) and _PRICES (of a million prompt tokens, and of a million new
+        tokens: 0.15,0.60).
+
+        Raises:
+            UsageError: a value is invalid.
+        """
+        types = {field.name: field.type for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name in (*_NUMBER_FIELDS, "length_field", "logprobs", "temperature", "tokenizer", "prices"):
+            variable = f"{_VARIABLE_PREFIX}{name.upper()}"
+            if text := environment.get(variable, "").strip():
+                values[name] = _parse_value(variable, name, types[name], text)
+        return cls(**{**values, **given})
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether an answer may be reused for a later request: only greedy decoding is
+        deterministic.
+        """
+        return self.temperature == 0
+
+    def decides(self) -> dict[str, Any]:
+        """Return the settings that determine an answer, for memo keys."""
+        names = ("max_new_tokens", "temperature", "top_p", "seed", "length_field", "logprobs", "context")
+        return {name: getattr(self, name) for name in names} | {"counted by": self.tokenizer and self.tokenizer.name}
+
+
+def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:
+    try:
+        if name == "prices":
+            prompt, completion = text.split(",")
+            return TokenPrices(float(prompt), float(completion))
+        if name == "temperature" and text == "default":
+            return None
+        if name == "tokenizer":
+            return Path(text)
+        if name == "logprobs":
+            return _FLAGS[text.lower()]
+        if name == "length_field":
+            return {choice: choice for choice in ("max_tokens", "max_completion_tokens")}[text]
+        return int(text) if field_type is int else float(text)
+    except (ValueError, KeyError) as error:
+        expected = _EXPECTED.get(name, "a number")
+        raise UsageError(f"{variable} is {text!r}: set it to {expected}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Base URL and key of an endpoint. The key is not part of the object's repr."""
+
+    url: str  # base URL without a trailing slash; /chat/completions follows
+    key: str = field(default="", repr=False)  # empty: no key is sent
+    key_variable: str = _VARIABLES[1][1]  # environment variable of the key, for messages
+
+    def __post_init__(self) -> None:
+        """Check the address and the key.
+
+        Raises:
+            UsageError: the URL is no http(s) address, or has a user, a password or a query; or the
+                key has a space.
+        """
+        try:
+            refuse_secret(self.url)
+        except UsageError:  # its advice concerns stores; the secret is not repeated
+            raise UsageError(
+                "the endpoint's base URL has a user, a password, a query or a port that is no number, which may be a "
+                f"secret: set a base URL such as http://localhost:8000/v1, and {self.key_variable} to the key"
+            ) from None
+        if not _is_usable_url(self.url):
+            raise UsageError(
+                f"{self.url!r} is not the base URL of an endpoint: set one such as http://localhost:8000/v1"
+            )
+        if self.key and not _HEADER_VALUE.fullmatch(self.key):
+            raise UsageError(
+                f"{self.key_variable} holds a space or what is no printable ASCII: set it to the key alone"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Read the base URL from BOOKWHEEL_LLM_BASE_URL, else from OPENAI_BASE_URL; the default is
+        OpenAI's API.
+
+        Each address only gets the key of its own pair: BOOKWHEEL_LLM_API_KEY or OPENAI_API_KEY.
+
+        Raises:
+            UsageError: the URL or the key cannot be used.
+        """
+        url_variable, key_name = next(
+            (pair for pair in _VARIABLES if environment.get(pair[0], "").strip()), _VARIABLES[1]
+        )
+        base_url = environment.get(url_variable, "").strip() or _OPENAI_URL
+        return cls(base_url.rstrip("/"), environment.get(key_name, "").strip(), key_name)
+
+    @property
+    def host(self) -> str:
+        """Host and port, for messages."""
+        return urlsplit(self.url).netloc
+
+    def mask_key(self, text: str) -> str:
+        """Replace the key in a text by `***`."""
+        return text.replace(self.key, "***") if self.key else text
+
+
+def _is_usable_url(url: str) -> bool:
+    """Return whether a request to a URL is possible; a failure when connecting would have no clear
+    message.
+    """
+    try:
+        parts = urlsplit(url)
+        httpx.Request("POST", url)
+        (parts.hostname or "").encode("idna")  # as the name is looked up
+        is_http = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
+        return False
+    return is_http and not parts.query and not parts.fragment

@@ -1,0 +1,136 @@
+"""Estimate the resources that a run needs from sizes, before the run starts.
+
+Here: the work of a run (`WorkEstimate`), its limits (`RunLimits`), the resources it gets
+(`RunResources`), the cost of reading passages with a model, and the constants of hardware and
+processes with unit and source. An index kind has its own constants. `resources.estimates` estimates
+builds, evaluations and retrievers.
+
+The costs of reading passages are upper bounds: every passage counts as a long one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from rag_model.errors import ResourceError
+from rag_model.index.byte_sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from rag_model.encoders.architecture import Architecture
+
+# Factor on the memory of the largest stage, for costs that the bounds below omit.
+MEMORY_MARGIN = 1.25
+# Operations per second of a core for a transformer in fp32; measured with MiniLM, 47 passages per
+# second.
+CORE_FLOPS = 1.5e11
+GPU_FLOPS = 2e13  # the same for a recent GPU: a fifth of its specified performance
+# Bytes of any process without data and models; 490 MB measured with Prefect, torch and faiss.
+PROCESS_BYTES = 700 << 20
+# Seconds of a core to encode a passage with a static encoder; measured, 16,000 passages per second.
+STATIC_ENCODE_SECONDS = 6e-5
+CHUNK_SECONDS = 2e-4  # seconds of a core to chunk a passage; measured on the demo's dump
+
+QUESTION_TOKENS = 32  # tokens of a question
+PASSAGE_TOKENS = 160  # tokens of a passage and its title
+# Tokens of a generator's input, without the answer.
+PROMPT_TOKENS = QUESTION_TOKENS + PASSAGE_TOKENS + 32
+FLOAT32_BYTES = 4  # bytes of a float32
+
+# Stages with one task; in other stages each core runs one task.
+_SINGLE_TASK_STAGES = ("train", "merge")
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """The maximum memory, cores and GPUs for one run."""
+
+    memory: str  # as written by users: 64GB
+    cores: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkEstimate:
+    """The estimated work of a run."""
+
+    sizes: Mapping[str, str]  # as text for users
+    stages: Mapping[str, int]  # bytes of one task of each stage, without the process itself
+    operations: float = 0.0  # floating-point operations that a GPU can do
+    seconds: float = 0.0  # seconds of a core for the rest
+    disk: int = 0  # bytes, without the store
+    # Whether worker processes share the work, one per core; otherwise one process with at most one
+    # GPU.
+    workers: bool = False
+
+    def compute_stage_memory(self, cores: int) -> dict[str, int]:
+        """Return the bytes of each stage on `cores` cores, including the flow's process."""
+        tasks = cores if self.workers else 1
+        return {
+            stage: PROCESS_BYTES + size * (1 if stage in _SINGLE_TASK_STAGES else tasks)
+            for stage, size in self.stages.items()
+        }
+
+    def estimate_resources(self, cores: int, gpus: int) -> "RunResources":
+        """Return the memory and the hours on `cores` cores and `gpus` GPUs."""
+        rate = gpus * GPU_FLOPS or cores * CORE_FLOPS
+        hours = (self.operations / rate + self.seconds / cores) / 3600
+        return RunResources(
+            self, ceil(MEMORY_MARGIN * max(self.compute_stage_memory(cores).values())), cores, gpus, hours
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunResources:
+    """The resources of a run, with its work."""
+
+    work: WorkEstimate
+    memory: int  # bytes, launcher and workers together
+    cores: int
+    gpus: int
+    hours: float
+
+
+def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> RunResources:
+    """Choose the fewest GPUs, then cores, for a run of at most `hours`, else the fastest.
+
+    Only resources within the memory limit are considered.
+
+    Args:
+        work: the work of the run.
+        limits: the limits of the run.
+        hours: target time in hours; 0 means as fast as possible, where one second is fast enough.
+
+    Raises:
+        ResourceError: The run does not fit into the limits; the message states the required memory.
+    """
+    memory_limit, max_gpus = parse_bytes(limits.memory), limits.gpus if work.workers else min(1, limits.gpus)
+    candidates = [
+        work.estimate_resources(cores, gpus)
+        for gpus in range(max_gpus + 1)
+        for cores in range(max(1, gpus), limits.cores + 1)
+    ]
+    candidates_in_memory = [candidate for candidate in candidates if candidate.memory <= memory_limit]
+    if not candidates_in_memory:
+        stage_memory = work.compute_stage_memory(1)
+        largest_stage = max(stage_memory, key=stage_memory.__getitem__)
+        raise ResourceError(
+            f"it takes {format_bytes(candidates[0].memory)} of memory to {largest_stage}, and a run may have "
+            f"{format_bytes(memory_limit)}: raise the limit, or take smaller batches, fewer passages or a smaller model"
+        )
+    in_time = (candidate for candidate in candidates_in_memory if candidate.hours <= max(hours, 1 / 3600))
+    return next(in_time, min(candidates_in_memory, key=lambda candidate: candidate.hours))
+
+
+def estimate_weight_bytes(*models: "Architecture") -> int:
+    """Return the bytes of the models' weights in float32."""
+    return FLOAT32_BYTES * sum(model.parameters for model in models)
+
+
+def estimate_decoding_bytes(generator: "Architecture", n_texts: int, answer_tokens: int) -> int:
+    """Estimate the bytes to decode `n_texts` answers of `answer_tokens` tokens at once."""
+    # A key and a value.
+    cache_values = 2 * generator.layers * generator.hidden * (PROMPT_TOKENS + answer_tokens)
+    return (
+        FLOAT32_BYTES * n_texts * (2 * cache_values + 2 * generator.vocabulary + 8 * generator.hidden * PROMPT_TOKENS)
+    )

@@ -1,0 +1,197 @@
+"""Estimate the work of builds and evaluations from the sizes of their inputs.
+
+The work of a build follows from the sizes of its dump and its encoder, without reading them. It is
+an upper bound: the share of prose in the dump is unknown, so almost the whole dump is assumed to be
+prose. After chunking, `snapshots.planning` uses the real number of passages.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rag_model.corpus.dump_formats.dump_format import drop_companions
+from rag_model.corpus.source import basename, expand_pattern, get_size
+from rag_model.encoders.architecture import Architecture, read_architecture
+from rag_model.encoders.files import CONFIG, read_dim
+from rag_model.encoders.token_spec import DIM
+from rag_model.index.kind import get_kind, get_kind_for_factory
+from rag_model.index.plan import IndexPlan
+from rag_model.index.postings.impact import ROW_FILE_BYTES
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.tokens.kind import TOKENS_PER_PASSAGE
+from rag_model.resources import (
+    CHUNK_SECONDS,
+    MEMORY_MARGIN,
+    PASSAGE_TOKENS,
+    PROCESS_BYTES,
+    PROMPT_TOKENS,
+    STATIC_ENCODE_SECONDS,
+    WorkEstimate,
+    estimate_decoding_bytes,
+    estimate_weight_bytes,
+)
+from rag_model.retrieve.factory import plan_retriever
+from rag_model.store.store import Store
+from rag_model.store.versions.model_manifest import GENERATOR, QUESTION
+from rag_model.store.versions.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from rag_model.evaluation.answers.settings import EvaluationSettings
+
+DEFAULT_MAX_WORDS = 120  # maximum words of a passage, for the constants below
+# Upper bound of the mean passages per article; 54 in the demo's long articles.
+_PASSAGES_PER_ARTICLE = 60
+# Source bytes per passage of the default chunker, by file ending. Measured on the demo's dump,
+# which is mostly prose, and on psgs_w100.tsv; a whole Wikipedia has twice as many bytes per
+# passage.
+_BYTES_PER_PASSAGE = {".bz2": 312, ".gz": 320, ".parquet": 240, ".xml": 1124, ".tsv": 650}
+_DEFAULT_BYTES_PER_PASSAGE = 520  # sources with other endings
+
+_BATCH_QUESTIONS = 8  # questions that are decoded at once, as in `Reader`
+_HIT_BYTES = 4000  # bytes of a retrieved passage in memory
+# A generator behind an endpoint.
+_REMOTE_GENERATOR = Architecture(parameters=0, layers=0, hidden=0, heads=0, vocabulary=0)
+
+
+def estimate_passages(dump: str, words: int, limit: int | None = None) -> int:
+    """Return an approximate upper bound of the number of passages.
+
+    Args:
+        dump: URL, path or glob, as for `reindex`.
+        words: maximum words of a passage.
+        limit: maximum number of articles.
+
+    Raises:
+        InputError: there is no such dump.
+    """
+    urls = drop_companions(expand_pattern(dump))
+    n_passages = sum(
+        get_size(url) / _BYTES_PER_PASSAGE.get(Path(basename(url)).suffix.lower(), _DEFAULT_BYTES_PER_PASSAGE)
+        for url in urls
+    )
+    if limit is not None:
+        n_passages = min(n_passages, limit * _PASSAGES_PER_ARTICLE)
+    return max(1, ceil(n_passages * DEFAULT_MAX_WORDS / words))
+
+
+def estimate_row_bytes(represents: str, d: int) -> int:
+    """Estimate the bytes of a passage's row in a file.
+
+    A row is its text, weighted terms, or vectors of `d` components in float16.
+    """
+    return {
+        "text": _BYTES_PER_PASSAGE[".parquet"],
+        "sparse": ROW_FILE_BYTES,
+        "vectors": 2 * d,
+        "tokens": 2 * d * TOKENS_PER_PASSAGE,
+    }[represents]
+
+
+def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
+    """Return the seconds of one core by stage, for vectors of `d` components (0 for text indexes).
+
+    The rates were measured on one processor with AVX512; other processors may need twice the time.
+    """
+    kind, tasks = get_kind(plan.kind), {"train": 1, "scatter": 1, "shard": plan.shards, "merge": 1}
+    size = plan.n * estimate_row_bytes(kind.represents, d)
+    return {stage: n * kind.seconds(plan, stage, plan.n // n, size) for stage, n in tasks.items() if n}
+
+
+def estimate_build(
+    passages: int, encoder: Path, indexes: Mapping[str, IndexRecipe], memory: int | None
+) -> WorkEstimate:
+    """Estimate the work of a build, by stage.
+
+    Args:
+        passages: number of passages.
+        encoder: folder of the passage encoder.
+        indexes: the recipes of the indexes, by name.
+        memory: memory limit in bytes, into which indexes are planned to fit; None if unknown.
+
+    Raises:
+        InputError: The folder is not an encoder.
+        ResourceError: An index does not fit; the message names one that does.
+    """
+    model = read_architecture(encoder)
+    d = read_dim(encoder) if model.layers else model.hidden
+    stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(model)}
+    seconds, disk = passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
+    # The encoder does not fit into less than PROCESS_BYTES.
+    index_memory = max(PROCESS_BYTES, int(memory / MEMORY_MARGIN) - PROCESS_BYTES) if memory else None
+    for recipe in indexes.values():
+        kind = get_kind_for_factory(recipe.factory)
+        width = {"vectors": d, "tokens": DIM}.get(kind.represents, 0)
+        plan = kind.plan(recipe, passages, width, memory=index_memory)
+        estimate = kind.estimate(plan)
+        disk += estimate.work_bytes
+        seconds += sum(estimate_stage_seconds(plan, width).values())
+        stages |= {stage: max(task_bytes, stages.get(stage, 0)) for stage, task_bytes in estimate.stages.items()}
+    sizes = {"passages, about": f"{passages:,}"}
+    return WorkEstimate(
+        sizes, stages, passages * PASSAGE_TOKENS * model.operations_per_token, seconds, disk, workers=True
+    )
+
+
+def estimate_retriever_bytes(snapshot: Snapshot, retriever: str | None) -> int:
+    """Estimate the memory of a retriever's indexes: their files and the vectors that rank hits.
+
+    `retriever` is an expression; None is the snapshot's default. Reranking models are not counted.
+
+    Raises:
+        UsageError: The expression is invalid, or the snapshot has no such index.
+    """
+    return sum(plan_retriever(snapshot, retriever).files(snapshot).values())
+
+
+def estimate_evaluation(
+    store: str, model: str, questions: str, ref: str, settings: "EvaluationSettings | None", **_: Any
+) -> WorkEstimate:
+    """Estimate the work of an evaluation from the parameters of the flow `evaluate`.
+
+    Raises:
+        BookwheelError: A model, the snapshot or the questions cannot be read, or an index is
+            missing.
+    """
+    # Imported here because they import torch, which estimates of builds do not need.
+    from rag_model.evaluation.answers.settings import EvaluationSettings  # noqa: PLC0415
+    from rag_model.evaluation.questions import read_questions  # noqa: PLC0415
+    from rag_model.generate.rag_folder import read_rag_settings  # noqa: PLC0415
+    from rag_model.reading.concat import K  # noqa: PLC0415
+    from rag_model.reading.model import find_model_folder, is_rag_folder, resolve_model_id  # noqa: PLC0415
+
+    opened_store, settings = Store.open(store), settings or EvaluationSettings()
+    n_questions = len(read_questions(questions).questions)
+    folder = find_model_folder(opened_store, resolve_model_id(opened_store, model))
+    snapshot = Snapshot.from_store(opened_store, ref)
+    k = settings.k or (read_rag_settings(folder).k if folder and is_rag_folder(folder) else K)
+    architectures = _list_architectures(folder)
+    # Passages that each reader reads; a prompt of k passages counts as k prompts of one passage.
+    passages_read = [k] * len(settings.reader_settings(model))
+    if settings.ablations:
+        # Closed book, gold, shuffled, k swept.
+        passages_read += [1, 1, k, *settings.ablations.sweep]
+    generator, beams, answer_tokens = architectures[-1], settings.decoding.beams, settings.decoding.max_new_tokens
+    retrieval_bytes = (
+        estimate_weight_bytes(*architectures)
+        + estimate_retriever_bytes(snapshot, settings.expression)
+        + n_questions * settings.search_depth(k) * _HIT_BYTES
+    )
+    decoding_bytes = estimate_decoding_bytes(generator, _BATCH_QUESTIONS * max(passages_read) * beams, answer_tokens)
+    operations = generator.operations_per_token * (PROMPT_TOKENS + answer_tokens * (beams + max(passages_read)))
+    sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passages_read):,}"}
+    stages = {"retrieve": retrieval_bytes, "answer": retrieval_bytes + decoding_bytes}
+    return WorkEstimate(sizes, stages, n_questions * sum(passages_read) * operations)
+
+
+def _list_architectures(folder: Path | None) -> list[Architecture]:
+    """Return the architectures of a model's parts, the generator last."""
+    from rag_model.reading.model import is_rag_folder  # noqa: PLC0415 - imports torch
+
+    if folder is None:
+        return [_REMOTE_GENERATOR]
+    if not is_rag_folder(folder):
+        return [read_architecture(folder)]
+    if (folder / CONFIG).is_file():  # transformers' layout
+        return [read_architecture(folder, part) for part in ("question_encoder", "generator")]
+    return [read_architecture(folder / part) for part in (QUESTION, GENERATOR)]

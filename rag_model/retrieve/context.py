@@ -1,0 +1,367 @@
+"""The resources that retrievers read, and the context that opens them.
+
+`RetrieverNeeds` lists the indexes, vectors, encoders and models of a retriever before anything is
+opened: planning, serving, pulls and resource estimates read it. `RetrieverContext` opens each of
+them once. Retrievers hold handles (`IndexTokens`, `IndexLinks`, `PassageVectors`, `QueryEncoder`,
+`NamedScorer`), which open their resource when they are first used.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.encoders.any_encoder import load_any_encoder
+from rag_model.encoders.space import Space, check_same_space
+from rag_model.errors import UsageError
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.graphs.graph_file import GraphFile
+from rag_model.retrieve.indexes import index_file_sizes, open_graph, open_index, representation_kind
+from rag_model.retrieve.models import HasFolder, PairScorerCache
+from rag_model.retrieve.retriever import Queries, QuestionEncoder
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, question_encoder_path
+from rag_model.store.versions.snapshot import Snapshot
+
+_ENCODED_KINDS = ("vectors", "sparse")  # of indexes whose queries another encoder may encode
+
+
+class CandidateGraph(Protocol):
+    """The bottom layer of a graph over the passages; a node is a row."""
+
+    @property
+    def name(self) -> str:
+        """The name of the HNSW index."""
+        ...
+
+    def bottom(self, nodes: Rows) -> npt.NDArray[np.int32]:
+        """Return the (m, w) neighbours of (m,) nodes; -1 where a node has fewer."""
+        ...
+
+
+class TokenScorer(Protocol):
+    """Scores passages by their token vectors."""
+
+    @property
+    def name(self) -> str:
+        """The name of the index."""
+        ...
+
+    def encode(self, queries: Queries) -> Vectors:
+        """Return the (q, l, d) token vectors of the queries."""
+        ...
+
+    def score(self, query: Vectors, rows: Rows) -> Vectors:
+        """Return the (m,) float32 scores of an (l, d) query with (m,) rows; -inf without tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieverNeeds:
+    """The resources that a retriever and its legs read, each once, in the expression's order."""
+
+    indexes: tuple[str, ...] = ()  # names of indexes that are searched or scored
+    graphs: tuple[str, ...] = ()  # names of HNSW indexes whose links are read
+    vectors: tuple[str, ...] = ()  # representations whose vectors are read by row
+    encoders: tuple[str, ...] = ()  # representations whose question encoder is used in addition
+    models: tuple[str, ...] = ()  # names of cross-encoders
+
+    @classmethod
+    def merge(cls, all_needs: Iterable["RetrieverNeeds"]) -> Self:
+        """Return the resources of several retrievers, each once."""
+        merged: dict[str, dict[str, None]] = {field.name: {} for field in fields(cls)}
+        for needs in all_needs:
+            for name, values in merged.items():
+                values.update(dict.fromkeys(getattr(needs, name)))
+        return cls(**{name: tuple(values) for name, values in merged.items()})
+
+    @property
+    def index_names(self) -> tuple[str, ...]:
+        """The indexes of which a file is read."""
+        return tuple(dict.fromkeys([*self.indexes, *self.graphs]))
+
+    def reads_vectors(self, content: Content) -> bool:
+        """Whether the vectors of passages are read: by row, or by an index that compares or reranks
+        by them.
+        """
+        entries = [content.indexes.get(name) for name in self.index_names]
+        return bool(self.vectors) or any(entry is None or entry.get("refine") == "vectors" for entry in entries)
+
+    def files(self, snapshot: Snapshot) -> dict[str, int]:
+        """Return the snapshot's files that are read, but for encoders, in bytes by path."""
+        content = snapshot.manifest.content
+        sizes = {path: size for name in self.index_names for path, size in index_file_sizes(snapshot, name).items()}
+        for representation in self.vectors:
+            paths = [content.rows_path(representation, part.name) for part in content.parts]
+            sizes |= {path: content.files[path].size for path in paths if path in content.files}
+        return sizes
+
+
+class RetrieverContext:
+    """Opens the indexes, vectors, encoders and models of one snapshot, each once.
+
+    All retrievers that are composed from a context share what it has opened.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        load_encoder: Callable[[], QuestionEncoder] | None = None,
+        scorers: PairScorerCache | None = None,
+        *,
+        mmap: bool = True,
+    ) -> None:
+        """Start without opening anything.
+
+        Args:
+            snapshot: to search.
+            load_encoder: loads the question encoder of `embeddings`; None: that of the snapshot.
+            scorers: loads cross-encoders.
+            mmap: map index files instead of loading them.
+        """
+        self.snapshot, self.scorers = snapshot, scorers or PairScorerCache()
+        self._load_encoder, self._mmap = load_encoder, mmap
+        self._encoder: QuestionEncoder | None = None  # of `embeddings`
+        self._other_encoders: dict[str, QuestionEncoder] = {}  # by representation
+        self._index_encoders: dict[str, QuestionEncoder | None] = {}  # by index; checked
+        # By name: `VectorIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`.
+        self._indexes: dict[str, Any] = {}
+        self._graphs: dict[str, GraphFile] = {}  # by name of the index
+        self._vectors: dict[str, VectorFiles] = {}  # by representation
+
+    @property
+    def opened_indexes(self) -> tuple[str, ...]:
+        """The names of the indexes that are open."""
+        return tuple(self._indexes)
+
+    @property
+    def loaded_encoder(self) -> QuestionEncoder | None:
+        """The question encoder of `embeddings`; None if it has not been loaded."""
+        return self._encoder
+
+    def open(self, needs: RetrieverNeeds) -> None:
+        """Open everything that a retriever needs, before it is used.
+
+        Raises:
+            InputError: an index, an encoder or a model is damaged, or a model is not a
+                cross-encoder.
+            MissingExtraError: the extra that runs an encoder or a model is not installed.
+            RefusedError: the space of an encoder is not that of the index.
+            StoreError: a file is missing, or the kind of an index is not installed.
+        """
+        for name in needs.indexes:
+            self.index(name)
+        for name in needs.graphs:
+            self.graph(name)
+        for representation in needs.vectors:
+            self.vectors(representation)
+        for name in needs.indexes:
+            self.index_encoder(name)
+        for representation in needs.encoders:
+            self.checked_encoder(representation)
+        for name in needs.models:
+            self.scorers.load(name)
+
+    def index(self, name: str) -> Any:
+        """Return an index of the snapshot, opening it if necessary; see `open_index`."""
+        if name not in self._indexes:
+            self._indexes[name] = open_index(self.snapshot, name, mmap=self._mmap)
+        return self._indexes[name]
+
+    def graph(self, name: str) -> GraphFile:
+        """Return the bottom layer of an HNSW index, mapping it if necessary; see `open_graph`."""
+        if name not in self._graphs:
+            self._graphs[name] = open_graph(self.snapshot, name)
+        return self._graphs[name]
+
+    def vectors(self, representation: str) -> VectorFiles:
+        """Return the vectors of a representation, mapping them if necessary.
+
+        Raises:
+            StoreError: the vectors were not pulled, or are damaged.
+        """
+        if representation not in self._vectors:
+            self._vectors[representation] = VectorFiles(self.snapshot.row_files(representation))
+        return self._vectors[representation]
+
+    def encoder(self, representation: str = EMBEDDINGS) -> QuestionEncoder:
+        """Return the question encoder of a representation, loading it if necessary."""
+        if representation == EMBEDDINGS:
+            if self._encoder is None:
+                load = self._load_encoder
+                self._encoder = load_snapshot_encoder(self.snapshot) if load is None else load()
+            return self._encoder
+        if representation not in self._other_encoders:
+            self._other_encoders[representation] = load_snapshot_encoder(self.snapshot, representation)
+        return self._other_encoders[representation]
+
+    def checked_encoder(self, representation: str = EMBEDDINGS) -> QuestionEncoder:
+        """Return the question encoder of a representation, after a check of its space.
+
+        Raises:
+            RefusedError: it encodes into another space.
+        """
+        encoder = self.encoder(representation)
+        check_question_encoder(encoder, self.snapshot, representation)
+        return encoder
+
+    def index_encoder(self, name: str) -> QuestionEncoder | None:
+        """Return the question encoder of an index; None if it is searched by text.
+
+        Raises:
+            RefusedError: the encoder's space is not that of the index.
+        """
+        if name not in self._index_encoders:
+            kind = representation_kind(self.snapshot, name)
+            representation = self.snapshot.manifest.content.representation_of(name)
+            encoder = None
+            if kind in _ENCODED_KINDS:
+                encoder = self.checked_encoder(representation)
+            elif kind == "tokens":
+                encoder = self.encoder(representation)
+            self._index_encoders[name] = encoder
+        return self._index_encoders[name]
+
+    def use_encoder(self, encoder: QuestionEncoder, indexes: Sequence[str]) -> None:
+        """Encode the queries of those of `indexes` that are in the space of `encoder` with it.
+
+        Raises:
+            RefusedError: none of the indexes is in its space.
+            UsageError: none of the indexes is searched by vectors or terms.
+        """
+        content, snapshot = self.snapshot.manifest.content, self.snapshot
+        encoded = [name for name in indexes if representation_kind(snapshot, name) in _ENCODED_KINDS]
+        representations = list(dict.fromkeys(map(content.representation_of, encoded)))
+        if not representations:
+            raise UsageError("the retriever searches no index by vectors or terms: leave the question encoder out")
+        question_space = encoder.space()
+        spaces = {name: content.space_of(name) for name in representations}
+        matching = [
+            name
+            for name, space in spaces.items()
+            if space and Space.from_json(space).accepts_queries_of(question_space)
+        ]
+        if not matching:
+            check_question_encoder(encoder, snapshot, representations[0])
+        for name in matching:
+            if name == EMBEDDINGS:
+                self._encoder = encoder
+            else:
+                self._other_encoders[name] = encoder
+
+    def with_encoder(self, encoder: QuestionEncoder) -> "RetrieverContext":
+        """Return a context with the same resources, but another question encoder of `embeddings`."""
+        context = RetrieverContext(self.snapshot, lambda: encoder, self.scorers, mmap=self._mmap)
+        context._indexes, context._graphs, context._vectors = self._indexes, self._graphs, self._vectors
+        context._other_encoders = self._other_encoders
+        return context
+
+    def close(self) -> None:
+        """Release everything that is open."""
+        for resources in (self._indexes, self._graphs, self._vectors, self._other_encoders, self._index_encoders):
+            resources.clear()
+        self._encoder = None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTokens:
+    """A handle of an index over token vectors: a `TokenScorer`."""
+
+    context: RetrieverContext
+    name: str
+
+    def encode(self, queries: Queries) -> Vectors:
+        """Return the (q, l, d) token vectors of the queries."""
+        encoder = self.context.index_encoder(self.name)
+        assert encoder is not None
+        return queries.vectors(encoder)
+
+    def score(self, query: Vectors, rows: Rows) -> Vectors:
+        """Return the (m,) float32 scores of an (l, d) query with (m,) rows; -inf without tokens."""
+        scores: Vectors = self.context.index(self.name).score(query, rows)
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLinks:
+    """A handle of the bottom layer of an HNSW index: a `CandidateGraph`."""
+
+    context: RetrieverContext
+    name: str
+
+    def bottom(self, nodes: Rows) -> npt.NDArray[np.int32]:
+        """Return the (m, w) neighbours of (m,) nodes; -1 where a node has fewer."""
+        return self.context.graph(self.name).bottom(nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class PassageVectors:
+    """A handle of the vectors of a representation, read by row."""
+
+    context: RetrieverContext
+    representation: str
+
+    @property
+    def files(self) -> dict[str, int]:
+        """The files of the vectors, in bytes by path."""
+        return RetrieverNeeds(vectors=(self.representation,)).files(self.context.snapshot)
+
+    def read_rows(self, rows: Rows) -> Vectors:
+        """Return the (m, d) float32 vectors of (m,) ascending rows."""
+        return self.context.vectors(self.representation).read_rows(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEncoder:
+    """A handle of the question encoder of a representation."""
+
+    context: RetrieverContext
+    representation: str
+
+    def encode(self, queries: Queries) -> Vectors:
+        """Return the vectors of the queries; each batch is encoded once (see `Queries.vectors`)."""
+        return queries.vectors(self.context.encoder(self.representation))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedScorer:
+    """A handle of a cross-encoder: a `PairScorer`."""
+
+    context: RetrieverContext
+    name: str
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the model."""
+        model = self.context.scorers.load(self.name)
+        return model.folder if isinstance(model, HasFolder) else None
+
+    def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> Vectors:
+        """Return the (n,) float32 scores of n pairs, in order; finite, larger is better."""
+        return self.context.scorers.load(self.name).scores(questions, titles, texts)
+
+
+def load_snapshot_encoder(snapshot: Snapshot, representation: str = EMBEDDINGS) -> QuestionEncoder:
+    """Load the snapshot's question encoder of a representation: dense, sparse, or of token vectors.
+
+    Raises:
+        MissingExtraError: the model extra is not installed.
+        StoreError: the snapshot has none.
+    """
+    return load_any_encoder(snapshot.folder(question_encoder_path(representation)))
+
+
+def check_question_encoder(encoder: QuestionEncoder, snapshot: Snapshot, representation: str = EMBEDDINGS) -> None:
+    """Check that an encoder encodes queries into the space of a representation of a snapshot.
+
+    Raises:
+        RefusedError: the spaces differ.
+        UsageError: the snapshot has no vectors.
+    """
+    space = snapshot.manifest.content.space_of(representation)
+    if space is None:
+        raise UsageError(f"snapshot {snapshot.id[:12]} has no vectors: reindex it with an encoder")
+    check_same_space(encoder.space(), Space.from_json(space))

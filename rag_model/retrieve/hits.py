@@ -1,0 +1,167 @@
+"""Hits: ranked passages with their credit, and with the legs that retrieved them.
+
+`Hit` is the only form of a hit: retrievers return it, the command line and the service send its
+JSON, and the client reads it back. `rag_model.serving.http.messages` describes the JSON for
+OpenAPI.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol, Self
+
+from rag_model.corpus.records import Passage
+from rag_model.corpus.timestamps import format_iso, parse_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LegHit:
+    """The rank and the score of a passage in one leg of a retriever."""
+
+    leg: str  # as the expression names it: `hnsw`, `rrf(hnsw, ivfpq)`
+    rank: int  # from 1
+    score: float  # of that leg; larger is better
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One passage that a query has retrieved, ready to be shown and credited.
+
+    In a hit that was read from a reply, `row` is -1, and of the passage only the properties below
+    are known.
+    """
+
+    rank: int  # from 1
+    score: float  # larger is better; comparable within one retriever and snapshot only
+    row: int  # global row: valid in this snapshot only
+    passage: Passage
+    url: str  # of the article's revision; empty where the source has none
+    licence: str  # the line of credit that showing the text requires; empty if none is known
+    # Of the vectors of query and passage, for p(z|x); None: not computed.
+    inner_product: float | None = None
+    # The legs that retrieved it, in the expression's order; a single index is its own leg.
+    legs: tuple[LegHit, ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Create a hit from the fields of its JSON, with legs as `LegHit`, and fields of a
+        subclass.
+
+        Raises:
+            ValueError: `revised` is not a date.
+        """
+        extra = {name: value for name, value in fields.items() if name not in HIT_JSON_FIELDS}
+        revised = fields.get("revised")
+        passage = Passage(
+            fields["id"],
+            fields["page_id"],
+            0,
+            fields["title"],
+            fields["section"],
+            fields["text"],
+            0,
+            0,
+            "",
+            None if revised is None else parse_seconds(revised),
+        )
+        return cls(
+            rank=fields["rank"],
+            score=fields["score"],
+            row=-1,
+            passage=passage,
+            url=fields["url"],
+            licence=fields["licence"],
+            legs=tuple(fields.get("legs") or ()),
+            **extra,
+        )
+
+    @property
+    def id(self) -> str:
+        """The id of the passage, which is the same in all snapshots."""
+        return self.passage.id
+
+    @property
+    def page_id(self) -> str:
+        """The id of the page."""
+        return self.passage.page_id
+
+    @property
+    def title(self) -> str:
+        """The title of the page."""
+        return self.passage.title
+
+    @property
+    def section(self) -> str:
+        """The heading of the section; empty in the introduction."""
+        return self.passage.section
+
+    @property
+    def text(self) -> str:
+        """The text of the passage."""
+        return self.passage.text
+
+    @property
+    def revised(self) -> str | None:
+        """The time when the article's revision was saved, ISO 8601 in UTC; None: unknown."""
+        return format_iso(self.passage.revised)
+
+    @property
+    def visible_legs(self) -> tuple[LegHit, ...]:
+        """The legs; none if they only repeat rank and score, as for a single index."""
+        return self.legs if any((leg.rank, leg.score) != (self.rank, self.score) for leg in self.legs) else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON of the hit, as the command line prints it and the service sends it.
+
+        The row is left out, because it is valid in one snapshot only. `legs` is present only if the
+        retriever has several stages.
+        """
+        document: dict[str, Any] = {
+            "rank": self.rank,
+            "score": self.score,
+            "id": self.id,
+            "page_id": self.page_id,
+            "title": self.title,
+            "section": self.section,
+            "text": self.text,
+            "url": self.url,
+            "revised": self.revised,
+            "licence": self.licence,
+        }
+        if legs := self.visible_legs:
+            document["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
+        return document
+
+
+# The types of the fields in the JSON of a hit. Those that may be missing are optional.
+HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
+    {
+        "rank": int,
+        "score": float,
+        "id": str,
+        "page_id": str,
+        "title": str,
+        "section": str,
+        "text": str,
+        "url": str,
+        "licence": str,
+        "legs": tuple[LegHit, ...],
+        "revised": str | None,
+    }
+)
+OPTIONAL_HIT_JSON_FIELDS = frozenset({"legs", "revised"})
+
+
+class Retriever(Protocol):
+    """Retrieves passages.
+
+    `rag_model.retrieve.factory.open_retriever` opens one for an expression.
+    """
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Return the best `k` passages of each query, best first, in the order of the queries.
+
+        Raises:
+            UsageError: a query is empty, or `k` is below 1 or above the number of passages.
+        """
+        ...

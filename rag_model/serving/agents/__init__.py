@@ -1,1 +1,0 @@
-"""A snapshot as tools of an agent, by the Model Context Protocol (MCP)."""

@@ -1,0 +1,195 @@
+"""Execute a batch of search or answer requests on one loaded snapshot."""
+
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain
+from typing import Any, TypeVar
+
+from rag_model.errors import BookwheelError, StoppedError, UsageError
+from rag_model.reading.answer import Answer
+from rag_model.retrieve.hits import Hit
+from rag_model.retrieve.retriever import Queries
+from rag_model.serving.answering.batcher import ClientGoneError, QueuedRequest
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
+from rag_model.serving.answering.progress import AnswerDelta, RetrievedPassages
+from rag_model.serving.following.snapshot_slot import SnapshotSlot
+from rag_model.serving.monitoring.observer import Observer, SearchBatch, notify
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Passages for the questions of one request, all of one snapshot."""
+
+    snapshot: str
+    hits: list[list[Hit]]  # of each question, best first
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerResult:
+    """Answers to the questions of one request, all from one snapshot and by one model."""
+
+    snapshot: str
+    model: str
+    answers: list[Answer]
+
+
+class _ProgressReporter:
+    """Passes retrieved passages and new text to the requests of a batch that listen for them."""
+
+    def __init__(self, snapshot: str, model_id: str, requests: Sequence[QueuedRequest[AnswerResult]]) -> None:
+        self._snapshot, self._model = snapshot, model_id
+        recipients = [(request.progress, index) for request in requests for index in range(len(request.questions))]
+        self._recipients = recipients  # for each question of the batch: the listener, and its index in the request
+        self.has_listeners = any(progress is not None for progress, _ in recipients)
+
+    def report_passages(self, hits: Sequence[Sequence[Hit]]) -> None:
+        """Pass the passages of each question to its request."""
+        for progress, index in self._recipients:
+            if progress is not None and index == 0:
+                hits_of_request = [
+                    passages
+                    for (progress_of_row, _), passages in zip(self._recipients, hits, strict=True)
+                    if progress_of_row is progress
+                ]
+                progress.set_passages(RetrievedPassages(self._snapshot, self._model, hits_of_request))
+
+    def report_text(self, row: int, text: str) -> None:
+        """Pass new text of the answer to question `row` of the batch."""
+        progress, index = self._recipients[row]
+        if progress is not None:
+            progress.append_delta(AnswerDelta(index, text))
+
+
+def search_batch(
+    slot: SnapshotSlot, observer: Observer, requests: Sequence[QueuedRequest[SearchResult]]
+) -> list[SearchResult | BookwheelError]:
+    """Search for all requests of a batch, together for each retriever."""
+    with slot.acquire() as loaded:
+        replies: dict[int, SearchResult | BookwheelError] = {}
+        for retriever, positions in _group_positions([request.retriever for request in requests]).items():
+            results = _search_with_retriever(
+                loaded, observer, retriever, [requests[position] for position in positions]
+            )
+            replies.update(zip(positions, results, strict=True))
+        return [replies[position] for position in range(len(requests))]
+
+
+def answer_batch(
+    slot: SnapshotSlot, observer: Observer, requests: Sequence[QueuedRequest[AnswerResult]]
+) -> list[AnswerResult | BookwheelError]:
+    """Answer all requests of a batch; requests with the same retriever and depth run together.
+
+    Decoding stops between two tokens once all clients have disconnected. Requests with a `progress`
+    receive the passages and the text as soon as they exist.
+    """
+    with slot.acquire() as loaded:
+        model = "" if loaded.model is None else loaded.model.id
+        replies: dict[int, AnswerResult | BookwheelError] = {}
+        for (retriever, k), positions in _group_positions(
+            [(request.retriever, request.k) for request in requests]
+        ).items():
+            group = [requests[position] for position in positions]
+            try:
+                reporter = _ProgressReporter(loaded.id, model, group)
+                callbacks = (reporter.report_passages, reporter.report_text) if reporter.has_listeners else (None, None)
+                batch_answers = loaded.answer(
+                    _list_questions(group), k, retriever, partial(_are_abandoned, group), *callbacks
+                )
+            except UsageError as error:
+                if len(positions) > 1:
+                    raise  # the faulty question is unknown, so the batcher repeats the requests one by one
+                replies[positions[0]] = error
+                continue
+            except StoppedError as stopped:
+                replies.update(dict.fromkeys(positions, ClientGoneError(str(stopped))))
+                continue
+            notify(observer.on_answer, loaded, batch_answers)
+            answers = iter(batch_answers)
+            for position in positions:
+                replies[position] = AnswerResult(
+                    loaded.id, model, [next(answers) for _ in requests[position].questions]
+                )
+        return [replies[position] for position in range(len(requests))]
+
+
+def _search_with_retriever(
+    loaded: LoadedSnapshot, observer: Observer, retriever: str | None, requests: Sequence[QueuedRequest[SearchResult]]
+) -> list[SearchResult | BookwheelError]:
+    """Search with one retriever: encode all questions, then search once per value of `k`."""
+    start_time = time.perf_counter()
+    queries = Queries(_list_questions(requests))
+    starts = [0, *accumulate(len(request.questions) for request in requests)]
+    replies: dict[int, SearchResult | BookwheelError] = {}
+    for k, positions in _group_positions([request.k or 1 for request in requests]).items():
+        if _are_abandoned(requests[position] for position in positions):
+            replies.update(dict.fromkeys(positions, ClientGoneError("the client has disconnected")))
+            continue
+        rows = [row for position in positions for row in range(starts[position], starts[position + 1])]
+        try:
+            hits = iter(loaded.search(queries if len(rows) == len(queries) else queries.subset(rows), k, retriever))
+        except UsageError as error:  # no such retriever, or it returns fewer than k passages
+            replies.update(dict.fromkeys(positions, error))
+            continue
+        for position in positions:
+            replies[position] = SearchResult(loaded.id, [next(hits) for _ in requests[position].questions])
+    results = [replies[position] for position in range(len(requests))]
+    if batch := _describe_batch(loaded, retriever, requests, queries, results, time.perf_counter() - start_time):
+        notify(observer.on_search, batch)
+    return results
+
+
+def _describe_batch(
+    loaded: LoadedSnapshot,
+    retriever: str | None,
+    requests: Sequence[QueuedRequest[SearchResult]],
+    queries: Queries,
+    replies: Sequence[SearchResult | BookwheelError],
+    seconds: float,
+) -> SearchBatch | None:
+    """Describe the successful requests of a batch to observers; None if all were refused."""
+    answered_pairs = [
+        (request, reply) for request, reply in zip(requests, replies, strict=True) if isinstance(reply, SearchResult)
+    ]
+    if not answered_pairs:
+        return None
+    vectors = queries.find_vectors(loaded.question_encoder)
+    if vectors is not None and len(answered_pairs) < len(requests):
+        vectors = vectors[
+            [
+                isinstance(result, SearchResult)
+                for request, result in zip(requests, replies, strict=True)
+                for _ in request.questions
+            ]
+        ]
+    return SearchBatch(
+        loaded=loaded,
+        retriever=loaded.retrievers[0] if retriever is None else retriever,
+        questions=_list_questions([request for request, _ in answered_pairs]),
+        vectors=vectors,
+        ks=[request.k or 1 for request, _ in answered_pairs for _ in request.questions],
+        hits=[hits for _, reply in answered_pairs for hits in reply.hits],
+        encode_seconds=queries.encoding_seconds,
+        search_seconds=seconds - queries.encoding_seconds,
+    )
+
+
+def _are_abandoned(requests: Iterable[QueuedRequest[Any]]) -> bool:
+    """Return whether all clients have disconnected."""
+    return all(request.is_abandoned for request in requests)
+
+
+def _list_questions(requests: Sequence[QueuedRequest[Any]]) -> list[str]:
+    return list(chain.from_iterable(request.questions for request in requests))
+
+
+def _group_positions(keys: Sequence[_Key]) -> dict[_Key, list[int]]:
+    """Group the positions of equal keys."""
+    positions: defaultdict[_Key, list[int]] = defaultdict(list)
+    for position, key in enumerate(keys):
+        positions[key].append(position)
+    return positions

@@ -1,0 +1,335 @@
+"""Load a snapshot with its retrievers, its question encoder and its reading model.
+
+A `LoadedSnapshot` is swapped and freed as a whole, so a reply never mixes two snapshots. It shares
+its encoder and its model with the previous one if they are the same, as after a monthly rebuild.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rag_model.errors import RefusedError, StoreError, UsageError
+from rag_model.reading.answer import Answer
+from rag_model.reading.reader import (
+    SEARCH,
+    AnswerTimer,
+    Reader,
+    StopCheck,
+    TextCallback,
+    add_stage_seconds,
+    retrieve_hits,
+)
+from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
+from rag_model.retrieve.expression import parse
+from rag_model.retrieve.factory import BuiltRetriever, RequestLimits, build_retriever, plan_retriever
+from rag_model.retrieve.hits import Hit
+from rag_model.retrieve.index_retriever import IndexRetriever
+from rag_model.retrieve.models import PairScorerCache
+from rag_model.retrieve.retriever import Queries, SnapshotRetriever
+from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder
+from rag_model.serving.memory import page_in
+from rag_model.serving.runtime import count_search_threads
+from rag_model.serving.settings import ServiceSettings
+from rag_model.store.versions.manifest import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
+
+_WARM_UP_QUERIES = 3  # before the snapshot serves
+_WARM_UP_K = 5
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableRetrievers:
+    """The retrievers that a service offers for a snapshot, and the files that they need."""
+
+    retrievers: tuple[str, ...]  # expressions; the first is the default
+    indexes: tuple[str, ...]  # open indexes; requests may compose other retrievers of them
+    needs_embeddings: bool  # whether the passages' vectors must be pulled
+
+    @classmethod
+    def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
+        """Plan the retrievers of the settings, or the snapshot's default retriever.
+
+        Args:
+            snapshot: The snapshot to serve.
+            settings: The service's settings.
+            uses_inner_products: Whether a model weighs the hits by inner products.
+
+        Raises:
+            UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
+        """
+        content = snapshot.manifest.content
+        retrievers = settings.retrievers or (content.default_retriever,)
+        needs = RetrieverNeeds.merge(
+            plan_retriever(snapshot, expression, products=uses_inner_products) for expression in retrievers
+        )
+        return cls(retrievers, needs.index_names, settings.pull_embeddings or needs.reads_vectors(content))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRef:
+    """The ref of a served snapshot, and the move of the ref that selected it."""
+
+    ref: str
+    number: int
+    snapshot: str  # full id
+    created_at: str  # of the move: ISO 8601, UTC
+
+
+class LoadedSnapshot:
+    """One snapshot that answers queries. Thread-safe; `SnapshotSlot` decides when to close it."""
+
+    def __init__(
+        self,
+        served_ref: ServedRef,
+        available: AvailableRetrievers,
+        context: RetrieverContext,
+        settings: ServiceSettings,
+        model: ServedModel | None = None,
+    ) -> None:
+        """Compose the retrievers and readers; `open` opens the files first.
+
+        Raises:
+            RefusedError: The question encoder's vector space differs from the snapshot's.
+            StoreError: A file is missing or damaged.
+        """
+        self.served_ref = served_ref  # replaced when the ref moves and names the same snapshot again
+        self.snapshot, self.model = context.snapshot, model
+        self._context, self._max_depth = context, settings.max_depth
+        self._retrievers = {str(parse(text)): _open_retriever(context, text) for text in available.retrievers}
+        self._default_retriever = next(iter(self._retrievers))
+        self._model_context = _open_for_model(context, model)
+        self._readers: dict[str, Reader] = {}
+        if self._model_context is not None:
+            for text in self._retrievers:
+                retriever = _open_retriever(self._model_context, text, products=self._uses_inner_products)
+                self._readers[text] = self._create_reader(retriever)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        served_ref: ServedRef,
+        settings: ServiceSettings,
+        model: ServedModel | None = None,
+        previous: Self | None = None,
+        scorers: PairScorerCache | None = None,
+    ) -> Self:
+        """Open a pulled snapshot.
+
+        Args:
+            folder: The snapshot's folder, as `pull` reports it.
+            served_ref: The ref that names it.
+            settings: The retrievers, and whether indexes are loaded or mapped.
+            model: The reading model; without one the service only returns passages.
+            previous: The snapshot in use; its encoder is shared if the files are the same.
+            scorers: The models that rerank, which all snapshots share.
+
+        Raises:
+            MissingExtraError: The model extra is not installed.
+            StoreError: A file is missing or damaged.
+            UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
+            RefusedError: The model's question vectors are of another space than the snapshot's.
+        """
+        snapshot = Snapshot.from_folder(folder)
+        try:
+            _check_not_empty(snapshot)
+            available = AvailableRetrievers.plan(
+                snapshot, settings, uses_inner_products=model is not None and model.uses_inner_products
+            )
+            encoder_loader = _EncoderLoader(snapshot, settings, _find_reusable_encoder(snapshot, previous))
+            if not settings.in_memory:
+                mapped_files = _list_index_files(previous.snapshot, previous.indexes) if previous else {}
+                page_in(map(snapshot.path, _list_index_files(snapshot, available.indexes)), sum(mapped_files.values()))
+            context = RetrieverContext(snapshot, encoder_loader.load, scorers, mmap=not settings.in_memory)
+            return cls(served_ref, available, context, settings, model)
+        except BaseException:
+            snapshot.close()
+            raise
+
+    @property
+    def id(self) -> str:
+        """The snapshot's full id."""
+        return self.snapshot.id
+
+    @property
+    def question_encoder(self) -> SharedQuestionEncoder | None:
+        """The question encoder of /search; None if no retriever needs vectors."""
+        encoder = self._context.loaded_encoder
+        return encoder if isinstance(encoder, SharedQuestionEncoder) else None
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """The open indexes, of which requests may compose retrievers."""
+        return self._context.opened_indexes
+
+    @property
+    def retrievers(self) -> tuple[str, ...]:
+        """The canonical expressions of the configured retrievers; the first is the default."""
+        return tuple(self._retrievers)
+
+    @property
+    def monitored_index(self) -> tuple[str, Mapping[str, float]] | None:
+        """The default retriever's index and search parameters; None if it combines several."""
+        default = self._retrievers[self._default_retriever]
+        if isinstance(default, IndexRetriever) and default.query_type in ("vectors", "text"):
+            return default.index, default.parameters
+        return None
+
+    def search(self, queries: Queries, k: int, retriever: str | None = None) -> list[list[Hit]]:
+        """Return the best `k` passages of each query, best first.
+
+        `retriever` is a canonical expression: one of `retrievers`, or one composed of `indexes`.
+
+        Raises:
+            UsageError: It is invalid, names an index that is not served, or returns fewer passages.
+        """
+        served_retriever = self._retrievers.get(self._default_retriever if retriever is None else retriever)
+        if served_retriever is None:
+            served_retriever = self._open_for_request(retriever or "")
+        return served_retriever.search_queries(queries, k)
+
+    def answer(
+        self,
+        questions: Sequence[str],
+        k: int | None,
+        retriever: str | None = None,
+        stop: StopCheck | None = None,
+        on_passages: Callable[[list[list[Hit]]], None] | None = None,
+        on_text: TextCallback | None = None,
+    ) -> list[Answer]:
+        """Answer each question from its best `k` passages.
+
+        Args:
+            questions: The questions.
+            k: Passages a question; None: the reader's default.
+            retriever: Canonical expression, as for `search`.
+            stop: Called before each token; True stops decoding.
+            on_passages: Called with the passages before the model reads them.
+            on_text: Called with new text, as `Reader.answer` describes.
+
+        Raises:
+            UsageError: There is no model, or `search` would refuse the retriever.
+            StoppedError: `stop` returned True.
+        """
+        stage_times = AnswerTimer()
+        reader = self._get_reader(retriever)
+        hits = retrieve_hits(reader.retriever, questions, reader.k if k is None else k)
+        if on_passages is not None:
+            on_passages(hits)
+        stage_times.end_stage(SEARCH)
+        return add_stage_seconds(reader.answer_from(questions, hits, stop, on_text), stage_times)
+
+    def _get_reader(self, retriever: str | None) -> Reader:
+        """Return the `Reader` for a retriever expression; None: the default retriever."""
+        if self._model_context is None:
+            raise UsageError("this service has no model, so it gives no answers: ask /search")
+        reader = self._readers.get(self._default_retriever if retriever is None else retriever)
+        if reader is None:
+            built = self._build_for_request(self._model_context, retriever or "", products=self._uses_inner_products)
+            try:
+                self._model_context.open(built.needs)
+            except StoreError as error:
+                if not built.needs.vectors:
+                    raise
+                raise UsageError(
+                    f"the retriever {built.retriever.name} cannot be answered from, since the service was started "
+                    "without the passages' vectors: ask for another one"
+                ) from error
+            reader = self._create_reader(built.retriever)
+        return reader
+
+    def warm_up(self) -> None:
+        """Run a few queries, so that files and kernels are loaded before the first request.
+
+        Raises:
+            RefusedError: A retriever returns nothing, or a vector or an answer cannot be computed.
+        """
+        rows = [self.snapshot.n * number // _WARM_UP_QUERIES for number in range(_WARM_UP_QUERIES)]
+        queries = Queries([passage.title or passage.text[:100] or "?" for passage in self.snapshot.passages(rows)])
+        for name, retriever in self._retrievers.items():
+            # Single queries may return nothing: BM25 has no terms for a title of punctuation.
+            if not any(retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))):
+                raise RefusedError(f"index {name} of snapshot {self.id[:12]} finds nothing: build it again")
+        if self._readers and self.model is not None and self.model.is_local:
+            self.answer(queries.texts[:1], None)
+
+    def close(self) -> None:
+        """Free files, mappings and memory; do not use the object afterwards."""
+        self._retrievers.clear()
+        self._readers.clear()
+        self._context.close()
+        self._model_context = None
+        self.snapshot.close()
+
+    def _open_for_request(self, expression: str) -> SnapshotRetriever:
+        built = self._build_for_request(self._context, expression)
+        self._context.open(built.needs)
+        return built.retriever
+
+    def _build_for_request(
+        self, context: RetrieverContext, expression: str, *, products: bool = False
+    ) -> BuiltRetriever:
+        """Build a retriever of the open indexes and the built-in calls; models would cost too much."""
+        limits = RequestLimits(self._context.opened_indexes, self._max_depth)
+        return build_retriever(context, expression, products=products, limits=limits)
+
+    def _create_reader(self, retriever: SnapshotRetriever) -> Reader:
+        assert self.model is not None
+        return self.model.create_reader(retriever)
+
+    @property
+    def _uses_inner_products(self) -> bool:
+        return self.model is not None and self.model.uses_inner_products
+
+
+def _open_retriever(context: RetrieverContext, expression: str, *, products: bool = False) -> SnapshotRetriever:
+    built = build_retriever(context, expression, products=products)
+    context.open(built.needs)
+    return built.retriever
+
+
+def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> RetrieverContext | None:
+    """Return the context with the model's own question encoder, if it has one; None: there is no model."""
+    if model is None:
+        return None
+    return context if model.question_encoder is None else context.with_encoder(model.question_encoder)
+
+
+def _check_not_empty(snapshot: Snapshot) -> None:
+    if not snapshot.n:
+        raise RefusedError(f"snapshot {snapshot.id[:12]} holds no passages: build one that has some")
+
+
+def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:
+    """Return the sizes of the files of indexes, in bytes; `exact` has no file."""
+    content = snapshot.manifest.content
+    paths = [content.index_file(name) for name in names if name in content.indexes]
+    return {path: content.files[path].size for path in paths}
+
+
+def _find_reusable_encoder(snapshot: Snapshot, previous: LoadedSnapshot | None) -> SharedQuestionEncoder | None:
+    """Return the encoder of the previous snapshot if the new one has the same files."""
+    if previous is None or _list_encoder_files(previous.snapshot) != _list_encoder_files(snapshot):
+        return None
+    return previous.question_encoder
+
+
+@dataclass(frozen=True, slots=True)
+class _EncoderLoader:
+    """Loads the question encoder of a snapshot when the first retriever needs it."""
+
+    snapshot: Snapshot
+    settings: ServiceSettings
+    reusable_encoder: SharedQuestionEncoder | None
+
+    def load(self) -> SharedQuestionEncoder:
+        """Return the reusable encoder, or load that of the snapshot."""
+        return self.reusable_encoder or SharedQuestionEncoder.load(
+            self.snapshot.folder(QUESTION_ENCODER), count_search_threads(self.settings)
+        )
+
+
+def _list_encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:
+    files = snapshot.manifest.content.files
+    return sorted((file, ref.id) for file, ref in files.items() if file.startswith(f"{QUESTION_ENCODER}/"))

@@ -1,0 +1,150 @@
+"""The question encoder and the reading model of a service, which several loaded snapshots share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.space import Space
+from rag_model.errors import UsageError
+from rag_model.index.files.engine import Vectors
+from rag_model.reading.concat import ConcatReader
+from rag_model.reading.confidence import LikelihoodReader, with_threshold
+from rag_model.reading.model import ReadingModel, load_reading_model
+from rag_model.reading.reader import Reader
+from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.writer import Writer
+from rag_model.retrieve.retriever import QuestionEncoder, SnapshotRetriever
+from rag_model.store.store import Store
+
+
+class SharedQuestionEncoder:
+    """A `QuestionEncoder` that does not need its folder after loading.
+
+    Snapshots whose encoder files are equal share it. Its vector space is read once, because the
+    folder may be pruned while the weights are still in use. float32 weights stay mapped from that
+    folder's file, also after the snapshot is pruned or taken down; others are copied. The file
+    holds no text of a page, and takes no further disk space, because the current snapshot links to
+    it.
+    """
+
+    def __init__(self, encoder: QuestionEncoder) -> None:
+        """Read the vector space of `encoder`.
+
+        Raises:
+            InputError: Its folder is damaged, or does not name its passage encoder.
+        """
+        self._encoder, self._space = encoder, encoder.space()
+
+    @classmethod
+    def load(cls, folder: Path, threads: int) -> Self:
+        """Load the question encoder in `folder`; `threads` sets torch's threads of the process."""
+        return cls(Encoder.load(folder, "question", threads=threads))
+
+    def space(self) -> Space:
+        """Return the space of the question vectors."""
+        return self._space
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, d) float32 vectors, in order."""
+        return self._encoder.encode_questions(questions)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A reading model, local or remote, and its reader settings."""
+
+    model: ReadingModel
+    settings: ReaderSettings
+    question_encoder: SharedQuestionEncoder | None  # the model's own; None: use the snapshot's
+    writer: Writer | None  # for readers with one prompt; None: each passage is read separately
+
+    @classmethod
+    def load(
+        cls,
+        store: Store | None,
+        model_id: str,
+        settings: ReaderSettings,
+        passage_encoder: str | None = None,
+        batch_size: int = 8,
+    ) -> Self:
+        """Load a model.
+
+        Args:
+            store: The store of the model; None for a folder or an endpoint.
+            model_id: Id in the store, folder or `openai:MODEL`.
+            settings: How the model reads passages.
+            passage_encoder: The passage encoder that belongs to the model's question encoder, if
+                the model does not record it.
+            batch_size: Questions that are decoded together, so that no answer waits for another
+                one.
+        """
+        model = load_reading_model(store, model_id, settings.reader_for(model_id), passage_encoder)
+        question_encoder = None if model.question_encoder is None else SharedQuestionEncoder(model.question_encoder)
+        return cls(
+            model,
+            settings,
+            question_encoder,
+            model.open_writer(settings, batch_size) if settings.reader_for(model_id) == "concat" else None,
+        )
+
+    @property
+    def id(self) -> str:
+        """The id in the store, the path of a folder, or the name of an endpoint's model."""
+        return self.model.id
+
+    @property
+    def uses_inner_products(self) -> bool:
+        """Whether the reader weighs passages by inner products of the retriever."""
+        return self.settings.reader_for(self.id) == "marginal"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model is in this process's memory; calls of a remote model may cost money."""
+        return self.model.generator is not None or self.model.spans is not None
+
+    def create_reader(self, retriever: SnapshotRetriever) -> Reader:
+        """Create a reader of a retriever's passages."""
+        if self.writer is None:
+            return self.model.open_reader(retriever, self.settings)
+        reader = ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
+        return with_threshold(reader, self.settings.threshold)
+
+    @property
+    def has_likelihoods(self) -> bool:
+        """Whether the model can compute the likelihood of a given answer.
+
+        Remote, extractive and label models cannot.
+        """
+        return self.model.generator is not None and not self.settings.labels
+
+    def create_likelihood_reader(self) -> LikelihoodReader:
+        """Create a reader that computes the likelihood of given answers, without citations.
+
+        Raises:
+            UsageError: The model cannot compute likelihoods.
+        """
+        if not self.has_likelihoods:
+            raise UsageError(f"model {self.id} cannot compute the likelihood of a given answer")
+        if self.writer is not None:
+            return self.create_uncited_reader()
+        reader: Any = self.model.open_reader(None, replace(self.settings, threshold=None))
+        likelihood_reader: LikelihoodReader = reader
+        return likelihood_reader
+
+    def create_uncited_reader(self) -> ConcatReader:
+        """Create a one-prompt reader of given passages, or closed book, that asks for no citations.
+
+        Raises:
+            UsageError: The model reads each passage separately.
+        """
+        if self.writer is None:
+            raise UsageError(f"model {self.id} reads each passage separately: choose the reader concat")
+        return ConcatReader(None, self.writer, replace(self.settings.concat, cite=False), self.model.k)
+
+    def close(self) -> None:
+        """Close the connections to a remote model."""
+        if not self.is_local and self.writer is not None:
+            remote_writer: Any = self.writer
+            remote_writer.close()

@@ -1,0 +1,95 @@
+"""Hold the current snapshot and count its readers; the last reader of an old snapshot frees it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rag_model.errors import BookwheelError
+from rag_model.process import trim_memory
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
+
+
+class NotReadyError(BookwheelError):
+    """No snapshot is loaded yet."""
+
+
+class SnapshotSlot:
+    """Holds the current `LoadedSnapshot`. Thread-safe."""
+
+    def __init__(self, on_freed: Callable[[str], None] = lambda snapshot: None) -> None:
+        """Create an empty slot; `on_freed` receives the id of each snapshot that is freed."""
+        self._on_freed = on_freed
+        self._condition = threading.Condition()
+        self._current: LoadedSnapshot | None = None
+        self._reader_counts: dict[int, int] = {}  # by `id` of each snapshot in memory
+
+    @property
+    def current(self) -> LoadedSnapshot | None:
+        """The current snapshot, for the thread that calls `swap`; other threads use `acquire`."""
+        return self._current
+
+    @property
+    def served_ref(self) -> ServedRef | None:
+        """The ref of the current snapshot; None if none is loaded."""
+        current = self._current
+        return None if current is None else current.served_ref
+
+    @property
+    def loaded_count(self) -> int:
+        """The number of snapshots in memory; more than one while old ones are drained."""
+        return len(self._reader_counts)
+
+    @contextmanager
+    def acquire(self) -> Iterator[LoadedSnapshot]:
+        """Yield the current snapshot and keep it open until the block ends, also during a swap.
+
+        Raises:
+            NotReadyError: No snapshot is loaded.
+        """
+        with self._condition:
+            loaded = self._current
+            if loaded is None:
+                raise NotReadyError("no snapshot is open yet: ask again in a moment")
+            self._reader_counts[id(loaded)] += 1
+        try:
+            yield loaded
+        finally:
+            self._release(loaded)
+
+    def swap(self, loaded: LoadedSnapshot) -> None:
+        """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
+        with self._condition:
+            previous, self._current = self._current, loaded
+            self._reader_counts[id(loaded)] = 1  # the slot itself counts as a reader
+        if previous is not None:
+            self._release(previous)
+
+    def update_ref(self, served_ref: ServedRef) -> None:
+        """Record that the ref moved and names the current snapshot again."""
+        with self._condition:
+            if self._current is not None and self._current.id == served_ref.snapshot:
+                self._current.served_ref = served_ref
+
+    def wait_until_drained(self, timeout: float) -> bool:
+        """Wait until only the current snapshot is loaded; return False after `timeout` seconds."""
+        with self._condition:
+            return self._condition.wait_for(lambda: len(self._reader_counts) <= 1, timeout)
+
+    def close(self) -> None:
+        """Remove the current snapshot; it is freed after its last reader."""
+        with self._condition:
+            previous, self._current = self._current, None
+        if previous is not None:
+            self._release(previous)
+
+    def _release(self, loaded: LoadedSnapshot) -> None:
+        with self._condition:
+            self._reader_counts[id(loaded)] -= 1
+            if self._reader_counts[id(loaded)]:
+                return
+        loaded.close()
+        trim_memory()
+        with self._condition:
+            del self._reader_counts[id(loaded)]
+            self._condition.notify_all()
+        self._on_freed(loaded.id)

@@ -1,0 +1,281 @@
+"""Try the indexes and models of a new version in a child process before the service uses them.
+
+An index file may be damaged in a way that only a search notices, and native code that meets the
+damage kills its process. A snapshot also carries a question encoder, whose config decides how much
+memory and time it takes, and only encoding a question shows that. A child process meets both
+first, before `current` names the version.
+
+What killed a child is recorded, so that neither a restart nor the next poll repeats the trial. For
+models, success is recorded too, so a new version with the same encoder costs nothing:
+
+```
+DEST/.trials/<digest of files and library versions>.json    {"died": "was ended by SIGSEGV"}
+```
+
+An empty `died` means success.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_model.atomic_write import atomic_write
+from rag_model.digest import digest_file, digest_json
+from rag_model.encoders.any_encoder import load_any_encoder
+from rag_model.errors import BookwheelError, InputError, RefusedError
+from rag_model.extras import format_versions
+from rag_model.index.files.engine import Vectors
+from rag_model.index.kind import RepresentationType
+from rag_model.process import ChildDiedError, run_in_child, serve_call
+from rag_model.reading.reader import ReaderName
+from rag_model.retrieve.indexes import index_files, open_index, representation_kind
+from rag_model.store.versions.manifest import TEXT, Content, question_encoder_path
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.untrusted_text import parse_json
+
+_VERDICTS_FOLDER = ".trials"
+_ENGINES = ("faiss-cpu", "torch", "transformers", "tokenizers")
+
+
+def run_trial(
+    dest: Path, subject: Any, action: str, advice: str, trial: Callable[[], object], *, record_success: bool = False
+) -> None:
+    """Run a trial unless its verdict is recorded.
+
+    Args:
+        dest: The folder of the pulled snapshots.
+        subject: A JSON value that identifies all files of the trial by their digests.
+        action: The child's action, for errors: `a process that opened and searched
+            index/hnsw.faiss`.
+        advice: What to do if the child died.
+        trial: Calls the child.
+        record_success: Also record success, so that the trial is not repeated.
+
+    Raises:
+        BookwheelError: The subject is unusable; the message is the child's.
+        RefusedError: The child died, now or in an earlier trial.
+    """
+    verdict_file = dest / _VERDICTS_FOLDER / f"{_digest_subject(subject)}.json"
+    failure = _read_verdict(verdict_file)
+    if failure is None:
+        try:
+            trial()
+        except ChildDiedError as error:
+            failure = str(error)
+        if failure or record_success:
+            _write_verdict(verdict_file, failure or "")
+    if failure:
+        raise RefusedError(f"{action} {failure}: {advice}, or delete {verdict_file} to try it once more")
+
+
+def _digest_subject(subject: Any) -> str:
+    return digest_json([version("bookwheel"), format_versions(*_ENGINES), subject]).partition(":")[2]
+
+
+def _read_verdict(verdict_file: Path) -> str | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(parse_json(verdict_file.read_bytes())["died"])
+    return None
+
+
+def _write_verdict(verdict_file: Path, failure: str) -> None:
+    with suppress(OSError), atomic_write(verdict_file) as temporary:  # without a record the trial runs again
+        temporary.write_text(json.dumps({"died": failure}))
+
+
+_INDEX_MEMORY = 2 << 30  # bytes for libraries, centroids and the tables of a search, besides `_ROW_BYTES`
+_ROW_BYTES = 16  # bytes a row for a graph's levels and offsets, which are not mapped
+_INDEX_SECONDS = 120.0  # for small files
+_INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable reading
+_QUERY_COUNT = 3  # queries to each index
+_K = 5
+_QUERY_TOKENS = 4  # token vectors of a query
+_QUERY_TERMS = 64  # weighted terms of a sparse query
+
+
+def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
+    """Open and search indexes of the snapshot in `folder`, DEST/<id>, in a child process.
+
+    Raises:
+        BookwheelError: An index cannot be opened or searched; the message is the child's.
+        RefusedError: The child died, now or in an earlier trial of the same files.
+    """
+    names = [name for name in names if name in content.indexes]
+    if not names:
+        return
+    files = [content.index_file(name) for name in names]
+    size = sum(content.files[file].size for file in files)
+    subject = [
+        [dict(content.indexes[name]), content.files[file].to_json()] for name, file in zip(names, files, strict=True)
+    ]
+    arguments = {"folder": str(folder), "indexes": names}
+    run_trial(
+        folder.parent,
+        subject,
+        f"a process that opened and searched {', '.join(files)}",
+        "build the index again",
+        lambda: run_in_child(
+            __name__,
+            arguments,
+            seconds=_INDEX_SECONDS + size / _INDEX_BYTES_PER_SECOND,
+            memory=_INDEX_MEMORY + _ROW_BYTES * content.n,
+        ),
+    )
+
+
+def _search_indexes(arguments: Any) -> None:
+    with Snapshot.from_folder(Path(arguments["folder"])) as snapshot:
+        for name in arguments["indexes"]:
+            _search_index(snapshot, name)
+
+
+def _search_index(snapshot: Snapshot, name: str) -> None:
+    index = open_index(snapshot, name)
+    queries = _TRIAL_QUERIES[representation_kind(snapshot, name)](snapshot, name, index, np.random.default_rng(0))
+    rows = index.search(queries, min(_K, index.n))[1]
+    if rows.max(initial=-1) >= snapshot.n:
+        raise InputError(f"{index_files(snapshot, name).index} is damaged: it returns rows that do not exist")
+
+
+def _read_queries(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> list[str]:
+    rows = [snapshot.n * number // _QUERY_COUNT for number in range(_QUERY_COUNT)]
+    return [f"{passage.title} {passage.text}"[:1_000] for passage in snapshot.passages(rows)]
+
+
+def _draw_vectors(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> Vectors:
+    return _draw_unit_vectors(generator, (_QUERY_COUNT, index.dim))
+
+
+def _draw_token_vectors(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> Vectors:
+    return _draw_unit_vectors(generator, (_QUERY_COUNT, _QUERY_TOKENS, index.dim))
+
+
+def _draw_unit_vectors(generator: np.random.Generator, shape: tuple[int, ...]) -> Vectors:
+    vectors = generator.standard_normal(shape).astype(np.float32)
+    unit: Vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return unit
+
+
+def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> Vectors:
+    vocabulary = snapshot.dim_of(snapshot.manifest.content.representation_of(name))
+    terms = generator.integers(vocabulary, size=(_QUERY_COUNT, _QUERY_TERMS))
+    return np.stack([terms, generator.random(terms.shape)], axis=2).astype(np.float32)
+
+
+_TRIAL_QUERIES: dict[
+    RepresentationType, Callable[[Snapshot, str, Any, np.random.Generator], Any]
+] = {  # by what an index is over
+    "text": _read_queries,
+    "vectors": _draw_vectors,
+    "tokens": _draw_token_vectors,
+    "sparse": _draw_weighted_terms,
+}
+
+
+_MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
+_WEIGHT_COPIES = 3  # memory in copies of the weights: fp16 becomes float32, and is laid out for the CPU
+_MODEL_SECONDS = 300.0  # for small files, on a busy machine
+_MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable loading of weights
+_MODEL_KINDS: Mapping[ReaderName, str] = {
+    "marginal": "RAG model",
+    "concat": "generator",
+    "extractive": "model of spans",
+}
+_NEW_TOKENS = 4  # tokens of an answer
+_MODEL_QUESTIONS = (  # the second one has the maximum length of a service's questions
+    "Who wrote it?",
+    " ".join(f"word {number}, Été 漢字 [x]?" for number in range(75)),
+)
+
+
+def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None:
+    """Encode two questions with each question encoder that indexes of a snapshot need.
+
+    `folder` is the snapshot's folder, DEST/<id>.
+
+    Raises:
+        BookwheelError: An encoder is unusable; the message is the child's.
+        RefusedError: The child died, now or in an earlier trial of the same files.
+    """
+    representations = dict.fromkeys(content.representation_of(name) for name in indexes)
+    for name in (question_encoder_path(representation) for representation in representations if representation != TEXT):
+        files = {path: ref for path, ref in content.files.items() if path.startswith(f"{name}/")}
+        if files:
+            subject = {path: ref.to_json() for path, ref in files.items()}
+            _run_model_trial(folder.parent, "encoder", folder / name, subject, sum(ref.size for ref in files.values()))
+
+
+def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
+    """Answer without passages by the model in `folder`; `dest` holds the pulled snapshots.
+
+    Raises:
+        BookwheelError: The model is unusable; the message is the child's.
+        RefusedError: The child died, now or in an earlier trial of the same files.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    subject = {str(path.relative_to(folder)): digest_file(path) for path in files}
+    _run_model_trial(dest, _MODEL_KINDS[reader], folder, subject, sum(path.stat().st_size for path in files))
+
+
+def _run_model_trial(dest: Path, kind: str, folder: Path, subject: Any, size: int) -> None:
+    arguments = {"kind": kind, "folder": str(folder)}
+    run_trial(
+        dest,
+        [kind, subject],
+        f"a process that loaded the {kind} {folder} and asked it",
+        "give another model",
+        lambda: run_in_child(
+            __name__,
+            arguments,
+            seconds=_MODEL_SECONDS + size / _MODEL_BYTES_PER_SECOND,
+            memory=_MODEL_MEMORY + _WEIGHT_COPIES * size,
+        ),
+        record_success=True,
+    )
+
+
+def _use_model(arguments: Any) -> None:
+    kind, folder = arguments["kind"], Path(arguments["folder"])
+    try:
+        if kind == "encoder":
+            load_any_encoder(folder).encode_questions(_MODEL_QUESTIONS)
+        else:
+            _answer_questions(folder, "marginal" if kind == _MODEL_KINDS["marginal"] else "concat")
+    except (BookwheelError, MemoryError):
+        raise
+    except Exception as error:  # torch and transformers raise errors of any class
+        sentence = str(error).strip().partition("\n")[0]
+        raise InputError(f"{kind} {folder} cannot read a question ({sentence}): give another model") from error
+
+
+def _answer_questions(folder: Path, reader: ReaderName) -> None:
+    from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415 - they need torch, which the caller may lack
+    from rag_model.reading.model import load_reading_model  # noqa: PLC0415
+    from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPU's memory may be the service's
+    model = load_reading_model(None, str(folder), reader)
+    if model.question_encoder is not None:
+        model.question_encoder.encode_questions(_MODEL_QUESTIONS)
+    questions = (
+        _MODEL_QUESTIONS if reader == "marginal" else _MODEL_QUESTIONS[:1]
+    )  # a prompt with the long one may have no room
+    settings = ReaderSettings(reader, DecodingSettings(max_new_tokens=_NEW_TOKENS))
+    model.open_reader(None, settings).answer_from(questions, [[] for _ in questions])
+
+
+def _run_in_this_child(arguments: Any) -> None:
+    if "indexes" in arguments:
+        _search_indexes(arguments)
+    else:
+        _use_model(arguments)
+
+
+if __name__ == "__main__":
+    serve_call(_run_in_this_child)

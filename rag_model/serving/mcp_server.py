@@ -1,0 +1,262 @@
+"""An MCP (Model Context Protocol) server over standard input and output: `bookwheel serve --mcp`.
+
+Agents call its tools `search`, `passage` and `snapshot`, which have the limits of the HTTP service.
+Standard output carries only messages of the protocol; anything else that this process and its
+children print there goes to standard error.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+from mcp import types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rag_model.corpus.timestamps import format_iso
+from rag_model.errors import BookwheelError, UsageError
+from rag_model.retrieve.attribution import Attribution
+from rag_model.retrieve.lookup import locate_passage
+from rag_model.secrets import mask_secrets
+from rag_model.serving.following.follower import FollowedRef, PulledFolder
+from rag_model.serving.http.messages import SearchRequest, check_request
+from rag_model.serving.runtime import prepare_process
+from rag_model.serving.service import Service
+from rag_model.serving.settings import ServiceSettings
+
+_LOG = logging.getLogger(__name__)
+_POLL_SECONDS = 0.05  # between two checks whether a snapshot is loaded
+_MAX_ID_LENGTH = 1_000  # characters, as of a corpus
+_ADVICE_BY_TYPE = {  # by pydantic's type of error
+    "missing": "is missing: give it",
+    "extra_forbidden": "is not an argument of this tool: leave it out",
+    "string_type": "is not a text: give one",
+    "int_type": "is not a whole number: give one such as 5",
+    "string_too_long": f"is longer than {_MAX_ID_LENGTH} characters: give an id that a search gave",
+}
+
+
+class Arguments(BaseModel):
+    """The arguments of a tool; unknown ones are refused, to catch misspellings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SearchArguments(Arguments):
+    """A question to find passages for."""
+
+    question: str = Field(description="A question, or words, in the language of the passages.")
+    k: int = Field(5, description="Passages to return, best first.")
+    retriever: str | None = Field(
+        None, description="How to find them, made of the indexes that `snapshot` lists, such as rrf(hnsw, bm25)."
+    )
+
+
+class PassageArguments(Arguments):
+    """A passage to read."""
+
+    id: str = Field(description="Of a passage that `search` gave.", max_length=_MAX_ID_LENGTH)
+
+
+class NoArguments(Arguments):
+    """Nothing."""
+
+
+class UnknownToolError(UsageError):
+    """There is no tool with this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTool:
+    """A function that an agent may call."""
+
+    name: str
+    description: str  # for the agent's model
+    arguments: type[Arguments]
+    call: Callable[[Service, Any], Awaitable[dict[str, Any]]]
+
+
+async def call_tool(service: Service, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Call a tool and return its result as JSON values.
+
+    Raises:
+        BookwheelError: There is no such tool, an argument is invalid, or the service cannot answer.
+    """
+    tool = TOOLS.get(name)
+    if tool is None:
+        raise UnknownToolError(f"there is no tool {name[:80]!r}: call one of {', '.join(TOOLS)}")
+    try:
+        parsed_arguments = tool.arguments.model_validate(arguments)
+    except ValidationError as error:
+        raise _create_argument_error(error) from None
+    await _wait_until_ready(service)
+    return await tool.call(service, parsed_arguments)
+
+
+def explain_failure(error: Exception) -> str:
+    """Return the message of an error for the agent, and log unexpected errors."""
+    if isinstance(error, BookwheelError):
+        return " ".join(mask_secrets(str(error)).split())
+    _LOG.error("a tool failed", exc_info=error)
+    return "the tool failed unexpectedly: the server's log says why"
+
+
+async def _search(service: Service, arguments: SearchArguments) -> dict[str, Any]:
+    request = SearchRequest(questions=[arguments.question], k=arguments.k, index=None, retriever=arguments.retriever)
+    check_request(request, service.settings)
+    result = await service.search(request.questions, request.k, request.expression)
+    return {"snapshot": result.snapshot, "hits": [hit.to_json() for hit in result.hits[0]]}
+
+
+async def _passage(service: Service, arguments: PassageArguments) -> dict[str, Any]:
+    return await asyncio.to_thread(_read_passage, service, arguments.id)
+
+
+async def _snapshot(service: Service, arguments: NoArguments) -> dict[str, Any]:
+    return service.describe()
+
+
+def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
+    with service.slot.acquire() as loaded:
+        located = locate_passage(loaded.snapshot, passage_id)
+        passage, attribution = located.passage, Attribution.from_corpus(loaded.snapshot.manifest.content.corpus)
+        return {
+            "snapshot": loaded.id,
+            **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "text")},
+            "url": attribution.url(passage),
+            "revised": format_iso(passage.revised),
+            "licence": attribution.credit_line(passage),
+            "previous": located.previous,
+            "next": located.next,
+        }
+
+
+async def _wait_until_ready(service: Service) -> None:
+    """Wait for the first snapshot, because agents call a tool as soon as the server runs.
+
+    Raises:
+        UsageError: No snapshot is loaded within the time limit of a request.
+    """
+    deadline = asyncio.get_running_loop().time() + service.settings.request_seconds
+    while service.slot.served_ref is None:
+        has_failed = service.follower.refusal is not None or service.follower.problem
+        if has_failed or asyncio.get_running_loop().time() > deadline:
+            raise UsageError(service.explain_unready())
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _create_argument_error(error: ValidationError) -> UsageError:
+    first_error = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    argument = " ".join(".".join(map(str, first_error["loc"]))[:80].split()) or "the call"
+    return UsageError(
+        f"{argument} {_ADVICE_BY_TYPE.get(first_error['type'], 'is invalid: see the schema of the tool')}"
+    )
+
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        AgentTool(
+            "search",
+            "Find passages for a question, best first, each with its id, title, section, text, address, the day of "
+            "its revision and the line of credit to show with it. Ask again with other words where none answers it.",
+            SearchArguments,
+            _search,
+        ),
+        AgentTool(
+            "passage",
+            "Read one passage by its id; `previous` and `next` are the ids of its neighbours on the page, to read on.",
+            PassageArguments,
+            _passage,
+        ),
+        AgentTool(
+            "snapshot",
+            "Return the version of the library, its number of passages, its indexes and its retrievers.",
+            NoArguments,
+            _snapshot,
+        ),
+    )
+}
+
+
+_INSTRUCTIONS = "Passages of a library, each with the line of credit to show with it. Search first, then read on by id."
+_READ_ONLY = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+
+
+def run(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
+    """Serve the tools until standard input ends or a signal arrives.
+
+    Raises:
+        StoreError: There is no such snapshot, or nothing was pulled to the folder.
+        UsageError: The snapshot lacks an index.
+    """
+    prepare_process()
+    target.check()
+    anyio.run(_serve, target, settings)
+
+
+def create_mcp_server(service: Service) -> "Server[dict[str, object]]":
+    """Create the MCP server of a service, for any transport."""
+
+    async def list_tools(
+        context: ServerRequestContext[dict[str, object]], parameters: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema=tool.arguments.model_json_schema(),
+                    annotations=_READ_ONLY,
+                )
+                for tool in TOOLS.values()
+            ]
+        )
+
+    async def call(
+        context: ServerRequestContext[dict[str, object]], parameters: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        try:
+            result = await call_tool(service, parameters.name, parameters.arguments or {})
+        except Exception as error:  # report errors of any class to the agent
+            return types.CallToolResult(content=[types.TextContent(text=explain_failure(error))], is_error=True)
+        text = json.dumps(result, ensure_ascii=False)
+        return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=result)
+
+    return Server(
+        "bookwheel",
+        version=version("bookwheel"),
+        instructions=_INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call,
+    )
+
+
+async def _serve(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
+    async with stdio_server() as (read, write), anyio.create_task_group() as tasks:
+        service = Service(target, settings)
+        service.start()
+        try:
+            tasks.start_soon(_end_by_signal, service)
+            server = create_mcp_server(service)
+            await server.run(read, write, server.create_initialization_options())
+        finally:
+            service.close()
+            tasks.cancel_scope.cancel()
+
+
+async def _end_by_signal(service: Service) -> None:
+    """Exit at the first signal, without waiting for the thread that blocks on standard input."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            service.close()
+            os._exit(0)

@@ -1,0 +1,11 @@
+"""Monitor the service.
+
+| module | content |
+| --- | --- |
+| `observer` | the events of a service |
+| `metrics` | Prometheus metrics |
+| `quality` | retrieval collapse, recall and drift of live questions |
+| `recall_check` | exact search for sampled questions |
+| `drift` | the distance between two samples of questions |
+| `overrides` | whether answers come from the model's weights or from the passages |
+"""

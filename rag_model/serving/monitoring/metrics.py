@@ -1,0 +1,361 @@
+"""The Prometheus metrics of a service: requests, the served snapshot, and its quality.
+
+Counters and histograms are updated at each event. Gauges of the state (the snapshot, ages, the
+windows of `QualityMonitor`) are collected at each scrape. A metric whose value is unknown is
+absent. The alerts (`infra/prometheus/alerts.yml`) and the dashboard
+(`infra/grafana/bookwheel.json`) use these names.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rag_model.evaluation.answers.collapse import CollapseStats
+from rag_model.evaluation.matching import tokenize
+from rag_model.reading.answer import Answer, TokenUsage
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
+from rag_model.serving.monitoring.observer import Observer, Refusal, SearchBatch
+from rag_model.serving.monitoring.overrides import (
+    GIVEN,
+    OUTCOMES,
+    OverrideCheck,
+    OverrideMonitor,
+    can_check_overrides,
+    classify_outcome,
+    create_override_checker,
+    is_unsupported,
+    list_texts_read,
+)
+from rag_model.serving.monitoring.quality import QualityMetrics, QualityMonitor
+from rag_model.serving.runtime import THREAD_NAMES, SupervisedThread
+from rag_model.serving.settings import ServiceSettings
+from rag_model.store.versions.manifest import Manifest
+
+_Gauge = tuple[str, str, float | None]  # name, help text, value; a gauge with value None is left out
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSnapshotInfo:
+    """The served snapshot, and the recall that its gate measured; None: not in its manifest."""
+
+    snapshot: str
+    ref: str
+    number: int  # of the ref's move
+    index: str  # the default retriever: an index or an expression
+    created: float | None  # Unix time, by the builder's clock
+    recall_mean: float | None
+    recall_p5: float | None
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, served_ref: ServedRef, index: str) -> "ServedSnapshotInfo":
+        """Read the values from a manifest, whose content is not trusted."""
+        gate_metrics = manifest.metrics.get(index)
+        gate_metrics = gate_metrics if isinstance(gate_metrics, dict) else {}
+        mean = next((name for name in gate_metrics if re.fullmatch(r"recall@\d+", name)), "")
+        recalls = _parse_share(gate_metrics.get(mean)), _parse_share(gate_metrics.get(f"{mean}_p5"))
+        return cls(
+            manifest.id,
+            served_ref.ref,
+            served_ref.number,
+            index,
+            _parse_unix_time(manifest.provenance.get("created_at")),
+            *recalls,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeState:
+    """The state of a service at the time of a scrape; times are Unix times."""
+
+    now: float
+    served: ServedSnapshotInfo | None
+    refusal: Refusal | None  # of the version that the ref names
+    store_seen_at: float | None  # the last successful poll of the ref
+    quality: QualityMetrics
+
+    def iter_metrics(self) -> Iterator[Metric]:
+        """Yield the metric families of the state."""
+        if self.served is not None:
+            names = {"snapshot": self.served.snapshot, "ref": self.served.ref, "index": self.served.index}
+            yield InfoMetricFamily("bookwheel_snapshot", "What is served.", value=names)
+        if self.refusal is not None:
+            names = {"snapshot": self.refusal.snapshot, "ref": self.refusal.ref, "number": str(self.refusal.number)}
+            yield InfoMetricFamily("bookwheel_snapshot_refused", "The refused version that the ref names.", value=names)
+        for name, text, value in chain(
+            self._iter_store_gauges(), _iter_snapshot_gauges(self.served, self.now), _iter_quality_gauges(self.quality)
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)
+        yield from _build_collapse_metrics(self.quality.collapse)
+
+    def _iter_store_gauges(self) -> Iterator[_Gauge]:
+        yield (
+            "ref_seen_age_seconds",
+            "Time since the last successful poll of the ref.",
+            _compute_age(self.now, self.store_seen_at),
+        )
+
+
+def _iter_snapshot_gauges(served: ServedSnapshotInfo | None, now: float) -> Iterator[_Gauge]:
+    if served is not None:
+        yield "ref_number", "The ref's move that is served.", served.number
+        yield "snapshot_age_seconds", "Time since the snapshot was built.", _compute_age(now, served.created)
+        yield "gate_recall_mean_ratio", "The index's recall by its gate, mean.", served.recall_mean
+        yield "gate_recall_p5_ratio", "The index's recall by its gate, 5th percentile.", served.recall_p5
+
+
+def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> Iterator[Metric]:
+    text = "Distinct passages among all hits of the window's distinct questions."
+    distinct = GaugeMetricFamily("bookwheel_retrieval_distinct_ratio", text, labels=["verb"])
+    text = "Entropy of the hits over passages: 0 = all questions share their passages, 1 = uniform."
+    spread = GaugeMetricFamily("bookwheel_retrieval_spread_ratio", text, labels=["verb"])
+    for verb, collapse in collapse_by_verb.items():
+        distinct.add_metric([verb], collapse.distinct / (collapse.questions * collapse.k) if collapse.k else 0.0)
+        spread.add_metric([verb], collapse.spread)
+    return iter((distinct, spread))
+
+
+def _iter_quality_gauges(quality: QualityMetrics) -> Iterator[_Gauge]:
+    yield "recall_mean_ratio", "Recall of sampled questions against exact search, mean.", quality.recall_mean
+    yield "recall_p5_ratio", "Recall of sampled questions against exact search, 5th percentile.", quality.recall_p5
+    text = "Drift of live questions from the evaluation's: squared MMD over its variance."
+    yield "question_drift_ratio", text, quality.drift
+
+
+def _compute_age(now: float, then: float | None) -> float | None:
+    return None if then is None else max(0.0, now - then)
+
+
+def _parse_unix_time(value: Any) -> float | None:
+    """Return the Unix time of an ISO 8601 text; None for anything else."""
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+def _parse_share(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
+
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_MINUTES = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+_SHARES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class ServiceMetrics(Observer):
+    """The metrics of one service, updated by its events. Thread-safe."""
+
+    def __init__(
+        self, settings: ServiceSettings, quality: QualityMonitor | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Create the metrics of a service; `clock` returns the Unix time in seconds."""
+        self._registry = CollectorRegistry()
+        self._limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
+        self._requests = self._histogram("request_seconds", "Time of a request.", _SECONDS, "verb", "status")
+        self._queue = self._histogram(
+            "queue_filled_ratio", "Share of the queue in use when a request entered it.", _SHARES, "verb"
+        )
+        self._batch_sizes = self._histogram("batch_questions", "Questions in a batch.", _SIZES)
+        self._encode_seconds = self._histogram("batch_encode_seconds", "Time to encode a batch.", _SECONDS)
+        self._search_seconds = self._histogram("batch_search_seconds", "Time to search a batch.", _SECONDS)
+        text = "Time of an answer by stage, as its share of the batch's time; stages add up to the answer."
+        self._stages = self._histogram("answer_stage_seconds", text, (*_SECONDS, 60.0), "stage")
+        self._swap_seconds = self._histogram("swap_seconds", "Time to pull, check and open a new snapshot.", _MINUTES)
+        text = "Loaded snapshots: the current one and those being drained."
+        self._loaded_snapshots = Gauge("bookwheel_editions", text, registry=self._registry)
+        self._swaps = self._counter("swaps", "Attempts to swap to a new snapshot: ok or refused.", "outcome")
+        self._polls = self._counter("looks", "Polls of the ref: ok or failed.", "outcome")
+        self._deaths = self._counter("thread_deaths", "Threads that died and were restarted.", "thread")
+        for thread in THREAD_NAMES:
+            self._deaths.labels(thread)
+        text = "Answers: given, empty (the model wrote nothing), or abstained (below the threshold)."
+        self._answers = self._counter("answers", text, "outcome")
+        text = "Answers given whose words, numbers and names are in none of their passages."
+        self._unsupported = self._counter("answers_unsupported", text)
+        self._numbered_answers = self._counter(
+            "answers_numbered", "Answers given from numbered passages, with or without a citation.", "cited"
+        )
+        text = "Tokens that models read and wrote, for answers and for override checks."
+        self._tokens = self._counter("tokens", text, "use", "kind")
+        for counter, outcomes in (
+            (self._answers, OUTCOMES),
+            (self._numbered_answers, ("yes", "no")),
+            (self._swaps, ("ok", "refused")),
+            (self._polls, ("ok", "failed")),
+        ):
+            for outcome in outcomes:
+                counter.labels(outcome)  # export 0 from the start, so that Prometheus sees the first increase
+        self.quality, self._clock = quality or QualityMonitor(), clock
+        self.quality.thread.on_thread_death = self.on_thread_death
+        self._override_every = settings.override_every
+        self.overrides = OverrideMonitor(settings.override_every, self._record_check, settings.request_seconds)
+        self.overrides.thread.on_thread_death = self.on_thread_death
+        self._sampled_answers: Counter | None = None  # absent until a model that can be checked is served
+        self._override_answers: Counter | None = None
+        self._unchecked_answers: Counter | None = None
+        self.served: ServedSnapshotInfo | None = None
+        self.refusal: Refusal | None = None  # of the version that the ref names now
+        self.store_seen_at: float | None = None  # the last successful poll
+        self._registry.register(_ScrapeCollector(self.collect_state))
+        ProcessCollector(registry=self._registry)
+
+    def collect_state(self) -> ScrapeState:
+        """Collect the state for a scrape."""
+        return ScrapeState(self._clock(), self.served, self.refusal, self.store_seen_at, self.quality.compute_metrics())
+
+    def render_exposition(self) -> bytes:
+        """Return all metrics in the exposition format of `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def on_queued(self, verb: str, questions: int, waiting: int) -> None:
+        """Record the share of the queue in use."""
+        self._queue.labels(verb).observe(waiting / self._limits[verb])
+
+    def on_reply(self, verb: str, status: int, questions: int, seconds: float) -> None:
+        """Record a reply's status and time."""
+        self._requests.labels(verb, str(status)).observe(seconds)
+
+    def on_search(self, batch: SearchBatch) -> None:
+        """Record a batch's size and times, and monitor hits of the default retriever."""
+        self._batch_sizes.observe(len(batch.questions))
+        self._encode_seconds.observe(batch.encode_seconds)
+        self._search_seconds.observe(batch.search_seconds)
+        if batch.retriever == batch.loaded.retrievers[0]:
+            self.quality.record_search(batch.loaded.id, batch.questions, batch.vectors, batch.ks, batch.hits)
+
+    def on_answer(self, loaded: LoadedSnapshot, answers: Sequence[Answer]) -> None:
+        """Record times, outcomes, tokens, and whether passages support the answers."""
+        self.quality.record_answers(loaded.id, answers)
+        for answer in answers:
+            for stage, seconds in answer.seconds.items():
+                self._stages.labels(stage).observe(seconds)
+            outcome = classify_outcome(answer)
+            self._answers.labels(outcome).inc()
+            self._count_tokens("answer", answer.usage)
+            if outcome == GIVEN:
+                self._record_given_answer(loaded, answer)
+
+    def on_swap(self, loaded: LoadedSnapshot, seconds: float) -> None:
+        """Record the new snapshot, and start to monitor its quality."""
+        if self.served is not None:
+            self._swaps.labels("ok").inc()
+        self._swap_seconds.observe(seconds)
+        self._loaded_snapshots.inc()
+        encode = None if loaded.question_encoder is None else loaded.question_encoder.encode_questions
+        self.quality.start_monitoring(loaded.snapshot, *(loaded.monitored_index or (None, {})), encode=encode)
+        self.overrides.clear()
+        if can_check_overrides(loaded.model) and self._sampled_answers is None and self._override_every:
+            self._sampled_answers = self._counter("answers_sampled", "Answers given from passages that were checked.")
+            text = "Sampled answers that no passage supports and that the model also gives without passages."
+            self._override_answers = self._counter("answers_override", text)
+            text = "Sampled answers whose check failed; they are not among the checked ones."
+            self._unchecked_answers = self._counter("answers_unchecked", text)
+        if loaded.model is not None:
+            tokenize("")  # takes half a second the first time; the first answer need not wait for it
+        self.on_ref_moved(loaded, loaded.served_ref)
+
+    def on_ref_moved(self, loaded: LoadedSnapshot, served_ref: ServedRef) -> None:
+        """Record the ref's move."""
+        self.served = ServedSnapshotInfo.from_manifest(loaded.snapshot.manifest, served_ref, loaded.retrievers[0])
+        self.refusal = None
+
+    def on_freed(self, snapshot: str) -> None:
+        """Record that a snapshot's memory is free."""
+        self._loaded_snapshots.dec()
+
+    def on_withdrawn(self, snapshot: str) -> None:
+        """Record that nothing is served."""
+        self.served = None
+        self.quality.stop_monitoring()
+        self.overrides.clear()
+
+    def on_refused(self, refusal: Refusal) -> None:
+        """Record a refused version."""
+        self._swaps.labels("refused").inc()
+        self.refusal = refusal
+
+    def on_poll(self, problem: str) -> None:
+        """Record whether the store answered."""
+        self._polls.labels("failed" if problem else "ok").inc()
+        if problem:
+            return
+        self.store_seen_at = self._clock()
+        if self.refusal is not None and not self.refusal.snapshot:
+            self.refusal = None  # the ref record was unreadable; if it still is, `on_refused` is called again
+
+    def on_thread_death(self, thread: str) -> None:
+        """Count the deaths of threads."""
+        self._deaths.labels(thread).inc()
+
+    @property
+    def threads(self) -> Sequence[SupervisedThread]:
+        """The threads of the quality monitor and of the override monitor."""
+        return (self.quality.thread, self.overrides.thread)
+
+    def close(self) -> None:
+        """Stop both monitors."""
+        self.quality.close()
+        self.overrides.close()
+
+    def _record_given_answer(self, loaded: LoadedSnapshot, answer: Answer) -> None:
+        """Record whether an answer is supported by its passages, and cites them."""
+        unsupported = is_unsupported(answer)
+        if unsupported:
+            self._unsupported.inc()
+        if answer.context:
+            self._numbered_answers.labels("yes" if answer.citations else "no").inc()
+        model = loaded.model
+        if model is not None and can_check_overrides(model) and list_texts_read(answer):
+            self.overrides.record_answer(partial(create_override_checker, model), answer, unsupported=unsupported)
+
+    def _record_check(self, check: OverrideCheck | None) -> None:
+        """Record the result of an override check; None: the check failed."""
+        if self._sampled_answers is None or self._override_answers is None or self._unchecked_answers is None:
+            return
+        if check is None:
+            self._unchecked_answers.inc()
+            return
+        self._count_tokens("check", check.usage)
+        self._sampled_answers.inc()
+        self._override_answers.inc(check.override)
+
+    def _count_tokens(self, use: str, usage: TokenUsage | None) -> None:
+        """Count the tokens of an answer or of an override check."""
+        if usage is not None:
+            self._tokens.labels(use, "read").inc(usage.prompt_tokens)
+            self._tokens.labels(use, "written").inc(usage.new_tokens)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        return Histogram(f"bookwheel_{name}", text, labels, buckets=tuple(buckets), registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"bookwheel_{name}", text, labels, registry=self._registry)
+
+
+class _ScrapeCollector(Collector):
+    def __init__(self, state: Callable[[], ScrapeState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        return self._state().iter_metrics()

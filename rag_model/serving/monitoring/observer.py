@@ -1,0 +1,112 @@
+"""The events of a service, which metrics and the quality monitor observe.
+
+A subclass overrides the methods of the events that it needs. Several threads call them and wait for
+them, so a method should return within microseconds. `notify` logs their exceptions and goes on.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rag_model.index.files.engine import Vectors
+from rag_model.reading.answer import Answer
+from rag_model.retrieve.hits import Hit
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
+from rag_model.serving.runtime import SupervisedThread
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBatch:
+    """Questions that were searched together, with one retriever of one snapshot."""
+
+    loaded: LoadedSnapshot  # open during the call; keep only its `snapshot` for longer
+    retriever: str  # expression
+    questions: Sequence[str]
+    vectors: Vectors | None  # (q, d) float32, of `questions`; None if the retriever needs none
+    ks: Sequence[int]
+    hits: Sequence[Sequence[Hit]]  # of each question, best first
+    encode_seconds: float
+    search_seconds: float  # everything but encoding, including reading the passages
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A version that the ref names and that the service refused."""
+
+    ref: str
+    number: int  # of the ref's move; 0: the ref record is unreadable
+    snapshot: str  # id; "" if unknown
+    reason: str  # one sentence
+    refused_at: str  # the last time; ISO 8601, UTC
+    tries: int
+    final: bool  # no retry before the ref moves
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `refused` object of /snapshot."""
+        return {
+            "number": self.number,
+            "snapshot": self.snapshot,
+            "reason": self.reason,
+            "at": self.refused_at,
+            "tries": self.tries,
+            "final": self.final,
+        }
+
+
+class Observer:
+    """Base class of observers; its methods do nothing."""
+
+    def on_queued(self, verb: str, questions: int, waiting: int) -> None:
+        """Handle a new request in the queue of `verb`, `search` or `answer`.
+
+        The queue now holds `waiting` questions.
+        """
+
+    def on_reply(self, verb: str, status: int, questions: int, seconds: float) -> None:
+        """Handle a reply of any HTTP status, `seconds` after the request's body was complete."""
+
+    def on_search(self, batch: SearchBatch) -> None:
+        """Handle a batch of searches; its snapshot may be closed after the call."""
+
+    def on_answer(self, loaded: LoadedSnapshot, answers: Sequence[Answer]) -> None:
+        """Handle a batch of answers, each with its passages."""
+
+    def on_swap(self, loaded: LoadedSnapshot, seconds: float) -> None:
+        """Handle a swap to a new snapshot, whose loading took `seconds`."""
+
+    def on_ref_moved(self, loaded: LoadedSnapshot, served_ref: ServedRef) -> None:
+        """Handle a move of the ref that names the same snapshot again."""
+
+    def on_freed(self, snapshot: str) -> None:
+        """Handle the release of a snapshot's memory, after its last reader."""
+
+    def on_withdrawn(self, snapshot: str) -> None:
+        """Handle the withdrawal of a snapshot that was taken down and has no replacement."""
+
+    def on_refused(self, refusal: Refusal) -> None:
+        """Handle the refusal of a version."""
+
+    def on_poll(self, problem: str) -> None:
+        """Handle a poll of the ref; `problem` is one sentence, or empty if the store answered."""
+
+    def on_thread_death(self, thread: str) -> None:
+        """Handle the death of a thread, which is restarted."""
+
+    @property
+    def threads(self) -> Sequence[SupervisedThread]:
+        """The observer's threads, whose state `/readyz` includes."""
+        return ()
+
+    def close(self) -> None:
+        """Stop observing."""
+
+
+def notify(method: Callable[..., None], *arguments: Any) -> None:
+    """Call a method of an observer, and log its exceptions instead of raising them."""
+    try:
+        method(*arguments)
+    except BaseException:  # also a native panic: a lost metric must not fail a request
+        _LOG.exception("an observer of the service failed")

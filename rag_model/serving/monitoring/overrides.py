@@ -1,0 +1,240 @@
+r"""Check live answers for overrides: answers of the model's weights against the passages.
+
+Two measures of an answer y to a question x with the passages z_1..k:
+
+    unsupported(x, y) = no z_i supports y                       (`evaluation.matching.supports`)
+    override(x, y)    = unsupported(x, y) and log p(y|x) >= log p(y|x, z_1..k)
+
+An evaluation counts an override if a passage holds a gold answer and the model gives another one.
+Live answers have no gold answer, so likelihoods decide. The probabilities of all answers to a
+question sum to 1: what the passages take from y they give to other answers. If they make y less
+likely, they speak for another answer, and the model's weights overrode them. An unsupported answer
+that the passages make likelier was drawn from them: it is wrong or paraphrased, but no override.
+
+`override` needs a model that can compute the likelihood of a given text. A remote model cannot, so
+it answers the question once more, closed book, and the two answers are compared:
+
+    override(x, y) = unsupported(x, y) and same(y, closed book(x))
+
+Two answers are the same if, in SQuAD's normal form (as in EM), the words of one are a contiguous
+part of the other. This misses paraphrases, so the rate is lower than the one by likelihoods.
+
+Sampling: every n-th answer with passages is checked, so the sampled rate is that of all answers. A
+supported answer costs nothing more. For any other answer, a local model reads its text twice, with
+and without the passages, and generates no token; a remote model is called once. The checks run one
+after another, after the replies, in a thread of the lowest priority on one core, so only a remote
+model that takes one request at a time delays the next answer. While 32 answers wait, new ones are
+skipped, supported or not; an answer whose check fails or takes too long is dropped.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rag_model.errors import BookwheelError, StoppedError
+from rag_model.evaluation.matching import supports
+from rag_model.evaluation.measures.answers import normalise
+from rag_model.reading.answer import Answer, TokenUsage
+from rag_model.reading.confidence import LikelihoodReader
+from rag_model.reading.reader import Reader, StopCheck
+from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
+
+_LOG = logging.getLogger(__name__)
+_QUEUE_LIMIT = 32  # answers, with the texts of their passages
+GIVEN, EMPTY, ABSTAINED = OUTCOMES = ("given", "empty", "abstained")
+
+
+def classify_outcome(answer: Answer) -> str:
+    """Return which of `OUTCOMES` an answer is."""
+    if answer.abstained:
+        return ABSTAINED
+    return GIVEN if answer.plain.strip() else EMPTY
+
+
+def list_texts_read(answer: Answer) -> list[str]:
+    """Return the texts that the model read for an answer; [] if closed book."""
+    return [source.text for source in answer.context] or [
+        source.hit.passage.text for source in answer.support if source.hit.row >= 0
+    ]
+
+
+def is_unsupported(answer: Answer) -> bool:
+    """Return whether none of the passages supports the answer; takes about a millisecond."""
+    texts = list_texts_read(answer)
+    return bool(texts) and not any(supports([text], answer.plain, answer.question) for text in texts)
+
+
+def is_repeated(answer: Answer, closed_book_answer: Answer) -> bool:
+    """Return whether the words of one answer contain the words of the other; False if one is empty.
+
+    >>> closed_book = Answer("?", "Eiffel tower", None, ())
+    >>> is_repeated(Answer("?", "It is the Eiffel Tower.", None, ()), closed_book)
+    True
+    """
+    answer_text, closed_book_text = normalise(answer.plain), normalise(closed_book_answer.plain)
+    return bool(answer_text and closed_book_text) and (
+        f" {answer_text} " in f" {closed_book_text} " or f" {closed_book_text} " in f" {answer_text} "
+    )
+
+
+def is_remembered(reader: LikelihoodReader, answer: Answer) -> bool:
+    """Return whether the answer is as likely without its passages: log p(y|x) >= log p(y|x, z).
+
+    y excludes citations, since a closed-book prompt has nothing to cite; `reader` must not ask for
+    them either.
+
+    Raises:
+        UsageError: The model cannot compute likelihoods.
+    """
+    hits = [support.hit for support in answer.support if support.hit.row >= 0]
+    without_passages, with_passages = reader.log_likelihood([answer.question] * 2, [(), hits], [answer.plain] * 2)
+    return without_passages >= with_passages
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideCheck:
+    """The result of checking one answer."""
+
+    override: bool
+    usage: TokenUsage | None = None  # tokens of the call to a remote model; None without a call
+
+
+class OverrideChecker(Protocol):
+    """Checks unsupported answers."""
+
+    def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
+        """Return whether `answer` overrides its passages.
+
+        Raises:
+            StoppedError: `stop` returned True.
+            BookwheelError: The model could not be called.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LikelihoodChecker:
+    """Compares the answer's likelihood with and without passages; ignores `stop`."""
+
+    reader: LikelihoodReader
+
+    def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
+        """Return `is_remembered`."""
+        return OverrideCheck(is_remembered(self.reader, answer))
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedBookChecker:
+    """Lets a remote model answer the question again, closed book, and compares the answers."""
+
+    reader: Reader
+
+    def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
+        """Return `is_repeated` of the closed-book answer, and its token usage."""
+        (alone,) = self.reader.answer_from([answer.question], [()], stop)
+        return OverrideCheck(is_repeated(answer, alone), alone.usage)
+
+
+def can_check_overrides(model: ServedModel | None) -> bool:
+    """Return whether a model is remote or can compute likelihoods."""
+    return model is not None and (model.has_likelihoods or not model.is_local)
+
+
+def create_override_checker(model: ServedModel) -> OverrideChecker:
+    """Create the checker of a model's answers.
+
+    Raises:
+        UsageError: `can_check_overrides` is false for the model.
+    """
+    if model.is_local:
+        return LikelihoodChecker(model.create_likelihood_reader())
+    return ClosedBookChecker(model.create_uncited_reader())
+
+
+class OverrideMonitor:
+    """Checks sampled answers for overrides. Thread-safe; `record_answer` takes microseconds."""
+
+    def __init__(self, every: int, on_check: Callable[[OverrideCheck | None], None], seconds: float = 30.0) -> None:
+        """Check every `every`-th answer; none if it is 0.
+
+        `on_check` receives the result, or None if the check failed or took longer than `seconds`.
+        """
+        self._every, self._on_check, self._seconds = every, on_check, seconds
+        self._changed = threading.Condition()
+        self._answer_count = 0  # answers with passages
+        self._queue: deque[tuple[OverrideChecker, Answer, bool]] = deque()
+        self._closed = False
+        self._is_failing = False  # the last check failed and was logged
+        self.thread = SupervisedThread("overrides", self._work)
+        self._started = False
+
+    def record_answer(
+        self, create_checker: Callable[[], OverrideChecker], answer: Answer, *, unsupported: bool
+    ) -> None:
+        """Queue every n-th answer with passages; `create_checker` is called for these only.
+
+        The first one starts the thread, so a service without such a model has no thread.
+        """
+        with self._changed:
+            self._answer_count += 1
+            if not self._every or self._answer_count % self._every or self._closed or len(self._queue) >= _QUEUE_LIMIT:
+                return
+            self._queue.append((create_checker(), answer, unsupported))
+            if not self._started:
+                self._started = True
+                self.thread.start()
+            self._changed.notify()
+
+    def clear(self) -> None:
+        """Drop the queued answers, after a swap or a withdrawal."""
+        with self._changed:
+            self._queue.clear()
+
+    def close(self) -> None:
+        """Stop the thread after its current answer, and abandon a call to a remote model."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify()
+        self.thread.join()
+
+    def _work(self) -> None:
+        limit_compute_threads(1)
+        set_lowest_priority()
+        while (task := self._wait_for_answer()) is not None:
+            checker, answer, unsupported = task
+            check = self._run_check(checker, answer) if unsupported else OverrideCheck(override=False)
+            if not self._closed:
+                self._on_check(check)
+            del task, checker, answer  # do not keep an old model in memory while waiting
+
+    def _run_check(self, checker: OverrideChecker, answer: Answer) -> OverrideCheck | None:
+        """Check an answer; None if that fails. Only the first of consecutive failures is logged."""
+        deadline = time.monotonic() + self._seconds
+        try:
+            check = checker.check(answer, lambda: self._closed or time.monotonic() > deadline)
+        except BookwheelError as error:
+            if not self._closed and not self._is_failing:
+                why = f"it took longer than {self._seconds:g} s" if isinstance(error, StoppedError) else error
+                _LOG.warning(
+                    "an answer was not checked for an override; later failures are only logged after a success: %s",
+                    why,
+                )
+            self._is_failing = True
+            return None
+        except BaseException:  # also a native panic: a missing metric is better than a dead thread
+            _LOG.exception("an answer was not checked for an override")
+            return None
+        self._is_failing = False
+        return check
+
+    def _wait_for_answer(self) -> tuple[OverrideChecker, Answer, bool] | None:
+        """Wait for an answer; None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._queue)
+            return None if self._closed else self._queue.popleft()

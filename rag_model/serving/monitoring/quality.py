@@ -1,0 +1,363 @@
+"""Monitor the quality of the served snapshot on live questions.
+
+Three metrics: whether different questions still get different passages (retrieval collapse),
+whether the index finds what exact search finds (recall), and how far live questions differ from
+those of the evaluation (drift). A metric that cannot be computed is absent.
+
+The metrics are computed over sliding windows of one snapshot; a swap empties them. Equal questions
+count once, because many users with the same question are no retrieval collapse. A window stores
+only a question's digest, its vector and its passages' ids. Only sampled questions without a vector
+are stored as text, up to 32, until exact search has run.
+
+One thread of the lowest priority does the slow work, and rests far longer than it works.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TypeVar
+
+import numpy as np
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse
+from rag_model.index.files.engine import Vectors
+from rag_model.index.quality.results import Recalls, percentile5
+from rag_model.reading.answer import Answer
+from rag_model.retrieve.hits import Hit
+from rag_model.serving.monitoring.drift import MAX_QUESTIONS, MIN_QUESTIONS, DriftReference
+from rag_model.serving.monitoring.recall_check import GroundTruth, SampledQuery, open_ground_truth
+from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
+from rag_model.store.versions.snapshot import Snapshot
+
+_QUEUE_LIMIT = 32  # sampled questions that wait for exact search; one pass over the vectors serves all of them
+
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """Sizes of the windows and samples, and the monitor's share of a core."""
+
+    window: int = 500  # distinct questions for collapse and drift
+    min_samples: int = 50  # with fewer questions or recalls, a metric is absent
+    sample_every: int = 20  # exact search repeats every n-th question
+    samples: int = 200  # recalls in the window; the 5th percentile is then the tenth lowest
+    share: float = 0.05  # maximum share of one core for the monitor's slow work
+
+    def __post_init__(self) -> None:
+        if min(self.window, self.min_samples - 1, self.sample_every, self.samples) < 1 or not 0 < self.share <= 1:
+            raise UsageError(
+                "window, sample_every and samples must be at least 1, min_samples at least 2, and share in (0, 1], "
+                f"not {self}"
+            )
+        if self.min_samples > min(self.window, self.samples):
+            raise UsageError(
+                f"windows of {self.window} and {self.samples} never hold {self.min_samples}: lower `min_samples`"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class QualityMetrics:
+    """The current quality metrics; None: not enough questions yet, or not measurable."""
+
+    collapse: Mapping[str, CollapseStats] = field(default_factory=dict)  # by verb; a model may have its own encoder
+    recall_mean: float | None = None
+    recall_p5: float | None = None
+    drift: float | None = None  # `drift.DriftReference.distance`
+
+
+@dataclass(slots=True)
+class SlidingWindows:
+    """The recent questions of one snapshot. Not thread-safe; `QualityMonitor` holds the lock."""
+
+    settings: MonitorSettings
+    corpus: int  # passages in the snapshot
+    drift: float | None = None
+    _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question
+    _passages_by_verb: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)  # by verb and question
+    _samples: list[SampledQuery] = field(default_factory=list)
+    _recalls: deque[float] = field(default_factory=deque)
+    _query_count: int = 0
+    _new_count: int = 0  # vectors since `take_vectors`
+
+    def add_passages(self, verb: str, question: str, passages: Sequence[str]) -> None:
+        """Add a question and the ids of its passages."""
+        self._add_to_window(self._passages_by_verb.setdefault(verb, OrderedDict()), question, list(passages))
+
+    def add_search(
+        self, question: str, vector: Vectors | None, k: int, hits: Sequence[Hit], *, sampled: bool = True
+    ) -> None:
+        """Add a search to the windows, and every n-th one to the samples.
+
+        Args:
+            question: The question.
+            vector: Its (d,) vector; None for a text index, whose samples store the text.
+            k: Requested number of passages.
+            hits: Its hits, best first.
+            sampled: Whether exact search may repeat it.
+        """
+        self.add_passages("search", question, [hit.passage.id for hit in hits])
+        if vector is not None:
+            self._add_to_window(self._vectors, question, vector)
+            self._new_count += 1
+        self._query_count += 1
+        if sampled and self._query_count % self.settings.sample_every == 0 and len(self._samples) < _QUEUE_LIMIT:
+            rows = np.full(k, -1, np.int64)
+            rows[: len(hits)] = [hit.row for hit in hits]
+            self._samples.append(SampledQuery(question if vector is None else vector, rows))
+
+    def has_new_vectors(self, times: int) -> bool:
+        """Return whether at least 1 / `times` of a full window is new since `take_vectors`."""
+        return len(self._vectors) >= self.settings.min_samples and self._new_count * times >= self.settings.window
+
+    def take_vectors(self) -> Vectors:
+        """Return the (n, d) vectors in the window, and count new ones from here."""
+        self._new_count = 0
+        return np.stack(list(self._vectors.values()))
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether sampled questions wait for exact search."""
+        return bool(self._samples)
+
+    def take_samples(self) -> list[SampledQuery]:
+        """Remove and return the questions that wait for exact search."""
+        samples, self._samples = self._samples, []
+        return samples
+
+    def add_recalls(self, recalls: Recalls) -> None:
+        """Add recalls from exact search, and drop the oldest."""
+        self._recalls.extend(recalls.tolist())
+        while len(self._recalls) > self.settings.samples:
+            self._recalls.popleft()
+
+    def compute_metrics(self) -> QualityMetrics:
+        """Compute the metrics of the windows."""
+        collapse = {
+            verb: measure_collapse(list(given.values()), self.corpus)
+            for verb, given in self._passages_by_verb.items()
+            if len(given) >= self.settings.min_samples
+        }
+        if len(self._recalls) < self.settings.min_samples:
+            return QualityMetrics(collapse, drift=self.drift)
+        recalls = np.array(self._recalls)
+        return QualityMetrics(collapse, float(recalls.mean()), percentile5(recalls), self.drift)
+
+    def _add_to_window(self, window: OrderedDict[bytes, _Value], question: str, value: _Value) -> None:
+        name = blake2b(question.encode(errors="replace"), digest_size=16).digest()
+        window[name] = value
+        window.move_to_end(name)
+        if len(window) > self.settings.window:
+            window.popitem(last=False)
+
+
+QuestionEncodeFunction = Callable[[Sequence[str]], Vectors]
+_LOG = logging.getLogger(__name__)
+_ENCODE_BATCH = 8  # evaluation questions that are encoded between two rests
+_DRIFT_UPDATES = 10  # measurements of drift until all questions of the window are new
+
+
+@dataclass(slots=True)
+class _MonitoredSnapshot:
+    """The state of monitoring one snapshot."""
+
+    snapshot: Snapshot
+    index: str | None  # None: the retriever combines several, so exact search cannot measure its recall
+    parameters: Mapping[str, float]  # search parameters
+    encode: QuestionEncodeFunction | None
+    windows: SlidingWindows
+    unencoded_questions: list[str]  # of the evaluation
+    encoded_questions: list[Vectors] = field(default_factory=list)
+    reference: DriftReference | None = None
+    ground_truth: GroundTruth | None = None
+    is_ground_truth_open: bool = False  # `ground_truth` was opened, or is known to be unavailable
+
+    @property
+    def has_samples_due(self) -> bool:
+        return self.windows.has_samples and (self.ground_truth is not None or not self.is_ground_truth_open)
+
+    @property
+    def has_drift_due(self) -> bool:
+        return self.reference is not None and self.windows.has_new_vectors(_DRIFT_UPDATES)
+
+    @property
+    def has_task(self) -> bool:
+        """Whether slow work is due."""
+        return self.has_samples_due or self.has_drift_due or bool(self.unencoded_questions)
+
+
+class QualityMonitor:
+    """Monitors one snapshot at a time. Thread-safe; `record_` methods take microseconds."""
+
+    def __init__(self, settings: MonitorSettings | None = None, questions: Sequence[str] = ()) -> None:
+        """Start the thread; `questions` of the evaluation are the reference of drift.
+
+        Raises:
+            UsageError: There are too few questions to measure drift.
+        """
+        if 0 < len(questions) < MIN_QUESTIONS:
+            raise UsageError(
+                f"{len(questions)} questions are too few to measure drift against: give at least {MIN_QUESTIONS}"
+            )
+        self._settings = settings or MonitorSettings()
+        self._questions = [
+            questions[i] for i in np.linspace(0, len(questions) - 1, min(len(questions), MAX_QUESTIONS)).astype(int)
+        ]
+        self._changed = threading.Condition()
+        self._monitored: _MonitoredSnapshot | None = None
+        self._is_closed = False
+        self.thread = SupervisedThread("quality", self._work)
+        self.thread.start()
+
+    def start_monitoring(
+        self,
+        snapshot: Snapshot,
+        index: str | None,
+        parameters: Mapping[str, float] | None = None,
+        *,
+        encode: QuestionEncodeFunction | None = None,
+    ) -> None:
+        """Monitor another snapshot from now on, with empty windows.
+
+        Args:
+            snapshot: The snapshot.
+            index: The default retriever's index; None, as for a fusion: recall is not measured.
+            parameters: Search parameters that replace the snapshot's.
+            encode: Encodes questions; None: drift is not measured.
+        """
+        windows = SlidingWindows(self._settings, snapshot.n)
+        with self._changed:
+            unencoded_questions = list(self._questions) if encode else []
+            self._monitored = _MonitoredSnapshot(
+                snapshot, index, parameters or {}, encode, windows, unencoded_questions
+            )
+            self._changed.notify()
+
+    def stop_monitoring(self) -> None:
+        """Monitor nothing until the next call of `start_monitoring`."""
+        with self._changed:
+            self._monitored = None
+            self._changed.notify()
+
+    def record_search(
+        self,
+        snapshot: str,
+        questions: Sequence[str],
+        vectors: Vectors | None,
+        ks: Sequence[int],
+        hits: Sequence[Sequence[Hit]],
+    ) -> None:
+        """Record searches; those of another snapshot, as one that is being drained, are ignored.
+
+        Args:
+            snapshot: Id of the snapshot that was searched.
+            questions: The questions.
+            vectors: Their (n, d) vectors; None for a text index.
+            ks: Requested numbers of passages.
+            hits: The hits of each question, best first.
+        """
+        with self._changed:
+            if self._monitored is None or self._monitored.snapshot.id != snapshot:
+                return
+            copied_vectors = [None] * len(questions) if vectors is None else [vector.copy() for vector in vectors]
+            for question, vector, k, query_hits in zip(questions, copied_vectors, ks, hits, strict=True):
+                self._monitored.windows.add_search(
+                    question, vector, k, query_hits, sampled=self._monitored.index is not None
+                )
+            if self._monitored.has_task:
+                self._changed.notify()
+
+    def record_answers(self, snapshot: str, answers: Sequence[Answer]) -> None:
+        """Record answers; those of another snapshot are ignored."""
+        with self._changed:
+            if self._monitored is not None and self._monitored.snapshot.id == snapshot:
+                for answer in answers:
+                    passage_ids = [support.hit.passage.id for support in answer.support]
+                    self._monitored.windows.add_passages("answer", answer.question, passage_ids)
+
+    def compute_metrics(self) -> QualityMetrics:
+        """Compute the current metrics."""
+        with self._changed:
+            return self._monitored.windows.compute_metrics() if self._monitored else QualityMetrics()
+
+    def close(self) -> None:
+        """Stop monitoring; the thread ends within the search of one part."""
+        with self._changed:
+            self._is_closed, self._monitored = True, None
+            self._changed.notify()
+        self.thread.join()
+
+    def _work(self) -> None:
+        set_lowest_priority()
+        while monitored := self._wait_for_task():
+            try:
+                self._run_task(monitored)
+            except BaseException:  # also a native panic: missing metrics are better than a dead thread
+                _LOG.exception("the quality of snapshot %s is not monitored any more", monitored.snapshot.id[:12])
+                with self._changed:
+                    self._monitored = None if self._monitored is monitored else self._monitored
+            monitored = None  # do not keep an old snapshot in memory while waiting
+
+    def _wait_for_task(self) -> _MonitoredSnapshot | None:
+        """Wait until slow work is due; None once closed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or (self._monitored is not None and self._monitored.has_task)
+            )
+            return self._monitored
+
+    def _run_task(self, monitored: _MonitoredSnapshot) -> None:
+        """Do one due task, then rest."""
+        if monitored.has_samples_due:
+            self._measure_recall(monitored)
+            return
+        start_time = time.thread_time()
+        if monitored.has_drift_due and monitored.reference is not None:
+            with self._changed:
+                vectors = monitored.windows.take_vectors()
+            monitored.windows.drift = monitored.reference.distance(vectors)
+        elif monitored.unencoded_questions and monitored.encode is not None:
+            # Each snapshot encodes the evaluation's questions again: its vector space may differ.
+            monitored.encoded_questions.append(monitored.encode(monitored.unencoded_questions[:_ENCODE_BATCH]))
+            del monitored.unencoded_questions[:_ENCODE_BATCH]
+            if not monitored.unencoded_questions:
+                monitored.reference = DriftReference.from_vectors(np.concatenate(monitored.encoded_questions))
+        self._rest(monitored, start_time)
+
+    def _measure_recall(self, monitored: _MonitoredSnapshot) -> None:
+        """Repeat sampled questions by exact search over all vectors, or over all postings."""
+        if not monitored.is_ground_truth_open and monitored.index is not None:
+            monitored.ground_truth = open_ground_truth(monitored.snapshot, monitored.index, monitored.parameters)
+        with self._changed:
+            monitored.is_ground_truth_open = True
+            if monitored.ground_truth is None:
+                monitored.index = None  # stop sampling
+            sampled_queries = monitored.windows.take_samples()
+        start_time = time.thread_time()
+
+        def pause() -> bool:
+            nonlocal start_time
+            is_current = self._rest(monitored, start_time)
+            start_time = time.thread_time()
+            return is_current
+
+        recalls = monitored.ground_truth.compute_recalls(sampled_queries, pause) if monitored.ground_truth else None
+        if recalls is not None:
+            with self._changed:
+                monitored.windows.add_recalls(recalls)
+
+    def _rest(self, monitored: _MonitoredSnapshot, start_time: float) -> bool:
+        """Rest so long that the work since `start_time` stays within the thread's share of a core.
+
+        `start_time` is the thread's CPU time, since wall-clock time would include waiting for other
+        threads. Return False if `monitored` is no longer the monitored snapshot.
+        """
+        rest_seconds = (time.thread_time() - start_time) * (1 / self._settings.share - 1)
+        with self._changed:
+            return not self._changed.wait_for(lambda: self._monitored is not monitored, rest_seconds)

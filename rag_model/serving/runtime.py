@@ -1,0 +1,182 @@
+"""Set up the process of a service: logging, supervised threads, and numbers of compute threads."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from rag_model.index.files.engine import faiss
+from rag_model.process import count_cores, keep_freed_memory
+from rag_model.reading.writers.writer import ENDPOINT_PREFIX
+from rag_model.secrets import mask_secrets
+from rag_model.serving.settings import ServiceSettings
+
+_MAX_SEARCH_WORKERS = 4
+_LONE_THREADS = 2  # one question has too few tokens to keep more threads busy
+_ENDPOINT_WORKERS = 8  # concurrent batches that wait for a remote model
+THREAD_NAMES = ("search", "answer", "follower", "quality", "overrides")
+_TORCH_THREADS_LOCK = threading.Lock()
+_LOWEST_NICENESS = 10  # at a higher value, a thread could be preempted for long while it holds the GIL
+_LOG = logging.getLogger(__name__)
+_RESTART_PAUSE = 0.1  # seconds before the first restart; doubled at each further death
+_MAX_RESTART_PAUSE = 30.0  # seconds
+_HEALTHY_SECONDS = 60.0  # a thread that ran for longer restarts with the first pause again
+_SWITCH_INTERVAL = 0.001  # seconds; at Python's default of 5 ms, requests queue up behind one thread
+_MIN_CPU_SHARE = 0.75  # CPU time over wall time of the calling thread; 0.95 on idle cores
+_BACKOFF_REQUESTS = 100  # requests before several threads are tried again
+
+
+class SupervisedThread:
+    """A thread that is restarted when it dies, until it returns or is joined.
+
+    Every death is logged and counted, and `/readyz` reports it until the restart. All exceptions
+    are caught, because native libraries raise some that are not an `Exception`: a Rust panic is a
+    `BaseException`.
+    """
+
+    def __init__(self, name: str, run: Callable[[], None], on_death: Callable[[str], None] = lambda name: None) -> None:
+        """Prepare the thread; `on_death` receives its name at each death, and may be set later."""
+        self.name, self.on_thread_death, self._run = name, on_death, run
+        self._is_ending = threading.Event()
+        self._problem = ""
+        self._thread = threading.Thread(target=self._run_supervised, name=name, daemon=True)
+
+    @property
+    def problem(self) -> str:
+        """Why the thread does not run, as one sentence; empty if it runs or was not started yet."""
+        if self._problem or self._thread.ident is None or self._thread.is_alive():
+            return self._problem
+        return f"the thread {self.name} has ended"
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread ends; it is not restarted."""
+        self._is_ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run_supervised(self) -> None:
+        pause = _RESTART_PAUSE
+        while True:
+            start_time = time.monotonic()
+            try:
+                self._run()
+            except BaseException as failure:
+                _LOG.exception("the thread %s died and is started again", self.name)
+                self._problem = f"the thread {self.name} died of {type(failure).__name__} and is started again"
+                self.on_thread_death(self.name)
+            else:
+                return
+            if time.monotonic() - start_time > _HEALTHY_SECONDS:
+                pause = _RESTART_PAUSE
+            if self._is_ending.wait(pause):
+                return
+            self._problem, pause = "", min(2 * pause, _MAX_RESTART_PAUSE)
+
+
+def limit_compute_threads(threads: int) -> None:
+    """Set how many threads faiss and torch use for computations of the calling thread."""
+    faiss.omp_set_num_threads(threads)
+    with _TORCH_THREADS_LOCK:
+        torch.set_num_threads(threads)  # also applies to threads that have not read the number yet
+        torch.get_num_threads()  # reading it fixes the number for the calling thread
+
+
+def set_lowest_priority() -> None:
+    """Give the calling thread and its child threads the lowest priority, and one faiss thread."""
+    faiss.omp_set_num_threads(1)  # affects the calling thread only
+    with suppress(OSError, AttributeError):  # not every system has priorities for single threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICENESS)
+
+
+class _SecretMaskingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_secrets(super().format(record))
+
+
+def prepare_process() -> None:
+    """Log to standard error with secrets masked, shorten thread switches, and keep freed memory.
+
+    `keep_freed_memory` lets each batch reuse the memory of the previous one.
+    """
+    keep_freed_memory()
+    handler = logging.StreamHandler()
+    handler.setFormatter(_SecretMaskingFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("rag_model.serving").setLevel(logging.INFO)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+
+
+class LoneRequestThreads:
+    """Use more compute threads for a request that runs alone, as long as that is faster.
+
+    Compute threads synchronise after every layer. If another program keeps a core busy, two threads
+    take several times as long as one. The calling thread notices that by its low CPU share, and
+    then uses the usual number of threads for the next 100 requests.
+    """
+
+    def __init__(self, usual_threads: int, lone_threads: int) -> None:
+        """Use `lone_threads` inside `apply`, and `usual_threads` outside and during a backoff."""
+        self._usual_threads, self._lone_threads = usual_threads, lone_threads
+        self._backoff = 0  # remaining requests with the usual threads
+
+    @contextmanager
+    def apply(self) -> Iterator[None]:
+        """Set the number of threads for the block, which computes one request."""
+        if self._backoff or self._lone_threads == self._usual_threads:
+            self._backoff = max(0, self._backoff - 1)
+            yield
+            return
+        limit_compute_threads(self._lone_threads)
+        wall_start, cpu_start = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            self.record_times(time.thread_time() - cpu_start, time.perf_counter() - wall_start)
+            limit_compute_threads(self._usual_threads)
+
+    def record_times(self, cpu_seconds: float, seconds: float) -> None:
+        """Start a backoff if the CPU time of a request was too small a share of its wall time."""
+        if cpu_seconds < _MIN_CPU_SHARE * seconds:
+            self._backoff = _BACKOFF_REQUESTS
+
+
+def count_search_workers(settings: ServiceSettings) -> int:
+    """Return the number of search batches that run at the same time."""
+    return settings.workers or min(count_cores(), _MAX_SEARCH_WORKERS)
+
+
+def count_answer_workers(settings: ServiceSettings, model: str | None) -> int:
+    """Return the number of answer batches that run at the same time.
+
+    A model in memory uses all cores for one batch; a remote model can take several.
+    """
+    return settings.answer_workers or (
+        _ENDPOINT_WORKERS if model is not None and model.startswith(ENDPOINT_PREFIX) else 1
+    )
+
+
+def count_answer_threads(settings: ServiceSettings, model: str | None) -> int:
+    """Return the number of compute threads of an answer batch.
+
+    By default all cores: the first token waits for the whole prompt to be read.
+    """
+    return settings.threads or max(1, count_cores() // count_answer_workers(settings, model))
+
+
+def count_search_threads(settings: ServiceSettings) -> int:
+    """Return the number of threads that encode and search a batch."""
+    return settings.threads or max(1, count_cores() // count_search_workers(settings))
+
+
+def count_lone_threads(settings: ServiceSettings) -> int:
+    """Return the number of threads for a search request that runs alone."""
+    return settings.threads or max(count_search_threads(settings), min(count_cores(), _LONE_THREADS))

@@ -1,0 +1,105 @@
+"""The settings of a service: request limits, queues and batches, and how it follows a ref."""
+
+import math
+import re
+import threading
+from dataclasses import dataclass, fields
+
+from rag_model.errors import UsageError
+from rag_model.retrieve.expression import parse
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can use
+ANY_HOST = "*"
+_HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")  # as in a Host header
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """The settings of a service. Its limits keep one client from delaying the others."""
+
+    # snapshot
+    retrievers: tuple[str, ...] = ()  # expressions; the first is the default. Empty: the snapshot's default
+    pull_embeddings: bool = True  # exact search measures the recall of live queries with them; uses disk only
+    in_memory: bool = False  # load indexes into memory (two snapshots during a swap) instead of mapping them
+    run_trials: bool = True  # try the indexes and models of a new version in a child process first
+    # requests
+    max_questions: int = 64  # in a request: one batch
+    max_question_chars: int = 2_000  # encoders truncate after some hundred tokens anyway
+    max_k: int = 100  # passages a question: DPR's depth
+    max_depth: int = 1_000  # passages that a request may ask of one leg, as in hnsw:1000
+    max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
+    body_seconds: float = 10.0  # from a request's head to the end of its body, so that slow senders free their place
+    request_seconds: float = 30.0  # from the complete body to the reply; then the request fails with 504
+    connections: int = 1_000  # open connections; each takes a file descriptor, and processes usually have 1,024
+    connections_per_client: int = 256  # of one address; raise it behind a load balancer
+    write_seconds: float = 10.0  # for a client to read a reply, plus one second for each 64 KiB of it
+    idle_seconds: float = 75.0  # keep-alive timeout; longer than the usual 60 s timeout of load balancers
+    unsent_bytes_per_client: int = 128 << 20  # a reply of 64 questions with 100 passages each takes 5 MB
+    allowed_hosts: tuple[str, ...] = LOOPBACK  # accepted Host headers and origins of pages; "*": any host
+    # queue
+    queue_questions: int = 512  # queued searches, about a second's work; then 429
+    queue_answers: int = 32  # queued answers; a model takes about a second for each
+    batch_questions: int = 64  # encoded and searched together; larger batches are no faster on a CPU
+    batch_answers: int = 8  # decoded together
+    batch_wait_ms: float = 20.0  # how long a batch waits for further requests; a single client never waits
+    workers: int = 0  # concurrent search batches; 0: one per core, up to four
+    answer_workers: int = 0  # concurrent answer batches; 0: one, or eight for a remote model
+    threads: int = 0  # torch and faiss threads of each worker; 0: the cores divided among the workers
+    # answers
+    override_every: int = 20  # check every n-th answer for an override (2 forward passes or 1 call); 0: none
+    # ref
+    poll_seconds: float = 10.0  # between two polls of the ref and the takedowns, one listing each
+    retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
+    keep: int = 2  # pulled snapshots on the disk: the current and, for a quick rollback, the previous one
+    # shutdown
+    linger_seconds: float = 2.0  # keep answering after SIGTERM while /readyz fails, so that load balancers notice
+    drain_seconds: float = 30.0  # then, to finish the requests in progress
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            UsageError: A limit is not a positive number, a host name is malformed, or a retriever
+                is not a valid expression.
+        """
+        for expression in self.retrievers:
+            parse(expression)
+        for host in self.allowed_hosts:
+            if host != ANY_HOST and not _HOST.fullmatch(host):
+                raise UsageError(
+                    f"{host!r} is not a host name: give --allow-host one such as rag.example.com, "
+                    "rag.example.com:8443 or [::1], without http:// and path, or * for any"
+                )
+        for name in (setting.name for setting in fields(self)):
+            self._check_finite(name, getattr(self, name))
+        positive_settings = {
+            name: getattr(self, name)
+            for name in (
+                *("max_questions", "max_question_chars", "max_k", "max_depth", "max_body_bytes", "body_seconds"),
+                "request_seconds",
+                *("queue_questions", "queue_answers", "batch_questions", "batch_answers", "poll_seconds"),
+                *("retry_seconds", "keep", "connections", "idle_seconds", "write_seconds"),
+                *("connections_per_client", "unsent_bytes_per_client"),
+            )
+        }
+        for name, value in positive_settings.items():
+            if value <= 0:
+                raise UsageError(f"{name} is {value}: give more than 0")
+        for name in (
+            "batch_wait_ms",
+            "workers",
+            "answer_workers",
+            "threads",
+            "override_every",
+            "linger_seconds",
+            "drain_seconds",
+        ):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
+
+    def _check_finite(self, name: str, value: object) -> None:
+        """Refuse NaN and infinity, and times that are longer than a thread can wait."""
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name} is {value}: give a finite number")
+        if name.endswith("_seconds") and isinstance(value, float | int) and value > threading.TIMEOUT_MAX:
+            raise UsageError(f"{name} is {value:g}: give at most {threading.TIMEOUT_MAX:g}")

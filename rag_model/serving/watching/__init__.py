@@ -1,1 +1,0 @@
-"""What is told of a service: events, metrics, and the quality of what it gives."""

@@ -1,0 +1,201 @@
+"""The parent's inverted index, from which a build derives its own: the file, and a mapping of its rows.
+
+Unchanged parts need no comparison. For a changed part, the delta that pulls use tells which rows are
+new and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined by their hashes
+and the texts of new ones are read.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rag_model.arrays import Partition, Rows
+from rag_model.corpus.passage_delta import compute_base_rows
+from rag_model.corpus.passages import PassageFile, read_hashes
+from rag_model.errors import BookwheelError, InputError
+from rag_model.index.kind import DerivingKind, get_kind
+from rag_model.index.plan import IndexPlan, IndexStats
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.pulling.deltas import DeltaStep, find_delta
+from rag_model.store.pulling.overlap import PageRanges
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, passages_path
+
+_COLUMNS = ["title", "text"]
+_BUFFERED_BYTES = 32 << 20  # bytes of new texts kept from the first reading of the deltas; the others are read again
+_DELTA_EXPANSION = 8  # estimated decoded size of a delta, as a multiple; larger ones may be read twice
+
+
+@dataclass(frozen=True, slots=True)
+class PartWithParents:
+    """A part of a build, and the parent's parts with the same pages."""
+
+    passages: BlobRef
+    rows: int
+    parent_passages: tuple[tuple[BlobRef, int, int], ...]  # passage file, its first row in the parent, number of rows
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the record that `ParentIndex.to_json` wrote."""
+        parent_passages = tuple((BlobRef.from_json(ref), first, rows) for ref, first, rows in value["before"])
+        return cls(BlobRef.from_json(value["passages"]), value["rows"], parent_passages)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        parent_passages = [[ref.to_json(), first, rows] for ref, first, rows in self.parent_passages]
+        return {"passages": self.passages.to_json(), "rows": self.rows, "before": parent_passages}
+
+
+@dataclass(frozen=True, slots=True)
+class ParentIndex:
+    """An index of the parent with the same kind and settings."""
+
+    file: BlobRef
+    entry: Mapping[str, Any]  # its entry in the parent's manifest
+    parts: tuple[PartWithParents, ...]  # of the build, in row order
+
+    @classmethod
+    def of(
+        cls, store: Store, parent_content: Content | None, content: Content, name: str, plan: IndexPlan
+    ) -> Self | None:
+        """Return the parent's index of that name; None if it is missing or has other settings.
+
+        Args:
+            store: the store of both snapshots.
+            parent_content: the parent's content.
+            content: the build's content, without indexes.
+            name: the name of the index.
+            plan: the plan of the index in this build.
+        """
+        kind = get_kind(plan.kind)
+        if parent_content is None or not isinstance(kind, DerivingKind):
+            return None
+        entry, file = parent_content.indexes.get(name, {}), parent_content.files.get(parent_content.index_file(name))
+        is_same_plan = all(entry.get(key) == value for key, value in plan.entry().items() if key not in ("n", "search"))
+        if not is_same_plan or file is None or not store.blobs.exists(file):
+            return None
+        starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
+        parts = []
+        for part in content.parts:
+            overlapping = [
+                (number, parent_part) for number, parent_part in ranges.within(part.first_page, part.last_page)
+            ]
+            refs = tuple(
+                (parent_content.files[passages_path(parent_part.name)], int(starts[number]), parent_part.rows)
+                for number, parent_part in overlapping
+            )
+            parts.append(PartWithParents(content.files[passages_path(part.name)], part.rows, refs))
+        return cls(file, entry, tuple(parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        parts = [part.to_json() for part in self.parts]
+        return {"file": self.file.to_json(), "entry": dict(self.entry), "parts": parts}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        return cls(
+            BlobRef.from_json(value["file"]), value["entry"], tuple(map(PartWithParents.from_json, value["parts"]))
+        )
+
+    def derive(self, store: Store, plan: IndexPlan, out: Path) -> IndexStats | None:
+        """Write the index of the build; return None if it has to be built from scratch.
+
+        Raises:
+            InputError: the parent's file is damaged.
+            StoreError: a file is missing or damaged.
+            ResourceError: `out` cannot be written.
+        """
+        kind = get_kind(plan.kind)
+        if not isinstance(kind, DerivingKind):
+            return None
+        matches, buffer_bytes = list[PartMatch](), _BUFFERED_BYTES
+        for part in self.parts:
+            matches.append(PartMatch.of(store, part, buffer_bytes))
+            buffer_bytes -= _count_bytes(matches[-1].buffered_texts)
+        parent_rows = np.concatenate([np.empty(0, np.int64), *(part.parent_rows for part in matches)])
+
+        def texts(rows: Rows) -> Iterator[pa.RecordBatch]:
+            for number, _, part_rows in Partition(len(part.parent_rows) for part in matches).split(rows):
+                yield from matches[number].texts(part_rows)
+
+        return kind.derive(self.entry, plan.entry(), store.blobs.get_local_path(self.file), parent_rows, texts, out)
+
+
+@dataclass(frozen=True, slots=True)
+class PartMatch:
+    """The rows of a part that the parent also has."""
+
+    parent_rows: Rows  # (n,): the parent's row of each passage, or -1
+    passages_path: Callable[[], Path]  # of the part
+    delta_path: Callable[[], Path] | None = None  # passage file of the new passages
+    buffered_texts: Sequence[pa.RecordBatch] = ()  # title and text of the new passages, if they fit the buffer
+
+    @classmethod
+    def of(cls, store: Store, part: PartWithParents, buffer_bytes: int) -> Self:
+        """Compare a part with the parent's; keep up to `buffer_bytes` of new texts in memory.
+
+        Raises:
+            InputError: a file is damaged.
+            StoreError: a file is damaged or missing.
+        """
+
+        def passages() -> Path:
+            return store.blobs.get_local_path(part.passages)
+
+        if len(part.parent_passages) == 1:
+            (parent_passages, first, rows), *_ = part.parent_passages
+            if parent_passages == part.passages:
+                return cls(np.arange(first, first + rows), passages)
+            with suppress(BookwheelError):  # without a delta that can be used it takes longer
+                if delta := find_delta(store, DeltaStep(part.passages, parent_passages, is_passages=True)):
+                    delta_path, is_small = (
+                        partial(store.blobs.get_local_path, delta),
+                        _DELTA_EXPANSION * delta.size <= buffer_bytes,
+                    )
+                    with PassageFile(pa.BufferReader(store.blobs.read(delta)) if is_small else delta_path()) as file:
+                        parent_rows = _offset_rows(first, compute_base_rows(file, rows, part.rows))
+                        new_texts = list(file.iter_batches(_COLUMNS)) if is_small else []
+                    return cls(
+                        parent_rows, passages, delta_path, new_texts if _count_bytes(new_texts) <= buffer_bytes else ()
+                    )
+        hashes, parent_rows = read_hashes(passages()), np.full(part.rows, -1, np.int64)
+        if len(hashes) != part.rows:
+            raise InputError(f"a part's passages are {len(hashes)}, not {part.rows}: build it again")
+        for parent_passages, first, rows in part.parent_passages:
+            if store.blobs.exists(parent_passages):
+                positions = (
+                    pc.index_in(hashes, value_set=read_hashes(store.blobs.get_local_path(parent_passages)))
+                    .fill_null(-1)
+                    .to_numpy()
+                )
+                parent_rows = np.where((positions < 0) | (positions >= rows), parent_rows, positions + first)
+        return cls(parent_rows, passages)
+
+    def texts(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """Yield title and text of the part's passages at ascending `rows`."""
+        if self.delta_path and np.array_equal(rows, np.flatnonzero(self.parent_rows < 0)):
+            if self.buffered_texts:
+                yield from self.buffered_texts
+                return
+            with PassageFile(self.delta_path()) as file:
+                yield from file.iter_batches(_COLUMNS)
+        else:
+            with PassageFile(self.passages_path()) as file:
+                yield from file.iter_selected(rows.tolist(), _COLUMNS)
+
+
+def _count_bytes(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.nbytes for batch in batches)
+
+
+def _offset_rows(first: int, rows: Rows) -> Rows:
+    return np.where(rows < 0, rows, rows + first)

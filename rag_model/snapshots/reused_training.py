@@ -1,0 +1,182 @@
+"""Reuse the trained file of the parent's index if the plan is the same and the file still fits.
+
+Cells and quantizers are inputs of every piece, and files of the snapshot. A build with a parent reuses
+the parent's, so that pieces of unchanged parts stay valid: the same dump with the same parent gives the
+same snapshot. With another parent the index files may differ, because cells and quantizers are trained
+on another sample.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from rag_model.corpus.records import Part
+from rag_model.index.kind import get_kind
+from rag_model.index.plan import IndexPlan
+from rag_model.index.quality.results import TrainingStats
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.stage_results import EmbedResult
+from rag_model.store.diff import iter_differences
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.pulling.overlap import PageRanges
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, trained_path
+
+NO_PARENT = "no parent"
+NO_RECORD = "no record"
+_SAMPLED_PARTS = 8  # number of changed parts, and of unchanged ones, from which vectors are sampled
+
+_ENTRY_FIELDS = {"plan", "code", "losses", "imbalance", "imbalance_now"}  # fields of `trained_entry`
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRows:
+    """A part of the parent's index: its vectors, and its number among the non-empty parts."""
+
+    rows: BlobRef
+    number: int
+
+    def to_json(self) -> list[Any]:
+        """Return the record as JSON values."""
+        return [self.rows.to_json(), self.number]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        return cls(BlobRef.from_json(value[0]), value[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedTraining:
+    """A trained file of the parent, and the vectors with which its fit is checked."""
+
+    snapshot: str  # id of the parent
+    blob: BlobRef
+    stats: TrainingStats
+    changed_parts: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()  # vectors of changed parts; the parent's
+    unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
+    parent_rows: BlobRef | None = None  # JSON list: for each part with rows the parent's `EarlierRows` of its pages
+
+    def fits_untested(self, drift: float) -> bool:
+        """Return whether the file fits without a test: no part changed, and its cells are balanced."""
+        return not self.changed_parts and self.stats.explain_misfit(drift) is None
+
+
+def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any]:
+    """Return the manifest entry of a trained file, with which a later build compares its plan."""
+    return {"plan": plan.piece_inputs(), "code": get_kind(plan.kind).VERSION, **stats.to_json()}
+
+
+def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
+    """Return the settings that prevent reuse because the parent's index differs in them; [] if none.
+
+    Returns [`no parent`] or [`no record`] if there is nothing to compare.
+    """
+    if parent.manifest is None:
+        return [NO_PARENT]
+    entry = _entry(parent, name)
+    if not entry:
+        return [NO_RECORD]
+    content = parent.manifest.content
+    parent_space = (content.space_of(content.representation_of(name)) or {}).get("digest")
+    parent_inputs = {**entry["plan"], "code": entry["code"], "space": parent_space}
+    inputs = {**plan.piece_inputs(), "code": get_kind(plan.kind).VERSION, "space": space}
+    return [setting for setting, _ in iter_differences(parent_inputs, inputs)]
+
+
+def find_reusable_training(
+    store: Store,
+    parent: Parent,
+    name: str,
+    plan: IndexPlan,
+    space: str | None,
+    parts: Sequence[Part],
+    embeddings: Sequence[EmbedResult],
+) -> ReusedTraining | None:
+    """Return the parent's trained file of an index; None if there is none or its plan or space differs.
+
+    `embeddings` are the embed results of `parts`. Some changed and unchanged parts are sampled with the
+    plan's seed, to compare new vectors with old ones.
+    """
+    if parent.manifest is None or space is None or not get_kind(plan.kind).learns:
+        return None
+    if find_reuse_obstacles(parent, name, plan, space):
+        return None
+    files = parent.manifest.content.files
+    if not store.blobs.exists(files[trained_path(name)]):
+        return None
+    content = parent.manifest.content
+    over = content.representation_of(name)
+    parent_vectors = {files[path] for entry in content.parts if (path := content.rows_path(over, entry.name)) in files}
+    encoded_parts = [(part, result.vectors) for part, result in zip(parts, embeddings, strict=True) if result.rows]
+    changed_parts = _sample(
+        [(part, vectors) for part, vectors in encoded_parts if vectors not in parent_vectors], plan.seed
+    )
+    return ReusedTraining(
+        parent.manifest.id,
+        files[trained_path(name)],
+        TrainingStats.from_json(_entry(parent, name)),
+        tuple((vectors, _parent_vectors(store, parent, part, space)) for part, vectors in changed_parts),
+        tuple(_sample([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
+        _store_parent_rows(store, content, over, [part for part, _ in encoded_parts]),
+    )
+
+
+def note_obstacles(plan: IndexPlan, obstacles: Sequence[str]) -> IndexPlan:
+    """Return the plan with a note that names the settings that prevent reuse of the parent's index."""
+    differing_settings = sorted({*obstacles} - {NO_PARENT, NO_RECORD})
+    if not differing_settings:
+        return plan
+    return replace(
+        plan, notes=(*plan.notes, f"trained again: the parent's index differs in {', '.join(differing_settings)}")
+    )
+
+
+def keep_parent_sizes(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name: str) -> IndexPlan:
+    """Return the plan with the sizes that the kind keeps from the parent's index, such as the number of cells."""
+    return get_kind(plan.kind).steady(recipe, plan, _entry(parent, name).get("plan", {}))
+
+
+def _entry(parent: Parent, name: str) -> Mapping[str, Any]:
+    """Return the parent's entry of a trained file; empty if there is none that this version can read."""
+    content = parent.manifest.content if parent.manifest else None
+    if content is None or trained_path(name) not in content.files:
+        return {}
+    entry = content.indexes.get(name, {}).get("trained")
+    return dict(entry) if isinstance(entry, dict) and set(entry) >= _ENTRY_FIELDS else {}
+
+
+def _parent_vectors(store: Store, parent: Parent, part: Part, space: str) -> tuple[BlobRef, ...]:
+    return tuple(
+        parent_part.rows_file
+        for parent_part in parent.find_encoded(part, space)
+        if store.blobs.exists(parent_part.rows_file)
+    )
+
+
+def _store_parent_rows(store: Store, content: Content, over: str, parts: Sequence[Part]) -> BlobRef:
+    """Store a list that has, for each part, the parent's rows of its pages."""
+    non_empty = [entry for entry in content.parts if entry.rows]
+    rows = [content.files.get(content.rows_path(over, entry.name)) for entry in non_empty]
+    ranges = PageRanges(non_empty)
+    items = [
+        [
+            ParentRows(vectors, number).to_json()
+            for number, _ in ranges.within(part.first_page, part.last_page)
+            if (vectors := rows[number]) is not None
+        ]
+        for part in parts
+    ]
+    return store.blobs.put_bytes(json.dumps(items).encode())
+
+
+def _sample(found: Sequence[Any], seed: int) -> list[Any]:
+    """Return at most `_SAMPLED_PARTS` items, sampled with a seed, in their order."""
+    positions = np.random.default_rng(seed).choice(
+        len(found), min(_SAMPLED_PARTS, len(found)), replace=False, shuffle=False
+    )
+    return [found[position] for position in np.sort(positions)]

@@ -1,0 +1,81 @@
+"""The results of the chunk and embed jobs for one part: records, and JSON only in the store."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from rag_model.corpus.chunk import ChunkStats, QuarantinedPage
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import Record
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """A part's passages in the store, and the counts of its pages."""
+
+    passages: BlobRef
+    stats: ChunkStats
+    article_log: BlobRef | None = None  # None: later builds cannot reuse the part's articles
+    is_new: bool = False  # whether this run chunked the part, and not an earlier one
+    spans: BlobRef | None = None  # salient spans, if the recipe keeps them
+
+    @property
+    def rows(self) -> int:
+        """The number of passages."""
+        return self.stats.rows
+
+    @classmethod
+    def of(cls, record: Record, *, is_new: bool = False) -> Self:
+        """Return the result of a part from its memo record."""
+        outputs = record.outputs
+        return cls(
+            outputs["passages"], _parse_stats(record.stats), outputs.get("article_log"), is_new, outputs.get("spans")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return {
+            "passages": self.passages.to_json(),
+            "facts": asdict(self.stats),
+            "article_log": self.article_log and self.article_log.to_json(),
+            "made": self.is_new,
+            "spans": self.spans and self.spans.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        article_log = BlobRef.from_json(value["article_log"]) if value["article_log"] else None
+        spans = BlobRef.from_json(value["spans"]) if value["spans"] else None
+        return cls(
+            BlobRef.from_json(value["passages"]), _parse_stats(value["facts"]), article_log, value["made"], spans
+        )
+
+
+def _parse_stats(value: Mapping[str, Any]) -> ChunkStats:
+    pages = tuple(QuarantinedPage(**page) for page in value["quarantined"])
+    return replace(ChunkStats(**value), quarantined=pages)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """A part's vectors in the store, row for row with its passages."""
+
+    vectors: BlobRef
+    rows: int
+    encoded: int = 0  # rows that were encoded; the others reuse the parent snapshot's vectors
+    is_new: bool = False  # by this run, and not by an earlier one
+
+    @classmethod
+    def of(cls, record: Record, *, is_new: bool = False) -> Self:
+        """Return what the memo has of a part."""
+        return cls(record.outputs["embeddings"], record.stats["rows"], record.stats["encoded"], is_new)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return {"vectors": self.vectors.to_json(), "rows": self.rows, "encoded": self.encoded, "made": self.is_new}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        return cls(BlobRef.from_json(value["vectors"]), value["rows"], value["encoded"], value["made"])

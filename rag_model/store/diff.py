@@ -1,0 +1,289 @@
+"""Compare two snapshots: articles, passages, settings, and the bytes that a pull would fetch."""
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rag_model.corpus.passages import PASSAGE_SCHEMA
+from rag_model.errors import StoreError
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.files import read_ahead
+from rag_model.store.pulling.deltas import find_delta
+from rag_model.store.pulling.deltas import iter_delta_steps as steps_of
+from rag_model.store.pulling.overlap import Overlap, Patch
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, EMBEDDINGS, Content, PartEntry, file_kind, passages_path
+from rag_model.store.versions.snapshot import Snapshot
+
+Change = Literal["added", "changed", "removed"]
+BUCKET = 1 << 18  # approximate rows of a bucket: about 30 MB, and 100 MB if all of them changed
+_PARTS_AHEAD = 8  # pairs of parts that are read at once, at most
+_FILES_PER_BUCKET = 4  # one file for each part, each with all buckets, would take quadratic time
+_COLUMNS = ("id", "page_id", "title", "hash")
+_SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
+_FILES_AHEAD = 8  # maximum number of files that are compared at a time
+CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
+
+
+@dataclass(frozen=True, slots=True)
+class ArticleChange:
+    """An article that changed, with the number of its passages by kind of change."""
+
+    page_id: str
+    title: str  # in the later snapshot, if it has the article
+    change: Change
+    passages: Mapping[Change, int]  # unchanged passages are not counted
+
+
+def iter_article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) -> Iterator[ArticleChange]:
+    """Yield every article with an added, changed or removed passage, in a deterministic order.
+
+    A changed passage has the same id and another hash (of title and text). `bucket` is about the
+    number of rows to hold in memory if page ranges differ.
+
+    Raises:
+        StoreError: a passage file is missing or damaged, or the temporary folder is full.
+    """
+    pairs, rest_before, rest_after = _match_parts(before, after)
+    ahead = min(_PARTS_AHEAD, max(before.concurrency, after.concurrency))
+    for part_before, part_after in read_ahead(lambda pair: _read_columns(before, after, *pair), pairs, ahead):
+        yield from _compare(part_before, part_after)
+    if not rest_before and not rest_after:
+        return
+    count = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
+    with tempfile.TemporaryDirectory(prefix="bookwheel-diff-") as folder:
+        file_rows = max(1, bucket // _FILES_PER_BUCKET)
+        files_before = _write_bucket_files(before, rest_before, count, file_rows, Path(folder) / "before")
+        files_after = _write_bucket_files(after, rest_after, count, file_rows, Path(folder) / "after")
+        for number in range(count):
+            yield from _compare(_read_bucket(files_before, number), _read_bucket(files_after, number))
+
+
+def _read_columns(
+    before: Snapshot, after: Snapshot, part_before: PartEntry, part_after: PartEntry
+) -> tuple[pa.Table, pa.Table]:
+    return before.columns(part_before.name, _COLUMNS), after.columns(part_after.name, _COLUMNS)
+
+
+def _match_parts(
+    before: Snapshot, after: Snapshot
+) -> tuple[list[tuple[PartEntry, PartEntry]], list[PartEntry], list[PartEntry]]:
+    """Return the pairs of parts with equal page ranges, and the remaining parts of both snapshots.
+
+    Parts with equal files are left out.
+    """
+    parts_before, parts_after = _list_changed_parts(before, after), _list_changed_parts(after, before)
+    # A page range does not identify a part.
+    if not (_are_disjoint(before.parts) and _are_disjoint(after.parts)):
+        return [], parts_before, parts_after
+    ranges = {_page_range(part): part for part in parts_after}
+    pairs = [(part, ranges.pop(_page_range(part))) for part in parts_before if _page_range(part) in ranges]
+    paired = {part.name for part, _ in pairs}
+    return pairs, [part for part in parts_before if part.name not in paired], list(ranges.values())
+
+
+def _list_changed_parts(snapshot: Snapshot, other: Snapshot) -> list[PartEntry]:
+    files = snapshot.manifest.content.files
+    shared_files = set(other.manifest.content.files.values())
+    return [part for part in snapshot.parts if files.get(passages_path(part.name)) not in shared_files]
+
+
+def _are_disjoint(parts: Sequence[PartEntry]) -> bool:
+    return all(left[1] < right[0] for left, right in pairwise(sorted(map(_page_range, parts))))
+
+
+def _page_range(part: PartEntry) -> tuple[int, int]:
+    return part.first_page, part.last_page
+
+
+def _write_bucket_files(
+    snapshot: Snapshot, parts: Sequence[PartEntry], count: int, file_rows: int, folder: Path
+) -> list[Path]:
+    """Write the rows of all parts to files of `count` batches each; batch i belongs to bucket i."""
+    folder.mkdir()
+    files: list[Path] = []
+    ahead = min(_PARTS_AHEAD, snapshot.concurrency)
+    for tables in _iter_table_groups(
+        read_ahead(lambda part: snapshot.columns(part.name, _COLUMNS), parts, ahead), file_rows
+    ):
+        files.append(folder / f"{len(files)}.arrow")
+        try:
+            _write_buckets(pa.concat_tables(tables), count, files[-1])
+        except OSError as refused:
+            raise StoreError(f"cannot write {files[-1]} ({refused}): free space there, or set TMPDIR") from refused
+    return files
+
+
+def _iter_table_groups(tables: Iterator[pa.Table], group_rows: int) -> Iterator[list[pa.Table]]:
+    """Yield the tables in order, in groups of at least `group_rows` rows."""
+    group: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        group.append(table)
+        rows += len(table)
+        if rows >= group_rows:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
+
+
+def _write_buckets(table: pa.Table, count: int, file: Path) -> None:
+    pages = table["page_id"].combine_chunks().dictionary_encode()
+    bucket_of = np.array([crc32(page.encode()) % count for page in pages.dictionary.to_pylist()], dtype=np.int64)
+    buckets = bucket_of[pages.indices.to_numpy()]
+    ordered = table.take(np.argsort(buckets, kind="stable"))
+    bounds = np.searchsorted(np.sort(buckets), np.arange(count + 1)).tolist()
+    with pa.ipc.new_file(file, _SCHEMA) as writer:
+        for start, end in pairwise(bounds):
+            columns = [column.combine_chunks() for column in ordered.slice(start, end - start).columns]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
+
+
+def _read_bucket(files: Sequence[Path], number: int) -> pa.Table:
+    """Read bucket `number` of all files into one table."""
+    batches = []
+    for file in files:
+        with pa.memory_map(str(file)) as source:
+            batches.append(pa.ipc.open_file(source).get_batch(number))
+    return pa.Table.from_batches(batches, _SCHEMA)
+
+
+def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
+    """Yield the changed articles of two tables, which contain all passages of their articles."""
+    rows_before, rows_after = _list_new_rows(before, after), _list_new_rows(after, before)
+    changed_ids = {row[0] for row in rows_before} & {row[0] for row in rows_after}
+    titles: dict[str, str] = {}
+    tallies = defaultdict[str, Counter[Change]](Counter)
+    for identity, page, title in rows_before:
+        titles[page] = title
+        tallies[page]["removed"] += identity not in changed_ids
+    for identity, page, title in rows_after:
+        titles[page] = title
+        tallies[page]["changed" if identity in changed_ids else "added"] += 1
+    pages = pa.array(tallies, pa.string())
+    was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
+    is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
+    for (page, tally), existed, exists in zip(tallies.items(), was_present, is_present, strict=True):
+        change: Change = "added" if not existed else "changed" if exists else "removed"
+        yield ArticleChange(page, titles[page], change, dict(+tally))
+
+
+def _list_new_rows(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
+    """Return id, page and title of the rows whose id and hash are not in `other`."""
+    is_new = pc.invert(pc.is_in(_join_keys(table), value_set=_join_keys(other)))
+    rows = table.filter(is_new)
+    return list(zip(*(rows[name].to_pylist() for name in ("id", "page_id", "title")), strict=True))
+
+
+def _join_keys(table: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(table["hash"], table["id"], " ")  # a hash contains no space
+
+
+@dataclass(frozen=True, slots=True)
+class PullSize:
+    """The bytes of one kind of file in a pull; equal files count once."""
+
+    fetched_bytes: int
+    reused_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDiff:
+    """The differences between two snapshots, usually an earlier and a later one."""
+
+    before: str  # full id
+    after: str
+    articles: Mapping[Change, int]
+    passages: Mapping[Change, int]
+    examples: Mapping[Change, tuple[ArticleChange, ...]]  # the first few articles
+    settings: Mapping[str, tuple[Any, Any]]  # recipe.chunk.words -> before, after; None: missing
+    pull: Mapping[str, PullSize]  # by kind of file: passages, embeddings, encoder, index/hnsw
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the diff as JSON values."""
+        settings = {name: {"before": pair[0], "after": pair[1]} for name, pair in self.settings.items()}
+        return {**asdict(self), "settings": settings}
+
+
+def diff_snapshots(before: Snapshot, after: Snapshot, limit: int = 10) -> SnapshotDiff:
+    """Compare two snapshots, with up to `limit` example articles for each kind of change.
+
+    Memory is bounded by a part and 8 bytes per passage; texts, vectors and indexes are not read.
+
+    Raises:
+        StoreError: a passage file is missing or damaged.
+    """
+    articles, passages = Counter(dict.fromkeys(CHANGES, 0)), Counter(dict.fromkeys(CHANGES, 0))
+    examples: dict[Change, list[ArticleChange]] = {change: [] for change in CHANGES}
+    for article in iter_article_changes(before, after):
+        articles[article.change] += 1
+        passages.update(article.passages)
+        if len(examples[article.change]) < limit:
+            examples[article.change].append(article)
+    content_before, content_after = before.manifest.content, after.manifest.content
+    return SnapshotDiff(
+        before=before.id,
+        after=after.id,
+        articles=dict(articles),
+        passages=dict(passages),
+        examples={change: tuple(changes) for change, changes in examples.items()},
+        settings=dict(iter_differences(_list_settings(content_before), _list_settings(content_after))),
+        pull=_estimate_pull(before, after),
+    )
+
+
+def _list_settings(content: Content) -> dict[str, Any]:
+    value = content.to_json()
+    sections = {name: value[name] for name in ("corpus", "recipe", "indexes")}
+    spaces = {name: dict(entry.get("space") or {}) for name, entry in content.representations.items()}
+    return {**sections, "space": spaces.pop(EMBEDDINGS, None), "spaces": spaces, "retriever": content.default_retriever}
+
+
+def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the dotted path and both values of every different setting.
+
+    A section that is in one snapshot only is a single value.
+    """
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in sorted({*before, *after}):
+            yield from iter_differences(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+    elif before != after:
+        yield path, (before, after)
+
+
+def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
+    files, files_before = after.manifest.content.files, set(before.manifest.content.files.values())
+    paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
+    overlap, store = (
+        Overlap.between(before, after),
+        Store.open(after.location) if isinstance(after.location, str) else None,
+    )
+    steps = {step.target: step for step in steps_of(before.manifest.content, after.manifest.content)}
+    fetched, reused = Counter[str](), Counter[str]()
+
+    def estimate_fetched(ref: BlobRef) -> int:
+        patch = overlap.find_patch(paths[ref]) if overlap and ref not in files_before else None
+        fetched_bytes, step = 0 if ref in files_before else _fetched_bytes(ref.size, patch), steps.get(ref)
+        if store and step and (patch or not step.head_bytes) and (delta := find_delta(store, step)):
+            fetched_bytes -= (step.head_bytes or ref.size) - delta.size
+        return fetched_bytes
+
+    ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
+    for (ref, path), fetched_bytes in zip(paths.items(), read_ahead(estimate_fetched, [*paths], ahead), strict=True):
+        fetched[file_kind(path)] += fetched_bytes
+        reused[file_kind(path)] += ref.size - fetched_bytes
+    return {kind: PullSize(fetched[kind], reused[kind]) for kind in sorted(fetched.keys() - BUILD_ONLY_KINDS)}
+
+
+def _fetched_bytes(size: int, patch: Patch | None) -> int:
+    return size if patch is None else patch.fetched_bytes

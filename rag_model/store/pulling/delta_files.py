@@ -1,0 +1,228 @@
+"""The file formats of deltas: packed heads and splices.
+
+A *packed head* is the beginning of a file, compressed: a graph's links are numbers of four bytes,
+most of them -1. It is a sequence of blocks: the length of a zstd frame, in four bytes, and the
+frame. Each frame decodes to 4 MiB, the last one to the rest.
+
+A *splice* describes a target file as stretches of a base file and the literal bytes between them,
+as rsync does. Inverted lists of an unchanged training keep the codes of unchanged vectors, in the
+same order, between new codes. So nearly the whole file is in the base, in about ten stretches per
+list. A splice has the number of steps and of literal bytes, eight bytes each, and then, packed: the
+steps, three numbers of eight bytes (literal bytes, start and length of a stretch), and the literal
+bytes.
+
+Source: Tridgell, Mackerras. The rsync algorithm. TR-CS-96-05, Australian National University, 1996.
+"""
+
+import struct
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rag_model.arrays import Rows
+from rag_model.atomic_write import atomic_write
+from rag_model.errors import InputError
+
+# Increase with every change of the layout: it is part of the memo key of a packed head.
+PACK_VERSION = 1
+_PACK_BLOCK = 4 << 20  # bytes; two blocks are in memory at a time
+# 272 bytes of graph per passage become 47; 56 with level 1, 45 with level 19 (50 times slower).
+_LEVEL = 9
+_LENGTH = struct.Struct("<I")
+# Increase with every change of the layout: it is part of the memo key of a splice.
+SPLICE_VERSION = 1
+Bytes = NDArray[np.uint8]
+_STRIDE = 256  # bytes between two offsets of the base at which a stretch may be found
+_MATCH_BYTES = 32  # bytes that are compared at each of these offsets
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
+_WINDOW_BYTES = 1 << 20  # bytes that are looked up at a time; a dozen times as much memory is used
+_COPY_BYTES = 1 << 20
+_HEAD = struct.Struct("<QQ")
+_STEP_BYTES = 24  # bytes
+_STEP_BATCH = 1 << 16  # steps that are Python integers at a time
+_FILTER_SHIFT = np.uint64(40)
+
+
+def write_packed(file: Path, size: int, out: Path, head: bytes = b"") -> None:
+    """Write `head`, and then the first `size` bytes of a file, compressed in blocks of 4 MiB.
+
+    Raises:
+        OSError: `out` cannot be written, or the file cannot be read.
+    """
+    codec = pa.Codec("zstd", _LEVEL)
+    with file.open("rb") as source, atomic_write(out) as temporary, temporary.open("wb") as packed:
+        packed.write(head)
+        for offset in range(0, size, _PACK_BLOCK):
+            frame = codec.compress(source.read(min(_PACK_BLOCK, size - offset)), asbytes=True)
+            packed.write(_LENGTH.pack(len(frame)) + frame)
+
+
+def unpack_file(packed: Path, size: int, out: Path, head: int = 0) -> None:
+    """Write the `size` bytes that were packed after the first `head` bytes of a file.
+
+    Raises:
+        InputError: the file is damaged, or has another size.
+        OSError: `out` cannot be written.
+    """
+    with packed.open("rb") as source, atomic_write(out) as temporary, temporary.open("wb") as file:
+        source.seek(head)
+        for offset in range(0, size, _PACK_BLOCK):
+            file.write(_decode_block(source, min(_PACK_BLOCK, size - offset)))
+
+
+def _decode_block(source: BinaryIO, size: int) -> bytes:
+    try:
+        (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
+        frame = source.read(min(length, 2 * _PACK_BLOCK))
+        return bytes(pa.Codec("zstd").decompress(frame, size, asbytes=True))
+    except (struct.error, OSError, ValueError, pa.ArrowException) as error:  # zstd raises OSError
+        raise InputError(f"{source.name} is not a packed file ({error}): fetch the whole file") from error
+
+
+def write_splice(base: Path, target: Path, out: Path) -> None:
+    """Write a splice that turns the file `base` into `target`; both are memory-mapped.
+
+    Needs about 30 MB of memory, plus 1/16 of the size of the base and 1/8 of the target.
+
+    Raises:
+        OSError: `out` cannot be written.
+    """
+    base_bytes, target_bytes = _map_bytes(base), _map_bytes(target)
+    steps, offset = [], 0
+    for position, start, length in _iter_stretches(base_bytes, target_bytes):
+        steps.append((position - offset, start, length))
+        offset = position + length
+    steps.append((len(target_bytes) - offset, 0, 0))
+    raw, offset = out.with_name(f"{out.name}.raw"), 0
+    with raw.open("wb") as file:
+        file.write(np.array(steps, "<i8").tobytes())
+        for literal, _, length in steps:
+            file.write(target_bytes[offset : offset + literal].data)
+            offset += literal + length
+    size = raw.stat().st_size
+    write_packed(raw, size, out, _HEAD.pack(len(steps), size - len(steps) * _STEP_BYTES))
+    raw.unlink()
+
+
+def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
+    """Write the file of `size` bytes that a splice describes, with stretches of `base`.
+
+    Raises:
+        InputError: the splice is damaged, or belongs to other files.
+        OSError: `out` cannot be written.
+    """
+    message = f"{splice} does not turn {base} into a file of {size:,} bytes: fetch the whole file"
+    with splice.open("rb") as file:
+        head = file.read(_HEAD.size)
+    count, literal_bytes = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+    if not 0 < count <= size // _MATCH_BYTES + 1 or literal_bytes > size:
+        raise InputError(message)
+    raw = out.with_name("raw")
+    unpack_file(splice, count * _STEP_BYTES + literal_bytes, raw, _HEAD.size)
+    base_bytes, data = _map_bytes(base), _map_bytes(raw)
+    steps = data[: count * _STEP_BYTES].view("<i8").reshape(-1, 3)
+    _check_steps(steps, len(base_bytes), literal_bytes, size, message)
+    with atomic_write(out) as temporary, temporary.open("wb") as file:
+        offset = count * _STEP_BYTES
+        for literal, start, length in chain.from_iterable(_iter_step_batches(steps)):
+            for part in (data[offset : offset + literal], base_bytes[start : start + length]):
+                for first in range(0, len(part), _COPY_BYTES):
+                    file.write(part[first : first + _COPY_BYTES].data)
+            offset += literal
+
+
+def _iter_step_batches(steps: Rows) -> Iterator[list[list[int]]]:
+    return (steps[first : first + _STEP_BATCH].tolist() for first in range(0, len(steps), _STEP_BATCH))
+
+
+def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
+    """Check that (m, 3) steps stay inside the files and give the right numbers of bytes."""
+    max_offset, literals, copied = max(size, base_size), 0, 0
+    for batch in np.array_split(steps, range(_STEP_BATCH, len(steps), _STEP_BATCH)):
+        inside = (batch >= 0).all() and (batch <= max_offset).all() and (batch[:, 1:].sum(axis=1) <= base_size).all()
+        literals, copied = (
+            literals + sum(batch[:, 0].tolist()),
+            copied + sum(batch[:, 2].tolist()),
+        )  # sums may exceed 64 bits
+        if not inside or literals > literal_bytes or literals + copied > size:
+            raise InputError(message)
+    if literals != literal_bytes or literals + copied != size:
+        raise InputError(message)
+
+
+def _iter_stretches(base: Bytes, target: Bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield offset in the target, offset in the base, and length of equal stretches, ascending."""
+    positions, starts = _find_candidates(base, target)
+    end = number = 0
+    while number < len(positions):
+        position, start = int(positions[number]), int(starts[number])
+        length = _common_length(target[position:], base[start:])
+        if length >= _MATCH_BYTES:
+            backward = _common_length(target[end:position][::-1], base[:start][::-1])
+            yield position - backward, start - backward, length + backward
+            end = position + length
+        number = int(np.searchsorted(positions, max(end, position + 1)))
+
+
+def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
+    """Return target offsets, ascending, and base offsets with equal hashes."""
+    base_hashes = np.empty(
+        (len(base) + _STRIDE - 1) // _STRIDE, np.uint64
+    )  # preallocated, since a list of slices would keep all hashes
+    count = 0
+    for offset in _window_offsets(base):
+        hashes = _compute_hashes(base[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES:_STRIDE]
+        base_hashes[count : count + len(hashes)] = hashes
+        count += len(hashes)
+    base_hashes = base_hashes[:count]
+    order = np.argsort(base_hashes, kind="stable")
+    base_hashes = base_hashes[order]
+    # By the first bits of a hash; excludes nearly all offsets.
+    is_possible = np.zeros(1 << 24, np.bool_)
+    is_possible[base_hashes >> _FILTER_SHIFT] = True
+    positions, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for offset in _window_offsets(target):
+        hashes = _compute_hashes(target[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES]
+        likely = np.flatnonzero(is_possible[hashes >> _FILTER_SHIFT])
+        nearest = np.minimum(np.searchsorted(base_hashes, hashes[likely]), max(0, len(base_hashes) - 1))
+        is_equal = base_hashes[nearest] == hashes[likely] if len(base_hashes) else np.zeros(0, np.bool_)
+        positions.append(likely[is_equal] + offset)
+        starts.append(order[nearest[is_equal]] * _STRIDE)
+    return np.concatenate(positions), np.concatenate(starts)
+
+
+def _window_offsets(data: Bytes) -> range:
+    return range(0, max(1, len(data)), _WINDOW_BYTES)
+
+
+def _compute_hashes(data: Bytes) -> NDArray[np.uint64]:
+    """Return the hash of each window of `_MATCH_BYTES` bytes: (m,)."""
+    hashes = np.empty(max(0, len(data) - _MATCH_BYTES + 1), np.uint64)
+    for phase in range(min(8, len(hashes))):
+        words = data[phase : phase + (len(data) - phase) // 8 * 8].view("<u8")  # (w,)
+        count = len(words) - 3
+        mixed = sum(
+            ((words[i : i + count] ^ (words[i : i + count] >> 29)) * factor for i, factor in enumerate(_FACTORS))
+        )
+        hashes[phase::8] = (mixed ^ (mixed >> np.uint64(32))) * _FACTORS[0]
+    return hashes
+
+
+def _common_length(one: Bytes, other: Bytes) -> int:
+    """Return the length of the common prefix."""
+    size, offset, step = min(len(one), len(other)), 0, 256
+    while offset < size:
+        end = min(size, offset + step)
+        if (differs := np.flatnonzero(one[offset:end] != other[offset:end])).size:
+            return offset + int(differs[0])
+        offset, step = end, min(2 * step, _COPY_BYTES)
+    return size
+
+
+def _map_bytes(path: Path) -> Bytes:
+    return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)

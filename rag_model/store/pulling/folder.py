@@ -1,0 +1,221 @@
+"""A folder of pulled snapshots: its paths and locks, and the deletion of old snapshots.
+
+`store.pulling.pull` shows the layout. A prune keeps the newest snapshots, and those that a reader
+has open; snapshots that were taken down are always deleted.
+
+A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases however
+the reader ends. A locked snapshot is kept until the next prune, so a reader may open its files at
+any time. Pulls hold a shared lock on the folder, and files are only deleted while no other pull
+runs, because that may be about to link them.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rag_model.atomic_write import TEMPORARY_PREFIX, atomic_write
+from rag_model.digest import ALGORITHM, digest_bytes
+from rag_model.errors import StoreError, UsageError
+from rag_model.store.objects.blobs import PARTIAL_SUFFIX, BlobRef
+from rag_model.store.objects.cache import Stamps, cache_stamps, open_stamps
+
+_SNAPSHOT_ID = re.compile(r"[0-9a-f]{64}")
+CURRENT = "current"  # the symbolic link to the last pulled snapshot
+MANIFEST = "manifest.json"
+_LOCK_FILE = ".lock"
+_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def blob_copy_path(dest: Path, ref: BlobRef) -> Path:
+    """Return the path of a blob's copy in a folder of pulled snapshots."""
+    return dest / f".{ref.path}"
+
+
+def mapped_copy_path(dest: Path, ref: BlobRef) -> Path:
+    """Return the path of the memory-mapped copy of a passage file."""
+    return dest / ".mapped" / f"{ref.id.partition(':')[2]}.arrow"
+
+
+def mapped_stamp_name(ref: BlobRef) -> str:
+    """Return the identity for the stamp of a memory-mapped copy, whose digest is not known."""
+    return f"mapped-{ref.id.partition(':')[2]}"
+
+
+def record_name(dest: Path, store: str, name: str, identity: str) -> None:
+    """Record the snapshot that a name meant in the store with this full URL when it was pulled.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if name != identity:  # an id is the same in every store
+        with atomic_write(_name_path(dest, store, name)) as note:
+            note.write_text(identity)
+
+
+def find_recorded(dest: Path, store: str, name: str) -> Path | None:
+    """Return the folder of the snapshot that a name meant when it was last pulled, or None."""
+    try:
+        identity = name if _SNAPSHOT_ID.fullmatch(name) else _name_path(dest, store, name).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return dest / identity if _SNAPSHOT_ID.fullmatch(identity) and (dest / identity / MANIFEST).is_file() else None
+
+
+def _name_path(dest: Path, store: str, name: str) -> Path:
+    return dest / ".named" / digest_bytes(f"{store}\n{name}".encode())[-32:]
+
+
+def open_folder_stamps(dest: Path) -> Stamps:
+    """Return the stamps of a folder's files, which other machines that mount the folder share.
+
+    For a single snapshot's folder, which was copied without the others, they are in the cache.
+    """
+    return open_stamps(dest / ".verified") if (dest / ".blobs").is_dir() else cache_stamps()
+
+
+def check_keep(keep: int | None) -> None:
+    """Check, before files are fetched, that at least one snapshot is kept.
+
+    Raises:
+        UsageError: `keep` is less than 1.
+    """
+    if keep is not None and keep < 1:
+        raise UsageError(f"keep must be at least 1, not {keep}: the snapshot just pulled is always kept")
+
+
+@contextmanager
+def lock_folder(dest: Path) -> Iterator[int]:
+    """Hold the shared lock of a folder while the block pulls to it; yield the file descriptor.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    dest.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(dest / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def prune(
+    dest: Path,
+    keep: int | None,
+    lock: int,
+    parse: Callable[[bytes], Any],
+    taken_down: Collection[str] = frozenset(),
+) -> tuple[str, ...]:
+    """Delete all but the `keep` last pulled snapshots, with their unshared files; return their ids.
+
+    The snapshot that `current` names is kept, and so is one that a reader holds; None keeps all.
+    Snapshots that were taken down are deleted in any case, and `current` if it names one, unless a
+    reader holds them. `lock` is the descriptor that `lock_folder` yielded; `parse` parses a
+    manifest. While another pull runs, nothing is deleted; the next prune does it.
+
+    Raises:
+        OSError: a file cannot be deleted; the next prune continues.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return ()
+    oldest = [] if keep is None else _list_oldest(dest, keep)
+    folders = dict.fromkeys([*(dest / name for name in list_pulled(dest, taken_down)), *oldest])
+    removed_ids = tuple(folder.name for folder in folders if _remove_unlocked(folder))
+    if (dest / CURRENT).is_symlink() and not (dest / CURRENT).exists():
+        (dest / CURRENT).unlink()
+    # Of killed pulls, because no other pull is running.
+    for folder in dest.glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    _delete_unreferenced(dest, parse)
+    return removed_ids
+
+
+def remove_taken_down(dest: Path, taken_down: Collection[str], parse: Callable[[bytes], Any]) -> tuple[str, ...]:
+    """Delete taken-down snapshots in a folder, except those that a reader holds; return their ids.
+
+    Raises:
+        OSError: a file cannot be deleted; the next call continues.
+    """
+    if not list_pulled(dest, taken_down):
+        return ()
+    with lock_folder(dest) as lock:
+        return prune(dest, None, lock, parse, taken_down)
+
+
+def list_pulled(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
+    """Return which of these snapshots are in a folder, sorted."""
+    return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
+
+
+def lock_manifest(manifest: Path) -> int | None:
+    """Lock a snapshot's manifest for reading; return the descriptor, None if locks are unsupported.
+
+    Raises:
+        OSError: there is no such file, or it is being deleted.
+    """
+    descriptor = os.open(manifest, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), manifest.stat()):
+            raise BlockingIOError(f"{manifest} was replaced by another file")
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            raise
+        return None
+    return descriptor
+
+
+def _list_oldest(dest: Path, keep: int) -> list[Path]:
+    current = (dest / CURRENT).resolve().name
+    folders = [folder for folder in dest.iterdir() if _ID.fullmatch(folder.name) and folder.is_dir()]
+    older_folders = sorted((folder for folder in folders if folder.name != current), key=_pull_time)
+    return older_folders[: max(0, len(older_folders) + 1 - keep)]
+
+
+def _pull_time(folder: Path) -> int:
+    return folder.stat().st_mtime_ns
+
+
+def _remove_unlocked(folder: Path) -> bool:
+    """Rename and then delete a snapshot's folder, unless a reader holds it."""
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
+    except FileNotFoundError:
+        return False  # not a snapshot, or a snapshot that is being pulled
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.rename(temporary)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def _delete_unreferenced(dest: Path, parse: Callable[[bytes], Any]) -> None:
+    """Delete blob copies, partial copies and derived files that no snapshot in the folder names."""
+    with suppress(StoreError):  # an unreadable manifest may name any file, so nothing is deleted
+        digests = _read_digests(dest, parse)
+        for copy in (dest / ".blobs").glob("??/*"):
+            digest = copy.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX)
+            if _ID.fullmatch(digest) and digest not in digests:
+                mapped = mapped_copy_path(dest, BlobRef(f"{ALGORITHM}:{digest}", 0))
+                for path in (copy, mapped, *(dest / ".verified").glob(f"*{digest}-*")):
+                    path.unlink(missing_ok=True)
+
+
+def _read_digests(dest: Path, parse: Callable[[bytes], Any]) -> set[str]:
+    """Return the hex digests of all files of the snapshots in a folder."""
+    manifests = [parse(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
+    return {ref.id.partition(":")[2] for manifest in manifests for ref in manifest.content.files.values()}

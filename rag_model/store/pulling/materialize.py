@@ -1,0 +1,298 @@
+"""Materialize the files of a pull in a folder: verify existing copies, and write the others.
+
+Each file has an ordered list of strategies (`_SnapshotUpdate.strategies`), from the one that
+fetches the fewest bytes to a download of the whole file. A strategy that is not applicable, or whose result
+has the wrong digest, leaves the file to the next one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import NamedTuple
+
+from rag_model.arrays import Rows
+from rag_model.atomic_write import TEMPORARY_PREFIX
+from rag_model.digest import digest_file
+from rag_model.errors import StoreError
+from rag_model.store.objects.blobs import BlobRef, ChunkSource
+from rag_model.store.pulling.deltas import DeltaStep, rebuild_file, unpack_head
+from rag_model.store.pulling.folder import blob_copy_path, mapped_copy_path, mapped_stamp_name, open_folder_stamps
+from rag_model.store.pulling.overlap import Overlap, PulledVectors, is_convertible
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest, file_kind
+from rag_model.store.versions.mapped import write_mapped_copy
+from rag_model.store.versions.snapshot import Snapshot
+
+# Writes an index file from local files (`retrieve.indexes`): previous snapshot, new snapshot, path,
+# function that returns the previous row of each passage, output. False: this is not possible.
+DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path], bool]
+_BLOCK_BYTES = 1 << 20  # read at a time
+_THREADS = 4  # files at a time; each has at most 64 MiB in transit
+
+
+def derive_nothing(
+    previous: Snapshot, target: Snapshot, path: str, previous_rows: Callable[[], Rows], out: Path
+) -> bool:
+    """Derive no index file, so that all are fetched."""
+    return False
+
+
+class PullProgress:
+    """Count bytes for all threads; if one thread fails, the others stop and keep partial files."""
+
+    def __init__(self, total: int, on_progress: Callable[[int, int], None]) -> None:
+        """Call `on_progress` with the number of bytes done and `total`."""
+        self._done, self._total, self._on_progress, self._lock = 0, total, on_progress, Lock()
+        self._failure: BaseException | None = None
+
+    def __call__(self, size: int) -> None:
+        """Count `size` more bytes.
+
+        Raises:
+            BaseException: the error of another thread that failed.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure  # the first thread that counts raises the cause
+            self._done += size
+            self._on_progress(min(self._done, self._total), self._total)
+
+    @contextmanager
+    def stop_on_failure(self) -> Iterator[None]:
+        """Stop the other threads if the block fails."""
+        try:
+            yield
+        except BaseException as failure:
+            self._failure = self._failure or failure
+            raise
+
+
+class Attempt(NamedTuple):
+    """The outcome of a strategy; a failed attempt may have fetched bytes as well."""
+
+    is_written: bool
+    fetched_bytes: int = 0
+
+
+_NOT_APPLICABLE = Attempt(is_written=False)
+Strategy = Callable[[BlobRef, Path], Attempt]  # writes a blob to a path
+
+
+@dataclass(frozen=True, slots=True)
+class Puller:
+    """Materialize blobs in a folder of pulled versions."""
+
+    store: Store
+    dest: Path
+    progress: PullProgress
+
+    def materialize_all(self, blobs: Iterable[BlobRef], materialize: Callable[[BlobRef], int] | None = None) -> int:
+        """Materialize blobs in threads, the largest first; return the number of bytes fetched.
+
+        `materialize` materializes one blob; by default the whole blob is fetched.
+        """
+        with ThreadPoolExecutor(_THREADS) as pool, self.progress.stop_on_failure():
+            largest_first = sorted(blobs, key=lambda ref: -ref.size)
+            return sum(pool.map(materialize or partial(self.materialize, strategies=[self.fetch_whole]), largest_first))
+
+    def materialize(self, ref: BlobRef, strategies: Iterable[Strategy]) -> int:
+        """Verify the copy of a blob, or write it by the first strategy that succeeds.
+
+        Returns the number of bytes fetched. The last strategy must write the blob or raise.
+        """
+        fetched = 0
+        with self.progress.stop_on_failure():
+            copy = blob_copy_path(self.dest, ref)
+            if copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id:
+                self.progress(ref.size)
+            else:
+                for strategy in strategies:
+                    attempt = strategy(ref, copy)
+                    fetched += attempt.fetched_bytes
+                    if attempt.is_written:
+                        break
+            open_folder_stamps(self.dest).record(copy, ref.id)
+        return fetched
+
+    def fetch_whole(self, ref: BlobRef, copy: Path) -> Attempt:
+        """Strategy: fetch the whole blob."""
+        self.store.blobs.fetch(ref, copy, self.progress)
+        return Attempt(is_written=True, fetched_bytes=ref.size)
+
+
+def materialize_snapshot(
+    puller: Puller, manifest: Manifest, files: dict[str, BlobRef], *, mapped: bool, derive: DeriveIndex = derive_nothing
+) -> int:
+    """Materialize files of a snapshot, given by path; return the number of bytes fetched.
+
+    If another snapshot was pulled last, the passages are materialized first, because they determine
+    which vectors are on the local disk. `mapped` also writes memory-mapped copies of the passages.
+
+    Raises:
+        StoreError: a blob is missing or damaged.
+        OSError: the folder cannot be written.
+    """
+    paths = {ref: path for path, ref in files.items()}
+    passages = {ref for ref, path in paths.items() if file_kind(path) == "passages"}
+    with _open_previous(puller.dest) as previous:
+        phases: list[Iterable[BlobRef]] = [paths]
+        strategies = _fetch_only(puller)
+        if previous is not None and previous.id != manifest.id:
+            strategies = _SnapshotUpdate(puller, manifest, paths, previous, derive).strategies
+            phases = [passages, paths.keys() - passages]
+
+        def materialize(ref: BlobRef) -> int:
+            fetched = puller.materialize(ref, strategies(ref))
+            if mapped and ref in passages:
+                with puller.progress.stop_on_failure():
+                    _write_mapped_copy(ref, puller.dest)
+            return fetched
+
+        return sum(puller.materialize_all(blobs, materialize) for blobs in phases)
+
+
+def _fetch_only(puller: Puller) -> Callable[[BlobRef], Sequence[Strategy]]:
+    return lambda ref: [puller.fetch_whole]
+
+
+class _SnapshotUpdate:
+    """Write the files of a snapshot with the help of the snapshot that was pulled before it."""
+
+    def __init__(
+        self,
+        puller: Puller,
+        manifest: Manifest,
+        paths: Mapping[BlobRef, str],
+        previous: Snapshot,
+        derive: DeriveIndex,
+    ) -> None:
+        self._puller, self._paths, self._previous, self._derive = puller, paths, previous, derive
+        self._content = manifest.content
+        self._index_paths = {self._content.index_file(name) for name in self._content.indexes}
+        self._target = _open_incomplete(manifest, puller.dest)
+        self._overlap = Overlap.between(previous, self._target) or Overlap(previous, self._target, ())
+        vectors = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
+        self._vectors = {name: pulled for name, pulled in vectors.items() if pulled}
+
+    def strategies(self, ref: BlobRef) -> Sequence[Strategy]:
+        """Return the strategies for a file, in the order in which they are tried."""
+        path = self._paths[ref]
+        if file_kind(path) == "passages":
+            return [self._rebuild_from_delta, self._puller.fetch_whole]
+        if path in self._index_paths:
+            return [self._derive_index, self._rebuild_from_delta, self._patch_vectors, self._puller.fetch_whole]
+        return [self._patch_vectors, self._puller.fetch_whole]
+
+    def _derive_index(self, ref: BlobRef, copy: Path) -> Attempt:
+        """Derive an index from local files, such as a BM25 index from the passages."""
+
+        def derive(out: Path) -> int | None:
+            path, previous_rows = self._paths[ref], self._overlap.find_previous_rows
+            return 0 if self._derive(self._previous, self._target, path, previous_rows, out) else None
+
+        return self._write_and_check(ref, copy, derive)
+
+    def _rebuild_from_delta(self, ref: BlobRef, copy: Path) -> Attempt:
+        """Rebuild a passage file or an index from the previous snapshot's file and a delta."""
+        rebuild = partial(rebuild_file, self._puller.store, self._previous, self._content, self._paths[ref])
+        return self._write_and_check(ref, copy, rebuild)
+
+    def _patch_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
+        """Copy vectors from the previous snapshot, and fetch the other bytes by range."""
+        patch = self._overlap.find_patch(self._paths[ref])
+        vectors = self._vectors.get(patch.table.representation) if patch else None
+        if not patch or not vectors or not is_convertible(vectors.row_bytes, patch.table.row_bytes):
+            return _NOT_APPLICABLE
+        with self._unpack_head(ref, patch.table.head_bytes) as (extra_bytes, head):
+            chunks = partial(_iter_with_head, head, partial(patch.iter_chunks, vectors))
+            if self._puller.store.blobs.assemble(ref, copy, chunks, self._puller.progress):
+                return Attempt(is_written=True, fetched_bytes=patch.fetched_bytes + extra_bytes)
+        return _NOT_APPLICABLE
+
+    def _write_and_check(self, ref: BlobRef, copy: Path, write: Callable[[Path], int | None]) -> Attempt:
+        """Write a temporary file, and use it if it has the right digest.
+
+        `write` returns the number of bytes fetched, or None if it is not applicable. A full disk
+        makes it fail too: later strategies need less space.
+        """
+        fetched = None
+        with (
+            suppress(OSError, StoreError),
+            TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder,
+        ):
+            file = Path(folder) / "file"
+            fetched = None if copy.exists() else write(file)
+            if fetched is not None and file.stat().st_size == ref.size:
+                chunks = partial(_iter_file, file)
+                if self._puller.store.blobs.assemble(ref, copy, chunks, self._puller.progress):
+                    return Attempt(is_written=True, fetched_bytes=fetched)
+        return Attempt(is_written=False, fetched_bytes=fetched or 0)
+
+    @contextmanager
+    def _unpack_head(self, ref: BlobRef, size: int) -> Iterator[tuple[int, Path | None]]:
+        """Yield the file with the first `size` bytes of a blob, if the store has them packed.
+
+        Also yields by how many bytes the packed head is larger than the head; 0 without one.
+        """
+        with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder:
+            head = Path(folder) / "head"
+            fetched = None
+            with suppress(OSError):
+                fetched = unpack_head(self._puller.store, DeltaStep(ref, head_bytes=size), head)
+            yield (0, None) if fetched is None else (fetched - size, head)
+
+
+@contextmanager
+def _open_previous(dest: Path) -> Iterator[Snapshot | None]:
+    """Open the snapshot that was pulled last, if there is one, and keep it from being pruned."""
+    with ExitStack() as stack:
+        previous = None
+        with suppress(StoreError):
+            previous = stack.enter_context(Snapshot.from_folder(dest))
+        yield previous
+
+
+def _open_incomplete(manifest: Manifest, dest: Path) -> Snapshot:
+    """Open a snapshot while it is pulled; files that are still missing cannot be read."""
+
+    def path(file: str) -> Path:
+        return blob_copy_path(dest, manifest.content.files[file])
+
+    return Snapshot(manifest, path, path, dest)
+
+
+def _iter_with_head(
+    head: Path | None, chunks: ChunkSource, read: Callable[[int, int], bytes], start: int
+) -> Iterator[bytes]:
+    """Yield the bytes of `chunks`, which reads ranges inside of the head from the file `head`."""
+    head_bytes = head.stat().st_size if head else 0
+
+    def read_range(first: int, end: int) -> bytes:
+        if not head or end > head_bytes:
+            return read(first, end)
+        with head.open("rb") as file:
+            file.seek(first)
+            return file.read(end - first)
+
+    return chunks(read_range, start)
+
+
+def _iter_file(path: Path, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
+    """Yield the bytes of a local file from `start` on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def _write_mapped_copy(ref: BlobRef, dest: Path) -> None:
+    """Write the memory-mapped copy of a passage file, unless there is a valid one."""
+    copy, identity = mapped_copy_path(dest, ref), mapped_stamp_name(ref)
+    if not (copy.is_file() and open_folder_stamps(dest).has_valid_stamp(copy, identity)):
+        write_mapped_copy(blob_copy_path(dest, ref), copy)
+        open_folder_stamps(dest).record(copy, identity)

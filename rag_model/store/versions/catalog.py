@@ -1,0 +1,252 @@
+"""A catalog: the manifests of one kind under `<kind>s/<id>.json`, and the refs that name them.
+
+A store has three catalogs: snapshots, models, and evaluations, which have no refs.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
+from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.versions.refs import Refs
+from rag_model.store.versions.signatures import Signatures, TrustedKeys, has_signing_key, normalize_json
+from rag_model.store.versions.takedowns import Takedowns
+
+_ID = re.compile(r"[0-9a-f]{64}")
+_PREFIX = re.compile(r"[0-9a-f]{4,63}")
+_REF_AT_NUMBER = re.compile(r"([^@]+)@([0-9]{1,8})")
+
+
+class VersionManifest(Protocol):
+    """A manifest in a catalog."""
+
+    @property
+    def id(self) -> str:
+        """The id of the content, 64 hex digits."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values."""
+        ...
+
+
+ManifestT = TypeVar("ManifestT", bound=VersionManifest)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog(Generic[ManifestT]):
+    """The snapshots, the models, or the evaluations of one store."""
+
+    files: Files
+    refs: Refs
+    noun: str  # snapshot, model, evaluation
+    parse: Callable[[bytes], ManifestT]  # parses and checks a manifest, which may be hostile
+
+    def publish(self, manifest: ManifestT, *, sign: bool = True) -> str:
+        """Store a manifest and return its id; an existing manifest with this id is not changed.
+
+        The manifest is signed if `BOOKWHEEL_SIGNING_KEY` has a key and unless `sign=False`, as
+        moves of refs are (`rag_model.store.versions.signatures`). Call this after all blobs are
+        stored, because a reader of the manifest relies on them.
+        """
+        path, stored_manifest = self.manifest_path(manifest.id), normalize_json(manifest.to_json())
+        signatures, existing = Signatures(self.files), self.files.read_json(path)
+        if sign:
+            signatures.sign(path, stored_manifest if existing is None else existing)
+        if existing is None and not self.files.create(path, json_bytes(stored_manifest)) and sign:
+            # The manifest of the writer who was first.
+            signatures.sign(path, self.files.read_json(path))
+        return manifest.id
+
+    def create_or_overwrite(self, manifest: ManifestT) -> bool:
+        """Store a manifest whose id does not cover its metrics; return whether it was written.
+
+        With a signing key, the manifest is signed and overwrites an existing one; without a key, an
+        existing manifest is kept. An existing manifest is never signed, since it may have other
+        metrics: delete it first to replace it.
+        """
+        path, stored_manifest = self.manifest_path(manifest.id), normalize_json(manifest.to_json())
+        if not has_signing_key():
+            return self.files.create(path, json_bytes(stored_manifest))
+        Signatures(self.files).sign(path, stored_manifest)
+        self.files.write(path, json_bytes(stored_manifest))
+        return True
+
+    def get(self, identity: str) -> ManifestT:
+        """Return the manifest of a full id, and check that its content hashes to the id.
+
+        Raises:
+            StoreError: the manifest is missing, damaged, hostile, or of a newer format.
+        """
+        path = self.manifest_path(identity)
+        data = self.files.read(path)
+        if data is None:
+            self._refuse_replaced(identity)
+            raise StoreError(f"{self.noun} {identity[:12]} is missing in {self.files.url}")
+        try:
+            manifest = self.parse(data)
+        except StoreError as error:
+            raise StoreError(f"{self.files.url_of(path)} cannot be used: {error}") from error
+        if manifest.id != identity:
+            raise StoreError(f"{self.files.url_of(path)} is damaged: it contains {self.noun} {manifest.id[:12]}")
+        return manifest
+
+    @property
+    def noun_phrase(self) -> str:
+        """The noun with its indefinite article."""
+        return f"{'an' if self.noun[0] == 'e' else 'a'} {self.noun}"
+
+    def list_ids(self) -> list[str]:
+        """Return all ids, sorted."""
+        stems = (name.removesuffix(".json") for name in self.files.list_names(f"{self.noun}s"))
+        return [stem for stem in stems if _ID.fullmatch(stem)]
+
+    def resolve(self, name: str) -> str:
+        """Return the id for a ref, `ref@number`, an id, or a unique prefix of 4 digits or more.
+
+        A ref takes precedence over an equal prefix.
+
+        Raises:
+            NotFoundError: there is no such version, or more than one.
+            StoreError: the store cannot be read.
+            UsageError: the name begins with `model:` where only one kind is possible.
+        """
+        if ":" in name:
+            raise UsageError(
+                f"{name} is not the name of {self.noun_phrase}: log, show, tag, rollback, verify, "
+                "pull and export accept models, and --model accepts their names without `model:`; "
+                "show, verify, diff and export accept evaluations"
+            )
+        if match := _REF_AT_NUMBER.fullmatch(name):
+            return self._id_at_move(match[1], int(match[2]))
+        if _ID.fullmatch(name):
+            self._refuse_replaced(name)
+        if _ID.fullmatch(name) and self.files.get_size(self.manifest_path(name)) is not None:
+            return name
+        if move := self.refs.find_current(name):
+            return move.snapshot
+        matches = (
+            [identity for identity in self.list_ids() if identity.startswith(name)] if _PREFIX.fullmatch(name) else []
+        )
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise NotFoundError(
+                f"{name} is a prefix of {len(matches)} {self.noun}s in {self.files.url}: give more digits"
+            )
+        for replaced in self._takedowns.list_replaced() if _PREFIX.fullmatch(name) else ():
+            if replaced.startswith(name):
+                self._refuse_replaced(replaced)
+        known_refs = ", ".join(self.refs.list_names()) or "none"
+        raise NotFoundError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known_refs})")
+
+    def resolve_trusted(self, name: str) -> str:
+        """Resolve a name as `resolve` does, and check signatures if a trust file is given.
+
+        Raises:
+            StoreError: as `resolve`.
+            RefusedError: the manifest, or the move of the ref that names it, has no trusted
+                signature.
+        """
+        identity = self.resolve(name)
+        if trust := TrustedKeys.from_environment():
+            self.check_signer(trust, identity)
+            if move := self._find_move(name, identity):
+                self._check_move(trust, *move, identity)
+        return identity
+
+    def check_signer(self, trust: TrustedKeys, identity: str) -> str:
+        """Return the name of the trusted key that signed a manifest.
+
+        Raises:
+            RefusedError: no trusted key signed the manifest.
+        """
+        path = self.manifest_path(identity)
+        return trust.check(
+            Signatures(self.files), path, self.files.read_json(path), f"{self.noun} {identity[:12]} in {self.files.url}"
+        )
+
+    def describe_signature(self, name: str) -> str:
+        """Describe who signed a version's manifest, and the ref's move if that differs.
+
+        Raises:
+            StoreError: as `resolve`.
+        """
+        identity = self.resolve(name)
+        signature = Signatures(self.files).describe(self.manifest_path(identity))
+        if (move := self._find_move(name, identity)) is None:
+            return signature
+        path = self.refs.move_path(*move)
+        move_signature = Signatures(self.files).describe(path)
+        if (self.files.read_json(path) or {}).get(self.noun) != identity:
+            move_signature += f", for another {self.noun}"
+        return signature if move_signature == signature else f"{signature}; move {move[0]}@{move[1]} {move_signature}"
+
+    def has_trusted_signature(self, identity: str) -> bool:
+        """Return whether a key of the trust file or, without one, the own key signed a manifest."""
+        return Signatures(self.files).has_trusted_signature(self.manifest_path(identity))
+
+    def sign(self, identity: str) -> None:
+        """Sign an existing manifest, if the environment has a key.
+
+        Raises:
+            StoreError: there is no such manifest, or the store cannot be written.
+        """
+        self.get(identity)
+        path = self.manifest_path(identity)
+        Signatures(self.files).sign(path, self.files.read_json(path))
+
+    def _find_move(self, name: str, identity: str) -> tuple[str, int] | None:
+        """Return the ref and move number that resolve a name; None for an id or a prefix."""
+        if match := _REF_AT_NUMBER.fullmatch(name):
+            return match[1], int(match[2])
+        if name == identity or not (move := self.refs.find_current(name)):
+            return None
+        return name, move.number
+
+    def _check_move(self, trust: TrustedKeys, ref: str, number: int, identity: str) -> None:
+        path, description = self.refs.move_path(ref, number), f"the move {ref}@{number} in {self.files.url}"
+        stored_move = self.files.read_json(path) or {}
+        trust.check(Signatures(self.files), path, stored_move, description)
+        if stored_move.get(self.noun) != identity:
+            raise RefusedError(
+                f"{description} was signed for {self.noun} {str(stored_move.get(self.noun))[:12]}, "
+                "and another has replaced it: ask the publisher to finish the takedown, which "
+                "moves the ref, or name the replacement by its id"
+            )
+
+    @property
+    def _takedowns(self) -> Takedowns:
+        return Takedowns(self.files)
+
+    def _id_at_move(self, ref: str, number: int) -> str:
+        identity = self.refs.get_move(ref, number).snapshot
+        if not identity:
+            raise NotFoundError(
+                f"{ref}@{number} in {self.files.url} names no {self.noun}: the ref was deleted "
+                f"there, or all its pages were taken down; `log --ref {ref}` lists its moves"
+            )
+        return identity
+
+    def _refuse_replaced(self, identity: str) -> None:
+        """Raise an error that names the replacement if a takedown replaced the snapshot."""
+        replacement = self._takedowns.find_replacement(identity)
+        if replacement is not None:
+            advice = (
+                f"use {self.noun} {replacement[:12]}, which replaces it"
+                if replacement
+                else "all its pages were taken down"
+            )
+            raise NotFoundError(f"{self.noun} {identity[:12]} in {self.files.url} was taken down: {advice}")
+
+    def manifest_path(self, identity: str) -> str:
+        """Return the path of a manifest in the store.
+
+        Raises:
+            StoreError: `identity` is not a full id.
+        """
+        if not _ID.fullmatch(identity):
+            raise StoreError(f"{identity!r} is not a full {self.noun} id (64 hex digits)")
+        return f"{self.noun}s/{identity}.json"

@@ -1,0 +1,259 @@
+"""Upload the checkpoints of a training to the store, so that another machine can resume it.
+
+The loop calls `CheckpointUploader.enqueue` after each checkpoint. It hard-links the training's
+files, which never change, into a separate folder and returns; a thread uploads them while the loop
+runs. While the thread is busy, only the newest checkpoint waits; an older one that waits is
+dropped. If the store cannot be written, the training goes on and reports the failure once.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rag_model.digest import digest_file
+from rag_model.errors import BookwheelError, InputError
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.store import Store
+from rag_model.store.versions.trainings import StoredCheckpoint, TrainingProgress
+from rag_model.training.loop.checkpoint import (
+    RECORD,
+    TrainerState,
+    list_checkpoints,
+    read_checkpoint,
+    read_digests,
+    read_state,
+)
+from rag_model.training.loop.journal import METRICS
+
+_LEAVING, _ARRIVING = ".leaving-", ".arriving"
+_PATIENCE = 5.0  # seconds to wait for a running upload when a person ends the run
+
+OnMessage = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingIdentity:
+    """Identity of the training that a work folder belongs to."""
+
+    store: Store
+    key: str  # key of the exact inputs, 64 hex digits
+    kind: str  # the objective's name
+    snapshot: str  # full id
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingUpload:
+    """A checkpoint that waits for its upload."""
+
+    folder: Path
+    progress: TrainingProgress
+    digests: dict[str, str]  # digests computed before, by relative path
+
+
+class CheckpointUploader:
+    """Upload the checkpoints of one training, one at a time, while the `with` block runs."""
+
+    def __init__(self, identity: TrainingIdentity, on_message: OnMessage) -> None:
+        """Start the thread. The loop's thread calls `on_message` when an upload has failed."""
+        self._identity, self._on_message = identity, on_message
+        self._condition = threading.Condition()
+        self._pending: _PendingUpload | None = None
+        self._closing = self._aborting = False
+        self._failure = self._reported_failure = ""
+        self._blob_refs: dict[tuple[int, int, int], BlobRef] = {}  # by inode, size and modification time
+        for stale_folder in identity.folder.glob(f"{_LEAVING}*"):  # left by a killed process
+            shutil.rmtree(stale_folder, ignore_errors=True)
+        self._thread = threading.Thread(target=self._upload_pending, daemon=True, name="checkpoints")
+        self._thread.start()
+
+    def enqueue(self, stage: str, step: int, steps: int) -> None:
+        """Enqueue the checkpoint just written for step `step` of `steps` of a stage.
+
+        The checkpoint of step 0 is skipped, because it holds the initial models.
+        """
+        self._report_failure()
+        if step == 0:
+            return
+        try:
+            upload = self._link_files(stage, step, steps)
+        except (BookwheelError, OSError) as error:
+            self._failure = _describe_failure(step, error)
+            return
+        with self._condition:
+            superseded_upload, self._pending = self._pending, upload
+            self._condition.notify()
+        if superseded_upload is not None:
+            shutil.rmtree(superseded_upload.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Stop the thread; if the training failed, first upload the checkpoint that waits.
+
+        A waiting checkpoint is not needed if the training succeeded or a person ended it.
+        """
+        failed = isinstance(error, Exception)
+        with self._condition:
+            self._closing, self._aborting = True, not failed
+            self._condition.notify()
+        self._thread.join(_PATIENCE if error is not None and not failed else None)
+        self._report_failure()
+
+    def _upload_pending(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._pending is not None or self._closing)
+                upload, self._pending = self._pending, None
+            if upload is None:
+                return
+            try:
+                self._upload(upload)
+                self._failure = ""
+            except (BookwheelError, OSError) as error:
+                self._failure = _describe_failure(upload.progress.step, error)
+            finally:
+                shutil.rmtree(upload.folder, ignore_errors=True)
+
+    def _upload(self, upload: _PendingUpload) -> None:
+        files = {}
+        for path in sorted(path for path in upload.folder.rglob("*") if path.is_file()):
+            if self._aborting:
+                return
+            name = path.relative_to(upload.folder).as_posix()
+            files[name] = path, self._find_blob_ref(path, upload.digests.get(name))
+        self._identity.store.trainings.save_checkpoint(
+            self._identity.key, upload.progress, files, lambda: not self._aborting
+        )
+
+    def _find_blob_ref(self, path: Path, digest: str | None) -> BlobRef:
+        stat = path.stat()
+        file_state = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if file_state not in self._blob_refs:
+            self._blob_refs[file_state] = BlobRef(digest or digest_file(path), stat.st_size)
+        return self._blob_refs[file_state]
+
+    def _report_failure(self) -> None:
+        """Report a failed upload, once until an upload succeeds again."""
+        failure = self._failure
+        if failure and not self._reported_failure:
+            self._on_message(f"{failure}; the training goes on, and this machine can resume it")
+        self._reported_failure = failure
+
+    def _link_files(self, stage: str, step: int, steps: int) -> _PendingUpload:
+        identity = self._identity
+        timestamp = datetime.now(UTC)
+        folder = identity.folder / f"{_LEAVING}{timestamp.timestamp():.6f}"
+        digests: dict[str, str] = {}
+        for path, fixed in _iter_resume_files(identity.folder):
+            name = path.relative_to(identity.folder)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(path, folder / name, fixed=fixed)
+        for path in _list_newest_checkpoints(identity.folder):
+            name = path.relative_to(identity.folder)
+            digests |= {f"{name.as_posix()}/{file}": digest for file, digest in read_digests(path).items()}
+        created = timestamp.isoformat(timespec="seconds")
+        return _PendingUpload(
+            folder, TrainingProgress(identity.kind, identity.snapshot, stage, step, steps, created), digests
+        )
+
+
+def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> None:
+    """Fetch a training's newest checkpoint from the store, unless the folder has one as recent.
+
+    If that fails and the folder has an older checkpoint, report why and resume from that one.
+
+    Raises:
+        BookwheelError: the folder has no checkpoint, and the store's is damaged or not signed by a
+            trusted key.
+    """
+    try:
+        stored_checkpoint = identity.store.trainings.find_newest(identity.key)
+        if stored_checkpoint is None or _is_up_to_date(identity.folder, stored_checkpoint.progress):
+            return
+        _copy_into_folder(identity, stored_checkpoint)
+    except BookwheelError as error:
+        if not any(_iter_sound_states(record.parent) for record in _list_records(identity.folder)):
+            raise
+        on_message(f"{error}; the training goes on from what this machine has")
+        return
+    progress = stored_checkpoint.progress
+    stage_suffix = f" of {progress.stage}" if progress.stage else ""
+    on_message(f"goes on after step {progress.step:,}{stage_suffix}, whose checkpoint is in the store")
+
+
+def _copy_into_folder(identity: TrainingIdentity, stored_checkpoint: StoredCheckpoint) -> None:
+    """Fetch a checkpoint into a temporary folder, then move each file into place, states last."""
+    arriving = identity.folder / _ARRIVING
+    shutil.rmtree(arriving, ignore_errors=True)
+    try:
+        identity.store.trainings.fetch(identity.key, stored_checkpoint, arriving)
+        for name in sorted(
+            stored_checkpoint.files, key=lambda name: ("checkpoints/" in name, name.endswith("state.json"))
+        ):
+            (identity.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (arriving / name).replace(identity.folder / name)
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+
+
+def _is_up_to_date(folder: Path, progress: TrainingProgress) -> bool:
+    """Return whether the folder has an undamaged checkpoint of this step or a later one."""
+    return any(state.step >= progress.step for state in _iter_sound_states(folder / progress.stage))
+
+
+def _iter_sound_states(folder: Path) -> Iterator[TrainerState]:
+    """Yield the states of a stage's undamaged checkpoints, newest first."""
+    for path in list_checkpoints(folder / "checkpoints"):
+        with suppress(InputError):
+            yield read_checkpoint(path)
+
+
+def _list_newest_checkpoints(folder: Path) -> list[Path]:
+    """Return the newest checkpoint of every stage."""
+    checkpoint_lists = (list_checkpoints(record.parent / "checkpoints") for record in _list_records(folder))
+    return [newest_first[0] for newest_first in checkpoint_lists if newest_first]
+
+
+def _list_records(folder: Path) -> list[Path]:
+    paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
+    return [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
+
+
+def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the files that a resumed run needs, each with whether it never changes."""
+    for record in _list_records(folder):
+        yield record, True
+        yield record.parent / METRICS, False
+    for checkpoint in _list_newest_checkpoints(folder):
+        best_folder = checkpoint.parent.parent / read_state(checkpoint).best.folder
+        yield from (
+            (path, True) for folder_ in (checkpoint, best_folder) for path in folder_.rglob("*") if path.is_file()
+        )
+    journals = {path.parent / METRICS for path in _list_records(folder)}
+    yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journals)  # a teacher's scores
+    refreshes = folder / "refreshes"
+    yield from ((path, True) for path in refreshes.glob("step-*.json"))
+    yield from ((path, True) for path in refreshes.glob("step-*/encoders/**/*") if path.is_file())
+
+
+def _describe_failure(step: int, error: Exception) -> str:
+    return f"the checkpoint of step {step:,} is not in the store: {error}"
+
+
+def _link_or_copy(path: Path, dest: Path, *, fixed: bool) -> None:
+    try:
+        if fixed:
+            os.link(path, dest)
+            return
+    except OSError:  # the file system has no hard links
+        pass
+    shutil.copyfile(path, dest)

@@ -1,0 +1,308 @@
+"""Rebuild the index of a training whose passage encoder learns, every n steps, and move to it.
+
+A task owns a `MovingIndex` and delegates `asked`, `move` and `ask` to it (`SearchingTask`). After n
+steps the encoders of that step are saved in the training's folder, and a rebuild encodes the
+snapshot's passages with them while the training goes on. At a step boundary the trainer opens the
+new snapshot next to the current one and moves to it. Unlike a service's follower it pulls nothing,
+does not test the indexes in a child process, because the rebuild has just measured them in its own,
+and warms nothing up, because only a step waits.
+
+* synchronous: the trainer waits. The searched snapshot is a function of the step, so a run that was
+  killed resumes to the same losses. A rebuild that was killed is started again.
+* asynchronous: the trainer goes on with the current snapshot. A run that was killed searches the
+  snapshot of its checkpoint again and finishes the rebuild that was running. A rebuild that becomes
+  due while another one runs starts after it.
+
+With several processes the first one starts the rebuilds, and all move at the same step to the
+snapshot that it names; if one of them cannot open it, none moves.
+
+A rebuild that fails, or whose snapshot the gate refuses, is logged and counted, and the trainer
+goes on with the current snapshot. A `Lease` protects that snapshot from `expire` and `gc` until the
+trainer has moved on.
+
+The rebuilds of a training are files in its folder, so that a run that resumes finds those that were
+started and those that are finished: `refreshes/step-<n>/` has the encoders of step n until the
+training has moved past it; `refreshes/step-<n>.json` is the record of a finished rebuild.
+"""
+
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate.state import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
+from rag_model.atomic_write import atomic_write
+from rag_model.errors import BookwheelError, GateRefusedError, InputError, ResourceError, UsageError
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
+from rag_model.training.loop.checkpoint import atomic_folder
+from rag_model.training.loop.task import Measures
+from rag_model.training.rebuilds import MovingSettings, Rebuilder, RebuildOrder, RebuildResult, RunningRebuild
+from rag_model.untrusted_text import parse_json
+
+_FOLDER = re.compile(r"step-(\d{8,})")
+
+
+class RebuildFolder:
+    """The started and the finished rebuilds of one training, as files."""
+
+    def __init__(self, work: Path, snapshot: str) -> None:
+        """Use `work`, the training's folder; `snapshot` is the full id of the encoded snapshot."""
+        self._root, self._snapshot = work / "refreshes", snapshot
+
+    def create_order(self, step: int, save: Callable[[Path], Any]) -> RebuildOrder:
+        """Store the encoders that `save` writes, and return the order to rebuild with them."""
+        order = RebuildOrder(step, self._snapshot, self._folder(step))
+        with atomic_folder(order.encoders) as folder:
+            save(folder)
+        return order
+
+    def record_result(self, result: RebuildResult) -> None:
+        """Record a finished rebuild."""
+        with atomic_write(self._record_path(result.step)) as temporary:
+            temporary.write_text(json.dumps(result.to_json()) + "\n", encoding="utf-8")
+
+    def delete_encoders(self, step: int) -> None:
+        """Delete the encoders of a step and of all previous steps."""
+        for started_step in self._list_started_steps():
+            if started_step <= step:
+                shutil.rmtree(self._folder(started_step), ignore_errors=True)
+
+    def find_result(self, snapshot: str) -> RebuildResult | None:
+        """Return the last rebuild that produced a snapshot; None for the initial snapshot.
+
+        Raises:
+            InputError: a record is corrupt.
+        """
+        return next((result for result in self._list_results() if result.snapshot == snapshot), None)
+
+    def find_latest(self, after: int, until: int) -> RebuildOrder | RebuildResult | None:
+        """Return the last rebuild, finished or only ordered, with `after` < step <= `until`.
+
+        None if there is no such rebuild.
+
+        Raises:
+            InputError: a record is corrupt.
+        """
+        orders = (RebuildOrder(step, self._snapshot, self._folder(step)) for step in self._list_started_steps())
+        rebuilds: list[RebuildOrder | RebuildResult] = [
+            *self._list_results()
+        ]  # first, so that max prefers a finished one
+        rebuilds += [order for order in orders if order.encoders.is_dir()]
+        return max(
+            (rebuild for rebuild in rebuilds if after < rebuild.step <= until),
+            key=lambda rebuild: rebuild.step,
+            default=None,
+        )
+
+    def _folder(self, step: int) -> Path:
+        return self._root / f"step-{step:08d}"
+
+    def _record_path(self, step: int) -> Path:
+        return self._root / f"step-{step:08d}.json"
+
+    def _list_started_steps(self) -> list[int]:
+        return [int(match[1]) for path in self._root.glob("step-*/") if (match := _FOLDER.fullmatch(path.name))]
+
+    def _list_results(self) -> list[RebuildResult]:
+        """Return the finished rebuilds, newest first."""
+        paths = [path for path in self._root.glob("step-*.json") if _FOLDER.fullmatch(path.stem)]
+        return [_read_result(path) for path in sorted(paths, reverse=True)]
+
+
+def _read_result(path: Path) -> RebuildResult:
+    try:
+        return RebuildResult.from_json(parse_json(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} is corrupt ({error}): delete it, and the rebuild is made again") from error
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MovingIndexHooks:
+    """Functions of the task that a moving index calls."""
+
+    save_encoders: Callable[[Path], Any]  # write `passage/` and `question/` into a folder
+    switch_to: Callable[[Snapshot], None]  # search this snapshot; on an error stay at the current one
+
+
+class MovingIndex:
+    """The snapshots that one training searches, one after another."""
+
+    def __init__(
+        self,
+        store: Store,
+        snapshot: Snapshot,
+        settings: MovingSettings,
+        rebuild: Rebuilder | None,
+        work: Path,
+        hooks: MovingIndexHooks,
+    ) -> None:
+        """Start at `snapshot`, which the task already searches; `work` is the training's folder.
+
+        Raises:
+            StoreError: the snapshot is no longer in the store.
+            UsageError: the settings ask for rebuilds, but `rebuild` is None.
+        """
+        if settings.every and rebuild is None:
+            raise UsageError("this training cannot rebuild an index: train with `bookwheel finetune`, or set every = 0")
+        self._store, self._settings, self._rebuild, self._hooks = store, settings, rebuild, hooks
+        self._initial_snapshot, self._snapshot_id = snapshot.id, snapshot.id
+        self._rebuild_folder = RebuildFolder(work, snapshot.id)
+        self._current_rebuild: RebuildResult | None = None  # produced the current snapshot; None: initial one
+        self._running_rebuild: tuple[RebuildOrder, RunningRebuild] | None = None
+        self._overdue = self._resumed = False
+        self._failures, self._swap_seconds = 0, 0.0
+        self._lease = SnapshotLease(store)
+        self._lease.hold(snapshot.id)
+
+    @property
+    def asked(self) -> str:
+        """Id of the snapshot that is searched now."""
+        return self._snapshot_id
+
+    def ask(self, snapshot: str) -> None:
+        """Search the snapshot of a checkpoint again; see `SearchingTask.ask`.
+
+        Raises:
+            BookwheelError: the snapshot no longer exists, or cannot be searched.
+        """
+        self._resumed = True
+        if snapshot != self._snapshot_id:
+            self._switch_to(snapshot)
+        self._current_rebuild = self._rebuild_folder.find_result(snapshot)
+
+    def move(self, step: int) -> Measures:
+        """Start a rebuild if one is due, and move to a finished one; see `SearchingTask.move`.
+
+        Returns `snapshot_age`, the steps since the encoder of the searched snapshot;
+        `encoding_seconds` and `rebuild_seconds` of its rebuild and `swap_seconds` of the move to
+        it, which are 0 for the initial snapshot; `waited_seconds` of this call; and
+        `refreshes_failed`, the number of failed rebuilds so far.
+        """
+        start_time, done = time.perf_counter(), step - 1
+        is_main_process = PartialState().is_main_process
+        decision = [(self._choose_rebuild(done), self._failures) if is_main_process else None]
+        rebuild_result, self._failures = broadcast_object_list(decision)[0]
+        if rebuild_result is not None:
+            self._switch_to_rebuild(rebuild_result)
+        return {
+            "snapshot_age": float(done - (self._current_rebuild.step if self._current_rebuild else 0)),
+            "encoding_seconds": self._current_rebuild.encoding_seconds if self._current_rebuild else 0.0,
+            "rebuild_seconds": self._current_rebuild.seconds if self._current_rebuild else 0.0,
+            "swap_seconds": self._swap_seconds,
+            "waited_seconds": time.perf_counter() - start_time,
+            "refreshes_failed": float(self._failures),
+        }
+
+    def _choose_rebuild(self, done: int) -> RebuildResult | None:
+        """Return the rebuild to move to now, or None."""
+        is_due = self._settings.is_due(done)
+        if self._settings.mode == "synchronous":
+            if is_due:
+                self._start_rebuild(done)
+            return self._wait_for_rebuild() if is_due else None
+        resumed_rebuild, self._resumed = self._resume_rebuild(done) if self._resumed else None, False
+        is_due &= resumed_rebuild is None or resumed_rebuild.step < done  # the previous run started this step's rebuild
+        finished = resumed_rebuild if isinstance(resumed_rebuild, RebuildResult) else None
+        if finished is None and self._running_rebuild is not None and self._running_rebuild[1].done():
+            finished = self._wait_for_rebuild()
+        self._overdue |= is_due
+        if self._overdue and self._running_rebuild is None:
+            self._overdue = False
+            self._start_rebuild(done)
+        return finished
+
+    def _resume_rebuild(self, done: int) -> RebuildOrder | RebuildResult | None:
+        """Return the rebuild that the previous run did not move to; restart an unfinished one."""
+        latest_rebuild = self._rebuild_folder.find_latest(
+            self._current_rebuild.step if self._current_rebuild else 0, done
+        )
+        if isinstance(latest_rebuild, RebuildOrder):
+            self._start_order(latest_rebuild)
+        return latest_rebuild
+
+    def _start_rebuild(self, done: int) -> None:
+        try:
+            order = self._rebuild_folder.create_order(done, self._hooks.save_encoders)
+        except (ResourceError, OSError) as error:
+            self._record_failure(done, f"its encoders cannot be saved ({error})")
+        else:
+            self._start_order(order)
+
+    def _start_order(self, order: RebuildOrder) -> None:
+        assert self._rebuild is not None  # checked by __init__
+        try:
+            self._running_rebuild = order, self._rebuild.start(order)
+        except BookwheelError as error:
+            self._record_failure(order.step, str(error))
+
+    def _wait_for_rebuild(self) -> RebuildResult | None:
+        """Wait for the running rebuild; return None if there is none, or if it failed."""
+        if self._running_rebuild is None:
+            return None
+        (order, running_rebuild), self._running_rebuild = self._running_rebuild, None
+        try:
+            rebuild_result = running_rebuild.result()
+            self._rebuild_folder.record_result(rebuild_result)
+        except GateRefusedError as error:
+            self._record_failure(order.step, str(error), "was refused by the gate")
+        except BookwheelError as error:
+            self._record_failure(order.step, str(error))
+        except OSError as error:
+            self._record_failure(order.step, f"it cannot be recorded ({error})")
+        else:
+            return rebuild_result
+        return None
+
+    def _switch_to_rebuild(self, rebuild_result: RebuildResult) -> None:
+        start_time, previous_snapshot = time.perf_counter(), self._snapshot_id
+        error_message = self._try_switch(rebuild_result.snapshot)
+        errors = filter(None, gather_object([error_message]))  # of any process, because all search the same snapshot
+        if first_error := next(errors, ""):
+            if not error_message:
+                self._switch_to(previous_snapshot)
+            self._record_failure(rebuild_result.step, first_error)
+            return
+        self._current_rebuild, self._swap_seconds = rebuild_result, time.perf_counter() - start_time
+        if PartialState().is_main_process:
+            self._rebuild_folder.delete_encoders(rebuild_result.step)
+
+    def _try_switch(self, snapshot: str) -> str:
+        """Move to a snapshot; return the error message, or an empty string on success."""
+        try:
+            self._switch_to(snapshot)
+        except BookwheelError as error:
+            return str(error)
+        return ""
+
+    def _switch_to(self, snapshot: str) -> None:
+        previous_snapshot = self._snapshot_id
+        self._lease.hold(snapshot)
+        try:
+            self._hooks.switch_to(Snapshot.from_store(self._store, snapshot))
+        except BookwheelError:
+            self._lease.hold(previous_snapshot)
+            raise
+        self._snapshot_id = snapshot
+
+    def _record_failure(self, step: int, reason: str, verb: str = "failed") -> None:
+        self._failures += 1
+        if PartialState().is_main_process:
+            self._rebuild_folder.delete_encoders(step)
+        _log.warning(
+            "the rebuild of step %d %s; the training stays at snapshot %s: %s",
+            step,
+            verb,
+            self._snapshot_id[:12],
+            reason,
+        )

@@ -1,0 +1,370 @@
+"""End-to-end RAG: question encoder, passage encoder and generator are trained together.
+
+"Paper" is Siriwardhana et al. 2023 (TACL 11, 1-17), "code" its authors' repository. -log p(y|x) is
+that of RAG, but p(z|x) has the gradient of both encoders: the current passage encoder encodes the
+passages that an older index returns. A second loss is -log p(s|z) of statements s: the generator
+reconstructs each one from the passages that it retrieves, without those that contain it verbatim.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.architecture import Architecture
+from rag_model.encoders.encoder import Vectors
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import UsageError
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Rag, Variant
+from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, estimate_weight_bytes
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example
+from rag_model.training.data.memory import RetrievedBatch, drop_source_passages, rerank
+from rag_model.training.data.statements import Statement, digest_statements, read_statements, sample_leads
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.task import Measures
+from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
+from rag_model.training.objectives.objective import (
+    TRAINED_COPIES,
+    TRAINING_PASSES,
+    Job,
+    ModelDescription,
+    Objective,
+    TrainingCosts,
+)
+from rag_model.training.objectives.rag import (
+    QuestionAnswer,
+    RagBatch,
+    RagObjective,
+    RagRecipe,
+    RagTask,
+    RagTraining,
+    to_numpy,
+)
+from rag_model.training.origins import InitialModels, NamedModels, choose_end_to_end_models
+from rag_model.training.rebuilds import MovingSettings
+
+LOOP = LoopSettings(
+    epochs=10,  # paper: 10
+    accumulation=8,  # paper: batches of 4, 8 times
+    learning_rate=3e-5,  # paper: 3e-5
+    warmup_share=0.02,  # paper: 500 steps; of SQuAD's 27,400 (87,599 examples, 10 epochs, batches of 32)
+    weight_decay=0.001,  # code: as the authors of RAG
+    max_gradient_norm=0.1,  # code: as the authors of RAG
+)
+LEADS, NONE = "leads", "none"
+_EXTRA_CANDIDATES = 2  # candidates to spare, because those that contain the statement are dropped
+_STATEMENT = 40  # tokens a statement
+
+
+@dataclass(frozen=True, slots=True)
+class End2EndRecipe:
+    """Settings of end-to-end RAG besides those of RAG."""
+
+    marginal: Variant = "token"  # RAG-Token or RAG-Sequence; code: rag_token
+    candidates: int = 0  # retrieved passages that the current encoder reranks to k; 0: k, as in the paper
+
+    def __post_init__(self) -> None:
+        if self.candidates < 0 or self.marginal not in ("sequence", "token"):
+            raise UsageError(
+                f"candidates {self.candidates} and marginal {self.marginal!r} of [end2end]: need candidates >= 0, and "
+                "marginal sequence or token"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ReconstructionSettings:
+    """Settings of the auxiliary task, generating a statement from passages; paper, section 3.2."""
+
+    statements: str = LEADS  # leads: those of the corpus; none; or a JSON-lines file with a `statement` a line
+    most: int = 20_000  # leads
+    batch_size: int = 1  # statements per batch and process
+    weight: float = 1.0  # of the auxiliary loss; paper: the two losses are added
+    marker: str = "<p>"  # before a statement as the query, and in place of the question of the generator
+
+    def __post_init__(self) -> None:
+        if not self.statements or self.most < 1 or self.batch_size < 1 or self.weight <= 0 or not self.marker.strip():
+            raise UsageError(
+                f"{self} is out of bounds: statements must be leads, none or a file, most >= 1, batch_size >= 1, "
+                "weight > 0, and marker not blank"
+            )
+
+
+def _default_rag_recipe() -> RagRecipe:
+    return RagRecipe(batch_size=4)  # paper: 4
+
+
+@dataclass(frozen=True, slots=True)
+class End2EndTraining:
+    """Settings of an end-to-end RAG training."""
+
+    loop: LoopSettings = LOOP  # paper, section 4.2, and code; the paper warms up for 500 steps
+    rag: RagRecipe = field(default_factory=_default_rag_recipe)
+    end2end: End2EndRecipe = field(default_factory=End2EndRecipe)
+    reconstruction: ReconstructionSettings = field(default_factory=ReconstructionSettings)
+    moving: MovingSettings = field(default_factory=MovingSettings)
+
+    def __post_init__(self) -> None:
+        if self.rag.retrieve != "batch":
+            raise UsageError('end-to-end RAG retrieves with the current encoders: leave retrieve = "batch"')
+        if self.rag.frozen == "question":
+            raise UsageError('end-to-end RAG trains the retriever: use `finetune rag-token` with frozen = "question"')
+        if self.rag.weighed_by == "scores":
+            raise UsageError('end-to-end RAG trains on inner products: leave weighed_by = "products"')
+        if 0 < self.end2end.candidates < self.rag.k:
+            raise UsageError(
+                f"candidates {self.end2end.candidates} of [end2end] is less than k {self.rag.k} of [rag]: raise "
+                "candidates or lower k"
+            )
+
+    @property
+    def candidates(self) -> int:
+        """Number of passages to retrieve from the index."""
+        return self.end2end.candidates or self.rag.k
+
+
+@dataclass(frozen=True, slots=True)
+class StatementPair(QuestionAnswer):
+    """A statement in a batch; its answer is the statement itself."""
+
+    @classmethod
+    def from_statement(cls, statement: Statement) -> "StatementPair":
+        """Return the statement as a pair."""
+        return cls(Example(f"statement {statement.id}", statement.text, (statement.text,)), statement.text)
+
+
+class End2EndTask(RagTask):
+    """Train a `Rag` with a passage encoder on questions and statements, with a moving index."""
+
+    def __init__(
+        self,
+        rag: Rag,
+        passage: TrainableEncoder,
+        snapshot: Snapshot,
+        examples: Mapping[str, Sequence[Example]],
+        statements: Sequence[Statement],
+        settings: End2EndTraining,
+        index: Callable[[MovingIndexHooks], MovingIndex],
+        initial_digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """Set the data; `index` builds the moving index from the hooks of this task.
+
+        Raises:
+            BookwheelError: see `RagTask` and `MovingIndex`.
+        """
+        super().__init__(rag, snapshot, examples["train"], examples["dev"], settings.rag, initial_digests)
+        self._passage, self._settings = passage, settings
+        self._statements = list(statements)
+        self._round = (-1, list[int]())  # number and order of a round through the statements
+        self._moving = index(MovingIndexHooks(self.save_encoders, self.switch_to))
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, and the digests of data and models."""
+        tables = asdict(self._settings)
+        own_tables = {name: tables[name] for name in ("end2end", "reconstruction", "moving")}
+        return {
+            **super().recipe(),
+            **own_tables,
+            "kind": "rag-end2end",
+            "statements": digest_statements(self._statements),
+        }
+
+    @property
+    def asked(self) -> str:
+        """Id of the snapshot that is searched now."""
+        return self._moving.asked
+
+    def move(self, step: int) -> Measures:
+        """Move to a rebuilt snapshot if there is one; see `MovingIndex`."""
+        return self._moving.move(step)
+
+    def ask(self, snapshot: str) -> None:
+        """Search the snapshot of a checkpoint again."""
+        self._moving.ask(snapshot)
+
+    def save_encoders(self, folder: Path) -> None:
+        """Write the current encoders, with which a rebuild encodes the passages."""
+        space = self._passage.save_passage_encoder(folder / "passage")
+        self._question.save(folder / "question", target_space=space)
+
+    def batches(self, epoch: int) -> Sequence[RagBatch]:
+        """Return an epoch's batches: RAG's questions, then statements in rounds over all."""
+        batches, size = super().batches(epoch), self._settings.reconstruction.batch_size
+        if not self._statements:
+            return batches
+        first_statement = epoch * len(batches) * size
+        return [
+            (
+                *batch,
+                *(
+                    StatementPair.from_statement(self._get_statement(first_statement + index * size + offset))
+                    for offset in range(size)
+                ),
+            )
+            for index, batch in enumerate(batches)
+        ]
+
+    def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean loss of questions plus the weighted loss of statements."""
+        statement_pairs = [pair for pair in batch if isinstance(pair, StatementPair)]
+        answer_loss, measures = super().loss(tuple(pair for pair in batch if not isinstance(pair, StatementPair)))
+        if not self._statements:
+            return answer_loss, measures
+        reconstruction_loss = self._reconstruction_loss(statement_pairs)
+        all_measures = {
+            **measures,
+            "answer_loss": answer_loss.detach(),
+            "reconstruction_loss": reconstruction_loss.detach(),
+        }
+        return answer_loss + self._settings.reconstruction.weight * reconstruction_loss, all_measures
+
+    def _get_statement(self, number: int) -> Statement:
+        """Return the statement with a number, from 0; each round has its own random order."""
+        round_, index = divmod(number, len(self._statements))
+        return self._statements[self._round_order(round_)[index]]
+
+    def _round_order(self, round_: int) -> list[int]:
+        if self._round[0] != round_:
+            numbers = range(len(self._statements))
+            rng = random.Random(f"{self._settings.rag.seed} statements {round_}")
+            self._round = round_, rng.sample(numbers, len(numbers))
+        return self._round[1]
+
+    def _reconstruction_loss(self, batch: Sequence[QuestionAnswer]) -> Tensor:
+        """Return the mean -log p(s|z) of statements; 0 if no statement has a passage left."""
+        marker, texts = self._settings.reconstruction.marker, [pair.answer for pair in batch]
+        question_vectors = self.module.embed_questions([f"{marker} {text}" for text in texts])  # (s, d)
+        candidates = self._memory.retrieve(
+            texts, to_numpy(question_vectors), self._settings.candidates + _EXTRA_CANDIDATES
+        )
+        remaining, retrieved = drop_source_passages(candidates, texts)
+        if not remaining:
+            return question_vectors.sum() * 0
+        question_vectors = question_vectors[remaining]
+        retrieved = rerank(retrieved, to_numpy(question_vectors), self._encode, self._recipe.k)
+        marked_pairs = [QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in remaining]
+        return self.module.loss(
+            self._compute_logits(question_vectors, retrieved), *self._reader_inputs(marked_pairs, retrieved)
+        ).mean()
+
+    def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
+        candidates = self._memory.retrieve(
+            [pair.example.question for pair in batch], to_numpy(question_vectors), self._settings.candidates
+        )
+        if self._settings.candidates == self._recipe.k:  # the same passages in any order
+            return candidates
+        return rerank(candidates, to_numpy(question_vectors), self._encode, self._recipe.k)
+
+    def _retrieve_questions(self, questions: Sequence[str]) -> RetrievedBatch:
+        question_vectors = self._question.encode_questions(questions)
+        candidates = self._memory.retrieve(questions, question_vectors, self._settings.candidates)
+        return rerank(candidates, question_vectors, self._encode, self._recipe.k)
+
+    def _encode(self, passages: Sequence[Passage]) -> Vectors:
+        return self._passage.encode([(passage.title, passage.text) for passage in passages], "passage")
+
+
+class End2EndObjective(Objective[End2EndTraining]):
+    """The objective `rag-end2end`: both encoders and a generator, with an index that is rebuilt."""
+
+    name = "rag-end2end"
+    summary = "a RAG model whose passage encoder learns too, beside an index that is rebuilt"
+    options = frozenset({"encoder", "generator"})
+    settings = End2EndTraining
+    tempered = "rag"
+    result = ModelDescription(
+        summary="A question encoder, a passage encoder and a generator, trained together over retrieved passages, "
+        "beside an index that was rebuilt as they learned (Siriwardhana et al. 2023). Its own index is the snapshot of "
+        "its name.",
+        usage="bookwheel answer --model NAME --ref NAME --store STORE 'QUESTION'",
+        pipeline_tag="question-answering",
+        parts=frozenset({"question", "passage", "generator"}),
+        rebuilds=True,
+    )
+
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the named encoders, else the snapshot's, and the generator."""
+        return choose_end_to_end_models(store, snapshot, named_models.encoder, named_models.generator)
+
+    def inputs(self, job: Job[End2EndTraining]) -> Mapping[str, Any]:
+        """Return the digest of a file of statements."""
+        source = job.settings.reconstruction.statements
+        return {} if source in (LEADS, NONE) else {"statements": digest_statements(read_statements(source))}
+
+    def task(self, job: Job[End2EndTraining]) -> End2EndTask:
+        """Load the encoders and the generator."""
+        if job.work is None:
+            raise UsageError("end-to-end RAG needs a work folder for its rebuilds: set `work` of the job")
+        names, settings = job.origins.names, job.settings
+        question = TrainableEncoder.load(names["question"], "question", device="cpu")
+        passage = TrainableEncoder.load(names["passage"], "passage", device="cpu")
+        generator = load_generator(names["generator"], device="cpu")
+        rag = Rag(question, generator, settings.rag.model_settings(settings.end2end.marginal), passage)
+        index = partial(MovingIndex, job.store, job.snapshot, settings.moving, job.rebuild, job.work)
+        return End2EndTask(rag, passage, job.snapshot, job.examples, load_statements(job), settings, index, job.digests)
+
+    def check(self, task: End2EndTask, trained: Measures) -> None:  # type: ignore[override]
+        """Check that the model's answers depend on the passages; see `RagTask.check`."""
+        task.check(trained)
+
+    def costs(self, job: Job[End2EndTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of RAG, of encoding passages, of statements, and of rebuilds."""
+        settings, passage, generator = job.settings, models["passage"], models["generator"]
+        rag, reconstruction = settings.rag, settings.reconstruction
+        rag_job = Job(job.store, job.snapshot, job.origins, RagTraining(settings.loop, rag), job.examples)
+        rag_costs = RagObjective(settings.end2end.marginal, "").costs(rag_job, models)
+        statement_count = 0 if reconstruction.statements == NONE else reconstruction.batch_size
+        k, candidate_count = min(rag.k, job.snapshot.n), min(settings.candidates, job.snapshot.n)
+        texts = (rag.batch_size + statement_count) * k
+        extra_bytes = TRAINED_COPIES * estimate_weight_bytes(passage) + passage.estimate_activation_bytes(
+            texts, PASSAGE_TOKENS
+        )
+        extra_bytes += generator.estimate_activation_bytes(statement_count * k, PROMPT_TOKENS + _STATEMENT)
+        passage_operations = PASSAGE_TOKENS * passage.operations_per_token
+        rerank_operations = (
+            passage_operations * (rag.batch_size + statement_count) * candidate_count * (candidate_count > k)
+        )
+        step = rag_costs.step_operations + TRAINING_PASSES * (
+            texts * passage_operations
+            + statement_count * k * generator.operations_per_token * (PROMPT_TOKENS + _STATEMENT)
+        )
+        steps = settings.loop.count_steps(rag_costs.batches, 1)
+        return TrainingCosts(
+            {**rag_costs.stage_bytes, "train": rag_costs.stage_bytes["train"] + extra_bytes},
+            rag_costs.batches,
+            step + rerank_operations,
+            rag_costs.evaluation_operations + passage_operations * len(job.examples["dev"]) * candidate_count,
+            rebuild_operations=passage_operations * job.snapshot.n,
+            rebuilds=settings.moving.count_rebuilds(steps) + 1,  # one at the end, for the published weights
+        )
+
+
+def load_statements(job: Job[End2EndTraining]) -> list[Statement]:
+    """Return the statements to reconstruct; an empty list if the settings switch them off.
+
+    Raises:
+        InputError: the file cannot be read.
+        UsageError: the corpus has no lead.
+    """
+    settings = job.settings.reconstruction
+    if settings.statements == NONE or job.snapshot.n < 2:  # a single passage is its own source
+        return []
+    if settings.statements != LEADS:
+        return read_statements(settings.statements)
+    statements = sample_leads(job.snapshot, settings.most, job.settings.rag.seed)
+    if not statements:
+        raise UsageError(
+            "no page of the snapshot begins with a sentence of 5 words or more: give a file of statements, or set "
+            'statements = "none"'
+        )
+    return statements
+
+
+END2END = End2EndObjective()

@@ -1,0 +1,151 @@
+"""Losses and scores of retrievers: in-batch negatives, MaxSim, lists, distillation.
+
+`gather_all_processes` concatenates the passages of all processes for in-batch negatives.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+
+
+def in_batch_loss(
+    questions: Tensor, passages: Tensor, gold: Tensor, ignored: Tensor | None = None, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return DPR's loss with in-batch negatives, and the share of questions with the best positive.
+
+    L = -log (exp(q . p+ / T) / sum_j exp(q . p_j / T)), the sum over all passages of the batch:
+    Karpukhin et al. 2020, eq. 2, with a temperature T, which vectors of unit length need (their
+    scores are in [-1, 1]). The loss is the mean over the questions.
+
+    `questions` (b, d), `passages` (m, d), `gold` (b,) int64: the positive's row; `ignored` (b, m)
+    bool: passages to leave out of the sum, such as a question's other positives. Scores are
+    float32, also under autocast.
+    """
+    with torch.autocast(questions.device.type, enabled=False):
+        scores = questions.float() @ passages.float().T / temperature  # (b, d) @ (d, m) -> (b, m)
+        if ignored is not None:
+            scores = scores.masked_fill(ignored, -torch.inf)
+        # (b, m), (b,) -> scalars
+        return nn.functional.cross_entropy(scores, gold), (scores.detach().argmax(1) == gold).float().mean()
+
+
+def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
+    """Concatenate rows (n, ...) of all processes, with gradient; return them and the own start.
+
+    n may differ between processes. The gradient of each process's rows is the sum over the losses
+    of all processes; because gradients of weights are averaged over processes, the result is the
+    gradient of the mean loss of one large batch.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return rows, 0
+    local_count = torch.tensor([len(rows)], device=rows.device)
+    counts = [torch.empty_like(local_count) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, local_count)
+    sizes = [int(count) for count in counts]
+    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])  # (n, ...) -> (max n, ...)
+    gathered = _AllGather.apply(padded)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
+    gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])  # (sum of n, ...)
+    return gathered_rows, sum(sizes[: dist.get_rank()])
+
+
+class _AllGather(Function):
+    """Gather equal shapes into (processes, ...); torch's function may have no gradient."""
+
+    @staticmethod
+    def forward(_: object, rows: Tensor) -> Tensor:
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(_: object, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous()
+        dist.all_reduce(total)
+        return total[dist.get_rank()]
+
+
+def compute_maxsim(questions: Tensor, passages: Tensor, token_mask: Tensor) -> Tensor:
+    """Return the (b, m) float32 MaxSim scores of all questions with all passages.
+
+    S(q, d) = sum_i max_j <q_i, d_j> (Khattab and Zaharia 2020, section 3.3), over the tokens j in
+    the mask. Other tokens (padding, punctuation) score -inf before the maximum: with 0 they would
+    win wherever all similarities are negative.
+
+    `questions` (b, l, d), of which every token counts; `passages` (m, t, d); `token_mask` (m, t)
+    bool with one token or more per passage.
+    """
+    with torch.autocast(questions.device.type, enabled=False):
+        similarities = torch.einsum("bld,mtd->bmlt", _exact(questions), _exact(passages))
+        similarities = similarities.masked_fill(~token_mask[None, :, None, :], -torch.inf)  # (m, t) -> (1, m, 1, t)
+        return similarities.amax(3).sum(2)  # (b, m, l, t) -> (b, m, l) -> (b, m)
+
+
+def _exact(vectors: Tensor) -> Tensor:
+    """Return vectors in float32, also under autocast; float64 stays."""
+    return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+
+
+def distillation_loss(scores: Tensor, teacher_scores: Tensor) -> Tensor:
+    """Return the mean KL divergence of the student's from the teacher's distribution over lists.
+
+    L = mean over q of sum_d p(d) (log p(d) - log s(d)), where p is the softmax of the teacher's
+    scores of q's passages and s that of the student's: Santhanam et al. 2022 (ColBERTv2), section
+    3.2.
+
+    `scores`, `teacher_scores` (b, w); `teacher_scores` is -inf after the end of a list.
+    """
+    mask = teacher_scores.isfinite()
+    student_log_p = nn.functional.log_softmax(scores.masked_fill(~mask, -torch.inf), 1).masked_fill(~mask, 0)
+    teacher_log_p = nn.functional.log_softmax(teacher_scores, 1)
+    return (teacher_log_p.exp() * (teacher_log_p.masked_fill(~mask, 0) - student_log_p)).sum(1).mean()
+
+
+def in_batch_cross_entropy(scores: Tensor, gold: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean negative log-likelihood of the positives, and the in-batch accuracy.
+
+    `scores` (b, m); `gold` (b,): columns of the positives; `ignored` (b, m) bool: passages to leave
+    out, such as a question's other positives.
+    """
+    scores = scores.masked_fill(ignored, -torch.inf)
+    accuracy = (scores.detach().argmax(1) == gold).float().mean()
+    return nn.functional.cross_entropy(scores, gold), accuracy
+
+
+def pad_lists(flat: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Split (n,) concatenated scores into (b, l) scores of lists, padded with -inf."""
+    lists = list(torch.split(flat, list(lengths)))
+    return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf)  # b times (l,) -> (b, l)
+
+
+def listwise_loss(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean negative log-likelihood of each list's positive, and the accuracy.
+
+    L = -log (exp s_0 / sum_j exp s_j): the localized contrastive estimation of Gao, Dai and Callan
+    2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", whose negatives
+    are a retriever's best passages.
+
+    `scores` (b, l): the positive first, -inf after the end of a list. The accuracy is the share of
+    lists whose positive is strictly best.
+    """
+    gold = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    accuracy = (scores[:, 0] > scores[:, 1:].max(1).values).to(scores.dtype).mean()
+    return nn.functional.cross_entropy(scores, gold), accuracy.detach()
+
+
+def margin_mse_loss(scores: Tensor, teacher_scores: Tensor) -> Tensor:
+    """Return the mean squared difference of the student's and teacher's margins, over all pairs.
+
+    L = mean over (q, d-) of ((s(q, d+) - s(q, d-)) - (t(q, d+) - t(q, d-)))^2: Hofstätter et al.
+    2020, "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
+    Distillation", section 3.
+
+    `scores`, `teacher_scores` (b, l): the positive first; `teacher_scores` is -inf after the end of
+    a list.
+    """
+    mask = teacher_scores[:, 1:].isfinite()
+    margins = scores[:, :1] - scores[:, 1:]  # (b, 1) - (b, l - 1) -> (b, l - 1)
+    teacher_margins = teacher_scores[:, :1] - teacher_scores[:, 1:]
+    return nn.functional.mse_loss(margins[mask], teacher_margins[mask])

@@ -1,0 +1,479 @@
+"""OpenRAG: train a retriever for a frozen generator, without a new index (Zhou and Chen 2025).
+
+Offline, the generator judges the passages that the initial retriever returns for each question; the
+results are pools of positives and negatives. Online (arXiv 2503.08398, section 3), the bag index
+proposes candidates, the current encoder orders them, and the generator judges them in order until
+the first one that does not help. That passage is the hard negative, and the first one that helps is
+the positive; if there is none, one is drawn from the offline pool. A passage in a pool keeps its
+label. For free-form answers another passage helps if its score is above those of all offline
+negatives, and does not help if it is below those of all offline positives; otherwise, and if both
+hold, it is left out. For a closed set of choices it helps if the right choice wins.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rag_model.corpus.records import Passage
+from rag_model.digest import digest_json
+from rag_model.encoders.architecture import Architecture
+from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.sparse_spec import is_sparse_encoder
+from rag_model.errors import InputError, UsageError
+from rag_model.generate.generator import Generator
+from rag_model.generate.load import load_generator
+from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, estimate_decoding_bytes, estimate_weight_bytes
+from rag_model.resources.estimates import estimate_retriever_bytes
+from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.models import PairScorer, resolve_generator
+from rag_model.store.store import Store
+from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, QUESTION
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.bag_memory import BagMemory, estimate_proposal_bytes
+from rag_model.training.data.batches import DprBatch, build_dpr_batch
+from rag_model.training.data.examples import Example, index_passages
+from rag_model.training.data.judging import (
+    ExamplePools,
+    Judge,
+    JudgeSettings,
+    PooledExample,
+    Verdict,
+    build_pools,
+    check_agreement,
+    judge_passages,
+)
+from rag_model.training.data.pair_scores import CachedPairScorer
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.objective import Examples, Job, ModelDescription, Objective, TrainingCosts
+from rag_model.training.objectives.ranking import CUTOFFS, rank_of_first_answer
+from rag_model.training.objectives.sidr import (
+    SidrPair,
+    SidrRecipe,
+    count_token_operations,
+    estimate_sidr_costs,
+    sidr_loss,
+)
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask
+from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
+
+GoalName = Literal["right", "nll"]
+LOOP = LoopSettings(epochs=10)
+"""Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
+_AT_ONCE = 256  # questions
+_JUDGE_BATCH = 8  # pairs that a generator judges in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRagRecipe(GroupRecipe):
+    """Settings of OpenRAG. "Paper" is arXiv 2503.08398; settings that it leaves open are SiDR's."""
+
+    depth: int = 100  # passages per question to judge before the training; paper: 100
+    retriever: str | None = None  # retriever expression for them; None: the bag index with the initial encoder
+    pooled: int = 30  # passages of each pool to keep, those with the likeliest answers
+    online: bool = True  # judge the current encoder's passages; False: train on the pools alone
+    proposed: int = 20  # passages per question that the bag index proposes online; paper: 20
+    asked_terms: int = 768  # heaviest terms of a question in a search of the bag index
+    batch_size: int = 32  # questions per batch and process; SiDR's code: 32
+    terms: int = 768  # heaviest terms of a text in the loss; SiDR's code: 768
+    temperature: float = 1.0  # of the scores in the loss; SiDR's code: 1
+    both_ways: bool = True  # also contrast the questions of a passage; SiDR's code: true
+    answered: int = 100  # dev questions to answer at each evaluation, from one passage; 0: all
+    refuse_disagreement: bool = True  # fail if label and score of free-form answers disagree
+    goal: GoalName = "right"  # selects the best weights, on the dev set
+
+    def __post_init__(self) -> None:
+        minimums = {"depth": 2, "pooled": 1, "proposed": 1, "asked_terms": 1, "batch_size": 1, "terms": 1}
+        check_bounds(self, "openrag", {**minimums, "answered": 0}, ["temperature"])
+        choose_expression(None, self.retriever)
+        check_choices(self)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRagTraining:
+    """Settings of an OpenRAG training."""
+
+    loop: LoopSettings = LOOP
+    openrag: OpenRagRecipe = field(default_factory=OpenRagRecipe)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineJudging:
+    """The retriever and the judge of the online half."""
+
+    memory: BagMemory
+    judge: PairScorer  # a `Judge`, perhaps with a cache
+    settings: JudgeSettings
+    scorer: PairScorer | None = None  # a judge that computes log p alone, for free-form answers; None: `judge`
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineLabels:
+    """The positive and the negative of a question that were found online."""
+
+    positive: Passage | None
+    negative: Passage | None
+    judged: int  # passages that the generator judged
+
+
+class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
+    """Train a `SidrPair` on passages that a frozen generator has judged."""
+
+    kind = "openrag"
+
+    def __init__(
+        self,
+        pair: SidrPair,
+        pools: ExamplePools,
+        dev: Sequence[Example],
+        recipe: OpenRagRecipe,
+        online: OnlineJudging,
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """Set the data; `digests` are those of the encoders' and the generator's files.
+
+        Raises:
+            UsageError: no dev example has an answer.
+        """
+        self._answered = [example for example in dev if example.answers][: recipe.answered or None]
+        if not self._answered:
+            raise UsageError("no dev example has an answer to select the best weights with: give one with answers")
+        super().__init__(pair, pools, dev, recipe, (), digests)
+        self.goal = Goal(recipe.goal, larger=recipe.goal == "right")
+        self._pools, self._online = pools, online
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, the digests of data and models, and the settings of the judge."""
+        pair = {"question": self.module.question, "passage": self.module.passage}
+        bounds = [[example.best_negative_log_p, example.worst_positive_log_p] for example in self._pools.examples]
+        return {
+            **super().recipe(),
+            "specs": {name: encoder.spec.to_json() for name, encoder in pair.items()},
+            "snapshot": self._online.memory.snapshot.id,
+            "choices": list(self._online.settings.choices),
+            "max_new_tokens": self._online.settings.max_new_tokens,
+            "bounds": digest_json(bounds),
+        }
+
+    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples unchanged, because all have both pools."""
+        return list(examples)
+
+    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
+        """Return a batch of the examples with a positive and a negative drawn from their pools."""
+        return build_dpr_batch([_draw_from_pools(example, rng) for example in examples], 1, None)
+
+    def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return SiDR's loss with one positive and one hard negative a question.
+
+        The measures count the passages judged online, and the positives and negatives among them.
+        """
+        online_measures: dict[str, float] = {}
+        if self._recipe.online:
+            labels = self._label_online(batch.examples)
+            online_measures = {
+                "judged": float(sum(example_labels.judged for example_labels in labels)),
+                "online_positives": float(sum(example_labels.positive is not None for example_labels in labels)),
+                "online_negatives": float(sum(example_labels.negative is not None for example_labels in labels)),
+            }
+            batch = build_dpr_batch(
+                [
+                    _apply_online_labels(*example_and_labels)
+                    for example_and_labels in zip(batch.examples, labels, strict=True)
+                ],
+                1,
+                None,
+            )
+        recipe = self._recipe
+        loss, loss_measures = sidr_loss(
+            self.module, batch, recipe.terms, recipe.temperature, both_ways=recipe.both_ways
+        )
+        return loss, {**loss_measures, **online_measures}
+
+    def evaluate(self) -> Measures:
+        """Return the measures of the generator's answers from the first passage, and `Success@k`.
+
+        `right` is the share of right answers, `nll` the mean -log p of the gold answer in nats. The
+        training data are described by `questions` with both pools, `all_right`, `all_wrong`, and
+        the `agreement` of label and score.
+        """
+        examples = self._answered
+        ranked_passages = self.rank_proposals([example.question for example in examples])
+        verdicts = [
+            self._judge_passage(example.question, proposals[0])
+            for example, proposals in zip(examples, ranked_passages, strict=True)
+            if proposals
+        ]
+        answer_ranks = [
+            rank_of_first_answer(*example_and_ranking)
+            for example_and_ranking in zip(examples, ranked_passages, strict=True)
+        ]
+        depths = [k for k in CUTOFFS if k <= self._recipe.proposed]
+        return {
+            "right": sum(verdict.right for verdict in verdicts) / len(examples),
+            "nll": -float(np.mean([verdict.log_p for verdict in verdicts])) if verdicts else float("nan"),
+            **{
+                f"Success@{k}": sum(answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks)
+                / len(answer_ranks)
+                for k in depths
+            },
+            "questions": float(len(self._pools)),
+            "all_right": float(self._pools.all_right),
+            "all_wrong": float(self._pools.all_wrong),
+            "agreement": self._pools.agreement.value,
+        }
+
+    def rank_proposals(self, questions: Sequence[str]) -> list[list[Passage]]:
+        """Return the bag index's candidates, ordered by the current encoder without dropout."""
+        was_training = self.module.training
+        try:
+            self.module.eval()
+            query_terms = self.module.encode_questions(questions)
+            proposed = self._online.memory.propose(query_terms, self._recipe.proposed)
+            distinct, positions = index_passages(passage for passages in proposed for passage in passages)
+            if not distinct:
+                return proposed
+            scores = self.module.scores(query_terms, distinct)[0].cpu()  # (q, m)
+        finally:
+            self.module.train(was_training)
+        ranked = list[list[Passage]]()
+        for passages, row in zip(proposed, scores.tolist(), strict=True):
+            by_hash = {passage.hash: row[positions[passage.hash]] for passage in passages}
+            ranked.append(sorted(passages, key=lambda passage: -by_hash[passage.hash]))
+        return ranked
+
+    def save(self, folder: Path) -> None:
+        """Write `question/` and `passage/`, folders of sparse encoders."""
+        self.module.save(folder)
+
+    @torch.no_grad()
+    def _label_online(self, examples: Sequence[Example]) -> list["OnlineLabels"]:
+        ranked_passages = self.rank_proposals([example.question for example in examples])
+        return [
+            self._label_example(example, proposals)
+            for example, proposals in zip(examples, ranked_passages, strict=True)
+        ]
+
+    def _label_example(self, example: Example, ranked: Sequence[Passage]) -> "OnlineLabels":
+        """Judge passages in order until the first one that does not help."""
+        positive, judged = None, 0
+        for passage in ranked:
+            helps = _find_pool_label(example, passage)
+            if helps is None:
+                judged += 1
+                helps = self._is_helpful(example, self._judge_passage(example.question, passage, self._online.scorer))
+            if helps is False:
+                return OnlineLabels(positive, passage, judged)
+            if helps and positive is None:
+                positive = passage
+        return OnlineLabels(positive, None, judged)
+
+    def _judge_passage(self, question: str, passage: Passage, scorer: PairScorer | None = None) -> Verdict:
+        judge = scorer or self._online.judge
+        return judge_passages(judge, question, [passage])[0]  # alone, so that no other passage changes the rounding
+
+    def _is_helpful(self, example: Example, verdict: Verdict) -> bool | None:
+        if self._online.settings.choices:
+            return verdict.right
+        if not isinstance(example, PooledExample):
+            return None
+        is_above, is_below = verdict.log_p > example.best_negative_log_p, verdict.log_p < example.worst_positive_log_p
+        return None if is_above == is_below else is_above
+
+
+def _find_pool_label(example: Example, passage: Passage) -> bool | None:
+    """Return the label of a passage in the pools; None if it is in neither pool."""
+    if any(pool_passage.hash == passage.hash for pool_passage in example.positives):
+        return True
+    return False if any(pool_passage.hash == passage.hash for pool_passage in example.negatives) else None
+
+
+def _draw_from_pools(example: Example, rng: random.Random) -> Example:
+    """Return the example with a random passage moved to the front of each pool."""
+    positive, negative = rng.choice(example.positives), rng.choice(example.negatives)
+    return replace(
+        example,
+        positives=_move_to_front(positive, example.positives),
+        negatives=_move_to_front(negative, example.negatives),
+    )
+
+
+def _apply_online_labels(example: Example, labels: OnlineLabels) -> Example:
+    """Return the example with the passages found online at the front of its pools."""
+    positives = _move_to_front(labels.positive or example.positives[0], example.positives)
+    return replace(
+        example,
+        positives=positives,
+        negatives=_move_to_front(labels.negative or example.negatives[0], example.negatives),
+    )
+
+
+def _move_to_front(passage: Passage, pool: Sequence[Passage]) -> tuple[Passage, ...]:
+    return (passage, *(other for other in pool if other.hash != passage.hash))
+
+
+class OpenRag(Objective[OpenRagTraining]):
+    """The objective `openrag`: a SiDR that learns from a frozen generator."""
+
+    name = "openrag"
+    summary = "a SiDR that learns what helps a generator; neither index nor generator changes"
+    options = frozenset({"encoder", "generator"})
+    settings = OpenRagTraining
+    result = ModelDescription(
+        summary="A pair of encoders of weighted terms, tuned to find the passages with which a frozen generator "
+        "answers right (OpenRAG, Zhou and Chen 2025). They ask the same index of bags of tokens as before.",
+        usage="bookwheel export model:NAME DIR --store STORE, then bookwheel search QUESTION --store STORE --retriever "
+        "bag --question-encoder DIR/question",
+        pipeline_tag="sentence-similarity",
+        parts=frozenset({QUESTION, PASSAGE}),
+    )
+
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the named SiDR and the generator.
+
+        Raises:
+            UsageError: one of them is not named, or the encoder is not a SiDR.
+        """
+        if named_models.generator is None:
+            raise UsageError(
+                "there is no generator to learn from: name one with --generator, a folder, a hub name or model:NAME"
+            )
+        if named_models.encoder is None:
+            raise UsageError("there is no SiDR to train: train one with `finetune sidr`, and name it with --encoder")
+        names = choose_bi_encoder(store, snapshot, named_models.encoder).names
+        if not is_sparse_encoder(resolve_folder(names[QUESTION])):
+            raise UsageError(f"{named_models.encoder} is not a SiDR: train one with `finetune sidr`")
+        return InitialModels({**names, GENERATOR: resolve_generator(store, named_models.generator)})
+
+    def prepare(self, job: Job[OpenRagTraining]) -> Examples:
+        """Return the training examples with pools that the generator judged, and the dev examples.
+
+        Raises:
+            InputError: no example has an answer, or no question has both pools.
+            RefusedError: the generator's score does not agree with its label.
+        """
+        recipe, train = job.settings.openrag, [example for example in job.examples["train"] if example.answers]
+        if not train:
+            raise InputError("no training example has an answer: give a file of questions with answers")
+        pools = build_pools(_iter_judged(job, train), recipe.pooled)
+        if recipe.refuse_disagreement and not job.settings.judge.choices:
+            check_agreement(pools)
+        return {**job.examples, "train": pools}
+
+    def task(self, job: Job[OpenRagTraining]) -> OpenRagTask:
+        """Load the encoders and the generator; open the snapshot's bag index, or build one."""
+        settings, pools = job.settings, job.examples["train"]
+        if not isinstance(pools, ExamplePools):
+            raise UsageError("the examples of an OpenRAG training have no pools: call `prepare` first")
+        pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
+        judge = _build_judge(job, generator, all_examples)
+        scorer = None if settings.judge.choices else _build_judge(job, generator, all_examples, generates_answers=False)
+        memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms)
+        online = OnlineJudging(memory, judge, settings.judge, scorer)
+        return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
+
+    def costs(self, job: Job[OpenRagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of training, and of judging passages online and offline."""
+        recipe, generator, judge = job.settings.openrag, models[GENERATOR], job.settings.judge
+        loss_recipe = SidrRecipe(batch_size=recipe.batch_size, terms=recipe.terms)
+        sidr_training = estimate_sidr_costs(job, loss_recipe, recipe.answered * recipe.proposed, models)
+        tokens = (
+            PROMPT_TOKENS + sum(2 for _ in judge.choices) if judge.choices else PROMPT_TOKENS + judge.max_new_tokens
+        )
+        pair_operations = 2.0 * tokens * generator.operations_per_token  # generates an answer, and scores the gold one
+        proposed_count = recipe.batch_size * min(recipe.proposed, job.snapshot.n)
+        online_operations = (
+            proposed_count * (pair_operations / 2 + PASSAGE_TOKENS * count_token_operations(models[PASSAGE]))
+            if recipe.online
+            else 0.0
+        )
+        offline_operations = len(job.examples["train"]) * min(recipe.depth, job.snapshot.n) * pair_operations
+        generator_bytes = estimate_weight_bytes(generator) + estimate_decoding_bytes(
+            generator, _JUDGE_BATCH, judge.max_new_tokens
+        )
+        retriever_memory = estimate_proposal_bytes(job.snapshot, resolve_folder(job.origins.names[PASSAGE]))
+        if recipe.retriever is not None:
+            retriever_memory += estimate_retriever_bytes(job.snapshot, recipe.retriever)
+        stages = {
+            "train": sidr_training.stage_bytes["train"] + generator_bytes + retriever_memory,
+            "judge": generator_bytes + retriever_memory + estimate_weight_bytes(models[QUESTION]),
+        }
+        evaluation_operations = (
+            sidr_training.evaluation_operations
+            + min(recipe.answered or len(job.examples["dev"]), len(job.examples["dev"])) * pair_operations
+        )
+        return TrainingCosts(
+            stages,
+            sidr_training.batches,
+            sidr_training.step_operations + online_operations,
+            evaluation_operations,
+            preparation_operations=offline_operations,
+        )
+
+
+def _load_pair(job: Job[OpenRagTraining]) -> SidrPair:
+    names = job.origins.names
+    return SidrPair.load(resolve_folder(names[QUESTION]), resolve_folder(names[PASSAGE]))
+
+
+def _load_generator(job: Job[OpenRagTraining]) -> Generator:
+    return load_generator(job.origins.names[GENERATOR], device="cpu" if job.settings.loop.cpu else None)
+
+
+def _build_judge(
+    job: Job[OpenRagTraining], generator: Generator, examples: Sequence[Example], *, generates_answers: bool = True
+) -> PairScorer:
+    """Build a judge; with a work folder its verdicts are cached, block by block."""
+    judge = Judge(
+        generator,
+        [example for example in examples if example.answers],
+        job.settings.judge,
+        generates_answers=generates_answers,
+    )
+    identity = judge.identity(job.digests.get(GENERATOR, ""))
+    return CachedPairScorer(judge, identity, job.work, block=_JUDGE_BATCH) if job.work else judge
+
+
+def _iter_judged(
+    job: Job[OpenRagTraining], train: Sequence[Example]
+) -> Iterator[tuple[Example, Sequence[Passage], Sequence[Verdict]]]:
+    """Yield each example with its retrieved passages and their verdicts."""
+    judge = _build_judge(job, _load_generator(job), train)
+    for example, passages in _iter_retrieved(job, train):
+        yield example, passages, _judge_in_blocks(judge, example.question, passages)
+
+
+def _judge_in_blocks(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[Verdict]:
+    blocks = [passages[first : first + _JUDGE_BATCH] for first in range(0, len(passages), _JUDGE_BATCH)]
+    return [verdict for block in blocks for verdict in judge_passages(judge, question, block)]
+
+
+def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iterator[tuple[Example, Sequence[Passage]]]:
+    """Yield each example with the passages that the retriever returns."""
+    recipe, pair = job.settings.openrag, _load_pair(job).eval()
+    depth = min(recipe.depth, job.snapshot.n)
+    memory = BagMemory(job.snapshot, pair.passage.folder, recipe.asked_terms)
+    retriever = None if recipe.retriever is None else open_retriever(job.snapshot, recipe.retriever)
+    for first in range(0, len(train), _AT_ONCE):
+        batch = train[first : first + _AT_ONCE]
+        questions = [example.question for example in batch]
+        if retriever is None:
+            results = memory.propose(pair.question.encoder().encode_questions(questions), depth)
+        else:
+            results = [
+                [hit.passage for hit in hits] for hits in retriever.search(questions, min(depth, retriever.most))
+            ]
+        for index, (example, passages) in enumerate(zip(batch, results, strict=True), start=first):
+            job.on_progress(index, len(train))
+            yield example, passages
+
+
+OPENRAG = OpenRag()

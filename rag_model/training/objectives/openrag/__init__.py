@@ -1,1 +1,0 @@
-"""OpenRAG: a SiDR learns what helps a frozen generator."""

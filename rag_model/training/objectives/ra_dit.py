@@ -1,0 +1,264 @@
+"""RA-DIT: tune a generator on retrieved passages, then the retriever on the generator's scores.
+
+Lin et al. 2023, "RA-DIT: Retrieval-Augmented Dual Instruction Tuning", arXiv 2310.01352. The two
+stages are separate: LM-ft (`LmTask`) uses the passages of the initial retriever, and R-ft
+(`RetrieverTask`) the scores of the initial generator. Section 5.2: scores of the tuned generator,
+or lists of the tuned retriever, gave no further gain; `scored_by = "tuned"` uses the former. The
+setting `stages` selects either stage alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rag_model.digest import digest_json
+from rag_model.encoders.architecture import Architecture
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import InputError
+from rag_model.generate.load import load_generator, load_generator_tokenizer
+from rag_model.generate.rag_folder import load_rag
+from rag_model.resources import FLOAT32_BYTES, PROMPT_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
+from rag_model.resources.estimates import estimate_retriever_bytes
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.answer_scores import score_answers
+from rag_model.training.data.blocks import OnProgress
+from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.memory import PassageMemory
+from rag_model.training.data.passage_lists import PassageList, PassageLister, RetrievalExample
+from rag_model.training.data.texts import draw_text_examples
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.task import Task
+from rag_model.training.objectives.objective import (
+    TRAINED_COPIES,
+    TRAINING_PASSES,
+    Job,
+    ModelDescription,
+    Objective,
+    TrainingCosts,
+    TrainingStage,
+)
+from rag_model.training.objectives.ra_dit_tasks import DevSet, LmTask, RaDitTraining, RetrieverTask, ScoredList
+from rag_model.training.objectives.rag import ANSWER_TOKENS, LOGITS_COPIES
+from rag_model.training.origins import InitialModels, NamedModels, choose_rag_models, digest_folder
+
+LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
+_MIN_PASSAGES = 2  # passages
+
+
+class RaDit(Objective[RaDitTraining]):
+    """The objective `ra-dit`: a generator and a question encoder, tuned one after the other."""
+
+    name = "ra-dit"
+    summary = "a generator tuned to read what is found, then a question encoder tuned to find what it prefers"
+    options = frozenset({"encoder", "generator"})
+    settings = RaDitTraining
+    tempered = "ra_dit"
+    result = ModelDescription(
+        summary="A generator tuned to answer from retrieved passages, one at a time, and a question encoder tuned to "
+        "find the passages that make the generator's answers likely (RA-DIT, Lin et al. 2023).",
+        usage="bookwheel answer --model NAME --store STORE 'QUESTION'",
+        pipeline_tag="question-answering",
+        parts=frozenset({"question", "generator"}),
+    )
+
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the named question encoder, else the snapshot's, and the generator."""
+        return choose_rag_models(store, snapshot, named_models.encoder, named_models.generator)
+
+    def task(self, job: Job[RaDitTraining]) -> Task[Any]:
+        """Build the task of the first stage."""
+        return self.stages(job)[0].task(None, job.on_progress)
+
+    def stages(self, job: Job[RaDitTraining]) -> Sequence[TrainingStage]:
+        """Return the stages that the settings name, LM-ft first.
+
+        Raises:
+            InputError: the retriever is trained, but the snapshot has only one passage.
+        """
+        if job.settings.ra_dit.stages != LM and job.snapshot.n < _MIN_PASSAGES:
+            raise InputError(
+                "the snapshot has only one passage, so a retriever cannot be trained: use a snapshot of two passages "
+                'or more, or set stages = "lm"'
+            )
+        lm = TrainingStage(LM, job.settings.lm_loop, lambda _, __: _build_lm_task(job))
+        retriever = TrainingStage(RETRIEVER, job.settings.loop, partial(_build_retriever_task, job))
+        return {"both": (lm, retriever), LM: (lm,), RETRIEVER: (retriever,)}[job.settings.ra_dit.stages]
+
+    def costs(self, job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of the last stage, with those of LM-ft before it, and of the scoring."""
+        lm, retriever = _estimate_lm_costs(job, models), _estimate_retriever_costs(job, models)
+        if job.settings.ra_dit.stages == LM:
+            return lm
+        return replace(retriever, previous_stages=(lm,) if job.settings.ra_dit.stages == "both" else ())
+
+
+def _load_question_encoder(job: Job[RaDitTraining], loop: LoopSettings) -> TrainableEncoder:
+    return TrainableEncoder.load(job.origins.names["question"], "question", device="cpu" if loop.cpu else None)
+
+
+def _open_lister(job: Job[RaDitTraining], question: TrainableEncoder) -> PassageLister:
+    expression, encoder_digest = job.settings.ra_dit.expression, job.digests.get("question", "")
+    memory = PassageMemory(job.snapshot, question, expression)
+    return PassageLister(memory, question, expression, job.store if encoder_digest else None, encoder_digest)
+
+
+def _list_answered(examples: Sequence[Example]) -> list[RetrievalExample]:
+    """Return the examples that have an answer, each with its first answer."""
+    return [
+        RetrievalExample(example.id, example.question, example.answers[0]) for example in examples if example.answers
+    ]
+
+
+def _build_data_identity(job: Job[RaDitTraining]) -> dict[str, Any]:
+    digests = {name: digest_examples(examples) for name, examples in job.examples.items()}
+    return {"snapshot": job.snapshot.id, "models": dict(job.digests), **digests}
+
+
+def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
+    """Load the models, and retrieve the passages of each example."""
+    settings, device = job.settings, "cpu" if job.settings.lm_loop.cpu else None
+    question = _load_question_encoder(job, settings.lm_loop)
+    lister = _open_lister(job, question)
+    dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)  # may fail, so it comes before the slow lists
+    generator = load_generator(job.origins.names["generator"], device=device)
+    passage_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
+    return LmTask(
+        question, generator, job.snapshot, passage_lists, dev, settings.lm, settings.ra_dit, _build_data_identity(job)
+    )
+
+
+def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progress: OnProgress) -> RetrieverTask:
+    """Load the question encoder, draw plain texts, retrieve passages, and score them once.
+
+    `tuned` is the model of LM-ft. It answers dev questions, and it scores if the recipe says so.
+    """
+    settings = job.settings
+    question = _load_question_encoder(job, settings.loop)
+    lister, shared, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
+    dev = DevSet(lister.memory, job.examples["dev"], shared)
+    load_answering_generator = partial(_load_generator, job, tuned)
+    scoring_model = tuned if recipe.scored_by == "tuned" else None
+    labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared.k, settings.lm.k))
+    text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared.k)
+    dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared.k)
+    all_lists = [
+        *(PassageList(passage_list.example, passage_list.rows[: shared.k]) for passage_list in labelled_lists),
+        *text_lists,
+        *dev_lists,
+    ]
+    load_scoring_generator, generator_digest = (
+        partial(_load_generator, job, scoring_model),
+        _digest_generator(job, scoring_model),
+    )
+    all_scores = score_answers(
+        job.store,
+        load_scoring_generator,
+        generator_digest,
+        lister.to_scoring_examples(all_lists),
+        job.scorer,
+        on_progress,
+    )
+    scored = [ScoredList(*list_and_scores) for list_and_scores in zip(all_lists, all_scores, strict=True)]
+    train = [
+        scored_list
+        for scored_list in scored[: len(labelled_lists) + len(text_lists)]
+        if len(scored_list.passage_list.rows) > 1
+    ]
+    scores_digest = digest_json(
+        [[scored_list.passage_list.rows, scored_list.scores.log_p, scored_list.scores.tokens] for scored_list in scored]
+    )
+    data_identity = {**_build_data_identity(job), "texts": len(text_lists), "scores": scores_digest}
+    return RetrieverTask(
+        question,
+        load_answering_generator,
+        lister.memory,
+        train,
+        (dev, scored[len(labelled_lists) + len(text_lists) :]),
+        recipe,
+        shared,
+        data_identity,
+    )
+
+
+def _draw_texts(job: Job[RaDitTraining], labelled: int) -> list[RetrievalExample]:
+    recipe, count, seed = job.settings.retriever, job.settings.count_texts(labelled), job.settings.ra_dit.seed
+    if not count:
+        return []  # without loading the generator's tokenizer
+    tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
+    found = draw_text_examples(job.snapshot, tokenizer, count, recipe.text_tokens, seed)
+    return [RetrievalExample(f"text {passage.id}", text, rest, passage) for passage, text, rest in found]
+
+
+def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
+    """Return the digest of a generator's files."""
+    return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
+
+
+def _load_generator(job: Job[RaDitTraining], tuned: Path | None) -> Any:
+    """Load the generator of LM-ft, or the initial one."""
+    device = "cpu" if job.settings.loop.cpu else None
+    if tuned is not None:
+        return load_rag(tuned, device=device).generator
+    return load_generator(job.origins.names["generator"], device=device)
+
+
+def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+    recipe, question, generator = job.settings.lm, models["question"], models["generator"]
+    context_count, tokens = recipe.batch_size * min(recipe.k, job.snapshot.n), PROMPT_TOKENS + ANSWER_TOKENS
+    activations = (
+        generator.estimate_activation_bytes(context_count, tokens)
+        + LOGITS_COPIES * FLOAT32_BYTES * context_count * ANSWER_TOKENS * generator.vocabulary
+    )
+    weight_bytes = (
+        estimate_weight_bytes(question)
+        + TRAINED_COPIES * estimate_weight_bytes(generator)
+        + estimate_retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
+    )
+    batches = max(1, -(-len(_list_answered(job.examples["train"])) // recipe.batch_size))
+    step = TRAINING_PASSES * context_count * tokens * generator.operations_per_token
+    return TrainingCosts(
+        {"lm": weight_bytes + activations},
+        batches,
+        step,
+        _count_evaluation_operations(job, generator),
+        loop=job.settings.lm_loop,
+    )
+
+
+def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+    """Return the costs of R-ft, including the generator's scores before it."""
+    recipe, question, generator = job.settings.retriever, models["question"], models["generator"]
+    labelled_count, k = len(_list_answered(job.examples["train"])), min(job.settings.ra_dit.k, job.snapshot.n)
+    example_count = labelled_count + min(job.settings.count_texts(labelled_count), job.snapshot.n)
+    scored_count, tokens = (example_count + len(job.examples["dev"])) * k, PROMPT_TOKENS + 2 * recipe.text_tokens
+    activations = question.estimate_activation_bytes(recipe.batch_size, max(QUESTION_TOKENS, 2 * recipe.text_tokens))
+    weight_bytes = (
+        estimate_weight_bytes(generator)
+        + TRAINED_COPIES * estimate_weight_bytes(question)
+        + estimate_retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
+    )
+    stages = {
+        "score": 2 * estimate_weight_bytes(generator) + FLOAT32_BYTES * k * recipe.text_tokens * generator.vocabulary,
+        "retriever": weight_bytes + activations,
+    }
+    step = (
+        TRAINING_PASSES * recipe.batch_size * max(QUESTION_TOKENS, recipe.text_tokens) * question.operations_per_token
+    )
+    scoring_operations, batches = (
+        scored_count * tokens * generator.operations_per_token,
+        max(1, -(-example_count // recipe.batch_size)),
+    )
+    return TrainingCosts(
+        stages, batches, step, _count_evaluation_operations(job, generator), preparation_operations=scoring_operations
+    )
+
+
+def _count_evaluation_operations(job: Job[RaDitTraining], generator: Architecture) -> float:
+    k = min(job.settings.ra_dit.k, job.snapshot.n)
+    return len(job.examples["dev"]) * k * (PROMPT_TOKENS + ANSWER_TOKENS) * generator.operations_per_token
+
+
+RA_DIT = RaDit()

@@ -1,0 +1,499 @@
+"""Settings, tasks and losses of both stages of RA-DIT: LM-ft (`LmTask`) and R-ft (`RetrieverTask`).
+
+"Paper" is Lin et al. 2023, arXiv 2310.01352; its settings are in appendix B. R-ft is LM-supervised
+retrieval, section 2.4, after Shi et al. 2023 (REPLUG):
+
+    p_R(c|x)      = exp(s(x,c) / T) / Σ_c' exp(s(x,c') / T)                   eq. 2, T = 1
+    p_LSR(c|x,y)  = exp(p_LM(y|c∘x) / τ) / Σ_c' exp(p_LM(y|c'∘x) / τ)         eq. 4, τ = .01
+    L             = E_(x,y) KL( p_R(c|x) ‖ p_LSR(c|x,y) )                     eq. 5
+
+The retriever is the first argument: KL(p ‖ q) = Σ p log(p / q) is large if the retriever puts
+weight on a passage that the language model does not prefer, and small if it only misses a preferred
+one. The distillation of a cross-encoder (`distillation_loss`) has the other direction. Lists may
+differ in length: their ends are masked.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.space import Space
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS, CollapseLimits, measure_collapse
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.generate.generator import Generator
+from rag_model.generate.likelihood import log_prior, sequence_likelihood, target_log_p
+from rag_model.generate.rag import Rag, RagSettings
+from rag_model.generate.rag_folder import save_rag
+from rag_model.retrieve.expression import choose_expression
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.answer_scores import AnswerScores
+from rag_model.training.data.batches import shuffle_batches
+from rag_model.training.data.examples import Example
+from rag_model.training.data.memory import PassageMemory, RetrievedBatch
+from rag_model.training.data.passage_lists import PassageList
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.task import Goal, Measures
+
+Preference = Literal["probability", "mean_log_probability"]
+Stages = Literal["both", "lm", "retriever"]
+Scoring = Literal["initial", "tuned"]
+RetrieverGoal = Literal["nll", "kl"]
+
+LM_LOOP = LoopSettings(
+    learning_rate=1e-5, schedule="cosine", warmup_share=0.4, max_steps=500, max_gradient_norm=1.0, evaluate_every=100
+)
+"""LM-ft, table 8: cosine from 1e-5 to 1e-7, 200 of 500 steps warm-up; clipping is not given."""
+LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.067, dev_examples=500)
+"""R-ft: 1e-5, one epoch, DRAGON's 1,237 warm-up steps, here as DPR's share; evaluated every 500 steps. Both
+stages use the same dev examples: the paper's (appendix D) are at most 2,500 of a task."""
+LmBatch = tuple[PassageList, ...]
+_UNIFORM_SHARE = 0.99  # of log k: the target counts as uniform if its entropy is above
+_AT_ONCE = 256  # lists evaluated together
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LmRecipe:
+    """Settings of LM-ft, the first stage."""
+
+    k: int = 3  # passages per question, each in an input of its own; paper: 3
+    batch_size: int = 64  # questions per batch and process; paper, table 8: 64 for 7B, 128 for 65B
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieverRecipe:
+    """Settings of R-ft, the second stage."""
+
+    batch_size: int = 32  # examples per batch and process; paper: 32 per GPU, on 16
+    preference: Preference = "probability"  # generator's score; paper: probability, which underflows for long answers
+    preference_temperature: float = 0.01  # τ of p_LSR; paper: .01
+    scored_by: Scoring = "initial"  # the scoring generator; paper, section 5.2: the tuned one gave no further gain
+    text_share: float = 0.95  # share of examples that are plain text of the snapshot; paper: .95
+    text_tokens: int = 50  # tokens of the beginning, and at most of the continuation; paper: 50
+    goal: RetrieverGoal = "nll"  # selects the best weights, on the dev set; paper: the rank of gold passages
+
+
+@dataclass(frozen=True, slots=True)
+class RaDitRecipe:
+    """Settings of both stages."""
+
+    stages: Stages = "both"  # paper: both; table 6 has either alone
+    k: int = 10  # passages per example of R-ft, and per answered question; paper: 10
+    temperature: float = 1.0  # of p_R; paper, eq. 2: 1. With vectors of unit length use 0.05
+    retriever: str | None = None  # a retriever expression; None: the snapshot's default
+    index: str | None = None  # an index of the snapshot: the short form of `retriever`
+    refuse_collapse: bool = True  # fail if all questions get the same passages
+    limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
+    seed: int = 12345  # of the order, and of the plain texts
+
+    @property
+    def expression(self) -> str | None:
+        """Retriever expression for the passages; None: the snapshot's default."""
+        return choose_expression(self.index, self.retriever)
+
+    def model_settings(self) -> RagSettings:
+        """Return the settings of the trained model: eq. 2, each passage alone, weighted by p_R."""
+        return RagSettings("sequence", self.k, self.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class RaDitTraining:
+    """Settings of an RA-DIT training."""
+
+    loop: LoopSettings = LOOP  # of R-ft; `dev_examples` applies to both stages
+    lm_loop: LoopSettings = LM_LOOP  # of LM-ft
+    ra_dit: RaDitRecipe = field(default_factory=RaDitRecipe)
+    lm: LmRecipe = field(default_factory=LmRecipe)
+    retriever: RetrieverRecipe = field(default_factory=RetrieverRecipe)
+
+    def __post_init__(self) -> None:
+        """Check numbers against their bounds, and words against their choices."""
+        shared, lm, retriever = self.ra_dit, self.lm, self.retriever
+        shared.model_settings()  # k and temperature
+        _check_setting(lm.k >= 1, "lm.k", lm.k, "1 or more")
+        for name, size in (("lm.batch_size", lm.batch_size), ("retriever.batch_size", retriever.batch_size)):
+            _check_setting(size >= 1, name, size, "1 or more")
+        _check_setting(retriever.text_tokens >= 1, "retriever.text_tokens", retriever.text_tokens, "1 or more")
+        _check_setting(
+            0 <= retriever.text_share < 1, "retriever.text_share", retriever.text_share, "0 or more, and less than 1"
+        )
+        preference_temperature = retriever.preference_temperature
+        _check_setting(
+            preference_temperature > 0, "retriever.preference_temperature", preference_temperature, "more than 0"
+        )
+        choices = {
+            "ra_dit.stages": (shared.stages, Stages),
+            "retriever.goal": (retriever.goal, RetrieverGoal),
+            "retriever.preference": (retriever.preference, Preference),
+            "retriever.scored_by": (retriever.scored_by, Scoring),
+        }
+        for name, (value, literal) in choices.items():
+            _check_setting(value in get_args(literal), name, value, f"one of {', '.join(get_args(literal))}")
+
+    def count_texts(self, labelled: int) -> int:
+        """Return the number of plain texts for a number of questions with answers."""
+        share = self.retriever.text_share
+        return round(labelled * share / (1 - share))
+
+
+def _check_setting(is_valid: bool, name: str, value: object, allowed: str) -> None:
+    if not is_valid:
+        raise UsageError(f"{name} of an RA-DIT training is {value!r}: use {allowed}")
+
+
+class DevSet:
+    """The dev set of both stages, for the likelihood of answers and for retrieval."""
+
+    def __init__(self, memory: PassageMemory, dev: Sequence[Example], recipe: RaDitRecipe) -> None:
+        """Set the questions that have an answer.
+
+        Raises:
+            UsageError: no question has an answer.
+        """
+        self.examples = [example for example in dev if example.answers]
+        if not self.examples:
+            raise UsageError("no dev example has an answer to select the best weights with: give one with answers")
+        self._memory, self._recipe = memory, recipe
+
+    def evaluate(self, question: TrainableEncoder, generator: Generator) -> dict[str, float]:
+        """Return the measures with the passages that the current encoder retrieves.
+
+        `nll` is the mean of -log Σ_c p_R(c|x) p_LM(y|c∘x) in nats, of first answers (eq. 2).
+        `Success@k` is the share of questions with an answer in their passages. `distinct` and
+        `spread` are signs of retrieval collapse.
+
+        Raises:
+            CollapsedError: all questions get the same passages, and the recipe refuses that.
+        """
+        questions = [example.question for example in self.examples]
+        retrieved = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
+        collapse = measure_collapse(
+            [[hit.passage.id for hit in hits] for hits in retrieved.hits], self._memory.snapshot.n
+        )
+        if self._recipe.refuse_collapse:
+            collapse.check(self._recipe.limits)
+        has_answer = [
+            any(AnswerMatcher(example.answers).match(hit.passage.text) for hit in hits)
+            for example, hits in zip(self.examples, retrieved.hits, strict=True)
+        ]
+        return {
+            "nll": sum(self.losses(generator, retrieved)) / len(questions),
+            f"Success@{len(retrieved.hits[0])}": sum(has_answer) / len(has_answer),
+            "distinct": float(collapse.distinct),
+            "spread": collapse.spread,
+        }
+
+    @torch.no_grad()
+    def losses(self, generator: Generator, retrieved: RetrievedBatch) -> list[float]:
+        """Return -log p(y|x) of each question's first answer, given passages and inner products."""
+        rows = zip(self.examples, retrieved.hits, retrieved.passages, strict=True)
+        values = list[float]()
+        for example, hits, passages in rows:
+            targets = generator.encode_targets([example.answers[0]])
+            log_p, _ = target_log_p(
+                generator.logits(generator.encode_contexts([example.question], [passages]), targets), targets.tokens
+            )
+            products = torch.tensor([[hit.inner_product for hit in hits]], device=log_p.device)  # (1, k)
+            prior = log_prior(products, self._recipe.temperature)
+            values.append(-float(sequence_likelihood(prior, log_p, targets.mask).log_p))
+        return values
+
+
+class LmTask:
+    """LM-ft, the first stage: a generator learns to answer from passages of the initial retriever.
+
+        L = -Σ_i Σ_j log p_LM(y_i | c_ij ∘ x_i)        Lin et al. 2023, section 2.3, eq. 3; j = 1 …
+        3
+
+    Each of the best k passages precedes the question in an input of its own, so that the generator
+    also learns to answer if a passage does not help. The loss counts only the answer's tokens. The
+    retriever is frozen, and so the lists stay the same.
+    """
+
+    def __init__(
+        self,
+        question: TrainableEncoder,
+        generator: Generator,
+        snapshot: Snapshot,
+        train: Sequence[PassageList],
+        dev: DevSet,
+        recipe: LmRecipe,
+        shared_recipe: RaDitRecipe,
+        data_identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set the data, of which the first k passages of a list are used.
+
+        `data_identity` holds the digests of data and models.
+
+        Raises:
+            InputError: there is no example.
+        """
+        if not train:
+            raise InputError("no training example has an answer: give a file of questions with answers")
+        self.module: nn.Module = generator.module
+        self.goal = Goal("nll", larger=False)
+        self._question, self._generator, self._snapshot = question, generator, snapshot
+        self._train, self._dev, self._recipe, self._shared_recipe = tuple(train), dev, recipe, shared_recipe
+        self._data_identity = dict(data_identity or {})
+
+    @property
+    def trained_on(self) -> str:
+        """Sentence for the model card."""
+        questions, snapshot = f"{len(self._train):,} questions", self._snapshot.id[:12]
+        return f"Trained on {questions}, each after {self._recipe.k} passages of snapshot {snapshot}."
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, and the digests of data and models."""
+        return {
+            "kind": "ra-dit lm",
+            "settings": [asdict(self._shared_recipe), asdict(self._recipe)],
+            **self._data_identity,
+        }
+
+    def batches(self, epoch: int) -> Sequence[LmBatch]:
+        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
+        return shuffle_batches(self._train, self._recipe.batch_size, self._shared_recipe.seed, epoch)
+
+    def ids(self, batch: LmBatch) -> Sequence[str]:
+        """Return the ids of the batch's examples."""
+        return [passage_list.example.id for passage_list in batch]
+
+    def loss(self, batch: LmBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean over examples of eq. 3, and `token_nll` in nats per answer token."""
+        k = min(self._recipe.k, max(len(passage_list.rows) for passage_list in batch))
+        contexts = self._generator.encode_contexts(
+            [passage_list.example.text for passage_list in batch], self._passages(batch, k)
+        )
+        targets = self._generator.encode_targets([passage_list.example.answer for passage_list in batch])
+        log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)  # (b, k, t)
+        has_passage = torch.tensor(
+            [[index < len(passage_list.rows) for index in range(k)] for passage_list in batch], device=log_p.device
+        )
+        token_mask = has_passage[:, :, None] & targets.mask[:, None]  # (b, k, 1) and (b, 1, t) -> (b, k, t)
+        losses = -log_p.masked_fill(~token_mask, 0).sum((1, 2))  # (b, k, t) -> (b,)
+        return losses.mean(), {"token_nll": losses.detach().sum() / token_mask.sum()}
+
+    def evaluate(self) -> Measures:
+        """Return the measures of `DevSet`."""
+        return self._dev.evaluate(self._question, self._generator)
+
+    def save(self, folder: Path) -> None:
+        """Write the model as a folder that `load_rag` opens; the question encoder is unchanged."""
+        rag = Rag(self._question, self._generator, self._shared_recipe.model_settings())
+        save_rag(rag, folder, Space.from_json(self._snapshot.space or {}))
+
+    def _passages(self, batch: LmBatch, k: int) -> list[list[Passage]]:
+        """Return k passages per example; short lists repeat their first, which the loss masks."""
+        row_lists = [
+            (*passage_list.rows[:k], *passage_list.rows[:1] * (k - len(passage_list.rows))) for passage_list in batch
+        ]
+        passages = iter(self._snapshot.passages([row for row_list in row_lists for row in row_list]))
+        return [[next(passages) for _ in range(k)] for _ in batch]
+
+
+def compute_preference_scores(log_p: Tensor, tokens: Tensor, kind: Preference) -> Tensor:
+    """Return the (b, k) scores of eq. 4 from (b, k) log p_LM(y|c∘x) and the (b,) token counts of y.
+
+    `probability` is the paper's. It underflows for long answers: with 50 tokens all scores are 0,
+    and the target is uniform. `mean_log_probability` is log p / tokens, which does not underflow.
+    """
+    return log_p.exp() if kind == "probability" else log_p / tokens[:, None].clamp(min=1)
+
+
+def compute_log_target(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """Return (b, k) log p_LSR of preference scores; 0 where the (b, k) bool `mask` is false."""
+    return (scores / temperature).masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)
+
+
+def retriever_loss(scores: Tensor, target: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return (b,) KL(p_R ‖ p_LSR) in nats, with gradient to the retriever's (b, k) `scores`.
+
+    `target` is log p_LSR. A list has one passage or more; the loss of a single passage is 0. It is
+    computed in float32 or wider, also under autocast.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
+        log_p = scaled_scores.masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)  # (b, k)
+        return (log_p.exp() * (log_p - target)).masked_fill(~mask, 0).sum(1)  # (b, k) -> (b,)
+
+
+def compute_entropy(log_p: Tensor, mask: Tensor) -> Tensor:
+    """Return (b,) entropies in nats of (b, k) log-probabilities: log k if uniform, 0 if one-hot."""
+    return -(log_p.exp() * log_p).masked_fill(~mask, 0).sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredList:
+    """A list of passages with the generator's scores."""
+
+    passage_list: PassageList
+    scores: AnswerScores
+
+
+RetrieverBatch = tuple[ScoredList, ...]
+
+
+class RetrieverTask:
+    """R-ft, the second stage: a question encoder learns which passages make the answer likely.
+
+    The loss is KL(p_R ‖ p_LSR), Lin et al. 2023, section 2.4: see `retriever_loss`. Lists and the
+    generator's scores are computed once, before the stage. Only the question encoder is trained,
+    because training both encoders hurt (section 5.1); vectors and index therefore stay valid.
+    """
+
+    def __init__(
+        self,
+        question: TrainableEncoder,
+        load_generator: Callable[[], Generator],
+        memory: PassageMemory,
+        train: Sequence[ScoredList],
+        dev: tuple[DevSet, Sequence[ScoredList]],
+        recipe: RetrieverRecipe,
+        shared_recipe: RaDitRecipe,
+        data_identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set the data; `load_generator` loads the generator at the first evaluation.
+
+        `data_identity` holds the digests of data and models.
+
+        Raises:
+            InputError: there is no example.
+        """
+        if not train:
+            raise InputError(
+                "no training example has an answer and two passages or more: give questions with answers, and a "
+                "snapshot of two passages or more"
+            )
+        self.module: nn.Module = question
+        self.goal = Goal(recipe.goal, larger=False)
+        self._question, self._load_generator, self._memory = question, load_generator, memory
+        self._train, self._recipe, self._shared_recipe = tuple(train), recipe, shared_recipe
+        self._dev_set, self._dev_lists = dev[0], tuple(dev[1])
+        self._data_identity = dict(data_identity or {})
+        self._warn_if_uniform()
+
+    @cached_property
+    def generator(self) -> Generator:
+        """The frozen generator that answers dev questions."""
+        generator = self._load_generator()
+        generator.module.requires_grad_(False)
+        return generator
+
+    @property
+    def trained_on(self) -> str:
+        """Sentence for the model card."""
+        texts = sum(scored_list.passage_list.example.source is not None for scored_list in self._train)
+        counts, snapshot = f"{len(self._train) - texts:,} questions and {texts:,} plain texts", self._memory.snapshot.id
+        scoring = f"scored by the {self._recipe.scored_by} generator"
+        return (
+            f"Trained on {counts} of snapshot {snapshot[:12]}, each with {self._shared_recipe.k} passages, {scoring}."
+        )
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, and the digests of data and models."""
+        return {
+            "kind": "ra-dit retriever",
+            "settings": [asdict(self._shared_recipe), asdict(self._recipe)],
+            **self._data_identity,
+        }
+
+    def batches(self, epoch: int) -> Sequence[RetrieverBatch]:
+        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
+        return shuffle_batches(self._train, self._recipe.batch_size, self._shared_recipe.seed, epoch)
+
+    def ids(self, batch: RetrieverBatch) -> Sequence[str]:
+        """Return the ids of the batch's examples."""
+        return [scored_list.passage_list.example.id for scored_list in batch]
+
+    def loss(self, batch: RetrieverBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean of KL(p_R ‖ p_LSR), and the mean entropies of p_LSR and p_R in nats."""
+        question_vectors = self._question([scored_list.passage_list.example.text for scored_list in batch])  # (b, d)
+        losses, target_entropy, retriever_entropy = self._losses(question_vectors, batch)
+        return losses.mean(), {"target_entropy": target_entropy.mean(), "prior_entropy": retriever_entropy.mean()}
+
+    def evaluate(self) -> Measures:
+        """Return the measures of `DevSet`, and `kl` and `target_entropy` of the dev lists."""
+        kl_losses, target_entropies = list[Tensor](), list[Tensor]()
+        for start in range(0, len(self._dev_lists), _AT_ONCE):
+            batch = self._dev_lists[start : start + _AT_ONCE]
+            question_vectors = torch.from_numpy(
+                self._question.encode_questions([scored_list.passage_list.example.text for scored_list in batch])
+            )
+            losses, entropies, _ = self._losses(question_vectors, batch)
+            kl_losses.append(losses)
+            target_entropies.append(entropies)
+        list_measures = {
+            "kl": float(torch.cat(kl_losses).mean()),
+            "target_entropy": float(torch.cat(target_entropies).mean()),
+        }
+        return {**self._dev_set.evaluate(self._question, self.generator), **list_measures}
+
+    def save(self, folder: Path) -> None:
+        """Write the model for `load_rag`; its questions search the snapshot's space."""
+        rag = Rag(self._question, self.generator, self._shared_recipe.model_settings())
+        save_rag(rag, folder, Space.from_json(self._memory.snapshot.space or {}))
+
+    def compute_target(self, batch: Sequence[ScoredList]) -> tuple[Tensor, Tensor]:
+        """Return (b, k) float32 log p_LSR, computed in float64, and the (b, k) passage mask."""
+        log_p_lists = [scored_list.scores.log_p for scored_list in batch]
+        k = max(map(len, log_p_lists))
+        mask = torch.tensor([[index < len(log_p_list) for index in range(k)] for log_p_list in log_p_lists])
+        log_p = torch.tensor(
+            [[*log_p_list, *[-torch.inf] * (k - len(log_p_list))] for log_p_list in log_p_lists], dtype=torch.float64
+        )
+        tokens = torch.tensor([scored_list.scores.tokens for scored_list in batch])
+        scores = compute_preference_scores(log_p, tokens, self._recipe.preference)
+        return compute_log_target(scores, mask, self._recipe.preference_temperature).float(), mask
+
+    def _losses(self, question_vectors: Tensor, batch: Sequence[ScoredList]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the (b,) losses, and the (b,) entropies of target and retriever."""
+        target, mask = (tensor.to(question_vectors.device) for tensor in self.compute_target(batch))
+        with torch.autocast(question_vectors.device.type, enabled=False):
+            vectors = torch.from_numpy(self._vectors(batch, mask.shape[1])).to(question_vectors.device)
+            scores = (vectors * question_vectors.float()[:, None]).sum(-1)  # (b, k, d) * (b, 1, d) -> (b, k)
+        losses = retriever_loss(scores, target, mask, self._shared_recipe.temperature)
+        log_p = (scores.detach() / self._shared_recipe.temperature).masked_fill(~mask, -torch.inf).log_softmax(1)
+        return losses, compute_entropy(target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
+
+    def _vectors(self, batch: Sequence[ScoredList], k: int) -> Any:
+        """Return (b, k, d) float32 vectors of the snapshot; short lists repeat their first."""
+        rows = [
+            [
+                *scored_list.passage_list.rows,
+                *[scored_list.passage_list.rows[0]] * (k - len(scored_list.passage_list.rows)),
+            ]
+            for scored_list in batch
+        ]
+        return self._memory.fetch_vectors(np.array(rows, np.int64))
+
+    def _warn_if_uniform(self) -> None:
+        """Warn if most targets are uniform, because the encoder would unlearn to choose."""
+        is_uniform = list[bool]()
+        for start in range(0, len(self._train), _AT_ONCE):
+            batch = [
+                scored_list
+                for scored_list in self._train[start : start + _AT_ONCE]
+                if len(scored_list.scores.log_p) > 1
+            ]
+            if batch:
+                target, mask = self.compute_target(batch)
+                is_uniform += (compute_entropy(target, mask) > _UNIFORM_SHARE * mask.sum(1).log()).tolist()
+        share = sum(is_uniform) / len(is_uniform) if is_uniform else math.nan
+        if share > 1 / 2:
+            _log.warning(
+                "%.0f %% of the examples have a uniform target, which teaches the encoder not to choose: set "
+                'preference = "mean_log_probability" in [retriever]%s',
+                100 * share,
+                ", or lower text_share" if self._recipe.text_share else "",
+            )

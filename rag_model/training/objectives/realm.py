@@ -1,0 +1,357 @@
+"""REALM: masked-language-model pretraining with a latent passage (Guu et al. 2020).
+
+The task masks wordpieces of the snapshot's own passages, retrieves other passages, and learns to
+fill the masks. The loss is -log p(y|x), marginalized over the passage. p(z|x) is computed with the
+current encoders, with gradient to both; the snapshot, whose vectors are older, only selects the
+candidates.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rag_model.encoders.architecture import Architecture
+from rag_model.encoders.masked_lm import TrainableMaskedLM
+from rag_model.encoders.space import Space, check_same_space
+from rag_model.errors import UsageError
+from rag_model.evaluation.answers.collapse import measure_collapse
+from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, estimate_weight_bytes
+from rag_model.resources.estimates import estimate_retriever_bytes
+from rag_model.retrieve.expression import choose_expression
+from rag_model.store.store import Store
+from rag_model.store.versions.model_manifest import MASKED_LM
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.texts import SalientSpans, TextBatch
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.task import Goal, Measures, Task
+from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
+from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.objective import (
+    TRAINED_COPIES,
+    TRAINING_PASSES,
+    Job,
+    ModelDescription,
+    Objective,
+    TrainingCosts,
+)
+from rag_model.training.objectives.realm_model import (
+    CandidateRetriever,
+    Candidates,
+    Marginal,
+    MaskedText,
+    MaskingLimits,
+    Realm,
+    Span,
+    compute_log_marginal,
+    compute_log_prior,
+    compute_utility,
+    mask_text,
+)
+from rag_model.training.objectives.task_bases import TextTask
+from rag_model.training.origins import InitialModels, NamedModels, choose_realm_models
+from rag_model.training.rebuilds import MovingSettings
+
+Masks = Literal["salient", "random"]
+GoalName = Literal["nll", "utility"]
+
+LOOP = LoopSettings(
+    epochs=1,
+    learning_rate=3e-5,
+    warmup_share=0.1,
+    weight_decay=0.01,
+    max_gradient_norm=1.0,
+)
+"""Guu et al. 2020, appendix: 3e-5 with BERT's optimizer (Devlin et al. 2019: decay .01, norm 1)."""
+_DEV = -1  # in place of an epoch, so that each evaluation draws the same masks
+_LOGITS = 3  # copies of the logits at masks: logits, their exponentials, and a gradient
+
+
+@dataclass(frozen=True, slots=True)
+class RealmRecipe:
+    """Settings of REALM. "Paper" is Guu et al. 2020, "code" google-research's language/realm."""
+
+    masks: Masks = "salient"  # paper: salient spans 38.2, random masks 32.3 (Natural Questions, dev)
+    marginal: Marginal = "sequence"  # paper: one sum over passages per text; token (code): one per masked wordpiece
+    candidates: int = 8  # passages per text, including the null passage; paper: 8
+    temperature: float = 1.0  # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    batch_size: int = 8  # texts per batch and process; paper: 512 over 64 TPUs
+    question_tokens: int = 96  # wordpieces of a masked text, including special tokens
+    passage_tokens: int = 288  # wordpieces of a candidate that the masked language model reads; code: 288
+    most_masks: int = 10  # masked wordpieces per text; code: 10
+    random_share: float = 0.15  # share of masked wordpieces, for random masks; BERT: 15 %
+    dev_texts: int = 256  # held-out passages for the evaluation
+    retriever: str | None = None  # a retriever expression; None: the snapshot's default
+    index: str | None = None  # an index of the snapshot: the short form of `retriever`
+    freeze_encoders: bool = False  # train only the masked language model; paper: all three models
+    goal: GoalName = "nll"  # selects the best weights, on the held-out texts
+    seed: int = 12345  # of the order and of the masks
+
+    def __post_init__(self) -> None:
+        minimums = {"candidates": 2, "batch_size": 1, "question_tokens": 8, "passage_tokens": 8, "most_masks": 1}
+        check_bounds(self, "realm", {**minimums, "dev_texts": 1}, ["temperature", "random_share"])
+        if self.random_share > 1:
+            raise UsageError(f"random_share of [realm] is {self.random_share}: use a share of at most 1")
+        choose_expression(self.index, self.retriever)
+        check_choices(self)
+
+    @property
+    def expression(self) -> str | None:
+        """Retriever expression for the candidates; None: the snapshot's default."""
+        return choose_expression(self.index, self.retriever)
+
+
+@dataclass(frozen=True, slots=True)
+class RealmTraining:
+    """Settings of a REALM training."""
+
+    loop: LoopSettings = LOOP
+    realm: RealmRecipe = field(default_factory=RealmRecipe)
+    moving: MovingSettings = field(default_factory=MovingSettings)  # paper: a new index about every 500 steps
+
+
+class RealmTask(TextTask):
+    """Train a `Realm` on the passages of a snapshot."""
+
+    kind = "realm"
+    _recipe: RealmRecipe
+
+    def __init__(
+        self,
+        realm: Realm,
+        snapshot: Snapshot,
+        recipe: RealmRecipe,
+        digests: Mapping[str, str] | None = None,
+        moving: MovingSettings | None = None,
+        index: Callable[[MovingIndexHooks], MovingIndex] | None = None,
+    ) -> None:
+        """Choose the texts, which stay those of `snapshot` when the index moves.
+
+        `digests` are those of the initial models' files. `index` builds the moving index, with the
+        settings `moving`, from the hooks of this task; without it `snapshot` is searched to the
+        end.
+
+        Raises:
+            UsageError: masks are salient but the snapshot has no spans, or the retriever expression
+                is wrong.
+        """
+        self.module = realm
+        self._salient = SalientSpans(snapshot) if recipe.masks == "salient" else None
+        rows = np.arange(snapshot.n) if self._salient is None else self._salient.rows
+        if not len(rows):
+            raise UsageError(f'no passage of snapshot {snapshot.id[:12]} has a link or a date: set masks = "random"')
+        super().__init__(snapshot, rows, recipe, digests)
+        self._candidate_retriever = CandidateRetriever(snapshot, recipe.expression, recipe.candidates)
+        self.goal = Goal(recipe.goal, larger=recipe.goal == "utility")
+        self._moving_settings = moving
+        self._moving_index = index(MovingIndexHooks(realm.encoders.save, self.switch_to)) if index else None
+
+    @property
+    def asked(self) -> str:
+        """Id of the snapshot that is searched now."""
+        return self._candidate_retriever.snapshot.id
+
+    def move(self, step: int) -> Measures:
+        """Move to a rebuilt snapshot if there is one; see `MovingIndex`."""
+        return {} if self._moving_index is None else self._moving_index.move(step)
+
+    def ask(self, snapshot: str) -> None:
+        """Search the snapshot of a checkpoint again.
+
+        Raises:
+            BookwheelError: the snapshot no longer exists.
+            UsageError: the index does not move, and the snapshot is not the initial one.
+        """
+        if self._moving_index is not None:
+            self._moving_index.ask(snapshot)
+        elif snapshot != self.asked:
+            raise UsageError(
+                f"the checkpoint searched snapshot {snapshot[:12]}, but this training searches {self.asked[:12]}: "
+                "train in another folder"
+            )
+
+    def switch_to(self, snapshot: Snapshot) -> None:
+        """Retrieve candidates from this snapshot from now on; on an error stay at the current one.
+
+        Raises:
+            UsageError: the snapshot has no such index.
+        """
+        self._candidate_retriever = CandidateRetriever(snapshot, self._recipe.expression, self._recipe.candidates)
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, the snapshot of the texts, digests, and the index's settings."""
+        return {**super().recipe(), **({"moving": asdict(self._moving_settings)} if self._moving_settings else {})}
+
+    def loss(self, batch: TextBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean -log p(y|x) of the texts, and measures.
+
+        `utility` is the retrieval utility in nats per text, `null_prior` is p(null|x),
+        `prior_entropy` is in nats, and `candidates` is the number of retrieved passages per text.
+        """
+        log_y, log_p, log_prior, candidates = self._likelihood(batch)
+        mask_ = torch.from_numpy(candidates.mask).to(log_prior.device)
+        masked_log_prior = log_prior.detach().masked_fill(~mask_, 0)
+        return (
+            -log_y.mean(),
+            {
+                "utility": compute_utility(log_y, log_p).mean().detach(),
+                "null_prior": masked_log_prior[:, 0].exp().mean(),
+                "prior_entropy": -(masked_log_prior.exp() * masked_log_prior)
+                .sum(1)
+                .mean(),  # 1 times 0 without a candidate
+                "candidates": float(candidates.mask[:, 1:].sum(1).mean()),
+            },
+        )
+
+    def evaluate(self) -> Measures:
+        """Return the measures on the held-out texts, whose masks are the same at each evaluation.
+
+        They are `nll` in nats per text, `utility`, `null_prior`, and the signs of retrieval
+        collapse, `distinct` and `spread` of the candidates.
+        """
+        size, rows = self._recipe.batch_size, self._split.dev.tolist()
+        batches = [TextBatch(_DEV, tuple(rows[start : start + size])) for start in range(0, len(rows), size)]
+        likelihoods = [self._likelihood(batch) for batch in batches]
+        ids = [[passage.id for passage in passages[1:]] for passage in likelihoods for passages in passage[3].passages]
+        collapse = measure_collapse(ids, self._snapshot.n)
+        sums = {
+            "nll": sum(-likelihood[0].sum().item() for likelihood in likelihoods),
+            "utility": sum(compute_utility(likelihood[0], likelihood[1]).sum().item() for likelihood in likelihoods),
+            "null_prior": sum(likelihood[2][:, 0].exp().sum().item() for likelihood in likelihoods),
+        }
+        means = {name: value / len(rows) for name, value in sums.items()}
+        return {**means, "distinct": float(collapse.distinct), "spread": collapse.spread}
+
+    def save(self, folder: Path) -> None:
+        """Write `question/`, `passage/` and `masked-lm/`."""
+        self.module.save(folder)
+
+    def mask_batch(self, batch: TextBatch) -> list[MaskedText]:
+        """Mask the texts of a batch; equal batches give equal masks."""
+        passages = self._snapshot.passages(batch.rows)
+        pieces = self.module.reader.tokenizer.tokenize([passage.text for passage in passages])
+        rows = zip(batch.rows, passages, pieces, self._read_spans(batch.rows), strict=True)
+        seed, tokens = self._recipe.seed, self.module.reader.tokenizer
+        return [
+            mask_text(
+                passage.text,
+                encoding,
+                spans,
+                random.Random(f"{seed} {batch.epoch} {row}"),
+                tokens,
+                self._masking_limits,
+            )
+            for row, passage, encoding, spans in rows
+        ]
+
+    @property
+    def _masking_limits(self) -> MaskingLimits:
+        recipe, tokens = self._recipe, self.module.reader.tokenizer
+        special_tokens = tokens.template.size - len(tokens.template.separator)
+        text_tokens = min(recipe.question_tokens, tokens.max_tokens // 2)  # leave half of a short model for the passage
+        return MaskingLimits(text_tokens - special_tokens, recipe.most_masks, recipe.random_share)
+
+    def _read_spans(self, rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
+        if self._salient is None:
+            return [None] * len(rows)
+        return [[(span.start, span.end) for span in spans] for spans in self._salient.read_spans(rows)]
+
+    def _likelihood(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor, Candidates]:
+        """Return (b,) log p(y|x), (b, c, m) log p(y_j|z,x), (b, c) log p(z|x), and candidates."""
+        texts = self.mask_batch(batch)
+        query_vectors = self.module.embed_texts(texts)  # (b, d)
+        query_array = query_vectors.detach().float().cpu().numpy()
+        candidates = self._candidate_retriever.retrieve(batch.rows, texts, query_array)
+        candidate_mask = torch.from_numpy(candidates.mask).to(query_vectors.device)
+        log_prior = compute_log_prior(
+            self.module.scores(query_vectors, candidates), candidate_mask, self._recipe.temperature
+        )
+        log_p = self.module.log_p(texts, candidates, self._recipe.passage_tokens)
+        return compute_log_marginal(log_prior, log_p, self._recipe.marginal), log_p, log_prior, candidates
+
+
+class RealmObjective(Objective[RealmTraining]):
+    """The objective `realm`: a bi-encoder and a masked language model on the snapshot's text."""
+
+    name = "realm"
+    summary = "a question and a passage encoder and a masked language model, from the snapshot's own text"
+    options = frozenset({"encoder", "generator"})
+    settings = RealmTraining
+    tempered = "realm"
+    takes_examples = False
+    result = ModelDescription(
+        summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "
+        "a text from passages that are retrieved for it and summed over (REALM, Guu et al. 2020). Its own index is the "
+        "snapshot of its name.",
+        usage="bookwheel search 'QUESTION' --ref NAME --store STORE",
+        pipeline_tag="sentence-similarity",
+        parts=frozenset({"question", "passage", MASKED_LM}),
+        rebuilds=True,
+    )
+
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the bi-encoder and the masked language model; see `choose_realm_models`."""
+        return choose_realm_models(store, snapshot, named_models.encoder, named_models.generator)
+
+    def task(self, job: Job[RealmTraining]) -> Task[Any]:
+        """Load the encoders and the masked language model; a model without a head gets a new one.
+
+        Raises:
+            RefusedError: another passage encoder computed the snapshot's vectors.
+        """
+        names, recipe = job.origins.names, job.settings.realm
+        if job.work is None:
+            raise UsageError("REALM needs a work folder for its rebuilds: set `work` of the job")
+        encoders = BiEncoder.load(names["question"], names["passage"], device="cpu")
+        check_same_space(encoders.question.space(), Space.from_json(job.snapshot.space or {}))
+        realm = Realm(encoders, TrainableMaskedLM.load(names[MASKED_LM]), frozen=recipe.freeze_encoders)
+        moving = _moving_settings(job.settings)
+        index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
+        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, index)
+
+    def costs(self, job: Job[RealmTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of encoding texts and candidates, and of reading their pairs."""
+        recipe, question, passage, reader = job.settings.realm, models["question"], models["passage"], models[MASKED_LM]
+        b, n = recipe.batch_size, job.snapshot.n
+        pairs, tokens = b * min(recipe.candidates, n), recipe.question_tokens + recipe.passage_tokens
+        trained = [reader] if recipe.freeze_encoders else [question, passage, reader]
+        activations = (
+            reader.estimate_activation_bytes(pairs, tokens)
+            + _LOGITS * FLOAT32_BYTES * pairs * recipe.most_masks * reader.vocabulary
+        )
+        if not recipe.freeze_encoders:
+            activations += question.estimate_activation_bytes(
+                b, recipe.question_tokens
+            ) + passage.estimate_activation_bytes(pairs, PASSAGE_TOKENS)
+        weight_bytes = estimate_weight_bytes(question, passage, reader) + (TRAINED_COPIES - 1) * estimate_weight_bytes(
+            *trained
+        )
+        forward = pairs * (tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token)
+        forward += b * recipe.question_tokens * question.operations_per_token
+        dev_count = min(recipe.dev_texts, max(1, n // 2))
+        stages = {"train": weight_bytes + activations + estimate_retriever_bytes(job.snapshot, recipe.expression)}
+        batches, rebuild_operations = max(1, (n - dev_count) // b), PASSAGE_TOKENS * passage.operations_per_token * n
+        steps = job.settings.loop.count_steps(batches, 1)
+        return TrainingCosts(
+            stages,
+            batches,
+            TRAINING_PASSES * forward,
+            dev_count / b * forward,
+            rebuild_operations=rebuild_operations,
+            rebuilds=_moving_settings(job.settings).count_rebuilds(steps)
+            + 1,  # one at the end, for the published weights
+        )
+
+
+def _moving_settings(settings: RealmTraining) -> MovingSettings:
+    """Return the settings of the moving index; no rebuilds if the encoders are frozen."""
+    return replace(settings.moving, every=0) if settings.realm.freeze_encoders else settings.moving
+
+
+REALM = RealmObjective()

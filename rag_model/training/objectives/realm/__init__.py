@@ -1,1 +1,0 @@
-"""REALM: masked-language-model pretraining with a latent passage (Guu et al. 2020)."""

@@ -1,0 +1,326 @@
+"""The parts of REALM: masking, candidates, the marginal likelihood, and the model.
+
+x is a text with masks, y the masked wordpieces, and z one of the candidate passages: p(y|x) =
+sum_z p(z|x) p(y|z,x) (Guu et al. 2020, section 3.1). Salient span masking (section 3.4) masks one
+whole name or date, so that world knowledge and not the sentence is needed to fill it. Random masks
+are BERT's: single wordpieces.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Vectors
+from rag_model.encoders.masked_lm import MASKS, MaskedInput, MaskedLMTokenizer, TrainableMaskedLM
+from rag_model.encoders.space import Space
+from rag_model.store.versions.model_manifest import MASKED_LM
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import index_passages
+from rag_model.training.data.memory import PassageMemory
+from rag_model.training.data.texts import passages_overlap
+from rag_model.training.objectives.biencoder import BiEncoder
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+from typing import Literal
+
+Span = tuple[int, int]  # characters of a text: start, and end (exclusive)
+_WORDS = re.compile(r"\w+")
+_CLUE = 8  # wordpieces on each side of a mask; two texts share so many only if one copies the other
+NULL = Passage("null", "null", 0, "", "", "", 0, 0, Passage.hash_of("", ""))
+"""The empty null passage, for masks that need no retrieval (Guu et al. 2020)."""
+_EXTRA_CANDIDATES = 8  # to spare, because the source passage and its copies are dropped
+Marginal = Literal["sequence", "token"]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedText:
+    """A text x with masks, and the masked wordpieces y."""
+
+    clues: tuple[str, ...]  # the words around and under each run of masks; see `words_of`
+    question: str  # the text with masks, for a question encoder
+    ids: tuple[int, ...]  # its wordpieces, without special tokens
+    positions: tuple[int, ...]  # of the masks in `ids`, ascending; empty if the text has no wordpiece
+    targets: tuple[int, ...]  # the masked ids
+
+
+@dataclass(frozen=True, slots=True)
+class MaskingLimits:
+    """Sizes of the window of a text and of its masks."""
+
+    window: int  # wordpieces of the window
+    max_masks: int  # masked wordpieces at most
+    share: float  # share of the window's wordpieces, for random masks
+
+
+def mask_text(
+    text: str,
+    pieces: "Encoding",
+    spans: Sequence[Span] | None,
+    rng: random.Random,
+    tokens: MaskedLMTokenizer,
+    limits: MaskingLimits,
+) -> MaskedText:
+    """Mask wordpieces of a text, and cut it to a window around them.
+
+    One of the `spans` is drawn and masked. Spans of more than `max_masks` wordpieces are drawn only
+    if there is no other, and are masked in part. With `spans` None, a share of the window's
+    wordpieces is masked, at least one.
+    """
+    length, window, max_masks = len(pieces.ids), limits.window, limits.max_masks
+    hidden = _choose_span(pieces, spans, rng, max_masks) if spans is not None else []
+    start = _window_start(hidden, length, window) if hidden else rng.randint(0, max(0, length - window))
+    end = min(start + window, length)
+    if spans is None:
+        count = min(max_masks, max(1, round(limits.share * (end - start))), end - start)
+        hidden = sorted(rng.sample(range(start, end), count))
+    return _build_masked_text(text, pieces, (start, end), [index for index in hidden if start <= index < end], tokens)
+
+
+def words_of(text: str) -> str:
+    """Return the lower-case words of a text, separated by spaces, to compare texts."""
+    return " ".join(_WORDS.findall(text.casefold()))
+
+
+def _choose_span(pieces: "Encoding", spans: Sequence[Span], rng: random.Random, max_masks: int) -> list[int]:
+    """Draw one of the spans, and return the indexes of its wordpieces."""
+    piece_lists = [
+        [
+            index
+            for index, (piece_start, piece_end) in enumerate(pieces.offsets)
+            if piece_start < span[1] and span[0] < piece_end
+        ]
+        for span in spans
+    ]
+    nonempty = [piece_list for piece_list in piece_lists if piece_list]
+    candidates = [piece_list for piece_list in nonempty if len(piece_list) <= max_masks] or nonempty
+    return rng.choice(candidates)[:max_masks] if candidates else []
+
+
+def _window_start(hidden: Sequence[int], length: int, window: int) -> int:
+    """Return the start of a window centred on the masks, as far as the text's ends allow."""
+    middle = (hidden[0] + hidden[-1]) // 2
+    return max(0, min(middle - window // 2, length - window))
+
+
+def _build_masked_text(
+    text: str, pieces: "Encoding", window: Span, hidden: Sequence[int], tokens: MaskedLMTokenizer
+) -> MaskedText:
+    start, end = window
+    if start >= end:
+        return MaskedText((), text, (), (), ())
+    ids = list(pieces.ids[start:end])
+    targets = tuple(pieces.ids[index] for index in hidden)
+    for index in hidden:
+        ids[index - start] = tokens.mask_id
+    question_parts, position = [], pieces.offsets[start][0]
+    for index in hidden:
+        piece_start, piece_end = pieces.offsets[index]
+        question_parts += [text[position:piece_start], f" {tokens.mask_token} "]
+        position = piece_end
+    question_parts.append(text[position : pieces.offsets[end - 1][1]])
+    masked_question = " ".join("".join(question_parts).split())
+    clues = _find_clues(text, pieces, hidden)
+    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in hidden), targets)
+
+
+def _find_clues(text: str, pieces: "Encoding", hidden: Sequence[int]) -> tuple[str, ...]:
+    """Return the words around each run of masks; a passage that holds them reveals the masks."""
+    runs: list[list[int]] = []
+    for index in hidden:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    clues = []
+    for run in runs:
+        first, last = max(0, run[0] - _CLUE), min(len(pieces.ids), run[-1] + 1 + _CLUE)
+        clues.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
+    return tuple(dict.fromkeys(clue for clue in clues if clue))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The candidates of b texts, c a text with the null passage first; a small corpus has fewer."""
+
+    passages: list[list[Passage]]  # at most c a text
+    width: int  # c
+
+    @property
+    def mask(self) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+        """(b, c) bool: whether there is a candidate."""
+        lengths = np.array([len(passages) for passages in self.passages])
+        return np.arange(self.width) < lengths[:, None]  # (c,) < (b, 1) -> (b, c)
+
+
+class CandidateRetriever:
+    """Retrieves candidates from one snapshot."""
+
+    def __init__(self, snapshot: Snapshot, retriever: str | None, candidates: int) -> None:
+        """Open a retriever; `candidates` is their number per text, including the null passage.
+
+        Raises:
+            UsageError: the retriever expression is wrong, or an index's metric is not the inner
+                product.
+        """
+        self.snapshot, self._width = snapshot, candidates
+        self._memory = PassageMemory(snapshot, None, retriever)
+
+    def retrieve(self, rows: Sequence[int], texts: Sequence[MaskedText], query_vectors: Vectors) -> Candidates:
+        """Return the candidates of the texts in these rows; `query_vectors` is (b, d) float32.
+
+        The source passage of a text reveals the masked words, and so does a passage with the words
+        around a mask, such as a copy or an overlapping window: both are dropped. Of equal passages
+        one is taken.
+        """
+        retrieved = self._memory.retrieve(
+            [text.question for text in texts], query_vectors, self._width - 1 + _EXTRA_CANDIDATES
+        )
+        candidate_lists = []
+        for source, text, hits in zip(self.snapshot.passages(list(rows)), texts, retrieved.hits, strict=True):
+            others = {hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)}
+            candidate_lists.append([NULL, *list(others.values())[: self._width - 1]])
+        return Candidates(candidate_lists, self._width)
+
+
+def _reveals_masks(passage: Passage, source: Passage, text: MaskedText) -> bool:
+    passage_words = words_of(passage.text)
+    return passages_overlap(source, passage) or any(clue in passage_words for clue in text.clues)
+
+
+def compute_log_prior(scores: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return the (b, c) float32 log p(z|x), the log-softmax of candidate scores (section 3.2).
+
+    `scores` (b, c) are inner products; `mask` (b, c) bool has one candidate or more per text.
+    Entries outside of the mask are -inf.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
+        return scaled_scores.masked_fill(~mask, -torch.inf).log_softmax(1)
+
+
+def compute_log_marginal(log_prior: Tensor, log_p: Tensor, marginal: Marginal) -> Tensor:
+    """Return the (b,) log p(y|x) of all masked tokens of each text.
+
+    * `sequence`, the paper's: log sum_z p(z|x) prod_j p(y_j|z,x); one passage explains all masks.
+    * `token`, the authors' code: sum_j log sum_z p(z|x) p(y_j|z,x); each mask has its own sum.
+
+    With one mask per text both are equal.
+
+    `log_prior` (b, c) is -inf where there is no candidate. `log_p` (b, c, m) is log p(y_j|z,x), and
+    0 where there is no mask: the sum over z is then 1 and adds 0.
+    """
+    if marginal == "sequence":
+        return (log_prior + log_p.sum(2)).logsumexp(1)  # (b, c) -> (b,)
+    return (log_prior[:, :, None] + log_p).logsumexp(1).sum(1)  # (b, c, m) -> (b, m) -> (b,)
+
+
+def compute_utility(log_y: Tensor, log_p: Tensor) -> Tensor:
+    """Return the (b,) retrieval utility, log p(y|x) - log p(y|x, null), in nats.
+
+    Guu et al. 2020 define it for one passage z; here it is for the marginal. `log_y` (b,) is the
+    result of `compute_log_marginal`; `log_p` (b, c, m) has the null passage first. Above 0, the
+    retrieved passages help.
+    """
+    return log_y - log_p[:, 0].sum(1)  # (b, m) -> (b,)
+
+
+class Realm(nn.Module):
+    """The model of REALM: a bi-encoder, and a masked language model that reads text and passage."""
+
+    def __init__(self, encoders: BiEncoder, reader: TrainableMaskedLM, *, frozen: bool = False) -> None:
+        """Combine encoders and reader; `frozen` excludes the encoders from training."""
+        super().__init__()
+        self.encoders, self.reader, self.frozen = encoders, reader, frozen
+        if frozen:
+            encoders.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; frozen encoders stay in `eval` mode, without dropout."""
+        super().train(mode)
+        if self.frozen:
+            self.encoders.eval()
+        return self
+
+    def embed_texts(self, texts: Sequence[MaskedText]) -> Tensor:
+        """Return the (b, d) float32 vectors of masked texts, with gradient."""
+        encoder_mask = next(
+            (
+                mask_token
+                for mask_token in MASKS
+                if self.encoders.question.tokenizer.token_to_id(mask_token) is not None
+            ),
+            "",
+        )
+        return self.encoders.embed_questions(
+            [text.question.replace(self.reader.tokenizer.mask_token, encoder_mask) for text in texts]
+        )
+
+    def scores(self, query_vectors: Tensor, candidates: Candidates) -> Tensor:
+        """Return the (b, c) inner products of (b, d) query vectors with their candidates' vectors.
+
+        The current passage encoder encodes each passage of the batch once. Entries without a
+        candidate are arbitrary.
+        """
+        distinct, positions = index_passages(passage for passages in candidates.passages for passage in passages)
+        passage_vectors = self.encoders.embed_passages(distinct)  # (u, d)
+        rows = torch.tensor(
+            [
+                [positions[passage.hash] for passage in passages] + [0] * (candidates.width - len(passages))
+                for passages in candidates.passages
+            ],
+            device=passage_vectors.device,
+        )
+        with torch.autocast(passage_vectors.device.type, enabled=False):
+            # (b, c, d) * (b, 1, d) -> (b, c)
+            return (passage_vectors[rows].to(query_vectors) * query_vectors[:, None]).sum(-1)
+
+    def log_p(self, texts: Sequence[MaskedText], candidates: Candidates, max_passage_pieces: int) -> Tensor:
+        """Return the (b, c, m) log p(y_j|z,x) of masked wordpieces; 0 without a mask or candidate.
+
+        The joint input is `[CLS] x [SEP] z [SEP]`, where z is the passage's title and text, cut to
+        `max_passage_pieces` wordpieces. Null passages are a separate batch, because their inputs
+        are a quarter as long.
+        """
+        passage_pieces = self._passage_pieces(candidates, max_passage_pieces)
+        null_inputs = [self._join(text, ()) for text in texts]
+        candidate_inputs = [
+            (row, column, self._join(text, passage_pieces[passage.hash]))
+            for row, (text, passages) in enumerate(zip(texts, candidates.passages, strict=True))
+            for column, passage in enumerate(passages)
+            if column
+        ]
+        token_log_p: Tensor = self.reader(null_inputs, [joined for _, _, joined in candidate_inputs])  # (b + k, m)
+        rows = [*range(len(texts)), *(row for row, _, _ in candidate_inputs)]
+        columns = [0] * len(texts) + [column for _, column, _ in candidate_inputs]
+        log_p = token_log_p.new_zeros(len(texts), candidates.width, token_log_p.shape[1])  # (b, c, m)
+        log_p[rows, columns] = token_log_p
+        return log_p
+
+    def save(self, folder: Path) -> Space:
+        """Write `question/`, `passage/` and `masked-lm/`; return the space of the passages."""
+        self.reader.save(folder / MASKED_LM)
+        return self.encoders.save(folder)
+
+    def _passage_pieces(self, candidates: Candidates, max_pieces: int) -> dict[str, list[int]]:
+        """Return the wordpieces of each passage's title and text, cut to `max_pieces`, by hash."""
+        texts_by_hash = {
+            passage.hash: f"{passage.title} {passage.text}" for passages in candidates.passages for passage in passages
+        }
+        pieces = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))
+        return {key: encoding.ids[:max_pieces] for key, encoding in zip(texts_by_hash, pieces, strict=True)}
+
+    def _join(self, text: MaskedText, passage: Sequence[int]) -> MaskedInput:
+        tokens = self.reader.tokenizer
+        capacity = max(0, tokens.max_tokens - tokens.template.size - len(text.ids))
+        ids, types = tokens.join_pair(text.ids, passage[:capacity])
+        start = len(tokens.template.prefix)
+        return MaskedInput(ids, types, [start + position for position in text.positions], text.targets)

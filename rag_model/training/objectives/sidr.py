@@ -1,0 +1,477 @@
+"""SiDR: learned sparse encoders that search an index of weights, or a bag index that stays valid.
+
+Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens Index" (arXiv 2405.01924). The loss
+contrasts weights with weights, and weights with bags of tokens, so that either may be the index.
+Training changes the weights, but not the bags.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.architecture import Architecture
+from rag_model.encoders.encoder import Vectors
+from rag_model.encoders.files import read_max_tokens, resolve_folder
+from rag_model.encoders.model import training_length_multiple
+from rag_model.encoders.space import check_same_tokenizer
+from rag_model.encoders.sparse_encoder import SparseEncoder, compute_sparse_space, get_batch_tokens, pad_rows
+from rag_model.encoders.sparse_model import SidrModel
+from rag_model.encoders.sparse_spec import SIDR as SIDR_ACTIVATION
+from rag_model.encoders.sparse_spec import SparseSpec, is_sparse_encoder, read_sparse_spec
+from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.errors import UsageError
+from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
+from rag_model.store.store import Store
+from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.batches import (
+    DprBatch,
+    Missing,
+    build_dpr_batch,
+    keep_complete_examples,
+    mask_other_positives,
+    passage_keys,
+)
+from rag_model.training.data.examples import Example
+from rag_model.training.data.negatives import (
+    NegativesRecipe,
+    add_mined_passages,
+    estimate_mining_bytes,
+    sample_passages,
+)
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.losses import gather_all_processes
+from rag_model.training.objectives.objective import (
+    TRAINED_COPIES,
+    TRAINING_PASSES,
+    Examples,
+    Job,
+    ModelDescription,
+    Objective,
+    TrainingCosts,
+)
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask
+from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
+
+GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
+BAG = "bag_"  # prefix of measures by bags
+LOOP = LoopSettings(epochs=80, warmup_share=0.0125)
+"""The authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, 1 warm-up; rate,
+decay and clipping are the defaults of `LoopSettings`."""
+_ROWS = 6  # numbers per text and term: weights, heaviest terms, bag, and their gradients
+
+
+@dataclass(frozen=True, slots=True)
+class SidrRecipe(GroupRecipe):
+    """Settings of SiDR. "Code" is jzhoubu/vsearch, svdr_nq.yaml and biencoder/vdr.yaml."""
+
+    batch_size: int = 32  # questions per batch and process; code: batch_size 32
+    hard_negatives: int = 1  # per question; code: hard_negatives 1
+    shared: bool = False  # one encoder for questions and passages; code: shared_encoder False
+    terms: int = 768  # heaviest terms kept besides the text's own, for a new encoder; code: topk 768
+    question_length: int = 128  # tokens, for a new encoder; code: max_len 128
+    passage_length: int = 256  # tokens, for a new encoder; code: max_len 256
+    scale: int = 8  # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9
+    temperature: float = 1.0  # of the scores; code: 1
+    both_ways: bool = True  # also contrast the questions of a passage; code: sym_loss True
+    without_positive: Missing = "drop"  # an example without a positive passage
+    goal: GoalName = "average_rank"  # selects the best weights, on the dev set; bag_…: by the bag index
+
+    def __post_init__(self) -> None:
+        minimums = {"batch_size": 1, "hard_negatives": 0, "terms": 1, "question_length": 3, "passage_length": 3}
+        check_bounds(self, "sidr", {**minimums, "scale": 1}, ["temperature"])
+        check_choices(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SidrTraining:
+    """Settings of a SiDR's training."""
+
+    loop: LoopSettings = LOOP
+    sidr: SidrRecipe = field(default_factory=SidrRecipe)
+    negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
+
+
+def keep_terms(weights: Tensor, bag: Tensor, count: int) -> Tensor:
+    """Keep the (b, V) weights of each text's `count` heaviest terms and its bag; zero others.
+
+    `weights` (b, V), `bag` (b, V) bool. The kept weights have a gradient.
+    """
+    heaviest = weights.detach().topk(min(count, weights.shape[1]), dim=1).indices  # (b, count)
+    return weights.where(bag.scatter(1, heaviest, True), 0)
+
+
+def semi_parametric_loss(
+    questions: tuple[Tensor, Tensor],
+    passages: tuple[Tensor, Tensor],
+    gold: Tensor,
+    ignored: Tensor,
+    terms: int,
+    temperature: float = 1.0,
+    *,
+    both_ways: bool = True,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean of SiDR's four losses, and the in-batch accuracy by weights and by bags.
+
+    L = (N(K(q), V(p)) + N(V(q), K(p)) + N(B(q), V(p)) + N(V(q), B(p))) / 4, where V are the
+    weights, K the weights that `keep_terms` keeps, B the bags, and N is `two_way_loss`: Zhou et al.
+    (arXiv 2405.01924), section 3, and github.com/jzhoubu/vsearch, src/ir/training/loss_utils.py.
+    Scores are at least float32, also under autocast.
+
+    `questions` are (b, V) weights and (b, V) bool bags, `passages` both as (m, V); `gold` (b,) and
+    `ignored` (b, m) as in `in_batch_loss`; `terms` is the number of heaviest terms in K.
+    """
+    with torch.autocast(gold.device.type, enabled=False):
+        (question_weights, question_bags), (passage_weights, passage_bags) = (
+            (_to_float32(weights), bag) for weights, bag in (questions, passages)
+        )
+        pairs = {
+            "kept_asked": (keep_terms(question_weights, question_bags, terms), passage_weights),
+            "kept_read": (question_weights, keep_terms(passage_weights, passage_bags, terms)),
+            "bag_asked": (question_bags.to(question_weights), passage_weights),
+            "bag_read": (question_weights, passage_bags.to(question_weights)),
+        }
+        scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}  # (b, m)
+        losses = [two_way_loss(term_scores, gold, ignored, both_ways=both_ways) for term_scores in scores.values()]
+    measured = {"accuracy": scores["kept_read"], "bag_accuracy": scores["bag_read"]}
+    return torch.stack(losses).mean(), {
+        name: _compute_accuracy(term_scores, gold, ignored) for name, term_scores in measured.items()
+    }
+
+
+def two_way_loss(scores: Tensor, gold: Tensor, ignored: Tensor, *, both_ways: bool = True) -> Tensor:
+    """Return the mean negative log-likelihood of positives, plus that of questions given positives.
+
+    The first is over all passages of the batch, the second over all questions. The second also
+    leaves out ignored pairs, and questions that share the positive. `scores`, `ignored` (b, m),
+    `gold` (b,).
+    """
+    passage_loss = nn.functional.cross_entropy(scores.masked_fill(ignored, -torch.inf), gold)
+    if not both_ways:
+        return passage_loss
+    shares_positive = (gold[:, None] == gold) & ~torch.eye(len(gold), dtype=torch.bool, device=gold.device)  # (b, b)
+    # (b, m) -> (b, b): row i is the positive of question i, column j the question j
+    question_scores = scores[:, gold].T.masked_fill(ignored[:, gold].T | shares_positive, -torch.inf)
+    return passage_loss + nn.functional.cross_entropy(question_scores, torch.arange(len(gold), device=gold.device))
+
+
+def _compute_accuracy(scores: Tensor, gold: Tensor, ignored: Tensor) -> Tensor:
+    return (scores.detach().masked_fill(ignored, -torch.inf).argmax(1) == gold).float().mean()
+
+
+def _to_float32(weights: Tensor) -> Tensor:
+    return weights.to(torch.promote_types(weights.dtype, torch.float32))
+
+
+WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag
+
+
+class TrainableSidr(nn.Module):
+    """A SiDR encoder in training: texts to weighted terms and bags; create it with `load`."""
+
+    def __init__(self, model: SidrModel, folder: Path, spec: SparseSpec, tokenizer: Tokenizer) -> None:
+        """Combine a model with the spec and the tokenizer of a folder."""
+        super().__init__()
+        self.model, self.folder, self.spec, self._tokenizer = model, folder, spec, tokenizer
+
+    @classmethod
+    def load(cls, folder: Path, length: int, recipe: SidrRecipe, device: str | None = None) -> Self:
+        """Load the SiDR of a folder, or start a new one from a plain transformer.
+
+        A new one truncates texts to `length` tokens.
+
+        Raises:
+            InputError: the model cannot be loaded.
+            UsageError: the folder is a sparse encoder, but not a SiDR.
+        """
+        if is_sparse_encoder(folder):
+            spec = read_sparse_spec(folder)
+            if spec.activation != SIDR_ACTIVATION:
+                raise UsageError(f"encoder {folder} weighs terms by {spec.activation}: name a SiDR or a plain encoder")
+            model = SidrModel.load(folder, device=device)
+        else:
+            spec = SparseSpec(
+                activation=SIDR_ACTIVATION,
+                max_length=min(length, read_max_tokens(folder)),
+                passage_terms=recipe.terms,
+                question_terms=recipe.terms,
+                scale=recipe.scale,
+            )
+            model = SidrModel.from_encoder(folder, device=device)
+        return cls(model, folder, spec, load_tokenizer(folder, spec.max_length))
+
+    def forward(self, texts: Sequence[str]) -> WeightsAndBags:
+        """Return the (b, V) weights of one batch of texts over the vocabulary, and their bags."""
+        device = self.model.device
+        ids, attention_mask = pad_rows(
+            tokenize(self._tokenizer, texts), self.model.pad_id, training_length_multiple(device)
+        )
+        tokens = torch.from_numpy(ids).to(device)
+        weights: Tensor = self.model(tokens, torch.from_numpy(attention_mask).to(device))
+        return weights, self.model.bag_of_tokens(tokens)
+
+    def encoder(self) -> SparseEncoder:
+        """Return an encoder with the current weights, for retrieval."""
+        budget = get_batch_tokens(self.model.device)
+        return SparseEncoder(str(self.folder), self.folder, self.spec, self._tokenizer, self.model, budget)
+
+
+class SidrPair(nn.Module):
+    """A question and a passage encoder of weighted terms, or one for both; see `load`."""
+
+    def __init__(self, question: TrainableSidr, passage: TrainableSidr) -> None:
+        """Combine two encoders, or one with itself.
+
+        Raises:
+            UsageError: the vocabularies differ.
+        """
+        super().__init__()
+        check_same_tokenizer(question.folder, passage.folder)
+        self.question, self.passage = question, passage
+
+    @classmethod
+    def load(cls, question: Path, passage: Path, recipe: SidrRecipe | None = None, device: str | None = None) -> Self:
+        """Load two encoders, or one for both if `recipe.shared`.
+
+        Raises:
+            InputError: an encoder cannot be loaded.
+            UsageError: a shared encoder has two folders; see also `__init__`.
+        """
+        recipe = recipe or SidrRecipe()
+        if recipe.shared and question != passage:
+            raise UsageError(f"encoders {question} and {passage} cannot be shared: name one of them, or train two")
+        passage_encoder = TrainableSidr.load(passage, recipe.passage_length, recipe, device)
+        if recipe.shared:
+            return cls(passage_encoder, passage_encoder)
+        return cls(TrainableSidr.load(question, recipe.question_length, recipe, device), passage_encoder)
+
+    def embed_questions(self, questions: Sequence[str]) -> WeightsAndBags:
+        """Return the weights, with gradient, and the bags of questions."""
+        weights_and_bags: WeightsAndBags = self.question(
+            [self.question.spec.format_question(question) for question in questions]
+        )
+        return weights_and_bags
+
+    def embed_passages(self, passages: Sequence[Passage]) -> WeightsAndBags:
+        """Return the weights, with gradient, and the bags of passages."""
+        weights_and_bags: WeightsAndBags = self.passage(
+            [self.passage.spec.format_passage(passage.title, passage.text) for passage in passages]
+        )
+        return weights_and_bags
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, l, 2) weighted terms of questions, without gradient.
+
+        Raises:
+            InputError: a weight is not finite.
+        """
+        return self.question.encoder().encode_questions(questions, batch_invariant=False)
+
+    @torch.no_grad()
+    def scores(self, query_terms: Vectors, passages: Sequence[Passage]) -> WeightsAndBags:
+        """Return (n, m) scores of questions and passages by weights, and by the passages' bags.
+
+        `query_terms` is the result of `encode_questions`. Each passage is encoded once, in batches
+        of similar length. Scores are float32, also under autocast.
+        """
+        model, spec = self.passage.model, self.passage.spec
+        questions = self._to_sparse(query_terms)
+        by_weights, by_bags = (torch.empty((len(query_terms), len(passages)), device=model.device) for _ in range(2))
+        texts = [spec.format_passage(passage.title, passage.text) for passage in passages]
+        for rows, weights, ids in self.passage.encoder().iter_weights(texts, batch_invariant=False):
+            bag, float_weights = model.bag_of_tokens(ids), weights.float()
+            with torch.autocast(model.device.type, enabled=False):
+                by_weights[:, rows] = torch.sparse.mm(questions, keep_terms(float_weights, bag, spec.passage_terms).T)
+                by_bags[:, rows] = torch.sparse.mm(questions, bag.to(float_weights).T)
+        return by_weights, by_bags
+
+    def save(self, folder: Path) -> None:
+        """Write `passage/`, and `question/`, which searches the space of the passages."""
+        self.passage.model.save(folder / PASSAGE, self.passage.folder, self.passage.spec)
+        asks = compute_sparse_space(folder / PASSAGE, self.passage.spec)
+        self.question.model.save(folder / QUESTION, self.question.folder, self.question.spec, asks)
+
+    def _to_sparse(self, query_terms: Vectors) -> Tensor:
+        """Return (n, V) sparse weights of (n, l, 2) terms."""
+        terms, weights = (
+            torch.from_numpy(query_terms[..., component]).to(self.passage.model.device) for component in (0, 1)
+        )
+        rows = torch.arange(len(query_terms), device=terms.device)[:, None].expand(terms.shape)
+        indexes = torch.stack([rows.flatten(), terms.flatten().long()])
+        size = len(query_terms), len(self.passage.model.terms)
+        return torch.sparse_coo_tensor(indexes, weights.flatten(), size, check_invariants=True).coalesce()
+
+
+class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
+    """Train a `SidrPair` on examples with positives."""
+
+    kind = "sidr"
+
+    def __init__(
+        self,
+        pair: SidrPair,
+        train: Sequence[Example],
+        dev: Sequence[Example],
+        recipe: SidrRecipe,
+        corpus: Sequence[Passage] = (),
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
+
+        Raises:
+            InputError: no training example has a positive passage; or one has none, and the recipe
+                refuses that.
+            UsageError: there is no dev example, or none with a passage that the goal needs.
+        """
+        super().__init__(pair, train, dev, recipe, corpus, digests)
+        self.goal = Goal(recipe.goal, larger="Success" in recipe.goal)
+        if not self.goal.larger and not self._ranking.with_positives:
+            raise UsageError(f"goal {recipe.goal} needs dev examples with passages: use Success@20, or mine them")
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, the digests of data and encoders, and the encoders' specs."""
+        pair = {"question": self.module.question, "passage": self.module.passage}
+        return {**super().recipe(), "specs": {name: encoder.spec.to_json() for name, encoder in pair.items()}}
+
+    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that have a positive."""
+        return keep_complete_examples(examples, self._recipe.without_positive, needs_negatives=False)
+
+    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
+        """Return a batch of the examples with the recipe's number of hard negatives."""
+        return build_dpr_batch(examples, self._recipe.hard_negatives, rng)
+
+    def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the loss over the passages of all processes, and the measures of `sidr_loss`."""
+        recipe = self._recipe
+        return sidr_loss(self.module, batch, recipe.terms, recipe.temperature, both_ways=recipe.both_ways)
+
+    def evaluate(self) -> Measures:
+        """Return the dev set's `average_rank` and `Success@k` by weights, and `bag_…` by bags."""
+        ranking = self._ranking
+        scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
+        by_weights, by_bags = (ranking.evaluate_scores([scores_.cpu().numpy()]) for scores_ in scores)
+        return {**by_weights, **{f"{BAG}{name}": value for name, value in by_bags.items()}}
+
+    def save(self, folder: Path) -> None:
+        """Write `question/` and `passage/`, folders of sparse encoders."""
+        self.module.save(folder)
+
+
+def sidr_loss(
+    pair: SidrPair, batch: DprBatch, terms: int, temperature: float, *, both_ways: bool
+) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+    """Return the loss of a batch over the passages of all processes, and measures.
+
+    `heaviest` is the largest weight of a passage; the index cuts weights above 255 / scale.
+    """
+    local_weights, local_bags = pair.embed_passages(batch.passages)
+    weights, start = gather_all_processes(local_weights)  # (m, V) -> (m of all, V)
+    bags, _ = gather_all_processes(local_bags.byte())
+    keys, _ = gather_all_processes(passage_keys(batch.passages).to(weights.device))
+    gold = torch.tensor(batch.gold, device=weights.device) + start  # (b,)
+    ignored = mask_other_positives(batch.examples, keys, gold)
+    question_terms = pair.embed_questions([example.question for example in batch.examples])
+    loss, measures = semi_parametric_loss(
+        question_terms, (weights, bags.bool()), gold, ignored, terms, temperature, both_ways=both_ways
+    )
+    return loss, {**measures, "heaviest": weights.detach().max()}
+
+
+class Sidr(Objective[SidrTraining]):
+    """The objective `sidr`: a question and a passage encoder of weighted terms."""
+
+    name = "sidr"
+    summary = "two encoders of weighted terms, which ask an index of weights or of bags"
+    options = frozenset({"encoder"})
+    settings = SidrTraining
+    result = ModelDescription(
+        summary="A pair of encoders of weighted terms, for questions and for passages, trained to tell each question's "
+        "passage from others by its weights, and by its bag of tokens alone (SiDR, Zhou et al. 2024). The index of "
+        "bags stays valid whatever is trained.",
+        usage="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
+        '[represent.bag] kind = "bag", encoder = "model:NAME" and [index.bag] factory = "Impact1", over = "bag"; or '
+        '[represent.sparse] encoder = "model:NAME" and [index.sidr] factory = "Impact"',
+        pipeline_tag="sentence-similarity",
+        parts=frozenset({"question", "passage"}),
+    )
+
+    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
+        """Return the named encoders, else the snapshot's; see `choose_bi_encoder`."""
+        return choose_bi_encoder(store, snapshot, named_models.encoder)
+
+    def prepare(self, job: Job[SidrTraining]) -> Examples:
+        """Return the examples with mined negatives and positives; see `add_mined_passages`."""
+        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress)
+
+    def task(self, job: Job[SidrTraining]) -> SidrTask:
+        """Load the encoders; dev questions also rank passages of the snapshot."""
+        settings = job.settings
+        corpus = sample_passages(job.snapshot, settings.negatives.ranked)
+        pair = load_initial_pair(job.origins, settings.sidr)
+        return SidrTask(pair, job.examples["train"], job.examples["dev"], settings.sidr, corpus, job.digests)
+
+    def costs(self, job: Job[SidrTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
+        """Return the costs of computing all term weights of a batch, and of mining."""
+        costs = estimate_sidr_costs(job, job.settings.sidr, job.settings.negatives.ranked, models)
+        return TrainingCosts(
+            {**costs.stage_bytes, "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives)},
+            costs.batches,
+            costs.step_operations,
+            costs.evaluation_operations,
+        )
+
+
+def load_initial_pair(origins: InitialModels, recipe: SidrRecipe) -> SidrPair:
+    """Load the initial encoders of a training.
+
+    Raises:
+        InputError: an encoder cannot be loaded.
+        UsageError: the encoders do not fit each other or the recipe.
+    """
+    question, passage = (resolve_folder(origins.names[part]) for part in ("question", "passage"))
+    return SidrPair.load(question, passage, recipe)
+
+
+def estimate_sidr_costs(
+    job: Job[Any], recipe: SidrRecipe, ranked_count: int, models: Mapping[str, Architecture]
+) -> TrainingCosts:
+    """Return the costs of the term weights of a batch: products of every token with every term."""
+    question, passage = models["question"], models["passage"]
+    passage_count = recipe.batch_size * (1 + recipe.hard_negatives)
+    trained = [passage] if recipe.shared else [question, passage]
+    activations = question.estimate_activation_bytes(
+        recipe.batch_size, QUESTION_TOKENS
+    ) + passage.estimate_activation_bytes(passage_count, PASSAGE_TOKENS)
+    activations += (
+        FLOAT32_BYTES
+        * passage.vocabulary
+        * (_ROWS * (passage_count + recipe.batch_size) + PASSAGE_TOKENS + 2 * passage.hidden)
+    )
+    forward_operations = recipe.batch_size * QUESTION_TOKENS * count_token_operations(
+        question
+    ) + passage_count * PASSAGE_TOKENS * count_token_operations(passage)
+    pool_size = min(ranked_count, job.snapshot.n) + len(job.examples["dev"])
+    batches = max(1, len(job.examples["train"]) // recipe.batch_size)
+    return TrainingCosts(
+        {"train": TRAINED_COPIES * estimate_weight_bytes(*trained) + activations},
+        batches,
+        TRAINING_PASSES * forward_operations,
+        pool_size * PASSAGE_TOKENS * count_token_operations(passage),
+    )
+
+
+def count_token_operations(model: Architecture) -> float:
+    """Return the operations per token: the transformer, and products with the whole vocabulary."""
+    return model.operations_per_token + 2.0 * model.hidden * model.vocabulary
+
+
+SIDR = Sidr()

@@ -1,0 +1,166 @@
+"""Settings of an objective: parse them from tables, and render them as a commented TOML file.
+
+Each objective has one settings record, a dataclass with one dataclass per TOML table. The command
+line, the flow and the training share it:
+
+```toml
+[loop]
+learning_rate = 2e-5
+
+[dpr]               # or [cross_encoder], [margin_mse], [rag], or a table of another objective
+batch_size = 32
+
+[negatives]         # for dpr, colbert, cross-encoder and margin-mse; ra-dit has [ra_dit], [lm],
+[retriever], [lm_loop] search = "bm25" ```
+
+An unedited file of `render_settings` trains exactly as no file does. A setting whose value TOML
+cannot express (None), or whose default depends on the encoder, is therefore written as a comment.
+"""
+
+import ast
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from rag_model.errors import UsageError
+from rag_model.toml import from_table
+from rag_model.training.objectives.objective import Objective, TrainingSettings, find_loop_settings, get_objective
+
+Tables = Mapping[str, Mapping[str, Any]]  # settings by table
+
+_WIDTH = 44  # column at which comments start
+
+
+def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> TrainingSettings:
+    """Return the settings of an objective from tables; omitted settings keep their defaults.
+
+    If the encoder's vectors have length 1 (`unit_vectors`), scores differ little, and the default
+    of the temperature is 0.05 instead of the papers' 1. `max_steps` overrides the tables in every
+    stage.
+
+    Raises:
+        UsageError: there is no such objective, a table or a setting is unknown, or a setting has a
+            wrong value; the message names it.
+    """
+    objective = get_objective(kind)
+    _check_tables(objective, tables)
+    merged: dict[str, Any] = {name: asdict(loop) for name, loop in find_loop_settings(objective.settings()).items()}
+    for name, table in [*objective.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
+        merged[name] = {**merged.get(name, {}), **table}
+    settings: Any = from_table(objective.settings, merged, f"the recipe of finetune {objective.name}")
+    if max_steps is not None:
+        loops = find_loop_settings(settings)
+        settings = replace(settings, **{name: replace(loop, max_steps=max_steps) for name, loop in loops.items()})
+    return settings  # type: ignore[no-any-return]
+
+
+def _check_tables(objective: Objective[Any], tables: Mapping[str, Any]) -> None:
+    """Check that each setting is in the right table.
+
+    Raises:
+        UsageError: a setting is in no table, or in the wrong one; the message names the right one.
+    """
+    defaults = objective.settings()
+    known = {table.name: _setting_names(getattr(defaults, table.name)) for table in fields(defaults)}
+    all_names = frozenset[str]().union(*known.values())
+    for name, table in tables.items():
+        if isinstance(table, Mapping):
+            misplaced = {key: f"[{name}]" for key in table if key in all_names - known.get(name, all_names)}
+        else:
+            misplaced = {name: "no table"}
+        for key, location in misplaced.items():
+            homes = " or ".join(f"[{home}]" for home, names in known.items() if key in names)
+            advice = f"put it below {homes}" if homes else f"the tables are {', '.join(f'[{home}]' for home in known)}"
+            raise UsageError(
+                f"the recipe's {key!r} is in {location}: {advice} (`bookwheel finetune {objective.name} "
+                "--print-settings` shows all)"
+            )
+
+
+def _setting_names(table: Any) -> frozenset[str]:
+    return frozenset(setting.name for setting in fields(table)) if is_dataclass(table) else frozenset()
+
+
+def render_settings(objective: Objective[Any]) -> str:
+    """Return the settings file of an objective, in TOML, with all defaults."""
+    unit_defaults = objective.defaults(unit_vectors=True)
+    head = f"# Settings of `bookwheel finetune {objective.name}`, with their defaults and the sources of these."
+    return "\n".join([head, *_render_tables(objective.settings(), (), unit_defaults)]) + "\n"
+
+
+def parse_field_comments(kind: type[Any]) -> dict[str, str]:
+    """Return the comment at the end of each field's line, else the comments above the line.
+
+    Inherited fields are included. Without source files the result is empty.
+    """
+    comments: dict[str, str] = {}
+    for record_type in reversed(kind.__mro__):
+        if is_dataclass(record_type):
+            comments |= _parse_own_comments(record_type)
+    return comments
+
+
+def _parse_own_comments(kind: type[Any]) -> dict[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    (body,) = ast.parse(source).body
+    comments_by_field: dict[str, str] = {}
+    for node in getattr(body, "body", ()):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            lines = [node.end_lineno] if node.end_lineno in comments else _comment_lines_above(node.lineno, comments)
+            comments_by_field[node.target.id] = " ".join(comments[line].string.lstrip("# ") for line in lines)
+    return {name: comment for name, comment in comments_by_field.items() if comment}
+
+
+def _comment_lines_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) -> list[int]:
+    """Return the numbers of the comment lines directly above a line."""
+    first = line
+    while first - 1 in comments and not comments[first - 1].line[: comments[first - 1].start[1]].strip():
+        first -= 1
+    return list(range(first, line))
+
+
+def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the TOML lines of a settings record: plain settings first, then nested tables."""
+    comments, defaults = parse_field_comments(type(settings)), type(settings)()
+    choices = {name: get_args(kind) for name, kind in get_type_hints(type(settings)).items() if _is_choice(kind)}
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    subtables = {name: value for name, value in values.items() if is_dataclass(value)}
+    for name, value in values.items():
+        if name not in subtables:
+            choice_text = f"one of {', '.join(map(str, choices[name]))}" if name in choices else ""
+            comment = "; ".join(filter(None, (choice_text, comments.get(name, ""))))
+            yield _render_setting(name, value, getattr(defaults, name), comment, unit_defaults.get(name))
+    for name, value in subtables.items():
+        yield from ("", f"[{'.'.join((*path, name))}]", *([f"# {comments[name]}"] if name in comments else []))
+        yield from _render_tables(value, (*path, name), unit_defaults.get(name, {}))
+
+
+def _is_choice(kind: Any) -> bool:
+    return get_origin(kind) is Literal
+
+
+def _render_setting(name: str, value: Any, default: Any, description: str, unit_value: Any) -> str:
+    override_note = f"instead of {_render_value(default)} elsewhere" if value != default else ""
+    unit_note = (
+        f"{_render_value(unit_value)} if the encoder's vectors have length 1" if unit_value not in (None, value) else ""
+    )
+    comment = "; ".join(part for part in (override_note, unit_note, description) if part)
+    setting = f"{name} = {_render_value(value)}"
+    if value is None or unit_note:
+        setting = f"# {setting}" if value is not None else f"# {name} ="
+    return f"{setting:<{_WIDTH}}  # {comment}" if comment else setting
+
+
+def _render_value(value: Any) -> str:
+    return tomli_w.dumps({"x": value}).partition("=")[2].strip() if value is not None else "none"

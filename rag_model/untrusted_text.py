@@ -1,0 +1,100 @@
+"""Text from untrusted sources: parse JSON strictly, and escape control characters for terminals."""
+
+import json
+import math
+import unicodedata
+from itertools import chain
+from typing import Any
+
+from rag_model.errors import UsageError
+
+# Nested arrays and objects; files of bookwheel and of model hubs have fewer than 20 levels.
+MAX_DEPTH = 64
+_CONTAINERS = dict, list
+_ESCAPED_SURROGATE = b"\\ud"  # start of an escaped surrogate, which must come in pairs
+
+
+def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
+    """Parse a JSON text; every problem is a `ValueError`.
+
+    Bytes are UTF-8, with or without a byte order mark. NaN, infinities, lone surrogates and more
+    than `MAX_DEPTH` levels are rejected, because they would fail later, when they are written,
+    hashed or printed. With `finite=False`, for metrics in our own records, NaN and infinities are
+    accepted.
+
+    Raises:
+        ValueError: The text is invalid; the message says why.
+    """
+    if isinstance(data, bytes):
+        data = data.decode("utf-8-sig")  # the decoder of `json` accepts lone surrogates
+    try:
+        value = (
+            json.loads(data, parse_constant=_refuse_constant, parse_float=_parse_finite) if finite else json.loads(data)
+        )
+    except RecursionError as error:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from error
+    _check_depth(value)
+    if _ESCAPED_SURROGATE in data.encode().lower():
+        _check_characters(value)
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _parse_finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:20]} is too large for a number")
+    return number
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(MAX_DEPTH + 1):
+        children = chain.from_iterable(parent.values() if isinstance(parent, dict) else parent for parent in level)
+        level = [child for child in children if isinstance(child, _CONTAINERS)]
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_characters(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it contains half of a character (a lone surrogate)") from error
+
+
+_ALLOWED_CONTROLS = "\n\t"
+_INVISIBLE = {"Cc", "Cs"}  # controls and surrogates
+_REORDERING = frozenset("\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def escape_controls(text: str) -> str:
+    r"""Escape control characters except line breaks and tabs, as JSON does, for a terminal.
+
+    >>> escape_controls("a\x1b[31m red\n")
+    'a\\u001b[31m red\n'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(character if _is_harmless(character) else f"\\u{ord(character):04x}" for character in text)
+
+
+def check_printable(text: str, description: str) -> None:
+    """Check that a text that others will read contains no control characters.
+
+    Raises:
+        UsageError: It contains one; the message starts with `description`.
+    """
+    control = next((character for character in text if not _is_harmless(character)), None)
+    if control is not None:
+        raise UsageError(f"{description} contains the control character {control!r}: remove it")
+
+
+def _is_harmless(character: str) -> bool:
+    return character in _ALLOWED_CONTROLS or (
+        unicodedata.category(character) not in _INVISIBLE and character not in _REORDERING
+    )

@@ -1,0 +1,178 @@
+"""An article is taken over if nothing that decides its passages changed, and only then."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.corpus import chunk
+from rag_model.corpus.article_log import ReusableArticles, compute_article_key, compute_key_basis
+from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
+from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Page, Part, Siteinfo
+from rag_model.corpus.timestamps import parse_seconds
+from rag_model.corpus.wikitext import MAX_CHARS
+from rag_model.errors import InputError
+from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
+
+SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
+PAGE = Page(7, 70, 1_767_225_600, 0, "Title", False, "wikitext", "Some text.")
+DEFAULT = ChunkRecipe()
+SECTIONS = ChunkRecipe("sections")  # the default of before
+HOSTILE = "x" * (MAX_CHARS + 1)
+
+
+def key(page: Page = PAGE, site: Siteinfo = SITE, recipe: ChunkRecipe = DEFAULT, version: int = 1) -> bytes:
+    return compute_article_key(compute_key_basis(site, recipe.get_identity(), version), page)
+
+
+def test_keys_of_before_chunkers_had_other_settings_still_serve() -> None:
+    """Made by the version before; the next month inherits from article logs of it."""
+    bases = [compute_key_basis(SITE, recipe.get_identity(), 2) for recipe in (SECTIONS, ChunkRecipe("words", 50))]
+    assert bases == [
+        b"sha256:62b7532f82d94920e536973f1792100c988ec84b27ac27210939eb9bc703f097",
+        b"sha256:08cbceb34a7ab22da4f14c7264e10d8fe528c0d356db7beb62095f97dfeec339",
+    ]
+    assert SECTIONS.get_identity() == {
+        "chunker": "sections",
+        "words": 100,
+        "quarantine_share": 0.01,
+        "quarantine_floor": 20,
+    }, "what the memo's key is made of"
+
+
+def test_the_key_is_of_all_that_decides_the_passages() -> None:
+    keys = [
+        key(),
+        key(replace(PAGE, page_id=8)),
+        key(replace(PAGE, rev_id=71)),
+        key(replace(PAGE, revised=1_767_225_601)),
+        key(replace(PAGE, revised=None)),
+        key(replace(PAGE, title="Other")),
+        key(replace(PAGE, text="Some text!")),
+        key(site=replace(SITE, language="de")),
+        key(site=replace(SITE, namespaces={"bild": 6})),
+        key(recipe=ChunkRecipe("words")),
+        key(recipe=SECTIONS),
+        key(recipe=ChunkRecipe(words=99)),
+        key(version=2),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.fixture
+def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo]:
+    long = " ".join(f"word{number}" for number in range(600))
+    texts = ["One '''two'''.\n== Life ==\nThree.", "{{stub}}", HOSTILE, *(f"{long} {page}" for page in range(200))]
+    pages = (page_xml(number, text) for number, text in enumerate(texts, start=1))
+    (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
+    plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str, part_bytes=1 << 30)
+    return plan.parts[0], plan.siteinfo
+
+
+def cut(
+    part: tuple[Part, Siteinfo], folder: Path, *earlier: tuple[Path, Path], recipe: ChunkRecipe = DEFAULT
+) -> tuple[ChunkStats, Path, Path]:
+    folder.mkdir()
+    out, log = folder / "passages.parquet", folder / "articles.parquet"
+    with ReusableArticles(earlier) as inherited:
+        return chunk_part(*part, recipe, out, log, inherited), out, log
+
+
+def test_a_chunker_of_other_settings_inherits_nothing(
+    part: tuple[Part, Siteinfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    tokenizer = tmp_path / "tokenizer.json"
+    save_tokenizer(tokenizer, "[UNK]")
+
+    def inherited(name: str, earlier: tuple[Path, Path], **settings: Any) -> int:
+        recipe = ChunkRecipe("overlapping", settings={"tokenizer": str(tokenizer), "overlap": 8, **settings})
+        return cut(part, tmp_path / name, earlier, recipe=recipe)[0].inherited
+
+    recipe = ChunkRecipe("overlapping", settings={"tokenizer": str(tokenizer), "overlap": 8})
+    first, *files = cut(part, tmp_path / "1", recipe=recipe)
+    earlier = (files[0], files[1])
+    assert inherited("same", earlier) == first.articles > 0
+    assert inherited("the default, written out", earlier, tokens=32) == first.articles
+    assert inherited("overlap", earlier, overlap=4) == 0
+    renamed = shutil.copy(tokenizer, tmp_path / "renamed.json")
+    assert inherited("renamed", earlier, tokenizer=str(renamed)) == first.articles
+    save_tokenizer(tokenizer, "[OTHER]")
+    assert inherited("tokenizer", earlier) == 0
+    monkeypatch.setattr(Overlapping, "version", "2")
+    assert inherited("version", earlier, tokenizer=str(renamed)) == 0
+
+
+def test_what_is_taken_over_is_what_would_be_made(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    """With more than a row group of passages, an article without text, and one that could not be parsed."""
+    first, *files = cut(part, tmp_path / "1")
+    assert (first.rows > 1024, first.dropped) == (True, {"no_text": 1, "unparsable": 1})
+    again, *same = cut(part, tmp_path / "2", (files[0], files[1]))
+    assert (first.inherited, again.inherited) == (0, again.articles)
+    assert replace(again, inherited=0) == first
+    assert [path.read_bytes() for path in same] == [path.read_bytes() for path in files]
+
+
+def test_passages_of_the_default_of_before_are_not_mixed_in(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    _, *files = cut(part, tmp_path / "before", recipe=SECTIONS)
+    fresh, *expected = cut(part, tmp_path / "fresh")
+    again, *made = cut(part, tmp_path / "again", (files[0], files[1]))
+    assert (again.inherited, again) == (0, fresh)
+    assert [path.read_bytes() for path in made] == [path.read_bytes() for path in expected]
+
+
+def test_passages_of_another_version_are_not_mixed_in(
+    part: tuple[Part, Siteinfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(chunk, "VERSION", chunk.VERSION - 1)
+        _, *files = cut(part, tmp_path / "before")
+    assert cut(part, tmp_path / "again", (files[0], files[1]))[0].inherited == 0
+
+
+def test_passages_without_dates_are_not_mixed_in(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    """An earlier bookwheel that removes a page writes the other passages again as it knows them."""
+    fresh, out, log = cut(part, tmp_path / "fresh")
+    earlier = tmp_path / "earlier.parquet"
+    with PassageFile(out) as file, PassageWriter(earlier, dated=False) as writer:
+        for passage in file.iter_passages():
+            writer.write(passage)
+    again, made, _ = cut(part, tmp_path / "again", (earlier, log))
+    assert again == fresh
+    assert made.read_bytes() == out.read_bytes()
+    with PassageFile(made) as file:
+        assert {passage.revised for passage in file.iter_passages()} == {parse_seconds("2026-11-01T12:00:00Z")}
+
+
+def test_a_log_that_does_not_fit_the_passages_is_left_aside(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    first, out, log = cut(part, tmp_path / "1")
+    fewer = tmp_path / "fewer.parquet"
+    with PassageFile(out) as file, PassageWriter(fewer) as writer:
+        for passage in list(file.iter_passages())[1:]:
+            writer.write(passage)
+    again, *_ = cut(part, tmp_path / "2", (fewer, log))
+    assert again == first
+
+
+def test_rows_of_another_page_are_left_aside(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    first, out, log = cut(part, tmp_path / "1")
+    shifted = tmp_path / "shifted.parquet"
+    with PassageFile(out) as file, PassageWriter(shifted) as writer:
+        rows = list(file.iter_passages())
+        for passage in [*rows[1:], rows[0]]:
+            writer.write(passage)
+    again, made, _ = cut(part, tmp_path / "2", (shifted, log))
+    assert replace(again, inherited=0) == first
+    assert made.read_bytes() == out.read_bytes()
+
+
+def test_a_log_that_cannot_be_read_is_one_sentence(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    _, out, log = cut(part, tmp_path / "1")
+    log.write_bytes(log.read_bytes()[:-10])
+    with pytest.raises(InputError, match=r"articles\.parquet is not a readable article log"):
+        ReusableArticles([(out, log)])

@@ -1,0 +1,228 @@
+"""Every dump format keeps the contract: recognition, equal parts, and content that depends on nothing else."""
+
+import bz2
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.dump_formats import mediawiki
+from rag_model.corpus.dump_formats.dump_format import (
+    BUILT_IN_FORMATS,
+    DUMP_HELP,
+    FORMATS,
+    describe_formats,
+    detect_format,
+    get_format,
+    get_format_identity,
+    get_part_format,
+)
+from rag_model.corpus.dump_formats.mediawiki import MediaWiki
+from rag_model.corpus.dump_formats.page_format import PageFormat
+from rag_model.corpus.parts import PartBoundaries
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Article, Page, Part, Passage, Plan, Section, Siteinfo
+from rag_model.errors import InputError, UsageError
+from tests.fixtures.mail_dump import FORMAT as MAIL
+from tests.fixtures.mail_dump import install
+
+DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(60)]
+PAGE = (
+    "<page><title>Page {id}</title><ns>0</ns><id>{id}</id><revision><id>1</id><model>wikitext</model>"
+    "<text>Text number {id}. It has '''words'''.</text></revision></page>"
+)
+XML = (
+    '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname></siteinfo>'
+    + "".join(PAGE.format(id=i) for i in range(1, 61))
+    + "</mediawiki>"
+)
+MESSAGE = "From x@y.org Thu Jan  1 00:00:00 2026\nMessage-ID: <m{i}@y.org>\nSubject: Title {i}\n\nText number {i}.\n\n"
+
+
+def write_parquet(path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(DOCUMENTS), path)
+
+
+# For each format its dumps: file name, and a function that writes the file.
+DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
+    ("jsonl", "a.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, DOCUMENTS)))),
+    (
+        "jsonl",
+        "a.ndjson.gz",
+        lambda path: path.write_bytes(gzip.compress("\n".join(map(json.dumps, DOCUMENTS)).encode())),
+    ),
+    ("parquet", "a.parquet", write_parquet),
+    ("parquet", "nameless-parquet", write_parquet),
+    ("tsv", "a.tsv", lambda path: path.write_text("".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(60)))),
+    ("mediawiki", "a.xml", lambda path: path.write_text(XML)),
+    ("mediawiki", "a.xml-p1p60.bz2", lambda path: path.write_bytes(bz2.compress(XML.encode()))),
+    ("mediawiki", "a.gz", lambda path: path.write_bytes(gzip.compress(XML.encode()))),
+    ("mediawiki", "nameless-wiki", lambda path: path.write_text(XML)),
+    ("mail", "a.mbox", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
+    ("mail", "nameless-mail", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
+    ("pages", "a.wikipages", lambda path: path.write_text(XML)),
+]
+
+
+class PlainPages(MediaWiki):
+    """A page format of another package: its pages are plain text."""
+
+    version = "7"
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        return name.endswith(".wikipages")
+
+    def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
+        return (Section("", page.text),)
+
+
+PLAIN_PAGES = PlainPages()
+
+
+@pytest.fixture(autouse=True)
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packages on the import path that provide formats."""
+    install(tmp_path / "mail_package")
+    install(tmp_path / "pages_package", f"{__name__}:PLAIN_PAGES", "pages")
+    monkeypatch.syspath_prepend(tmp_path / "mail_package")
+    monkeypatch.syspath_prepend(tmp_path / "pages_package")
+    monkeypatch.setattr(FORMATS, "_loaded", {})
+    monkeypatch.setattr(mediawiki, "MIN_RUN_BYTES", 1000)  # so that small dumps have several parts
+
+
+@pytest.fixture(params=DUMPS, ids=[name for _, name, _ in DUMPS])
+def dump(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    format_name, file_name, write = request.param
+    (tmp_path / "dumps").mkdir()
+    write(tmp_path / "dumps" / file_name)
+    return format_name, tmp_path / "dumps" / file_name
+
+
+def plan_of(path: Path, workdir: Path, **settings: Any) -> Plan:
+    """Plan a dump; staged files are named by their number, so that equal plans are equal."""
+    shutil.rmtree(workdir, ignore_errors=True)
+    workdir.mkdir()
+    numbers = iter(range(1000))
+
+    def stage(staged: Path) -> str:
+        return str(staged.rename(workdir / f"staged-{next(numbers)}"))
+
+    return plan_dump(str(path), workdir=workdir, stage=stage, **settings)
+
+
+def content_of(plan: Plan) -> list[Page | Article | Passage]:
+    return [item for part in plan.parts for item in get_part_format(part).read(part)]
+
+
+def id_of(item: Page | Article | Passage) -> str:
+    return item.id if isinstance(item, Passage) else str(item.page_id)
+
+
+def test_every_built_in_format_has_a_dump_here() -> None:
+    assert {name for name, _, _ in DUMPS} == {*BUILT_IN_FORMATS, "mail", "pages"}
+
+
+def test_exactly_one_format_recognizes_a_file(dump: tuple[str, Path]) -> None:
+    format_name, path = dump
+    assert detect_format(path.as_uri()) == format_name
+
+
+def test_equal_files_give_equal_parts(dump: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = dump
+    plans = [plan_of(path, tmp_path / "work", part_bytes=500) for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert plans[0].kind == plans[0].parts[0].kind
+
+
+def test_parts_cover_the_dump_and_nothing_is_read_twice(dump: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = dump
+    whole = content_of(plan_of(path, tmp_path / "work"))
+    assert len(whole) == 60
+    plan = plan_of(path, tmp_path / "work", part_bytes=300)
+    assert len(plan.parts) > 1
+    assert sorted(map(id_of, content_of(plan))) == sorted(map(id_of, whole))
+    assert all(first.last_page < second.first_page for first, second in zip(plan.parts, plan.parts[1:], strict=False))
+
+
+def test_the_parts_of_a_parent_are_kept(dump: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = dump
+    plan = plan_of(path, tmp_path / "work", part_bytes=300)
+    starts = (0, *(part.first_page for part in plan.parts[1:]))
+    boundaries = PartBoundaries(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
+    later = plan_of(path, tmp_path / "work", parent_boundaries=boundaries, part_bytes=300)
+    assert [part.first_page for part in later.parts] == [part.first_page for part in plan.parts]
+
+
+def test_a_limit_takes_the_first_records(dump: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = dump
+    assert len(content_of(plan_of(path, tmp_path / "work", limit=7))) == 7
+
+
+def test_a_part_survives_json(dump: tuple[str, Path], tmp_path: Path) -> None:
+    format_name, path = dump
+    for part in plan_of(path, tmp_path / "work").parts:
+        value = json.loads(json.dumps(part.to_json()))
+        assert Part.from_json(value) == part
+        assert ("format" in value) == (format_name == "pages"), "plans of standard formats do not change"
+
+
+def test_every_format_is_chunked(dump: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = dump
+    plan = plan_of(path, tmp_path / "work")
+    rows = 0
+    for part in plan.parts:
+        stats = chunk_part(part, plan.siteinfo, ChunkRecipe(), tmp_path / "out.parquet")
+        rows += stats.rows
+        with PassageFile(tmp_path / "out.parquet") as file:
+            assert all("Text" in passage.text for passage in file.iter_passages())
+    assert rows == 60
+
+
+def test_the_format_of_a_package_is_part_of_the_keys(tmp_path: Path) -> None:
+    (tmp_path / "a.wikipages").write_text(XML)
+    (part,) = plan_of(tmp_path / "a.wikipages", tmp_path / "work").parts
+    assert get_format_identity(part) == {"dump_formats": {"pages": "7"}}
+    assert isinstance(get_part_format(part), PageFormat)
+    (tmp_path / "a.xml").write_text(XML)
+    (part,) = plan_of(tmp_path / "a.xml", tmp_path / "work").parts
+    assert get_format_identity(part) == {}
+
+
+def test_a_format_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UsageError, match="no dump format 'ogg': choose one of jsonl, parquet, tsv, mediawiki, mail, pages"
+    ):
+        get_format("ogg")
+
+
+def test_a_damaged_file_is_an_input_error(dump: tuple[str, Path], tmp_path: Path) -> None:
+    format_name, path = dump
+    if format_name in {"tsv", "mail"} or path.name.startswith("nameless"):
+        pytest.skip("any bytes are a file of this format, or no format recognizes the damaged file")
+    path.write_bytes(b"\x00\xff" + path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(InputError, match=path.name):
+        plan_of(path, tmp_path / "work")
+
+
+def test_the_list_of_accepted_dumps_is_everywhere() -> None:
+    page = " ".join((Path(__file__).parents[3] / "docs" / "howto" / "build.md").read_text(encoding="utf-8").split())
+    for entry in BUILT_IN_FORMATS.values():
+        assert entry.summary in describe_formats()
+        assert entry.summary in DUMP_HELP
+        assert entry.summary in page
+    assert "mail (of an installed package)" in describe_formats()
+
+
+def test_the_listed_kinds_are_those_of_the_formats() -> None:
+    assert {name: entry.kind for name, entry in BUILT_IN_FORMATS.items()} == {
+        name: get_format(name).kind for name in BUILT_IN_FORMATS
+    }
+    assert MAIL.kind == "documents"

@@ -1,0 +1,271 @@
+"""Cross-encoders: the scores that transformers gives, by torch and by ONNX, and refusals of other models."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rag_model.encoders.cross_encoder import CrossEncoder, PairBatch, PairModel, Scores
+from rag_model.encoders.onnx_cross_encoder import OnnxPairModel
+from rag_model.encoders.torch_cross_encoder import TorchPairModel
+from rag_model.errors import InputError, UsageError
+from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
+
+QUESTIONS = ["who wrote the river?", "a king", "who wrote the river?", "music of war"] * 3
+TITLES = ["River", "", "King", "War and the music"] * 3
+TEXTS = [f"the river was born in the city of king {'and ' * (7 * number)}" for number in range(12)]
+ROOT = Path(__file__).parents[3]
+WITHOUT_TORCH = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
+sys.meta_path.insert(0, Missing())
+from pathlib import Path
+from typing import Any
+from rag_model.retrieve.models import PairScorerCache
+print(PairScorerCache().load(sys.argv[1]).scores(["who wrote the river?"], ["River"], ["the king"]).tolist()[0])
+"""
+
+
+@dataclass
+class Bounded:
+    """A model that is given another bound, and that notes how large its batches are."""
+
+    model: PairModel
+    batch_tokens: int
+    sizes: list[int] = field(default_factory=list)
+
+    def logits(self, batch: PairBatch) -> Scores:
+        self.sizes.append(batch.input_ids.size)
+        return self.model.logits(batch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_cross_encoder(tmp_path_factory.mktemp("cross"))
+
+
+@pytest.fixture(scope="module")
+def graph(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_onnx(folder, tmp_path_factory.mktemp("graph"))
+
+
+@pytest.fixture(scope="module")
+def quantised(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = Path(shutil.copytree(graph, tmp_path_factory.mktemp("quantised") / "model"))
+    quantize_dynamic(graph / "model.onnx", out / "model.onnx", weight_type=QuantType.QInt8)
+    return out
+
+
+@pytest.fixture(params=["torch", "onnx"])
+def scorer(request: pytest.FixtureRequest) -> CrossEncoder:
+    return CrossEncoder.load(request.getfixturevalue({"torch": "folder", "onnx": "graph"}[request.param]), device="cpu")
+
+
+def test_scores_are_the_logits_of_transformers(scorer: CrossEncoder, folder: Path) -> None:
+    found = scorer.scores(QUESTIONS, TITLES, TEXTS)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    model = AutoModelForSequenceClassification.from_pretrained(str(folder)).eval()
+    for question, title, text, score in zip(QUESTIONS, TITLES, TEXTS, found, strict=True):
+        passage = f"{title} {text}".strip()
+        inputs = tokenizer(question, passage, truncation="only_second", max_length=64, return_tensors="pt")
+        with torch.inference_mode():
+            assert score == pytest.approx(model(**inputs).logits.item(), abs=1e-4)
+    assert len(set(found.tolist())) > 8, "different pairs have different scores"
+
+
+@pytest.mark.parametrize("budget", [1, 64, 100_000])
+def test_what_is_scored_beside_changes_nothing(scorer: CrossEncoder, budget: int) -> None:
+    together = CrossEncoder(scorer.tokens, Bounded(scorer.model, budget)).scores(QUESTIONS, TITLES, TEXTS)
+    alone = [scorer.scores([q], [t], [x])[0] for q, t, x in zip(QUESTIONS, TITLES, TEXTS, strict=True)]
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+    assert scorer.scores([], [], []).shape == (0,)
+
+
+def test_a_graph_that_quantises_batches_reads_one_pair_at_a_time(quantised: Path, graph: Path) -> None:
+    scorer = CrossEncoder.load(quantised, device="cpu")
+    assert (scorer.model.batch_tokens, CrossEncoder.load(graph).model.batch_tokens > 1) == (1, True)
+    together = scorer.scores(QUESTIONS, TITLES, TEXTS)
+    alone = [scorer.scores([q], [t], [x])[0] for q, t, x in zip(QUESTIONS, TITLES, TEXTS, strict=True)]
+    assert together.tolist() == alone
+    mixed = CrossEncoder(scorer.tokens, Bounded(scorer.model, 100_000)).scores(QUESTIONS, TITLES, TEXTS)
+    assert np.abs(mixed - together).max() > 1e-3, "in one batch it would not"
+
+
+def test_memory_is_bounded_by_the_tokens_of_a_batch(scorer: CrossEncoder) -> None:
+    bounded = Bounded(scorer.model, scorer.model.batch_tokens)
+    CrossEncoder(scorer.tokens, bounded).scores(QUESTIONS * 20, TITLES * 20, TEXTS * 20)
+    assert max(bounded.sizes) <= 1024
+    assert len(bounded.sizes) > 5
+
+
+def test_a_long_question_leaves_room_for_the_passage(scorer: CrossEncoder) -> None:
+    long = "who wrote the king " * 2_000
+    one, other = scorer.scores([long, long], ["", ""], ["the river", "music and war"])
+    assert one != other
+
+
+def test_passages_of_every_kind_have_a_score(scorer: CrossEncoder) -> None:
+    texts = ["", " ", "\u0000", "作者 👩‍🚀 \u202e", "king " * 5_000]
+    found = scorer.scores(["who?"] * 5, [""] * 5, texts)
+    assert np.isfinite(found).all()
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_an_onnx_folder_needs_no_torch(graph: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(graph)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = CrossEncoder.load(graph).scores(["who wrote the river?"], ["River"], ["the king"])
+    assert float(done.stdout) == pytest.approx(float(told[0]), abs=1e-5)
+
+
+def test_safetensors_come_first_where_there_is_torch(folder: Path, graph: Path, tmp_path: Path) -> None:
+    both = Path(shutil.copytree(folder, tmp_path / "both"))
+    (both / "onnx").mkdir()
+    shutil.copy(graph / "model.onnx", both / "onnx" / "model.onnx")
+    assert isinstance(CrossEncoder.load(both, device="cpu").model, TorchPairModel)
+    (both / "model.safetensors").unlink()
+    assert isinstance(CrossEncoder.load(both, device="cpu").model, OnnxPairModel)
+
+
+def _three(folder: Path) -> Path:
+    return save_cross_encoder(folder, labels=3)
+
+
+def _as_graph(save: Callable[[Path], Path], folder: Path) -> Path:
+    return save_onnx(save(folder / "whole"), folder / "graph")
+
+
+def _with_config(folder: Path) -> Path:
+    graph = _as_graph(save_bert, folder)
+    shutil.copy(folder / "whole" / "config.json", graph)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("save", "sentence"),
+    [
+        (save_bert, "is a BertModel, which scores no pairs: give a cross-encoder"),
+        (lambda folder: save_cross_encoder(folder, labels=3), "gives 3 scores per pair"),
+        (lambda folder: _as_graph(save_bert, folder), "has a graph whose output logits is no score a pair: give a"),
+        (lambda folder: _as_graph(_three, folder), "has a graph whose output logits is no score a pair: give a"),
+        (_with_config, "is a BertModel, which scores no pairs: give a cross-encoder"),
+    ],
+)
+def test_another_model_is_refused(save: Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        CrossEncoder.load(save(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost", "sentence"),
+    [
+        ("folder", "config.json", r"has no config\.json: give the folder of a Hugging Face model"),
+        ("folder", "model.safetensors", r"neither model\.safetensors nor an ONNX file"),
+        ("folder", "tokenizer.json", r"tokenizer"),
+        ("graph", "tokenizer.json", r"tokenizer"),
+        ("graph", "model.onnx", r"neither model\.safetensors nor an ONNX file"),
+    ],
+)
+def test_a_missing_file_is_named(
+    kind: str, lost: str, sentence: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "lacking"))
+    (folder / lost).unlink()
+    with pytest.raises(InputError, match=sentence):
+        CrossEncoder.load(folder)
+
+
+@pytest.mark.parametrize(("kind", "file"), [("folder", "model.safetensors"), ("graph", "model.onnx")])
+@pytest.mark.parametrize("kept", [0, 50, -100])
+def test_a_damaged_folder_is_refused(
+    kind: str, file: str, kept: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "cross"))
+    (folder / file).write_bytes((folder / file).read_bytes()[:kept])
+    with pytest.raises(InputError, match=file.replace(".", r"\.")):
+        CrossEncoder.load(folder)
+
+
+def test_a_graph_that_does_not_fit_its_tokenizer_is_refused(graph: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(graph, tmp_path / "cross"))
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["vocab"]["king"] = 50_000
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    with pytest.raises(InputError, match="an ONNX model cannot score pairs"):
+        CrossEncoder.load(folder).scores(["king"], [""], ["king"])
+
+
+def hostile_graph(path: Path, *nodes: Any, **numbers: Any) -> None:
+    """Write a graph whose logits are the sums of the ids, after `nodes` have made `y` of the sums `x`."""
+    named = {
+        name: helper.make_tensor(name, TensorProto.INT64, np.shape(one), np.ravel(one)) for name, one in numbers.items()
+    }
+    whole = [helper.make_node("Cast", ["input_ids"], ["f"], to=TensorProto.FLOAT)]
+    whole += [helper.make_node("ReduceSum", ["f", "axes"], ["x"]), *nodes]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])
+    logits = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 1])
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(whole, "graph", [ids], [logits], [axes, *named.values()])
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+
+
+def test_a_graph_that_takes_all_memory_is_refused(graph: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(graph, tmp_path / "cross"))
+    bomb = helper.make_node("ConstantOfShape", ["shape"], ["zeros"])
+    most = helper.make_node("ReduceMax", ["zeros"], ["most"], keepdims=0)
+    adding = helper.make_node("Add", ["x", "most"], ["y"])
+    hostile_graph(folder / "model.onnx", bomb, most, adding, shape=[60_000, 60_000])  # 14 GB
+    with pytest.raises(InputError, match=r"model\.onnx needed more than [\d,]+ MiB of memory"):
+        CrossEncoder.load(folder)
+
+
+def test_a_device_that_is_not_here_is_refused(graph: Path) -> None:
+    for device in ("cuda:7", "tpu", "cuda:x"):
+        with pytest.raises(UsageError, match=f"onnxruntime has no device {device} here"):
+            CrossEncoder.load(graph, device=device)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same_scores(folder: Path) -> None:
+    here, there = (CrossEncoder.load(folder, device=device) for device in ("cpu", "cuda:0"))
+    found = [one.scores(QUESTIONS, TITLES, TEXTS) for one in (here, there)]
+    np.testing.assert_allclose(*found, atol=1e-4)
+
+
+def _with_budget(scorer: CrossEncoder, budget: int) -> CrossEncoder:
+    kind = type(scorer.model)
+    given = type("Given", (kind,), {"__slots__": (), "batch_tokens": budget})
+    parts = [getattr(scorer.model, name) for name in ("whole",) if hasattr(scorer.model, name)]
+    if isinstance(scorer.model, OnnxPairModel):
+        return CrossEncoder(
+            scorer.tokens, OnnxPairModel(scorer.model.session, scorer.model.inputs, scorer.model.output, budget)
+        )
+    return CrossEncoder(scorer.tokens, given(*parts))
+
+
+@pytest.mark.parametrize("operator", [b"\x22\x04Loop", b"\x22\x84\x00Scan"])
+def test_a_graph_that_may_never_end_is_refused(graph: Path, operator: bytes, tmp_path: Path) -> None:
+    """The name of an operator, behind its length, as protobuf writes it, and as it may be written too."""
+    endless = shutil.copytree(graph, tmp_path / "endless")
+    with (endless / "model.onnx").open("ab") as file:
+        file.write(operator)
+    with pytest.raises(InputError, match="has a graph with loops, which may never end"):
+        CrossEncoder.load(endless, device="cpu")

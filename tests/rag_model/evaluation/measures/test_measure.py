@@ -1,0 +1,233 @@
+"""Every registered measure, built in or of an installed package, keeps the rules of `docs/extend/measure.md`."""
+
+import math
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.scores import deciding_measure, estimate_measures, list_measures, score_answer
+from rag_model.evaluation.bootstrap import Resampling
+from rag_model.evaluation.measures.measure import (
+    ANSWER_KINDS,
+    JUDGED_BY,
+    MEASURES,
+    AnswerKind,
+    AnswerMeasure,
+    CorpusMeasure,
+    JudgedBy,
+    Ranking,
+    RankingMeasure,
+    answer_functions,
+    installed_versions,
+    load_measures,
+    parse_ranking_measure,
+    ranking_measures,
+)
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits
+from tests.fixtures import average_precision
+
+IDS = [f"p{number}" for number in range(9)]
+RANKINGS = st.builds(
+    Ranking,
+    st.lists(st.sampled_from(IDS), unique=True, max_size=9).map(tuple),
+    st.dictionaries(st.sampled_from(IDS), st.integers(0, 3), min_size=1),
+)
+TEXTS = st.text("ab1 .", max_size=12)
+GOLDS: dict[AnswerKind, st.SearchStrategy[str]] = {
+    "spans": TEXTS,
+    "patterns": st.sampled_from(["a+", "^b", "1 ?.", "."]),
+    "labels": st.sampled_from(["SUPPORTS", "REFUTES", "NOT ENOUGH INFO", "a"]),
+    "texts": TEXTS,
+    "clues": TEXTS,
+}
+
+
+def forget() -> None:
+    """Look for installed measures again."""
+    load_measures.cache_clear()
+    answer_functions.cache_clear()
+
+
+def install(folder: Path, entry_points: str) -> None:
+    """Install the file of the example, with its entry points, into a folder of the import path."""
+    about = folder / "average_precision-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: average_precision\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[bookwheel.measures]\n{entry_points}\n")
+    shutil.copy(average_precision.__file__, folder)
+
+
+@pytest.fixture
+def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of the import path, whose measures are forgotten at the end."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(MEASURES, "_loaded", {})
+    forget()
+    yield tmp_path
+    sys.modules.pop("average_precision", None)
+    forget()
+
+
+@pytest.fixture
+def package(import_path: Path) -> None:
+    """The example as an installed package."""
+    install(import_path, "AP = average_precision:AVERAGE_PRECISION\nPrefix = average_precision:PREFIX")
+
+
+def check_values(values: Sequence[float], n: int) -> None:
+    assert len(values) == n
+    assert all(math.isfinite(value) and 0 <= value <= 1 + 1e-9 for value in values)  # sacrebleu rounds
+
+
+def check_ranking_measure(measure: RankingMeasure, rankings: Sequence[Ranking], cutoff: int) -> None:
+    """Assert that a measure keeps the rules on these rankings."""
+    values = list(measure.compute(rankings, cutoff))
+    check_values(values, len(rankings))
+    assert list(measure.compute(rankings, cutoff)) == values
+    assert [measure.compute([ranking], cutoff)[0] for ranking in rankings] == pytest.approx(values)
+    first_k = [Ranking(ranking.results[:cutoff], ranking.grades) for ranking in rankings]
+    assert list(measure.compute(first_k, cutoff)) == pytest.approx(values)
+    without_results = [Ranking((), ranking.grades) for ranking in rankings]
+    assert list(measure.compute(without_results, cutoff)) == [0.0] * len(rankings)
+    assert list(measure.compute([], cutoff)) == []
+
+
+def check_answer_measure(measure: AnswerMeasure, kind: AnswerKind, prediction: str, golds: Sequence[str]) -> None:
+    """Assert that a measure keeps the rules on this answer."""
+    compute = measure.functions[kind]
+    value = compute(prediction, golds)
+    assert value is None or 0 <= value <= 1
+    assert compute(prediction, golds) == value
+    assert compute(prediction, ()) in (0.0, None)
+    assert all(best is None or best <= 1 for best in (compute(gold, [gold]) for gold in golds))
+
+
+def check_corpus_measure(measure: CorpusMeasure, predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> None:
+    """Assert that a measure keeps the rules on these answers."""
+    resampling = Resampling(draws=20)
+    estimate = measure.compute(predictions, golds, resampling)
+    assert measure.compute(predictions, golds, resampling) == estimate
+    if estimate is not None:
+        check_values([estimate.low, estimate.value, estimate.high], 3)
+
+
+def measures_of(kind: type) -> dict[str, object]:
+    return {name: measure for name, measure in load_measures().items() if isinstance(measure, kind)}
+
+
+@pytest.mark.parametrize("name", [*measures_of(RankingMeasure), "AP"])
+@settings(max_examples=30, deadline=None)
+@given(rankings=st.lists(RANKINGS, min_size=1, max_size=5), cutoff=st.integers(1, 10))
+def test_a_ranking_measure_keeps_the_rules(name: str, rankings: list[Ranking], cutoff: int) -> None:
+    measure = average_precision.AVERAGE_PRECISION if name == "AP" else load_measures()[name]
+    assert isinstance(measure, RankingMeasure)
+    check_ranking_measure(measure, rankings, cutoff)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for kind in ANSWER_KINDS for name in answer_functions(kind)),
+        ("Prefix", "spans"),
+        ("Prefix", "texts"),
+    ],
+)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_an_answer_measure_keeps_the_rules(name: str, kind: AnswerKind, data: st.DataObject) -> None:
+    measure = average_precision.PREFIX if name == "Prefix" else load_measures()[name]
+    assert isinstance(measure, AnswerMeasure)
+    golds = data.draw(st.lists(GOLDS[kind], max_size=3))
+    prediction = data.draw(st.one_of(TEXTS, st.sampled_from(golds or ["a"])))
+    check_answer_measure(measure, kind, prediction, golds)
+
+
+@pytest.mark.parametrize("name", measures_of(CorpusMeasure))
+@settings(max_examples=15, deadline=None)
+@given(answers=st.lists(st.tuples(TEXTS, st.lists(TEXTS, max_size=2)), min_size=1, max_size=4))
+def test_a_corpus_measure_keeps_the_rules(name: str, answers: list[tuple[str, list[str]]]) -> None:
+    measure = load_measures()[name]
+    assert isinstance(measure, CorpusMeasure)
+    check_corpus_measure(measure, [text for text, _ in answers], [golds for _, golds in answers])
+
+
+@pytest.mark.parametrize("judged_by", JUDGED_BY)
+def test_a_search_has_every_cutoff_that_reports_list(judged_by: JudgedBy) -> None:
+    for name, measure in ranking_measures(judged_by).items():
+        for cutoff in measure.report_cutoffs(25, judged_by):
+            assert parse_ranking_measure(f"{name}@{cutoff}", judged_by) == (measure, cutoff)
+            assert cutoff <= 25
+
+
+@given(rankings=st.lists(RANKINGS, min_size=1, max_size=5), cutoff=st.integers(1, 10))
+@settings(max_examples=30, deadline=None)
+def test_success_and_rr_are_those_of_ir_measures(rankings: list[Ranking], cutoff: int) -> None:
+    package = pytest.importorskip("ir_measures")
+    qrels = {str(i): dict(ranking.grades) for i, ranking in enumerate(rankings)}
+    run = {str(i): {name: -float(at) for at, name in enumerate(one.results)} for i, one in enumerate(rankings)}
+    for name in ("Success", "RR"):
+        measure = load_measures()[name]
+        assert isinstance(measure, RankingMeasure)
+        values = dict.fromkeys(qrels, 0.0)
+        for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, run):
+            values[result.query_id] = float(result.value)
+        assert list(measure.compute(rankings, cutoff)) == list(values.values())
+
+
+def test_an_installed_measure_is_reported(package: None, make_hits) -> None:
+    question = Question("q", "Q", ("b",), passages=("1-2", "2-4", "9-9"))
+    judge = RetrievalJudge.for_questions(QuestionSet((question,)))
+    assert judge.measures(20)[-1] == "AP@20"
+    assert judge.can_measure("AP@7", 20)
+    hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
+    values = judge.mean_values([match_hits(question, hits)], 4)
+    assert values["AP@4"] == pytest.approx((1 / 2 + 2 / 4) / 3)
+    with pytest.raises(UsageError, match="judged by answers: choose one such as Success@20, RR@20"):
+        RetrievalJudge("answers").depth("AP@4")
+
+
+def test_an_installed_measure_of_answers_is_reported(package: None) -> None:
+    scored = score_answer(Question("q", "Q", ("Paris",)), Reading("q", "Parma", None, ()))
+    assert scored.measures["Prefix"] == pytest.approx(3 / 5)
+    assert estimate_measures([scored])["Prefix"].n == 1
+    assert deciding_measure("spans") == "EM"
+    assert list_measures("spans", evidence=False)[:3] == ["EM", "F1", "Prefix"]
+    assert "Prefix" not in list_measures("labels", evidence=False)
+
+
+def test_an_installed_measure_is_part_of_the_identity(package: None) -> None:
+    assert installed_versions() == {"AP": "1", "Prefix": "1"}
+
+
+def test_without_packages_the_identity_names_no_measure() -> None:
+    assert installed_versions() == {}
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "says"),
+    [
+        ("AP = average_precision:average_precision", "'AP' of an installed package is function: register a Rank"),
+        ("AP@20 = average_precision:AVERAGE_PRECISION", "measure 'AP@20': use letters"),
+        ("AP = average_precision:NOTHING", "measure 'AP' .* cannot be imported"),
+    ],
+)
+def test_a_broken_package_is_named(import_path: Path, entry_point: str, says: str) -> None:
+    install(import_path, entry_point)
+    with pytest.raises(InputError, match=says):
+        load_measures()
+
+
+def test_a_package_cannot_replace_a_built_in_measure(import_path: Path) -> None:
+    install(import_path, "Success = average_precision:AVERAGE_PRECISION")
+    measure = load_measures()["Success"]
+    assert isinstance(measure, RankingMeasure)
+    assert measure is not average_precision.AVERAGE_PRECISION
+    assert measure.compute([Ranking(("a",), {"a": 1})], 1) == [1.0]

@@ -1,0 +1,161 @@
+"""Two evaluations side by side: the paired differences are the bootstrap's, and what cannot be paired is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.evaluation.bootstrap import estimate_difference
+from rag_model.evaluation.gate import Acceptance, check_release
+from rag_model.evaluation.records import (
+    VALUES_FILE,
+    MeasureComparison,
+    MeasureValues,
+    ValueColumns,
+    compare_evaluations,
+    read_measure_values,
+)
+from rag_model.store import Content, Manifest, Store
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject, MetricValue
+from rag_model.store.versions.evaluations import record_evaluation
+
+QUESTIONS = f"sha256:{'0' * 64}"
+BEFORE = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+AFTER = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def evaluated(
+    store: Store, folder: Path, retrievers: dict[str, ValueColumns], ids: str = "abcdef", **k: int
+) -> EvaluationManifest:
+    snapshot = store.snapshots.publish(Manifest(Content({"kind": "wiki"}, (), {})))
+    figures = {name: {measure: _mean(column) for measure, column in some.items()} for name, some in retrievers.items()}
+    MeasureValues(tuple(ids), retrievers).write(folder / VALUES_FILE)
+    made = record_evaluation(
+        store, EvaluationSubject(snapshot, "", QUESTIONS, k), figures, {VALUES_FILE: folder / VALUES_FILE}, {}
+    )
+    return store.evaluations.get(made.evaluation)
+
+
+def _mean(column: list[float | None]) -> MetricValue:  # type: ignore[misc]
+    values = [one for one in column if one is not None]
+    return MetricValue(sum(values) / len(values))
+
+
+def test_differences_are_taken_question_by_question(store: Store, tmp_path: Path) -> None:
+    old = evaluated(store, tmp_path, {"hnsw": {"Success@20": BEFORE, "EM": [None, 0.0, 1.0, None, 1.0, 0.0]}}, k=1)
+    new = evaluated(store, tmp_path, {"exact": {"Success@20": AFTER[::-1], "EM": [1.0] * 6}}, "fedcba", k=2)
+    (found,) = compare_evaluations(store, old, new).pairs.values()
+    wanted = estimate_difference(AFTER[::-1], BEFORE[::-1])  # joined by id, in the order of the second
+    assert found["Success@20"].difference == MetricValue(wanted.value, wanted.low, wanted.high)
+    assert (found["Success@20"].n, found["EM"].n) == (6, 4)
+    assert found["EM"].difference.value == pytest.approx(0.5)
+    assert list(compare_evaluations(store, old, new).pairs) == ["hnsw -> exact"]
+
+
+def test_of_several_retrievers_those_are_compared_that_both_asked(store: Store, tmp_path: Path) -> None:
+    old = evaluated(store, tmp_path, {"hnsw": {"R": BEFORE}, "bm25": {"R": BEFORE}}, k=1)
+    new = evaluated(store, tmp_path, {"exact": {"R": AFTER}, "bm25": {"R": AFTER}}, k=2)
+    assert list(compare_evaluations(store, old, new).pairs) == ["bm25"]
+
+
+def test_other_questions_and_measures_of_a_set_have_no_interval(store: Store, tmp_path: Path) -> None:
+    old = evaluated(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
+    new = evaluated(store, tmp_path, {"hnsw": {"R": AFTER}}, "uvwxyz", k=2)
+    pair = compare_evaluations(store, old, new).pairs["hnsw"]["R"]
+    assert (pair.n, pair.difference.low, pair.difference.value) == (0, None, 0.0)
+    other = evaluated(store, tmp_path, {"hnsw": {"EM": AFTER}}, k=3)
+    with pytest.raises(UsageError, match="have no measure of one retriever in common"):
+        compare_evaluations(store, old, other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        "{",
+        '{"questions": ["a"], "retrievers": {"hnsw": {"R": [1, 2]}}}',
+        '{"questions": ["a"], "retrievers": {"hnsw": {"R": ["x"]}}}',
+        '{"questions": ["a"], "retrievers": {"hnsw": [1]}}',
+        '{"questions": 3, "retrievers": {"hnsw": {"R": [1]}}}',
+    ],
+)
+def test_damaged_values_are_one_sentence(store: Store, tmp_path: Path, text: str) -> None:
+    found = evaluated(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
+    assert read_measure_values(store, found).questions == tuple("abcdef")
+    path = tmp_path / VALUES_FILE
+    path.write_text(text)
+    subject = EvaluationSubject(found.content.subject.snapshot, "", QUESTIONS, {"k": 9})
+    made = record_evaluation(store, subject, {}, {VALUES_FILE: path}, {}).evaluation
+    with pytest.raises(StoreError, match=r"values.json of evaluation .* is damaged"):
+        read_measure_values(store, store.evaluations.get(made))
+
+
+FOUND = {"Success@20": MetricValue(0.6, 0.5, 0.7), "BLEU-4": MetricValue(0.2)}
+
+
+def lost(value: float, low: float | None) -> dict[str, MeasureComparison]:
+    return {
+        "Success@20": MeasureComparison(
+            MetricValue(0.6), MetricValue(0.6 + value), MetricValue(value, low, None if low is None else value), 3
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "pairs", "passed"),
+    [
+        (Acceptance(), None, True),  # a first release
+        (Acceptance({"Success@20": 0.6}), None, True),  # a floor includes its own value
+        (Acceptance({"Success@20": 0.61}), None, False),
+        (Acceptance(), lost(-0.01, -0.02), True),  # the end of the interval may lie on the bound
+        (Acceptance(), lost(-0.01, -0.021), False),
+        (Acceptance(), lost(0.05, -0.03), False),  # better, and it may be worse
+        (Acceptance(tolerance=None), lost(-0.9, -1.0), True),
+        (Acceptance(tolerance=0.0), lost(0.0, 0.0), True),  # the same answers
+        (Acceptance(), lost(-0.03, None), False),  # of the whole set: the difference itself
+        (Acceptance(), lost(-0.01, None), True),
+    ],
+)
+def test_what_is_accepted(acceptance: Acceptance, pairs: dict[str, MeasureComparison] | None, passed: bool) -> None:
+    verdict = check_release(acceptance, FOUND, pairs, "Success@20")
+    assert verdict.passed == passed
+    assert bool(verdict.reason) != passed
+
+
+def test_a_collapse_is_refused_whatever_the_figures() -> None:
+    verdict = check_release(Acceptance(), FOUND, None, "Success@20", "retrieval has collapsed")
+    assert verdict.reason == "use of passages is retrieval has collapsed, wanted no collapse"
+
+
+def test_what_was_withdrawn_is_refused() -> None:
+    verdict = check_release(Acceptance(), FOUND, lost(0.1, 0.1), "Success@20", withdrawn="latest@2")
+    assert verdict.reason == (
+        "the candidate is a snapshot that the ref left after latest@2, wanted a snapshot that the ref never left"
+    )
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance({"EM": 0.1}), Acceptance(measures=("EM",))])
+def test_a_measure_that_was_not_measured_is_named(acceptance: Acceptance) -> None:
+    with pytest.raises(UsageError, match="'EM' was not measured: choose from Success@20"):
+        check_release(acceptance, FOUND, lost(0.0, 0.0), "Success@20")
+
+
+@pytest.mark.parametrize("given", [{"floors": {"EM": 2.0}}, {"tolerance": 1.5}, {"tolerance": -0.1}])
+def test_shares_are_shares(given: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="from 0 to 1"):
+        Acceptance(**given)  # type: ignore[arg-type]
+
+
+def test_values_are_json(tmp_path: Path) -> None:
+    MeasureValues(("a",), {"hnsw": {"R": [0.5]}}).write(tmp_path / VALUES_FILE)
+    assert json.loads((tmp_path / VALUES_FILE).read_text()) == {
+        "questions": ["a"],
+        "retrievers": {"hnsw": {"R": [0.5]}},
+    }

@@ -1,0 +1,32 @@
+"""The rule of support: gold answers first, then words and numbers."""
+
+import pytest
+
+from rag_model.evaluation.matching import supports
+
+PAGE = "Animal Farm is a beast fable by George Orwell, first published in England on 17 August 1945."
+
+
+@pytest.mark.parametrize(
+    ("statement", "golds", "expected"),
+    [
+        ("It was George Orwell.", ["George Orwell"], True),
+        ("It was George Orwell, who lived in Paris.", ["George Orwell"], True),  # the gold answer decides
+        ("It was Aldous Huxley.", ["George Orwell"], False),
+        ("A fable, published in August 1945 by Orwell.", [], True),
+        ("A fable, published in August 1946 by Orwell.", [], False),  # every number must be there
+        ("Orwell, a teacher of French, published it.", [], False),  # two of four key tokens
+        ("Orwell published a fable in Burma.", [], True),  # three of four
+        ("It is of the.", [], False),  # states nothing
+        ("first published in England", [], True),
+    ],
+)
+def test_words_decide(statement: str, golds: list[str], expected: bool) -> None:
+    assert supports([PAGE], statement, "What is it?", golds) is expected
+
+
+def test_texts_support_together() -> None:
+    halves = ["by George Orwell", "published in 1945"]
+    assert supports(halves, "Orwell published it in 1945.")
+    assert not any(supports([half], "Orwell published it in 1945.") for half in halves)
+    assert not supports([], "Orwell published it in 1945.")

@@ -1,0 +1,304 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from rag_model.errors import InputError
+from rag_model.index.build import iter_slices, run_stages
+from rag_model.index.exact_search import ExactIndex
+from rag_model.index.files.engine import faiss, use_threads
+from rag_model.index.files.pieces import path_opener
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.graphs import kind as hnsw
+from rag_model.index.graphs.cells import learn_cells, read_group_rows, unpack_slices
+from rag_model.index.graphs.graph import draw_levels, pack_links, select_best_links
+from rag_model.index.graphs.graph_file import GraphFile
+from rag_model.index.graphs.kind import KIND
+from rag_model.index.graphs.reach import ReachabilityTree, link_unreachable_nodes
+from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, sweep_settings
+from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, resolve
+from rag_model.index.search import open_index
+from rag_model.process import CORES_VARIABLE, count_cores
+
+Make = Callable[..., Any]  # fixtures of conftest.py
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("unit", [True, False])
+def test_merged_cells_match_a_single_graph_at_equal_distances(
+    metric: Any, unit: bool, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    parts = write_parts(make_vectors(6000, unit=unit), [1000, 1001, 4500])
+    trial = VectorQuerySet.from_exact_search(ExactIndex(parts, metric), make_vectors(200, seed=7, unit=unit), 20)
+    curves = []
+    for cells in (1, 6):
+        path, plan = build_index(parts, IndexRecipe("HNSW8", metric, cells=cells), f"cells-{cells}")
+        assert plan.cells == cells
+        efforts = sweep_settings(open_index(path), trial, [20, 40, 80, 160, 320])
+        curves.append(([effort.distances for effort in efforts], [effort.recall_mean for effort in efforts]))
+    (work, recall), (merged_work, merged_recall) = curves
+    at_equal_work = np.interp(work[1:-1], merged_work, merged_recall)
+    assert np.all(at_equal_work >= np.array(recall[1:-1]) - 0.02)
+    assert merged_recall[-1] > 0.98
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8_SQ8", "HNSW8_SQfp16"])
+def test_plain_faiss_reads_and_searches_the_merged_file(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    vectors = make_vectors(3000)
+    path, plan = build_index(write_parts(vectors, [1500]), IndexRecipe(factory, cells=4))
+    index = faiss.read_index(str(path))
+    assert index.ntotal == 3000
+    assert index.hnsw.efSearch == plan.search["efSearch"]
+    assert index.hnsw.efConstruction == plan.ef_construction
+    found = index.search(vectors[::10], 1)[1][:, 0]
+    assert np.mean(found == np.arange(0, 3000, 10)) > 0.98
+    index.add(vectors[:5])  # the file is an ordinary index: it can be added to
+    assert index.search(vectors[:1], 2)[1].max() >= 3000
+
+
+@pytest.mark.parametrize("cells", [1, 4])
+@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8_SQ8", "HNSW8_SQfp16"])
+def test_faiss_would_write_the_same_bytes(
+    factory: str, cells: int, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    path, _ = build_index(write_parts(make_vectors(2000), [300]), IndexRecipe(factory, cells=cells))
+    assert faiss.serialize_index(faiss.read_index(str(path))).tobytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_build_is_reproducible(metric: Any, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+    parts = write_parts(make_vectors(2500), [900])
+    recipe = IndexRecipe("HNSW8", metric, cells=5)
+    assert build_index(parts, recipe, "a")[0].read_bytes() == build_index(parts, recipe, "b")[0].read_bytes()
+
+
+def test_build_from_float16_vectors(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+    vectors = make_vectors(1500).astype(np.float16)
+    path, _ = build_index(write_parts(vectors, [600]), IndexRecipe("HNSW8", cells=3))
+    rows = open_index(path).search(vectors[:50].astype(np.float32), 1)[1]
+    assert np.mean(rows[:, 0] == np.arange(50)) > 0.95
+
+
+@pytest.mark.parametrize("metric_cells", [("ip", 1), ("ip", 4), ("l2", 1), ("l2", 4)])
+@pytest.mark.parametrize("kind", ["duplicates", "zeros", "all equal", "unequal norms"])
+def test_every_node_of_a_hard_corpus_is_reachable(
+    kind: str, metric_cells: tuple[Any, int], make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    metric, cells = metric_cells
+    vectors = make_vectors(1600)
+    if kind == "duplicates":
+        vectors = np.repeat(vectors[:20], 80, axis=0)
+    elif kind == "zeros":
+        vectors[::5] = 0
+    elif kind == "all equal":
+        vectors[:] = vectors[0]
+    else:
+        vectors *= np.random.default_rng(0).exponential(size=(1600, 1)).astype(np.float32)
+    path, plan = build_index(write_parts(vectors), IndexRecipe("HNSW8", metric, cells=cells))
+    assert plan.cells == cells
+    assert len(ReachabilityTree(GraphFile.open(path)).find_unreachable()) == 0
+    assert np.isfinite(open_index(path).search(vectors[:20], 10)[0]).all()
+
+
+def test_unreachable_nodes_are_linked_and_none_lost(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    vectors, path = make_vectors(800), tmp_path / "index"
+    index = faiss.index_factory(32, "HNSW4", faiss.METRIC_INNER_PRODUCT)
+    index.add(vectors)
+    faiss.write_index(index, str(path))
+    graph, everyone = GraphFile.open(path, writable=True), np.arange(800)
+    links = graph.bottom(everyone)
+    links[np.isin(links, np.arange(100, 140))] = -1
+    graph.set_bottom(everyone, -np.sort(-links, axis=1))  # empty slots last, as faiss wants them
+    before = ReachabilityTree(graph).find_unreachable()
+    assert set(range(100, 140)) <= set(before)
+    assert link_unreachable_nodes(path, VectorFiles(write_parts(vectors))) == len(before)
+    assert len(ReachabilityTree(GraphFile.open(path)).find_unreachable()) == 0
+    repaired = path.read_bytes()
+    assert link_unreachable_nodes(path, VectorFiles(write_parts(vectors))) == 0
+    assert path.read_bytes() == repaired
+
+
+@given(
+    arrays.arrays(np.int64, (5, 12), elements=st.integers(-1, 9)),
+    arrays.arrays(np.float32, (5, 10), elements=st.floats(-4, 4, width=32)),
+)
+def test_select_best_links_keeps_distinct_links(candidates: Any, similarity: Any) -> None:
+    near = np.take_along_axis(similarity, np.maximum(candidates, 0), 1)
+    kept = select_best_links(pack_links(near, candidates), 4)
+    for row, found, all_near in zip(candidates, kept, similarity, strict=True):
+        wanted = sorted({int(c) for c in row if c >= 0}, key=lambda c: (-all_near[c], np.signbit(all_near[c]), c))[:4]
+        assert found.tolist() == wanted + [-1] * (4 - len(wanted))
+
+
+def test_drawn_levels_equal_faiss(make_vectors: Make) -> None:
+    n = 20_000  # more than one block
+    index = faiss.IndexHNSWFlat(2, 8)
+    index.hnsw.prepare_level_tab(n)
+    np.testing.assert_array_equal(draw_levels(n, 8), faiss.vector_to_array(index.hnsw.levels))
+
+
+def test_assign_gives_every_vector_a_cell_and_the_planned_pairs(make_vectors: Make) -> None:
+    vectors = make_vectors(3000)
+    plan = resolve(IndexRecipe("HNSW8", cells=6, border=0.25, linked=0.5), 3000, 32)
+    cells = learn_cells(plan, vectors)
+    own, joins, links = cells.assign("ip", vectors)
+    assert set(own) == set(range(6))
+    assert np.bincount(own).max() < 2 * 3000 / 6
+    assert len(joins[0]) / 3000 == pytest.approx(0.25, abs=0.01)
+    assert len(links[0]) / 3000 == pytest.approx(0.5, abs=0.01)
+    for numbers, further in (joins, links):
+        assert np.all(own[numbers] != further)
+    assert not set(zip(*joins, strict=True)) & set(zip(*links, strict=True))
+
+
+def test_unpack_slices_in_row_order(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    vectors = make_vectors(1500).astype(np.float16)
+    parts = write_parts(vectors, [0, 400, 400])
+    plan = resolve(IndexRecipe("HNSW8", cells=3), 1500, 32)
+    trained = tmp_path / "trained"
+    hnsw.KIND.train(plan, parts, trained)
+    pieces = [tmp_path / f"scattered-{number}" for number in range(len(parts))]
+    facts = [hnsw.KIND.scatter(plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
+    assert [fact["rows"] for fact in facts] == [0, 400, 0, 1100]
+    openers = [path_opener(piece) for piece in pieces]
+    rows = read_group_rows(plan, trained, openers)
+    assert sum(map(len, rows)) == sum(fact["written"] for fact in facts)
+    assert set(np.concatenate(rows[::2])) == set(range(1500))
+    for group, own in enumerate(rows):
+        assert np.all(np.diff(own) > 0)
+        read = unpack_slices(iter_slices(pieces, plan.shards, group // 2), plan.d)[group % 2]
+        np.testing.assert_array_equal(read, vectors[own].astype(np.float32))
+
+
+@pytest.mark.parametrize("head", [(2, 1, 4), (3, -1, 4), (-1, 3, 4), (1, 1, 8), (1, 1, 2), (2**62, 2, 4)])
+def test_unpack_refuses_invalid_slices(head: tuple[int, int, int]) -> None:
+    """Two vectors of three float32, and a head that says something else; then no head at all."""
+    sound = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes()
+    assert [len(one) for one in unpack_slices([sound], 3)] == [1, 1]
+    for data in (np.array(head).tobytes() + sound[24:], sound[:23], sound[:-1]):
+        with pytest.raises(InputError, match="does not hold vectors of 3 dimensions"):
+            unpack_slices([data], 3)
+
+
+def test_bytes_do_not_depend_on_the_block_size_of_the_merge(
+    make_vectors: Make, write_parts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, plan = write_parts(make_vectors(1500), [0, 400]), resolve(IndexRecipe("HNSW8", cells=3), 1500, 32)
+    run_stages(plan, parts, tmp_path / "whole", tmp_path)
+    monkeypatch.setattr(hnsw, "_candidate_block_rows", lambda cells: 100 * cells)
+    run_stages(plan, parts, tmp_path / "pieces", tmp_path)
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "pieces").read_bytes()
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_bytes_do_not_depend_on_the_threads_of_the_merge(
+    metric: Any, make_vectors: Make, write_parts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of upper levels, one node in eight, nor of nodes that no walk reaches: small ones, by inner product."""
+    vectors = make_vectors(3000) * np.random.default_rng(0).exponential(size=(3000, 1)).astype(np.float32)
+    vectors[::50] = vectors[0]  # equal ones, which threads could take in any order
+    parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=3), 3000, 32)
+    repaired = set()
+    for count in (1, 2, 3, 8):
+        monkeypatch.setattr(hnsw, "_merge_threads", lambda count=count: count)
+        (merged,) = run_stages(plan, parts, tmp_path / str(count), tmp_path)["merge"]
+        repaired.add(merged["unreachable_repaired"])
+    assert len({(tmp_path / str(count)).read_bytes() for count in (1, 2, 3, 8)}) == 1
+    assert len(repaired) == 1
+    assert (repaired.pop() > 100) == (metric == "ip")
+    assert faiss.omp_get_max_threads() == 1, "other stages have one thread"
+
+
+def test_merge_threads_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CORES_VARIABLE, "1")
+    assert hnsw._merge_threads() == 1
+    monkeypatch.delenv(CORES_VARIABLE)
+    assert hnsw._merge_threads() == min(MERGE_THREADS, count_cores())
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.5])
+def test_recall_with_varying_norms(
+    spread: float, make_vectors: Make, write_parts: Make, build_index: Make, tmp_path: Path
+) -> None:
+    """One graph by inner product leaves small vectors unreachable; no question may miss them for being merged."""
+    vectors = make_vectors(4000) * np.random.default_rng(0).lognormal(sigma=spread, size=(4000, 1)).astype(np.float32)
+    plain = faiss.index_factory(32, "HNSW8", faiss.METRIC_INNER_PRODUCT)
+    plain.hnsw.efConstruction = 100
+    plain.add(vectors)
+    faiss.write_index(plain, str(tmp_path / "plain"))
+    parts = write_parts(vectors, [1000])
+    path, _ = build_index(parts, IndexRecipe("HNSW8", cells=4))
+    trial = VectorQuerySet.from_exact_search(ExactIndex(parts), make_vectors(200, seed=7), 10)
+    curves = [sweep_settings(open_index(file), trial, [32, 64, 128, 256]) for file in (tmp_path / "plain", path)]
+    assert compare_curves(curves[1], curves[0]) < 0.03
+    assert len(ReachabilityTree(GraphFile.open(path)).find_unreachable()) == 0
+
+
+def test_dominant_cell_is_split(make_vectors: Make, write_parts: Make) -> None:
+    plan = resolve(IndexRecipe("HNSW8", cells=8), 2000, 32)
+    crowd = np.vstack([make_vectors(200), make_vectors(1)[:1] + 0.01 * make_vectors(1800, seed=5)])
+    own, _, _ = learn_cells(plan, crowd).assign("ip", crowd)
+    assert np.bincount(own).max() < 1000
+    crowd[200:] = crowd[200]  # equal vectors: nothing splits them
+    own, _, _ = learn_cells(plan, crowd).assign("ip", crowd)
+    assert len(set(own[200:])) == 1
+
+
+def test_pieces_of_another_run_are_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    parts = write_parts(make_vectors(1500), [700])
+    plan = resolve(IndexRecipe("HNSW8", cells=3), 1500, 32)
+    trained, out = tmp_path / "trained", tmp_path / "out"
+    hnsw.KIND.train(plan, parts, trained)
+    pieces = [tmp_path / f"scattered-{number}" for number in range(2)]
+    for number, part in enumerate(parts):
+        hnsw.KIND.scatter(plan, trained, part, number, pieces[number])
+    scattered = [path_opener(piece) for piece in pieces]
+    files = [tmp_path / f"shard-{number}" for number in range(3)]
+    for number, path in enumerate(files):
+        hnsw.KIND.shard(plan, trained, iter_slices(pieces, 3, number), number, path)
+    shards = [path_opener(path) for path in files]
+    assert hnsw.KIND.merge(plan, trained, parts, scattered, shards, out)["rows"] == 1500
+    with pytest.raises(InputError, match="shard 0 of HNSW8 is a piece of another build"):
+        hnsw.KIND.merge(plan, trained, parts, scattered, shards[::-1], out)
+    with pytest.raises(InputError, match="part 0 is a piece of another build"):
+        hnsw.KIND.merge(plan, trained, parts, scattered[::-1], shards, out)
+    other = resolve(IndexRecipe("HNSW8", cells=3, seed=1), 1500, 32)
+    with pytest.raises(InputError, match="trained is a piece of another build"):
+        hnsw.KIND.scatter(other, trained, parts[0], 0, tmp_path / "other")
+    fewer = resolve(IndexRecipe("HNSW8", cells=3), 1400, 32)
+    with pytest.raises(InputError, match="not the plan's 1400"):
+        hnsw.KIND.merge(fewer, trained, parts, scattered, shards, out)
+    files[1].write_bytes(files[1].read_bytes()[:-9])
+    with pytest.raises(InputError, match="shard 1 of HNSW8 is truncated"):
+        hnsw.KIND.merge(plan, trained, parts, scattered, shards, out)
+    files[1].unlink()
+    with pytest.raises(InputError, match="cannot open shard 1 of HNSW8"):
+        hnsw.KIND.merge(plan, trained, parts, scattered, shards, out)
+    trained.write_bytes(b"")
+    with pytest.raises(InputError, match="truncated or damaged"):
+        hnsw.KIND.scatter(plan, trained, parts[0], 0, pieces[0])
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_a_shard_has_the_same_bytes_with_any_number_of_threads(
+    metric: Any, make_vectors: Make, write_parts: Make, tmp_path: Path
+) -> None:
+    assert KIND.threaded
+    vectors = make_vectors(3000)
+    vectors[::50] = vectors[0]
+    parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=2), 3000, 32)
+    hnsw.KIND.train(plan, parts, tmp_path / "trained")
+    hnsw.KIND.scatter(plan, tmp_path / "trained", parts[0], 0, tmp_path / "piece")
+    made = set()
+    for count in (1, 2, 3, 8):
+        with use_threads(count):
+            hnsw.KIND.shard(plan, tmp_path / "trained", iter_slices([tmp_path / "piece"], 2, 1), 1, tmp_path / "shard")
+        made.add((tmp_path / "shard").read_bytes())
+    assert len(made) == 1

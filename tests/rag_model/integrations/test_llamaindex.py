@@ -1,0 +1,49 @@
+"""The retriever in a real query engine of LlamaIndex that answers; the language model is LlamaIndex's own for tests."""
+
+import asyncio
+
+import pytest
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import MetadataMode
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.integrations.llamaindex import BookwheelRetriever
+from rag_model.retrieve.hits import Hit
+from tests.fixtures.serving import Library
+from tests.rag_model.integrations.conftest import ASKED
+
+
+def test_a_query_engine_answers_from_the_passages(
+    place: dict[str, str], expected: list[Hit], made_library: Library
+) -> None:
+    retriever = BookwheelRetriever(**place, k=2)  # type: ignore[arg-type]
+    read = get_response_synthesizer(llm=MockLLM())  # which answers with what it was asked
+    told = RetrieverQueryEngine(retriever, read).query(ASKED)
+    assert all(hit.text in str(told) and f"title: {hit.title}" in str(told) for hit in expected)
+    assert made_library.red not in str(told)
+    assert [(one.node.node_id, one.node.get_content()) for one in told.source_nodes] == [
+        (hit.id, hit.text) for hit in expected
+    ]
+    assert [one.score for one in told.source_nodes] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+    first = told.source_nodes[0].node
+    assert (first.metadata["snapshot"], first.metadata["page_id"]) == (made_library.red, expected[0].page_id)
+    assert "licence" not in first.get_content(MetadataMode.LLM)
+    retriever.source.close()
+
+
+def test_it_is_asked_asynchronously(places: dict[str, dict[str, str]]) -> None:
+    retriever = BookwheelRetriever(**places["folder"], k=3)  # type: ignore[arg-type]
+    later, now = asyncio.run(retriever.aretrieve(ASKED)), retriever.retrieve(ASKED)
+    assert [one.node.node_id for one in later] == [one.node.node_id for one in now]
+    retriever.source.close()
+
+
+def test_what_is_wrong_is_told_when_it_is_made_or_asked(nowhere: str) -> None:
+    with pytest.raises(UsageError, match="none of them is given"):
+        BookwheelRetriever()
+    with pytest.raises(UsageError, match="at least 1"):
+        BookwheelRetriever(folder=nowhere, k=0)
+    with pytest.raises(StoreError, match="no pulled snapshot"):
+        BookwheelRetriever(folder=nowhere).retrieve("who?")

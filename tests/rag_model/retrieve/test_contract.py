@@ -1,0 +1,146 @@
+"""The contract of `docs/extend/retriever.md`, for every retriever that is built in and for the examples."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.corpus.ragged_file import TokenWriter
+from rag_model.corpus.records import Passage
+from rag_model.encoders.token_encoder import TokenEncoder, collect_token_encoder_files, compute_token_space
+from rag_model.index.build import run_stages
+from rag_model.index.kind import get_kind_for_factory
+from rag_model.index.recipe import IndexRecipe
+from rag_model.retrieve.context import RetrieverContext
+from rag_model.retrieve.factory import CALLS, build_retriever, open_retriever, plan_retriever
+from rag_model.retrieve.retriever import Queries
+from rag_model.store.pulling.pull import pull
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, question_encoder_path
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures import diversifying, interleaving
+from tests.fixtures.tiny import save_cross_encoder
+from tests.fixtures.tiny_colbert import save_colbert
+
+QUERIES = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
+# An expression for each call. A new built-in call must be added here.
+BUILT_IN = {
+    "maxsim": "maxsim(ivfpq:4, tokens, 8)",
+    "rerank": "rerank(hnsw, {model}, 6)",
+    "rrf": "rrf(hnsw, ivfpq, weights=[1, 2])",
+}
+INDEXES = {name: name for name in ("hnsw", "ivfpq", "exact", "tokens")}
+PLUGINS = {"interleave": "interleave(hnsw, exact)", "diversify": "diversify(hnsw, 8)"}
+EXPRESSIONS = [*INDEXES.values(), "hnsw:5", *BUILT_IN.values(), *PLUGINS.values(), "rrf(diversify(hnsw), ivfpq)"]
+
+
+@pytest.fixture(scope="module")
+def library(
+    content: tuple[Store, Content], passages: list[Passage], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Store, Snapshot]:
+    """The snapshot of the other tests with an index of token vectors."""
+    store, what = content
+    work = tmp_path_factory.mktemp("tokens")
+    encoder = TokenEncoder.load(save_colbert(work / "colbert"))
+    with TokenWriter(work / "tokens.arrow", encoder.dim, "float16") as writer:
+        writer.write(encoder.encode_passages([one.title for one in passages], [one.text for one in passages]))
+    plan = get_kind_for_factory("MaxSim").plan(IndexRecipe("MaxSim,PQ8", over="tokens"), len(passages), encoder.dim)
+    run_stages(plan, [work / "tokens.arrow"], work / "index", work)
+    space = compute_token_space(encoder.folder, encoder.spec)
+    files = {"index/tokens.safetensors": work / "index"}
+    for name, path in collect_token_encoder_files(encoder.folder, encoder.spec, space, work).items():
+        files[f"{question_encoder_path('tokens')}/{name}"] = path
+    extended = replace(
+        what,
+        files={**what.files, **{name: store.blobs.put_file(path) for name, path in files.items()}},
+        representations={**what.representations, "tokens": {"kind": "tokens", "space": space.to_json()}},
+        indexes={**what.indexes, "tokens": plan.entry() | {"file": "index/tokens.safetensors"}},
+    )
+    return store, Snapshot.from_store(store, store.snapshots.publish(Manifest(extended)))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cross-encoder."""
+    return save_cross_encoder(tmp_path_factory.mktemp("cross") / "model")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The examples as installed packages."""
+    folder = tmp_path_factory.mktemp("plugins")
+    about = folder / "examples-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")
+    lines = ["[bookwheel.retrievers]", "interleave = interleaving:build", "diversify = diversifying:build"]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    for module in (interleaving, diversifying):
+        shutil.copy(module.__file__, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setattr(CALLS, "_loaded", {})
+        yield
+    for name in ("interleaving", "diversifying"):
+        sys.modules.pop(name, None)
+
+
+def test_every_registered_call_has_an_expression_here() -> None:
+    assert {*BUILT_IN, *PLUGINS} == {*CALLS.list_names()}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_planning_opens_nothing(library: tuple[Store, Snapshot], model: Path, expression: str) -> None:
+    store, snapshot = library
+    bare = Snapshot.from_manifest(store, Manifest(replace(snapshot.manifest.content, files={})))
+    text = expression.format(model=model)
+    assert plan_retriever(bare, text) == plan_retriever(snapshot, text)
+    context = RetrieverContext(bare)
+    built = build_retriever(context, text, products=True)
+    assert built.retriever.most > 0
+    assert (context.opened_indexes, context.loaded_encoder) == ((), None)
+
+
+@pytest.mark.parametrize("products", [False, True])
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_the_needs_are_all_files_that_a_search_reads(
+    library: tuple[Store, Snapshot], model: Path, tmp_path: Path, expression: str, products: bool
+) -> None:
+    """A folder with passages, encoders and the needed files answers like the store."""
+    store, snapshot = library
+    text = expression.format(model=model)
+    needs = plan_retriever(snapshot, text, products=products)
+    files = needs.files(snapshot)
+    pull(store, snapshot.id, tmp_path, select=lambda path: path in files or path.startswith(("passages/", "encoder")))
+    with Snapshot.from_folder(tmp_path) as pulled:
+        hits = open_retriever(pulled, text, products=products).search(QUERIES, 4)
+    assert hits == open_retriever(snapshot, text, products=products).search(QUERIES, 4)
+    assert needs.reads_vectors(snapshot.manifest.content) == any(path.startswith("embeddings/") for path in files)
+    if products:
+        assert all(hit.inner_product is not None for line in hits for hit in line)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_rows_are_distinct_and_queries_independent(
+    library: tuple[Store, Snapshot], model: Path, expression: str
+) -> None:
+    _, snapshot = library
+    retriever = open_retriever(snapshot, expression.format(model=model))
+    k = min(5, retriever.most)
+    ranked = retriever.find(Queries(QUERIES), k)
+    assert ranked.rows.shape == ranked.scores.shape
+    assert ranked.rows.shape[1] <= k
+    for row_list, scores in zip(ranked.rows, ranked.scores, strict=True):
+        valid = row_list >= 0
+        assert not valid[np.argmin(valid) :].any() or valid.all(), "-1 only after the last"
+        assert len(set(row_list[valid].tolist())) == valid.sum()
+        assert (np.diff(scores[valid]) <= 0).all()
+    with ThreadPoolExecutor(4) as pool:
+        singles = list(pool.map(lambda text: retriever.search([text], k)[0], QUERIES * 3))
+    for single, hits in zip(singles, retriever.search(QUERIES, k) * 3, strict=True):
+        assert [hit.row for hit in single] == [hit.row for hit in hits]
+        assert {leg.leg for hit in single for leg in hit.legs} <= {step.name for step in ranked.iter_lists()}

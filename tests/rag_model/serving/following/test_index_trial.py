@@ -1,0 +1,90 @@
+"""A new version's indexes are searched in a child process before `current` names it, and what died is remembered."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from rag_model.errors import RefusedError
+from rag_model.serving.following.trials import try_indexes
+from rag_model.store.pulling.folder import CURRENT
+from rag_model.store.pulling.pull import pull
+from rag_model.store.versions.manifest import Manifest
+from tests.fixtures.serving import QUICK, Library, serving
+
+TRIED = replace(QUICK, run_trials=True)
+
+
+def with_index(library: Library, path: Path, **changed: Any) -> str:
+    """Publish the blue snapshot with another file, or another entry, of its graph."""
+    store = library.store
+    content = store.snapshots.get(library.blue).content
+    entry = {**content.indexes["hnsw"], **changed}
+    files = {**content.files, "index/hnsw.faiss": store.blobs.put_file(path)}
+    return store.snapshots.publish(Manifest(replace(content, files=files, indexes={**content.indexes, "hnsw": entry})))
+
+
+@pytest.fixture
+def graph(library: Library) -> Path:
+    """The file of the blue snapshot's graph."""
+    return library.store.blobs.get_local_path(
+        library.store.snapshots.get(library.blue).content.files["index/hnsw.faiss"]
+    )
+
+
+def moved(library: Library, snapshot: str) -> None:
+    now = library.store.refs.find_current("latest")
+    library.store.refs.move("latest", snapshot, now.number if now else 0)
+
+
+def test_a_sound_version_is_tried_and_served(library: Library, dest: Path, passed: Path) -> None:
+    shutil.copytree(passed, dest / ".trials")
+    with serving(library.url, dest, TRIED) as found:
+        library.move(library.blue)
+        found.until_served(library.blue)
+    assert len(list((dest / ".trials").iterdir())) == 1  # of the encoder, which both versions have
+
+
+def test_an_index_with_lists_in_another_file_never_becomes_current(
+    library: Library, dest: Path, graph: Path, tmp_path: Path, passed: Path
+) -> None:
+    """Its target is cut short: a process that maps it dies of SIGBUS, and again at every restart."""
+    shutil.copytree(passed, dest / ".trials")
+    d = faiss.read_index(str(graph)).d
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, 4, faiss.METRIC_INNER_PRODUCT)
+    vectors = np.random.default_rng(0).standard_normal((200, d)).astype(np.float32)
+    index.train(vectors)
+    lists = faiss.OnDiskInvertedLists(4, index.code_size, str(tmp_path / "elsewhere"))
+    index.replace_invlists(lists)
+    index.add(vectors[:40])
+    faiss.write_index(index, str(tmp_path / "hostile.faiss"))
+    (tmp_path / "elsewhere").write_bytes(b"")
+    hostile = with_index(library, tmp_path / "hostile.faiss")
+    with serving(library.url, dest, TRIED) as found:
+        moved(library, hostile)
+        refused = found.until_refused("holds faiss's lists 'ilod', which bookwheel cannot search")
+        assert refused["final"]
+        assert found.snapshot()["snapshot"] == library.red
+        assert (dest / CURRENT).resolve().name == library.red
+
+
+def test_a_record_of_a_death_is_final_until_it_is_deleted(
+    library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = pull(library.store, library.red, dest)
+    content = library.store.snapshots.get(library.red).content
+    monkeypatch.setattr("rag_model.serving.following.trials._INDEX_SECONDS", 0.001)  # too little for any process
+    with pytest.raises(RefusedError, match=r"hnsw\.faiss took more than 0 s"):
+        try_indexes(report.path, content, ["hnsw"])
+    monkeypatch.undo()
+    (record,) = (dest / ".trials").iterdir()
+    assert json.loads(record.read_bytes()) == {"died": "took more than 0 s"}
+    with pytest.raises(RefusedError, match=f"or delete {record} to try it once more"):
+        try_indexes(report.path, content, ["hnsw"])
+    record.write_bytes(b"[]")  # a damaged record is none
+    try_indexes(report.path, content, ["hnsw"])

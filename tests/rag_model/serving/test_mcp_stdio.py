@@ -1,0 +1,139 @@
+"""`bookwheel serve --mcp`, asked by the MCP library's own client over the process's standard input and output."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mcp import ClientSession, StdioServerParameters, stdio_client
+from mcp.types import CallToolResult, TextContent
+
+from flows import cli
+from rag_model.retrieve.factory import open_retriever
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.serving import PATIENCE, Library, rounded
+
+ASKED = "who was the king of river number 7?"
+BOOKWHEEL = str(Path(sys.executable).with_name("bookwheel"))
+
+
+def converse(options: list[str], log: Path, talk: Callable[[ClientSession], Awaitable[None]]) -> None:
+    """Talk with a server in a process of its own; its standard error goes to `log`."""
+    command = ["serve", "--mcp", "--poll", "0.05", *options]
+    environment = {name: os.environ[name] for name in ("BOOKWHEEL_CACHE", "PYTHONPATH") if name in os.environ}
+    environment["OMP_NUM_THREADS"] = "1"
+    server = StdioServerParameters(command=BOOKWHEEL, args=command, env=environment)
+
+    async def session() -> None:
+        with log.open("w") as errors:
+            async with stdio_client(server, errlog=errors) as streams, ClientSession(*streams) as found:
+                await found.initialize()
+                await talk(found)
+
+    asyncio.run(session())
+
+
+def text_of(result: CallToolResult) -> str:
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+async def given(session: ClientSession, tool: str, **arguments: Any) -> dict[str, Any]:
+    result = await session.call_tool(tool, arguments)
+    assert isinstance(result, CallToolResult)
+    assert not result.is_error, text_of(result)
+    assert json.loads(text_of(result)) == result.structured_content
+    return dict(result.structured_content)
+
+
+async def refused(session: ClientSession, tool: str, arguments: dict[str, Any]) -> str:
+    result = await session.call_tool(tool, arguments)
+    assert isinstance(result, CallToolResult)
+    assert result.is_error
+    return text_of(result)
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("search", {}, "question is missing: give it"),
+    ("search", {"question": 3}, "question is not a text"),
+    ("search", {"question": " "}, "question 1 is empty"),
+    ("search", {"question": "a" * 2_001}, "2001 characters"),
+    ("search", {"question": "a", "k": 0}, "at least 1"),
+    ("search", {"question": "a", "k": 101}, "at most 100"),
+    ("search", {"question": "a", "k": 41}, "holds 40 passages"),
+    ("search", {"question": "a", "k": "5"}, "k is not a whole number"),
+    ("search", {"question": "a", "top_k": 5}, "top_k is not an argument of this tool"),
+    ("search", {"question": "a", "retriever": "nothing"}, "not served here"),
+    ("search", {"question": "a", "retriever": "rrf(hnsw"}, "not closed"),
+    ("passage", {"id": "../../etc/passwd"}, "has no passage"),
+    ("passage", {"id": "a" * 1_001}, "longer than 1000 characters"),
+    ("snapshot", {"ref": "latest"}, "ref is not an argument"),
+    ("shell", {"command": "ls"}, "there is no tool 'shell': call one of search, passage, snapshot"),
+]
+
+
+@pytest.mark.slow
+def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
+    library: Library, passed: Path, tmp_path: Path
+) -> None:
+    with Snapshot.open(library.url) as snapshot:
+        expected = [hit.to_json() for hit in open_retriever(snapshot).search([ASKED], 3)[0]]
+
+    async def talk(session: ClientSession) -> None:
+        tools = (await session.list_tools()).tools
+        assert {tool.name for tool in tools} == {"search", "passage", "snapshot"}
+        assert all(tool.annotations and tool.annotations.read_only_hint and tool.description for tool in tools)
+        assert tools[0].input_schema["required"] == ["question"]
+        found = await given(session, "search", question=ASKED, k=3)
+        assert found == rounded({"snapshot": library.red, "hits": expected})
+        read = await given(session, "passage", id=expected[0]["id"])
+        assert {key: read[key] for key in ("text", "title", "url", "revised")} == {
+            key: expected[0][key] for key in ("text", "title", "url", "revised")
+        }
+        assert read["revised"] == "2026-11-01T12:00:00Z"
+        told = await given(session, "snapshot")
+        assert (told["snapshot"], told["ref"], told["indexes"]) == (library.red, "latest", ["hnsw"])
+        for tool, arguments, words in WRONG:
+            sentence = await refused(session, tool, arguments)
+            assert words in sentence
+            assert "\n" not in sentence
+        library.move(library.blue)
+        async with asyncio.timeout(PATIENCE):
+            while (await given(session, "snapshot"))["snapshot"] != library.blue:
+                pass
+        found = await given(session, "search", question=ASKED, k=1)
+        assert "blue" in found["hits"][0]["text"]
+        alive = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
+        (process,) = [one for one in alive if "--mcp" in one.cmdline()]
+        process.send_signal(signal.SIGINT)  # which ends it, though its standard input is open
+        assert psutil.wait_procs([process], PATIENCE)[0] == [process]
+
+    shutil.copytree(passed, tmp_path / "dest" / passed.name)
+    converse(["--store", library.url, "--dest", str(tmp_path / "dest")], tmp_path / "log", talk)
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "code"),
+    [
+        (["--store", "{0}/nowhere"], "there is no bookwheel store", 1),
+        (["--folder", "{0}/nowhere"], "there is no pulled snapshot", 1),
+        (["--folder", "{0}", "--model", "reader"], "leave --model out", 2),
+        (["--store", "{0}", "--model", "reader"], "leave --model out", 2),
+        ([], "give --store, or --folder", 2),
+    ],
+)
+def test_what_cannot_be_served_ends_with_one_sentence(
+    options: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["serve", "--mcp", *(one.format(tmp_path) for one in options)]) == code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert words in told.err

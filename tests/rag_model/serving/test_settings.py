@@ -1,0 +1,24 @@
+"""Bounds that cannot work are refused before anything is served."""
+
+import math
+from dataclasses import fields
+
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.serving.settings import ServiceSettings
+from tests.fixtures.serving import with_limits
+
+NUMBERS = [one.name for one in fields(ServiceSettings) if type(one.default) in (int, float)]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
+def test_what_is_no_bound_is_refused(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{name} is "):
+        with_limits(**{name: value})
+
+
+def test_nobody_can_wait_for_ever() -> None:
+    with pytest.raises(UsageError, match=r"poll_seconds is 1e\+300: give at most"):
+        with_limits(poll_seconds=1e300)

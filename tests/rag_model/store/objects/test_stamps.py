@@ -1,0 +1,123 @@
+"""A stamp saves hashing, and never says of a file what is no longer so."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rag_model.digest import digest_bytes
+from rag_model.errors import InputError
+from rag_model.store import Content, Manifest, Store
+from rag_model.store.objects.cache import Stamps
+from rag_model.store.pulling.folder import CURRENT, open_folder_stamps
+from rag_model.store.pulling.pull import pull
+
+ID = digest_bytes(b"sound")
+OTHER = digest_bytes(b"other")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_bytes(b"sound")
+    return tmp_path / "file"
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["same process", "another"])
+def test_what_was_written_to_is_hashed_again(file: Path, tmp_path: Path, again: bool) -> None:
+    stamps = Stamps(tmp_path / "stamps")
+    for _ in range(50):  # however soon after
+        file.write_bytes(b"sound")
+        assert stamps.is_sound(file, ID)
+        if not again:
+            stamps = Stamps(tmp_path / "stamps")
+        assert stamps.has_valid_stamp(file, ID)
+        with file.open("r+b") as opened:
+            opened.write(b"Sound")
+        assert not stamps.has_valid_stamp(file, ID)
+        assert not stamps.is_sound(file, ID)
+
+
+def test_a_stamp_saves_the_hashing(file: Path, tmp_path: Path) -> None:
+    """Whoever trusts a stamp trusts who wrote it: a stamp put for other bytes is believed."""
+    Stamps(tmp_path / "stamps").record(file, OTHER)
+    assert Stamps(tmp_path / "stamps").is_sound(file, OTHER)
+
+
+def test_a_file_whose_time_was_restored_is_hashed_again(file: Path, tmp_path: Path) -> None:
+    assert Stamps(tmp_path / "stamps").is_sound(file, ID)
+    found = file.stat()
+    file.write_bytes(b"Sound")
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert not Stamps(tmp_path / "stamps").is_sound(file, ID)
+
+
+def test_links_keep_a_stamp_and_writes_do_not(file: Path, tmp_path: Path) -> None:
+    stamps = Stamps(tmp_path / "stamps")
+    with stamps.preserve(file, ID):
+        os.link(file, tmp_path / "unknown")
+    assert not stamps.has_valid_stamp(file, ID)
+    stamps.record(file, ID)
+    with stamps.preserve(file, ID):
+        os.link(file, tmp_path / "link")
+    assert stamps.has_valid_stamp(file, ID)
+    with stamps.preserve(file, ID):
+        file.write_bytes(b"longer than before")
+    assert not stamps.has_valid_stamp(file, ID)
+
+
+def test_a_stamp_is_of_one_file(file: Path, tmp_path: Path) -> None:
+    stamps = Stamps(tmp_path / "stamps")
+    stamps.record(file, ID)
+    (tmp_path / "other").write_bytes(b"other")
+    assert not stamps.has_valid_stamp(tmp_path / "other", ID)
+    assert not stamps.is_sound(tmp_path / "other", ID)
+    with pytest.raises(FileNotFoundError):
+        stamps.is_sound(tmp_path / "gone", ID)
+
+
+def test_where_no_stamp_can_be_kept_it_lasts_as_long_as_the_process(file: Path, tmp_path: Path) -> None:
+    stamps = Stamps(file / "no folder")
+    assert stamps.is_sound(file, ID)
+    assert stamps.has_valid_stamp(file, ID)
+    assert not Stamps(file / "no folder").has_valid_stamp(file, ID)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"5"])
+def test_a_damaged_stamp_is_no_stamp(file: Path, tmp_path: Path, damage: bytes) -> None:
+    Stamps(tmp_path / "stamps").record(file, ID)
+    (stamp,) = (tmp_path / "stamps").iterdir()
+    stamp.write_bytes(damage)
+    assert not Stamps(tmp_path / "stamps").has_valid_stamp(file, ID)
+    assert Stamps(tmp_path / "stamps").is_sound(file, ID)
+
+
+def test_no_pull_makes_a_file_be_hashed_again(local_store: Store, tmp_path: Path) -> None:
+    """Snapshots share files by links, and a link changes a file's times."""
+    blob = local_store.blobs.put_bytes(b"shared")
+    first, second = (
+        local_store.snapshots.publish(Manifest(Content({"is": name}, (), {"index/shared": blob}))) for name in "ab"
+    )
+    dest = tmp_path / "dest"
+    pull(local_store, first, dest)
+    stamps = open_folder_stamps(dest)
+    assert stamps.has_valid_stamp(dest / first / "index/shared", blob.id)
+    pull(local_store, second, dest, keep=1)
+    assert stamps.has_valid_stamp(dest / second / "index/shared", blob.id)
+    assert not (dest / first).exists()
+
+
+def test_what_is_not_accepted_never_becomes_current(local_store: Store, tmp_path: Path) -> None:
+    blob = local_store.blobs.put_bytes(b"a file")
+    first, second = (
+        local_store.snapshots.publish(Manifest(Content({"is": name}, (), {"index/file": blob}))) for name in "ab"
+    )
+    dest, seen = tmp_path / "dest", list[bytes]()
+
+    def refuse(folder: Path) -> None:
+        seen.append((folder / "index/file").read_bytes())
+        raise InputError("it is not accepted")
+
+    pull(local_store, first, dest)
+    with pytest.raises(InputError, match="not accepted"):
+        pull(local_store, second, dest, accept=refuse)
+    assert (seen, (dest / CURRENT).resolve().name) == ([b"a file"], first)

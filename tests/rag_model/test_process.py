@@ -1,0 +1,160 @@
+"""The kernel's own count of page faults and resident pages, of processes that allocate as a model's layers do."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from rag_model.errors import InputError, StoreError
+from rag_model.process import ChildDiedError, is_allocator_configured, run_in_child
+
+_CHILD = """
+import resource, sys, threading
+from rag_model.process import trim_memory, release_freed_memory, keep_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+
+def layers():
+    blocks = [bytearray(b"x") * (8 << 20) for _ in range(6)]
+
+def faults():
+    layers(), layers()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        layers()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, resident())
+
+reused = None
+for word in sys.argv[1].split("-"):
+    reused = {"plain": lambda: None, "reuse": keep_freed_memory, "release": release_freed_memory}[word]()
+work = threading.Thread(target=faults)
+work.start() if sys.argv[2] == "thread" else work.run()
+work.join() if sys.argv[2] == "thread" else None
+trim_memory()
+print(reused, resident())
+"""
+_PINNED = """
+import resource, sys
+from rag_model.process import release_freed_memory
+
+said = release_freed_memory() if sys.argv[1] == "release" else None
+del [bytearray(b"x") * (8 << 20) for _ in range(2)][:]  # from now on glibc takes such blocks from its heap
+stays = []
+for _ in range(12):
+    block = bytearray(b"x") * (8 << 20)
+    stays.append((bytearray(b"x") * (256 << 10), block))
+stays = [one for one, _ in stays]
+del block
+print(said, int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20)
+"""
+_GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}) and bool(os.confstr("CS_GNU_LIBC_VERSION"))
+_LAYERS, _HEAP = 48, 64  # MiB: of six blocks; and of a thread's heap
+
+
+def child(*words: str, **environment: str) -> tuple[int, int, str, int]:
+    """Return the page faults of five rounds, MiB in memory after them, what the last call said, and MiB at the end."""
+    kept = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, *words], env=kept | environment, capture_output=True, text=True, check=True
+    )
+    faults, held, said, left = done.stdout.split()
+    return int(faults), int(held), said, int(left)
+
+
+@pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_freed_memory_is_used_again_and_given_back_when_told(where: str) -> None:
+    plain, before, _, _ = child("plain", where)
+    faults, held, said, left = child("reuse", where)
+    assert said == "True"
+    assert 10 * faults < plain
+    assert left <= held - _LAYERS / 2 if where == "main" else left <= before + _HEAP
+
+
+@pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
+def test_of_two_wishes_the_last_one_holds() -> None:
+    released, kept = child("reuse-release", "main"), child("reuse-release-reuse", "main")
+    assert released[2] == kept[2] == "True"
+    assert 10 * kept[0] < released[0]
+
+
+@pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
+def test_released_blocks_leave_no_holes_between_what_stays() -> None:
+    kept = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", _PINNED, word], env=kept, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for word in ("plain", "release")
+    ]
+    (_, plain), (said, released) = told
+    assert said == "True"
+    assert int(released) < int(plain) - 8 * 12 // 2
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])
+def test_what_the_environment_sets_stays(name: str) -> None:
+    assert child("reuse", "main", **{name: "100000"})[2] == "False"
+
+
+def test_another_allocator_stays() -> None:
+    assert is_allocator_configured({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"})
+    assert is_allocator_configured({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"})
+    assert not is_allocator_configured({"LD_PRELOAD": "/usr/lib/libfaketime.so", "GLIBC_TUNABLES": "glibc.rtld.nns=4"})
+
+
+@pytest.mark.parametrize("package", ["flows", "beam_jobs"])
+@pytest.mark.parametrize(("chosen", "used"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_arrow_allocates_by_the_c_library_unless_the_environment_says_otherwise(
+    package: str, chosen: str | None, used: str
+) -> None:
+    asked = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    child = f"import {package}, subprocess, sys; subprocess.run([sys.executable, '-c', {asked!r}], check=True); {asked}"
+    others = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    environment = others | ({"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {})
+    told = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == [used, used], "of the process, and of one that it starts"
+
+
+MIB = 1 << 20
+
+
+def test_it_returns_what_its_function_returns() -> None:
+    assert run_in_child("tests.fixtures.dying", {"é": [1]}, seconds=60, memory=64 * MIB) == [{"é": [1]}, "lives"]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("segfault", "was ended by SIGSEGV"),
+        ("memory", "needed more than 64 MiB of memory"),
+        ("loop", "took more than 2 s"),
+        ("silence", "ended without a reply"),
+    ],
+)
+def test_a_death_is_told(how: str, sentence: str) -> None:
+    with pytest.raises(ChildDiedError, match=sentence):
+        run_in_child("tests.fixtures.dying", how, seconds=2 if how == "loop" else 60, memory=64 * MIB)
+
+
+def test_its_errors_are_raised_here() -> None:
+    with pytest.raises(StoreError, match="a sentence"):
+        run_in_child("tests.fixtures.dying", "refuse", seconds=60, memory=64 * MIB)
+    with pytest.raises(InputError, match="ZeroDivisionError: by zero"):
+        run_in_child("tests.fixtures.dying", "raise", seconds=60, memory=64 * MIB)
+
+
+def test_it_ends_in_time_although_its_parent_was_killed() -> None:
+    calls = (
+        "from rag_model.process import run_in_child\n"
+        "run_in_child('tests.fixtures.dying', 'loop', seconds=2, memory=1 << 26)"
+    )
+    with subprocess.Popen([sys.executable, "-c", calls]) as parent:
+        while not (children := psutil.Process(parent.pid).children()):
+            assert parent.poll() is None
+        parent.kill()
+    (child,) = children
+    child.wait(60)  # raises if it is still there

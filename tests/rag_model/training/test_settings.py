@@ -1,0 +1,48 @@
+"""The settings file that is printed: it parses to the defaults, and says where each comes from."""
+
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rag_model.evaluation.answers.collapse import CollapseLimits
+from rag_model.toml import from_table
+from rag_model.training.objectives.dpr import DPR, DprRecipe
+from rag_model.training.objectives.objective import Objective, list_objectives
+from rag_model.training.settings import parse_field_comments, render_settings
+
+
+@pytest.mark.parametrize("objective", list_objectives(), ids=lambda one: str(one.name))
+def test_a_file_that_is_not_edited_changes_nothing(objective: Objective[Any]) -> None:
+    text = render_settings(objective)
+    assert from_table(objective.settings, tomllib.loads(text), "the file") == objective.settings()
+    assert all("#" in line for line in text.splitlines() if line and line[0] not in "#[")
+
+
+def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
+    lines = render_settings(DPR).splitlines()
+    (batch,) = (line for line in lines if line.startswith("batch_size"))
+    assert batch.split("#")[0].strip() == "batch_size = 128"
+    assert "DPR, section 5: 128 over all 8 GPUs" in batch
+    (temperature,) = (line for line in lines if "temperature =" in line)
+    assert temperature.startswith("# temperature = 1.0")
+    assert "0.05 if the encoder's vectors have length 1" in temperature
+    assert any(line.startswith("# retriever =   ") for line in lines)
+    (search,) = (line for line in lines if line.startswith("search"))
+    assert "# one of bm25, snapshot, own; DPR, section 5: BM25;" in search
+
+
+def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
+    assert parse_field_comments(CollapseLimits)["most_unchanged"].startswith(
+        "Most answers change if a model uses its passages"
+    )
+    said = parse_field_comments(DprRecipe)
+    assert said["seed"] == "of the order and of the negatives"  # of the base
+    assert said["goal"] == "selects the best weights; DPR code: average rank on the dev set"  # its own
+
+    @dataclass
+    class Bare:
+        plain: int = 1
+
+    assert parse_field_comments(Bare) == {}
