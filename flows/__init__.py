@@ -14,9 +14,9 @@ Builds:
 
 Models and evaluation:
     finetune, training, forms, watch: train a model; its settings, their form, its progress.
-    rebuild, rebuilds: rebuild the index of a training in a child process.
+    rebuild: rebuild the index of a training in a child process.
     compare, evaluate, evaluation_records: measure retrievers and models, and record the results.
-    release, release_evaluation: rebuild, train, evaluate, and move the ref if the result is accepted.
+    release, release_evaluation: rebuild, train, evaluate, and move the ref if it is accepted.
 
 Shared:
     stage, failure, parameter_checks: the decorators of flows and stages.

@@ -13,9 +13,9 @@ from prefect import flow
 
 from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
-from flows.admission import Url, check_parameters
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
+from flows.parameter_checks import Url, check_parameters
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.errors import UsageError
@@ -46,7 +46,7 @@ def add_index(
     ref: str = "latest",
     beam_options: Sequence[str] = (),
 ) -> BuildOutcome:
-    """Publish a snapshot with the passages and vectors of another and new indexes; move `ref` to it.
+    """Publish a snapshot with another's passages and vectors and new indexes; move `ref` to it.
 
     Args:
         snapshot: a ref, ref@number, an id, or a unique prefix of one.
@@ -109,7 +109,7 @@ def read_results(store: Store, content: Content) -> tuple[list[ChunkResult], dic
 
 
 def check_recipe(content: Content, recipe: Recipe) -> None:
-    """Check that a recipe's indexes and retriever fit a snapshot's representations and other indexes.
+    """Check that a recipe's indexes and retriever fit a snapshot.
 
     Raises:
         UsageError: they do not fit, or the snapshot lacks a representation of the recipe.
@@ -117,14 +117,14 @@ def check_recipe(content: Content, recipe: Recipe) -> None:
     vectors = list_encoded_representations(content)
     if missing_representations := sorted({*recipe.represent} - {*vectors}):
         raise UsageError(
-            f"the snapshot has no representation {missing_representations[0]!r}, and add-index encodes nothing: build it with "
-            f"`reindex`, or leave [represent.{missing_representations[0]}] out"
+            f"the snapshot has no representation {missing_representations[0]!r}, and add-index encodes nothing: "
+            f"build it with `reindex`, or leave [represent.{missing_representations[0]}] out"
         )
     check_indexes_and_retrievers(recipe, vectors, content.indexes)
 
 
 def _with_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe], retriever: str) -> Content:
-    """Return the content with these indexes in its recipe, and with `retriever` unless it is empty."""
+    """Return the content with these indexes in its recipe, and `retriever` unless it is empty."""
     indexes = {
         **(content.recipe.get("index") or {}),
         **{name: asdict(index_recipe) for name, index_recipe in chosen_indexes.items()},

@@ -1,4 +1,4 @@
-"""Make a snapshot from existing passages and vectors: they are indexed, checked and published as in a build.
+"""Make a snapshot from existing passages and vectors: index, check and publish them.
 
 Purpose: to import a corpus from another system without encoding it again.
 Caching: the store's memo, from the first index job on.
@@ -13,9 +13,9 @@ from prefect import flow
 
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
-from flows.admission import Url, check_parameters
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
+from flows.parameter_checks import Url, check_parameters
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
 from flows.stage import stage

@@ -1,4 +1,4 @@
-"""Artifacts of a run in the Prefect UI: a table of counts, metrics and timings, and a link to the report.
+"""Show results of a run in the Prefect UI: counts, metrics, timings, and a link to the report.
 
 Outside a flow run nothing is written.
 """
@@ -31,7 +31,7 @@ def show_build(outcome: BuildOutcome) -> None:
 
 
 def show_answers(outcome: EvaluateOutcome) -> None:
-    """Write the metrics of an evaluation and of its ablations, and the link to its report, as artifacts."""
+    """Write the metrics of an evaluation and its ablations, and the link to its report."""
     metrics = {**outcome.metrics, **outcome.ranks}
     rows = [{"what": name, "value": f"{value:.3f}{_format_interval(outcome, name)}"} for name, value in metrics.items()]
     rows += [
@@ -47,7 +47,7 @@ def show_answers(outcome: EvaluateOutcome) -> None:
 
 
 def show_retrievers(outcome: CompareOutcome) -> None:
-    """Write the metrics of retrievers, their stages and groups, and the link to the report, as artifacts."""
+    """Write the metrics of retrievers, stages and groups, and the link to the report."""
     rows = [
         row for expression, comparison in outcome.standings.items() for row in _retriever_rows(expression, comparison)
     ]

@@ -3,8 +3,8 @@
 Purpose: `bookwheel evaluate` without a model, and the step of `flows.release` that measures
 retrieval after each rebuild.
 Caching: none, since a search is cheap compared with an answer. The result is recorded in the store
-as an evaluation, once for the same snapshot, questions and settings. If the store cannot be written,
-nothing is recorded, and the outcome says so.
+as an evaluation, once for the same snapshot, questions and settings. If the store cannot be
+written, nothing is recorded, and the outcome says so.
 Requires: the extra model if an index is searched by vectors.
 """
 
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from beam_jobs.launch import OnProgress
 from flows import artifacts
-from flows.admission import Url
+from flows.evaluation_records import REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CompareOutcome
+from flows.parameter_checks import Url
 from flows.progress import StageClock
-from flows.recording import REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.evaluation.measures.measure import JudgedBy
@@ -56,7 +56,10 @@ _SLUG = 60  # characters of an expression in a file's name
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Files for the results; with several retrievers each gets its own, with its number and name."""
+    """Files for the results.
+
+    With several retrievers each gets its own, with its number and name.
+    """
 
     trec: str | None = None  # TREC run
     dpr: str | None = None  # DPR's retrieval JSON
@@ -80,9 +83,10 @@ def compare(
 
     Args:
         store: URL or folder of the store.
-        questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a BEIR folder.
-        retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first. None:
-            the snapshot's own.
+        questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a
+            BEIR folder.
+        retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first.
+            None: the snapshot's own.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot.
         k: number of passages at which retrieval is measured.
         judged_by: how relevance is judged; None: by pages for a BEIR folder, by passages if every
@@ -200,7 +204,10 @@ def insert_name(path: Path, name: str) -> Path:
 
 
 def _file_name(run: ComparisonRun, number: int) -> str:
-    """Return the part of a file name for retriever `number` (from 1); empty if there is only one."""
+    """Return the part of a file name for retriever `number` (from 1).
+
+    Empty if there is only one.
+    """
     return "" if len(run.names) == 1 else f"{number}-{_make_slug(run.names[number - 1])}"
 
 

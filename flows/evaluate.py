@@ -19,10 +19,10 @@ from typing import Any
 
 from beam_jobs.launch import OnProgress
 from flows import artifacts
-from flows.admission import Url
+from flows.evaluation_records import KILT, REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CollapseRefusedError, EvaluateOutcome
+from flows.parameter_checks import Url
 from flows.progress import StageClock
-from flows.recording import KILT, REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.stage import deployment_flow, stage
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.abstaining import describe_abstention
@@ -67,11 +67,11 @@ def evaluate(
 
     Args:
         store: URL or folder of the store; answers are kept in its memo.
-        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one;
-            for the reader `concat` also a folder of a generator, or `openai:MODEL`.
+        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of
+            one; for the reader `concat` also a folder of a generator, or `openai:MODEL`.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
-        ref: a ref, ref@number, an id or a unique prefix of a snapshot. Snapshot and model are pinned
-            by id before the first search.
+        ref: a ref, ref@number, an id or a unique prefix of a snapshot. Snapshot and model are
+            pinned by id before the first search.
         settings: all other settings, such as the retriever; by default the default settings.
         rows: write one JSON object a question to this file.
         kilt: write KILT's prediction file to this path.
@@ -80,8 +80,8 @@ def evaluate(
             folder or a hub name.
 
     Raises:
-        CollapseRefusedError: all results are written, but retrieval has collapsed or the model does not
-            use its passages.
+        CollapseRefusedError: all results are written, but retrieval has collapsed or the model does
+            not use its passages.
         BookwheelError: a stage failed; finished answers are kept.
     """
     settings, clock = settings or EvaluationSettings(), StageClock("evaluate")
@@ -106,7 +106,7 @@ def evaluate(
 
 
 class NamedCondition:
-    """Wraps a condition, so that Prefect does not look for futures in every passage of the record."""
+    """Wraps a condition, so that Prefect does not search all its passages for futures."""
 
     def __init__(self, condition: Condition) -> None:
         """Hold `condition`."""
@@ -126,7 +126,7 @@ class AnswerRun:
         examination: AnswerEvaluation,
         subject: EvaluationSubject,
     ) -> None:
-        """Hold a pinned snapshot and model, the model's folder, and the evaluation of the questions."""
+        """Hold a pinned snapshot and model, the model's folder, and the evaluation."""
         self.store, self.snapshot, self.model, self.reader, self.folder = store, snapshot, model, reader, folder
         self.examination, self.subject = examination, subject
 
@@ -228,7 +228,7 @@ def _prepare_ablations(
     settings: EvaluationSettings,
     texts: Sequence[str],
 ) -> tuple[dict[str, SnapshotRetriever], WholeCorpus]:
-    """Return the other retrievers for the first reader, and all passages if they fit into a prompt."""
+    """Return other retrievers for the first reader, and all passages if they fit into a prompt."""
     if settings.ablations is None:
         return {}, WholeCorpus()
     first_reader, whole_corpus = next(iter(readers.values())), prepare_whole_corpus(readers, retriever, texts)

@@ -1,7 +1,7 @@
-"""The handling of a failed run: a retry if that can help, and a message to the maintainers of the library.
+"""Handle a failed run: retry it if that can help, and notify the maintainers of the library.
 
-Prefect's setting for retries (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`) does not distinguish errors: a
-gate that refused, or an invalid factory string, would be retried too.
+Prefect's setting for retries (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`) does not
+distinguish errors. It would also retry after a refusal of the gate, or an invalid factory string.
 """
 
 import json
@@ -20,7 +20,7 @@ from prefect.context import FlowRunContext
 
 from rag_model.errors import MissingExtraError, RefusedError, ResourceError, UsageError
 
-WEBHOOK = "BOOKWHEEL_WEBHOOK"  # a setting, not a parameter: the address is a secret, and parameters are shown
+WEBHOOK = "BOOKWHEEL_WEBHOOK"  # an environment variable, because Prefect shows parameters and the address is secret
 _FINAL_ERRORS = (MissingExtraError, RefusedError, ResourceError, UsageError)  # a retry would fail in the same way
 _WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
 
@@ -29,7 +29,7 @@ FlowResult = TypeVar("FlowResult")
 
 
 def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
-    """Make a run of this function fail at once if a retry cannot help; after other errors it is retried."""
+    """Wrap a function so that its run fails at once if a retry cannot help."""
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
@@ -43,9 +43,10 @@ def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Calla
 
 
 def notify_webhook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Post a run that failed after its last retry to the webhook that the environment names, if any.
+    """Post a run that failed after its last retry to the webhook of the environment, if any.
 
-    The JSON has `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` if the run has such parameters.
+    The JSON has `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` if the run has such
+    parameters.
 
     Raises:
         UsageError: the setting is not a web address.

@@ -1,8 +1,9 @@
 """Train a model on a snapshot with any registered objective, and put it into the store.
 
 Purpose: the job that trains models on an index, and `bookwheel finetune`.
-Caching: the store's memo, by exact inputs: a finished training is not repeated. A run that died continues from
-its last checkpoint, in a folder named by those inputs, or, on another machine, in the store.
+Caching: the store's memo, keyed by the exact inputs; a finished training is not repeated. An
+interrupted run continues from its last checkpoint, which is in a folder named by those inputs and,
+for other machines, in the store.
 Requires: the extras model and train; a store that this machine can write to.
 """
 
@@ -18,11 +19,11 @@ from typing import Any
 from beam_jobs import score
 from beam_jobs.launch import Launch
 from flows import artifacts
-from flows.admission import Url
 from flows.command.console import ProgressReporter
 from flows.machine.workplace import lock_folder
+from flows.parameter_checks import Url
 from flows.progress import StageClock
-from flows.rebuilds import delete_rebuild_refs, open_rebuild_launcher
+from flows.rebuild import delete_rebuild_refs, open_rebuild_launcher
 from flows.reencode import reencode
 from flows.stage import deployment_flow, run_flow, stage
 from flows.training import KindName, RecipeTables
@@ -59,7 +60,7 @@ class FinetuneOutcome:
     metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
     trained: bool  # False: the same training was finished by an earlier run
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    index: str | None = None  # full id of the snapshot that the model asks, named as the model; None: `snapshot`
+    index: str | None = None  # full id of the snapshot for the model, which has its name; None: `snapshot`
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -88,27 +89,32 @@ def finetune(
         kind: the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
             package registers.
         store: URL or folder of the store.
-        train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder; none for
-            objectives that learn from the snapshot's own text.
-        dev: examples to choose the best weights by; as `train`.
-        ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
-        encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`; by default the
-            snapshot's.
+        train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR
+            folder; none for objectives that learn from the snapshot's own text.
+        dev: validation examples for checkpoint selection, in a format of `train`.
+        ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before
+            anything else.
+        encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`;
+            by default the snapshot's.
         generator: initial weights of the generator: a folder, a hub name, or `model:NAME`.
         teacher: the cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
-        recipe: tables of settings, as in a TOML file (`rag_model.training.settings`); by default those of the papers.
+        recipe: tables of settings, as in a TOML file (`rag_model.training.settings`); by default
+            those of the papers.
         name: the ref of models to move; by default `kind`.
         max_steps: the number of steps, in place of the recipe's.
-        work: keep checkpoints and curves in this folder; by default in the cache, where they are deleted at the end.
-            The newest checkpoint is in the store too until the model is published, unless the recipe's `stored` is
-            false: a run elsewhere with the same arguments goes on from it.
-        beam_options: options of Beam and of its runner, for a training whose index is rebuilt, and for the scores that
-            `ra-dit` takes from its generator, `margin-mse` and `colbert` from a teacher.
+        work: keep checkpoints and curves in this folder; by default in the cache, where they are
+            deleted at the end. The newest checkpoint is in the store too until the model is
+            published, unless the recipe's `stored` is false: a run elsewhere with the same
+            arguments goes on from it.
+        beam_options: options of Beam and of its runner, for a training whose index is rebuilt, and
+            for the scores that `ra-dit` takes from its generator, `margin-mse` and `colbert` from a
+            teacher.
 
     Raises:
-        GateRefusedError: the model is published, but the gate refused the index that was rebuilt for it.
-        RefusedError: the question encoder has another space than the snapshot, a loss is not finite, or
-            retrieval has collapsed; the checkpoints are kept.
+        GateRefusedError: the model is published, but the gate refused the index that was rebuilt
+            for it.
+        RefusedError: the question encoder has another space than the snapshot, a loss is not
+            finite, or retrieval has collapsed; the checkpoints are kept.
         BookwheelError: a stage failed; run it again to continue.
     """
     target, clock, name = Store.open(store), StageClock("finetune"), check_ref_name(name or kind)
@@ -151,7 +157,7 @@ class TrainingRequest:
 def prepare_training(
     store: Store, kind: str, train: str | None, dev: str | None, ref: str, request: TrainingRequest
 ) -> Finetuning:
-    """Pin the snapshot, find the models, read the examples, and decide the settings."""
+    """Pin the snapshot, resolve the models, read the examples, and complete the settings."""
     objective, snapshot = get_objective(kind), Snapshot.from_store(store, ref)
     if request.models.teacher is not None and "teacher" not in objective.options:
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
@@ -189,10 +195,10 @@ def hold_snapshot(job: Finetuning) -> Iterator[None]:
 
 
 def check_ref(job: Finetuning, name: str) -> None:
-    """Check, before the work, that the index of the model may be named as the model is.
+    """Check before the training that the model's index may get the model's name.
 
     Raises:
-        UsageError: this name is a ref of a snapshot that no training made.
+        UsageError: a ref of this name names a snapshot that no training built.
     """
     current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
     if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:
@@ -203,12 +209,12 @@ def check_ref(job: Finetuning, name: str) -> None:
 
 
 def name_rebuild_ref(job: Finetuning) -> str:
-    """Return the name of the snapshots, and of the encoders, of a training's moving index."""
+    """Return the ref that names the snapshots and the encoders of a training's moving index."""
     return f"refresh-{job.key[:12]}"
 
 
 def get_rebuild_devices(job: Finetuning) -> str:
-    """Return the GPUs of the rebuilds."""
+    """Return the GPUs for rebuilds, as in CUDA_VISIBLE_DEVICES."""
     moving = getattr(job.job.settings, "moving", None)
     return moving.devices if isinstance(moving, MovingSettings) else ""
 
@@ -216,9 +222,12 @@ def get_rebuild_devices(job: Finetuning) -> str:
 def rebuild_index(
     job: Finetuning, result: FinetuningResult, name: str, beam_options: Sequence[str], clock: StageClock
 ) -> str | None:
-    """Encode the snapshot's passages with the published model and name the snapshot as the model; return its id.
+    """Encode the passages with the published model.
 
-    None: the passage encoder did not learn, and the model asks the snapshot that it was trained on.
+    Name the new snapshot as the model, return its id.
+
+    Return None if the passage encoder was not trained; the model then searches the snapshot that it
+    was trained on.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move.
@@ -233,7 +242,7 @@ def rebuild_index(
 def train_and_publish(
     job: Finetuning, work: Path | None, name: str, beam_options: Sequence[str], clock: StageClock
 ) -> tuple[FinetuningResult, StoredModel]:
-    """Train the model and put it into the store; a work folder in the cache is deleted then."""
+    """Train and publish the model, then delete the work folder if it is in the cache."""
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
@@ -252,13 +261,13 @@ def train_and_publish(
 
 
 def get_training_identity(job: Finetuning, folder: Path) -> TrainingIdentity:
-    """Return what a training's folder belongs to."""
+    """Return the identity of the training to which a work folder belongs."""
     return TrainingIdentity(job.store, job.key, job.objective.name, job.snapshot.id, folder)
 
 
 @stage
 def complete_examples(job: Finetuning, folder: Path, on_progress: ProgressReporter) -> None:
-    """Find what is missing in the examples, such as negatives and a teacher's scores."""
+    """Add to the examples what the objective needs, such as negatives and a teacher's scores."""
     if job.objective.takes_examples:
         counts = " and ".join(f"{len(examples):,} {name}" for name, examples in job.job.examples.items())
         on_progress.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
@@ -269,7 +278,7 @@ def complete_examples(job: Finetuning, folder: Path, on_progress: ProgressReport
 def train_model(
     job: Finetuning, folder: Path, beam_options: Sequence[str], on_progress: ProgressReporter
 ) -> TrainingResult:
-    """Train, or continue a training that died."""
+    """Train, or continue an interrupted training."""
     settings = job.job.settings
     moving = getattr(settings, "moving", None)
     watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)

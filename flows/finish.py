@@ -1,4 +1,7 @@
-"""The last stages of every build, for passages and vectors of any origin: indexes, the gate, the snapshot, the ref."""
+"""Finish a build: build the indexes, apply the gate, publish the snapshot, move the ref.
+
+Passages and vectors may have any origin.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,13 +53,13 @@ class Build:
     )  # provenance of a snapshot that is made from another
     reused_trainings: Mapping[str, ReusedTraining] = field(
         default_factory=dict
-    )  # by index: the parent's trained file that may be inherited
+    )  # by index: the parent's training that may be reused
     base: str | None = None  # the ref that the gate compares with; None: `ref`
-    parent: Content | None = None  # what indexes of words are made of, if it has them
+    parent: Content | None = None  # its inverted indexes are updated instead of built again
 
 
 def finish_build(build: Build) -> BuildOutcome:
-    """Build the indexes, measure them, publish the snapshot, and move the ref if the gate allows it.
+    """Build and measure the indexes, publish the snapshot, and move the ref if the gate allows it.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
@@ -74,7 +77,9 @@ def finish_build(build: Build) -> BuildOutcome:
 
 
 def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
-    """Build the indexes and measure them; return the snapshot's manifest, not published yet.
+    """Build and measure the indexes.
+
+    Return the manifest of the snapshot, which is not published yet.
 
     Raises:
         BookwheelError: a stage failed; finished work is recorded.
@@ -102,12 +107,15 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
 
 
 def offer_deltas(build: Build, parent_content: Content, content: Content) -> None:
-    """Make the deltas; without them the snapshot is published all the same, and pullers fetch whole files."""
+    """Write the deltas of changed files, if possible.
+
+    A failure does not stop the build; clients then pull whole files.
+    """
     with build.clock("deltas") as on_progress:
         try:
             write_deltas(parent_content, content, build.launch, on_progress)
         except (BookwheelError, OSError, ValueError, MemoryError) as error:  # ValueError: of Arrow too
-            on_progress.say(f"not made, so pullers fetch whole files: {error}")
+            on_progress.say(f"not written, so that clients pull whole files: {error}")
 
 
 def name_embed_stage(representation: str) -> str:
@@ -131,7 +139,10 @@ def report_build(build: Build, manifest: Manifest, published: PublishResult, met
 
 
 def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
-    """Return the parent's indexes of which others are made, by name; makes the deltas of passages, which tell how."""
+    """Return the parent's indexes that new ones are derived from, by name.
+
+    Also write the deltas of passages, which such indexes are derived with.
+    """
     if build.parent is None:
         return {}
     draft = build.assemble_content(())
@@ -146,7 +157,7 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
 def train_indexes(
     store: Store, build: Build, parent_indexes: Mapping[str, ParentIndex], launch: Launch, on_progress: OnProgress
 ) -> list[IndexInProgress]:
-    """Make indexes of the parent's; train each of the others, or inherit the parent's trained file."""
+    """Derive indexes from the parent's; train the others, or reuse the parent's training."""
     rows, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     builds = [
         index.start_index(store, name, plan, rows[plan.over], reused_trainings.get(name), parent_indexes.get(name))
@@ -183,14 +194,17 @@ def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], reci
 
 @stage
 def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> SnapshotMetrics:
-    """Compare every index with exact search, examine its file, and ask the user's questions that have a floor."""
+    """Compare every index with exact search, check its file, and measure the gate's questions."""
     with Snapshot.from_manifest(store, manifest) as snapshot:
         return measure_snapshot(snapshot, recipe.gate, {index.name: index.stats for index in built})
 
 
 @stage
 def write_deltas(parent_content: Content, content: Content, launch: Launch, on_progress: OnProgress) -> int:
-    """Make that of which pullers of the snapshot before make the files that changed; return the bytes."""
+    """Write deltas with which clients of the parent snapshot derive changed files.
+
+    Return their bytes.
+    """
     return delta.run(parent_content, content, launch, on_progress)
 
 

@@ -1,7 +1,8 @@
 """The form of a training's settings in the Prefect UI, which the server checks before a run starts.
 
-Each objective's settings are one choice of the form. A default is shown in the description of its setting and is not
-sent: some depend on the model, such as the temperature on the length of the encoder's vectors.
+Each objective's settings are one choice of the form. The description of a setting shows its
+default, which the form does not send, because some defaults depend on the model; the temperature,
+for example, depends on the norm of the encoder's vectors.
 """
 
 import json
@@ -18,7 +19,10 @@ _DEFINED = "#/$defs/"
 
 
 def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
-    """Return the JSON schema of the tables of any of these objectives, or null; choices are titled by name."""
+    """Return the JSON schema of the settings of any of these objectives, or null.
+
+    Each choice is titled by the names of its objectives.
+    """
     names_by_settings: dict[type[Any], list[str]] = {}
     for objective in objectives:
         names_by_settings.setdefault(objective.settings, []).append(objective.name)
@@ -40,7 +44,7 @@ def _build_table_schema(settings: type[Any], names: list[str]) -> dict[str, Any]
 
 
 def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return a schema with its references replaced: the server's forms cannot refer to our definitions."""
+    """Return a schema with its references inlined, since the server's forms do not resolve them."""
     if isinstance(node, list):
         return [_inline_references(element, definitions) for element in node]
     if not isinstance(node, dict):
@@ -51,7 +55,7 @@ def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """Return the schema of a table: unknown settings are refused, and defaults are described but not filled in."""
+    """Return the schema of a table that refuses unknown settings and only describes defaults."""
     properties: dict[str, Any] = {}
     comments = parse_field_comments(type(settings))
     for name, property_schema in schema["properties"].items():

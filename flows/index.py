@@ -1,7 +1,7 @@
 """Build one index over vectors of any origin, with the same jobs that build a snapshot's indexes.
 
-The jobs use a temporary store in the folder of the index, so that a run that died continues where it stopped. The index
-is moved to its place atomically, and then the store is deleted.
+The jobs use a temporary store in the folder of the index, so that an interrupted run continues
+where it stopped. The finished index is moved to its path atomically; then the store is deleted.
 """
 
 import tempfile
@@ -32,17 +32,17 @@ CODE = 1  # raise it when the same files would be split in another way
 
 @dataclass(frozen=True, slots=True)
 class IndexRequest:
-    """The index to build, its vectors, and its place."""
+    """The index to build, its vectors, and its path."""
 
     vectors: tuple[Path, ...]
     out: Path
     recipe: IndexRecipe
-    fit_structure: bool = False  # the structure is chosen for the memory, whatever the recipe names
-    memory: int | None = None  # bytes, for building and for searching; None: what is free, for building
+    fit_structure: bool = False  # choose the structure that fits in memory instead of the recipe's
+    memory: int | None = None  # bytes, for building and for searching; None: the free memory, for building
     column: str | None = None  # of Parquet files
     invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None
-    work: Path | None = None  # folder in which the work is done; None: beside `out`
+    work: Path | None = None  # folder of the temporary store; None: that of `out`
     beam_options: tuple[str, ...] = ()
 
 
@@ -63,8 +63,9 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
 
     Raises:
         InputError: the vectors cannot be indexed; the message names file and row.
-        UsageError: the order contradicts itself.
-        ResourceError: memory or disk will not be enough, raised before the work starts; or it ran out later.
+        UsageError: the request contradicts itself.
+        ResourceError: memory or disk will not suffice, raised before the work starts; or it ran
+            out.
     """
     clock, vector_input = StageClock(), inspect_vectors(request.vectors, request.column)
     _check_out(request.out, vector_input)
@@ -91,11 +92,11 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
 
 
 def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
-    """Return the plan of an order for n vectors of d dimensions, within its memory.
+    """Return the plan of a request for n vectors of d dimensions, within its memory limit.
 
     Raises:
         UsageError: the recipe does not fit the vectors.
-        ResourceError: it needs more memory; the message names an index that would fit.
+        ResourceError: the index needs more memory; the message names one that would fit.
     """
     memory = request.memory or worker_memory(request.beam_options)
     if memory is None:

@@ -1,8 +1,8 @@
 """Start a rebuild on a machine of the right size, which is estimated from the dump and the encoder.
 
-Purpose: for schedules and people, if runs get machines of their own (Docker, Kubernetes): a rebuild that cannot fit is
+Purpose: for runs that get their own machines (Docker, Kubernetes). A rebuild that cannot fit is
 refused before it waits for a machine.
-Caching: none: nothing is built here.
+Not cached: it only starts another run.
 Requires: the deployment to start; this run must be able to read the dump's and the encoder's files.
 """
 
@@ -23,12 +23,12 @@ from rag_model.store.store import Store
 def estimate_rebuild(
     memory: int, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
 ) -> WorkEstimate:
-    """Estimate what a rebuild needs."""
+    """Estimate the resources that a rebuild needs."""
     passage_encoder = resolve_encoders(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     recipe, local = other["recipe"] or Recipe(), is_local(beam_options)
     words: int = getattr(
         recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS
-    )  # other chunkers: assume the default's length
+    )  # for chunkers without a number of words assume the default's
     count = estimate_passages(dump, words, limit)
     work = estimate_build(count, resolve_folder(passage_encoder or encoder), recipe.index, memory if local else None)
     return (

@@ -1,10 +1,10 @@
-"""Start a fine-tuning or an evaluation on a machine of the right size, estimated from its models, data and snapshot.
+"""Start a fine-tuning or an evaluation on a machine of the estimated size.
 
-Purpose: for people, if runs get machines of their own (Docker, Kubernetes): a run that cannot fit is refused before it
-waits for a machine.
-Caching: none: nothing is trained or answered here.
-Requires: the extras model and train; the deployment to start; this run must be able to read the examples or questions,
-the models' files and the store.
+Purpose: for runs that get their own machines (Docker, Kubernetes). A run that cannot fit is refused
+before it waits for a machine.
+Not cached: it only starts another run.
+Requires: the extras model and train; the deployment to start; this run must be able to read the
+examples or questions, the models' files and the store.
 """
 
 from typing import Any
@@ -24,10 +24,18 @@ from rag_model.training.origins import NamedModels
 def estimate_training_run(
     memory: int, kind: str, store: str, train: str | None, dev: str | None, ref: str, **parameters: Any
 ) -> WorkEstimate:
-    """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
+    """Estimate the resources of a fine-tuning.
+
+    Reads settings and examples as the fine-tuning does.
+    """
     models = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
     job = prepare_training(
-        Store.open(store), kind, train, dev, ref, TrainingRequest(models, parameters["recipe"] or {}, parameters["max_steps"])
+        Store.open(store),
+        kind,
+        train,
+        dev,
+        ref,
+        TrainingRequest(models, parameters["recipe"] or {}, parameters["max_steps"]),
     )
     content, encoder = job.snapshot.manifest.content, job.job.origins.names.get(PASSAGE)
     if encoder is None or not job.objective.result.rebuilds:
@@ -37,7 +45,7 @@ def estimate_training_run(
 
 
 def estimate_evaluation_run(memory: int, **parameters: Any) -> WorkEstimate:
-    """Estimate what an evaluation needs; its work does not depend on the memory."""
+    """Estimate the resources of an evaluation, which do not depend on the memory limit."""
     return estimates.estimate_evaluation(**parameters)
 
 

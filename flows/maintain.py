@@ -1,8 +1,10 @@
-"""Keep a library current automatically: watch for a new dump, rebuild, and expire old versions by policy.
+"""Keep a library current: watch for new dumps, rebuild, and expire old versions by policy.
 
-Purpose: two scheduled jobs. `watch` takes one request if there is no new dump; `upkeep` expires and collects garbage.
-Caching: none except the store's memo and the files on disk: a run that died continues when it is run again.
-Requires: a folder for downloads that outlives a run, and a store that this machine and the workers both reach.
+Purpose: two scheduled jobs. `watch` looks for a new dump, with one request if there is none, and
+rebuilds; `upkeep` expires versions and collects garbage.
+Caching: the store's memo and the files on disk; an interrupted run continues when it is run again.
+Requires: a folder for downloads that outlives a run, and a store that this machine and the workers
+both reach.
 """
 
 import re
@@ -10,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.admission import Url
-from flows.command.age import parse_age
+from flows.command.reply import parse_age
 from flows.launch import launch
 from flows.machine.pools import LaunchedRun
 from flows.outcome import BuildOutcome
+from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import deployment_flow, stage
@@ -40,7 +42,7 @@ class WatchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepOutcome:
-    """What upkeep expired and deleted, or would."""
+    """The versions and files that upkeep deleted, or would delete in a dry run."""
 
     dry_run: bool
     expired: ExpireReport
@@ -62,7 +64,7 @@ def watch(
     most: RunLimits | None = None,
     hours: float | None = None,
 ) -> WatchOutcome:
-    """Rebuild the snapshot if there is a newer complete dump than that of `ref`, whose date is in its file name.
+    """Rebuild the snapshot if there is a newer complete dump than that of `ref`, by its file name.
 
     Args:
         wiki: URL of a wiki's dumps, as https://dumps.wikimedia.org/enwiki/.
@@ -74,9 +76,9 @@ def watch(
         job: the job of a dump run that has the articles.
         limit: read at most this many articles, for a quick test.
         beam_options: options of Beam and of its runner.
-        deployment: FLOW/NAME; start a run of it on a machine of the right size (`flows.launch`), and do not wait for
-            it; by default build in this run.
-        most: the most memory, cores and GPUs for such a run.
+        deployment: FLOW/NAME; start its run on a machine of the estimated size (`flows.launch`)
+            without waiting for it; by default build in this run.
+        most: the maximum memory, cores and GPUs for such a run.
         hours: the intended duration, approximately.
 
     Raises:
@@ -116,7 +118,8 @@ def upkeep(
         keep: number of newest moves of every ref to keep, of any age.
         older_than: keep younger moves: 90d, 24h.
         grace: keep files that are younger than this: 24h.
-        dry_run: only report what would be expired and deleted; the default, since a deletion cannot be undone.
+        dry_run: only report what would be expired and deleted; the default, since a deletion cannot
+            be undone.
     """
     opened_store, clock = Store.open(store), StageClock()
     with clock("expire"):
@@ -150,7 +153,10 @@ def delete_unneeded_files(store: Store, grace: float, dry_run: bool) -> dict[str
 
 
 def get_dump_date(store: Store, ref: str) -> str:
-    """Return the date, yyyymmdd, in the name of the dump that `ref` was built from; empty if there is none."""
+    """Return the date, yyyymmdd, in the name of the dump that `ref` was built from.
+
+    Empty if there is none.
+    """
     move = store.refs.find_current(ref)
     dump_name = store.snapshots.get(move.snapshot).provenance.get("dump", "") if move else ""
     dates = _DATE.findall(str(dump_name))

@@ -1,4 +1,4 @@
-"""The outcomes of flows: plain values, as the command line and the Prefect UI show them."""
+"""The outcomes of flows as plain values, for the command line and the Prefect UI."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ class BuildOutcome:
 
     @classmethod
     def of_plan(cls, plan: Plan, ref: str) -> Self:
-        """Return the outcome of a dry run: what would be read."""
+        """Return the outcome of a dry run, with the parts and bytes that a build would read."""
         size = sum({(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}.values())
         return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size}, {})
 
@@ -69,7 +69,7 @@ class TakedownOutcome:
 
 
 def create_gate_error(outcome: BuildOutcome, reason: str) -> GateRefusedError:
-    """Return the error of a snapshot that is published, and whose ref the gate did not let move."""
+    """Return the error for a published snapshot to which the gate did not let the ref move."""
     return GateRefusedError(
         f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
         f"see {outcome.report}",
@@ -84,21 +84,21 @@ class EvaluateOutcome:
     snapshot: str  # full id
     model: str  # full id, or the folder that was named
     retriever: str  # expression
-    n: int  # questions
+    n: int  # number of questions
     k: int  # passages for each question
     metrics: dict[str, float]  # Success@k first, then the answers' measures
     intervals: dict[str, tuple[float, float]]  # of metrics and ranks, if there is one: 95 %, by resampling questions
     ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
     judged_by: str  # how relevance was judged: answers, pages or passages
-    refusal: str  # one sentence that says what has collapsed; empty: nothing
+    refusal: str  # one sentence about the collapse; empty: there is none
     ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
     search: dict[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
     stages: dict[str, float] = field(default_factory=dict)  # the same, and after them those of the open book's answers
-    abstaining: dict[str, Any] | None = None  # a threshold, what it gives, and the areas under the curves of risk
-    abstained: str = ""  # one sentence: what the threshold gives, or that there is none
-    notes: tuple[str, ...] = ()  # sentences about the ablations: of which reader they are, what was left out and why
-    worth: str = ""  # one sentence: whether retrieval earns its price; empty: closed book was not measured
+    abstaining: dict[str, Any] | None = None  # the threshold with its effect, and the areas under the risk curves
+    abstained: str = ""  # one sentence: the effect of the threshold, or that there is none
+    notes: tuple[str, ...] = ()  # sentences about the ablations: their reader, and omitted ones with the reason
+    worth: str = ""  # one sentence: whether retrieval is worth its cost; empty: closed book was not measured
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id in the store; None: it is not there
@@ -108,7 +108,7 @@ class EvaluateOutcome:
 
     @property
     def model_label(self) -> str:
-        """The model as people read it: twelve digits of an id, the name of a folder, all of an endpoint's."""
+        """The first 12 digits of the model's id, its folder's name, or its name at an endpoint."""
         if self.model.startswith(ENDPOINT_PREFIX):
             return self.model
         return Path(self.model).name if Path(self.model).is_absolute() else self.model[:12]
@@ -123,12 +123,12 @@ class CompareOutcome:
     """The outcome of a comparison of retrievers."""
 
     snapshot: str  # full id
-    k: int  # passages to which they were measured
-    n: int  # questions
+    k: int  # number of passages at which retrieval was measured
+    n: int  # number of questions
     judged_by: str  # answers, pages or passages
-    measure: str  # that decides between retrievers
+    measure: str  # decides between retrievers
     standings: dict[str, dict[str, Any]]  # by expression, the first one first: figures, differences, stages, groups
-    advice: str  # one sentence: which retriever the corpus wants
+    advice: str  # one sentence that recommends a retriever
     notes: tuple[str, ...] = ()  # sentences about the questions
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
@@ -141,9 +141,9 @@ class CompareOutcome:
         return next(iter(self.standings))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the outcome as JSON values: the first retriever's figures, and with several those of each.
+        """Return the metrics of the first retriever as JSON values, and with several those of each.
 
-        `retrievers` has the metrics of each expression, `compared` everything else.
+        `retrievers` has the metrics by expression, `compared` all results by expression.
         """
         is_comparison = len(self.standings) > 1
         all_retrievers = {
@@ -153,7 +153,7 @@ class CompareOutcome:
         return {
             "snapshot": self.snapshot,
             "retriever": self.first_retriever,
-            "index": self.first_retriever,  # the key's name from when every retriever was an index
+            "index": self.first_retriever,  # the name of this key from when every retriever was an index
             "k": self.k,
             "n": self.n,
             "judged_by": self.judged_by,
@@ -170,10 +170,13 @@ class CompareOutcome:
 
 
 class CollapseRefusedError(CollapsedError):
-    """Everything is measured and written, but the model does not use its passages; `outcome` has the figures."""
+    """Retrieval has collapsed, or the model does not use its passages.
+
+    `outcome` has all results.
+    """
 
     def __init__(self, outcome: EvaluateOutcome) -> None:
-        """Make the message from the collapse, and keep the outcome."""
+        """Set the message from the collapse, and keep the outcome."""
         super().__init__(outcome.refusal)
         self.outcome = outcome
 
@@ -186,16 +189,16 @@ class ReleaseOutcome:
     snapshot: str  # full id of the candidate
     number: int | None  # of the ref's current move, if that names the candidate; None: refused
     evaluation: str  # full id of the candidate's evaluation
-    present: str | None  # full id of that of what the ref named before; None: nothing was compared
-    model: str | None  # full id, or the folder, that answered; None: retrieval alone was measured
-    figures: dict[str, str]  # of the candidate, with their intervals
+    present: str | None  # full id of the evaluation of the ref's previous version; None: nothing was compared
+    model: str | None  # full id, or the folder, of the answering model; None: only retrieval was measured
+    figures: dict[str, str]  # metrics of the candidate, with their intervals
     gate: dict[str, Any]  # passed, and each check
-    done: dict[str, bool]  # step -> whether it did something; False: its inputs were as they were
+    done: dict[str, bool]  # by step, whether it ran; False: its inputs were unchanged
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether no step had anything to do."""
+        """Whether no step had to run."""
         return not any(self.done.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -207,7 +210,7 @@ class ReleaseRefusedError(RefusedError):
     """The candidate is built and evaluated, but the ref did not move; `outcome` describes it."""
 
     def __init__(self, outcome: ReleaseOutcome, reason: str) -> None:
-        """Make the message from the reason, and keep the outcome."""
+        """Set the message from the reason, and keep the outcome."""
         commands = f"`show evaluation:{outcome.evaluation[:12]}`"
         if outcome.present and outcome.present != outcome.evaluation:
             commands += f" or `diff evaluation:{outcome.present[:12]} evaluation:{outcome.evaluation[:12]}`"

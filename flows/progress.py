@@ -1,4 +1,4 @@
-"""Progress of a flow's stages, for people: on standard error, and as an artifact in the Prefect UI."""
+"""Show the progress of a flow's stages on standard error and as an artifact in the Prefect UI."""
 
 import re
 import time
@@ -17,7 +17,7 @@ from rag_model.process import trim_memory
 
 @dataclass
 class StageClock:
-    """Run the stages of a flow one after another: show the progress of each and measure its time."""
+    """Shows the progress of a flow's stages, one after another, and measures their times."""
 
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
     seconds: dict[str, float] = field(default_factory=dict)
@@ -26,7 +26,8 @@ class StageClock:
     def __call__(self, stage: str) -> Iterator[ProgressReporter]:
         """Yield a function to call with (done, total) during the stage, as often as necessary.
 
-        What the stage freed goes back to the kernel, so that the next one's peak does not stand on it.
+        Memory that the stage freed is returned to the kernel, so that it does not add to the peak
+        of the next stage.
         """
         started = time.monotonic()
         with show_progress(stage) as bar:
@@ -36,7 +37,7 @@ class StageClock:
 
 
 class _Artifact:
-    """The stage's bar in the Prefect UI; written only when the whole percentage changes, or something is said."""
+    """The stage's bar in the Prefect UI, updated when the percentage or the sentence changes."""
 
     def __init__(self, flow: str, stage: str, bar: ProgressReporter) -> None:
         self._stage, self._show, self._percent = stage, bar, 0

@@ -1,45 +1,49 @@
 """One rebuild of a moving index, in a process of its own: `python -m flows.rebuild FOLDER`.
 
-`FOLDER` has `order.json`. The encoders of a training's step are published as a model, and `reencode` builds a snapshot
-with them; `outcome.json` then says what was made, or why not. The process ends with the training.
+`FOLDER` has the task, `order.json`. The process publishes the encoders of a training's step as a
+model, and `reencode` builds a snapshot with them. `outcome.json` then has the result or the error.
+The process ends with the training.
 """
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.lease import exit_with_holder
+from beam_jobs.lease import exit_with_holder, hold_lease
 from flows.reencode import reencode
 from flows.stage import run_flow
 from rag_model.atomic_write import atomic_write
 from rag_model.encoders.space import read_declared_space
-from rag_model.errors import BookwheelError, error_to_dict
+from rag_model.errors import BookwheelError, RefConflictError, ResourceError, error_from_dict, error_to_dict
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import QUESTION
 from rag_model.store.versions.models import ModelMetadata, put_model
-from rag_model.training.rebuilds import RebuildResult
+from rag_model.training.rebuilds import RebuildOrder, RebuildResult
 from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"
-_NICE = 10  # a rebuild yields to the training beside it
+_NICE = 10  # gives the training on the same machine precedence over the rebuild
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildTask:
-    """What a rebuild is told, as JSON."""
+    """The task of a rebuild process; its fields are the JSON keys."""
 
     store: str
     snapshot: str  # full id
-    encoders: str  # the folder of `question` and `passage`
+    encoders: str  # the folder with the encoders `question` and `passage`
     step: int
     ref: str  # of the snapshot and of the model
     beam_options: tuple[str, ...]
-    lease: str  # ends with the training
+    lease: str  # the lease file, which ends with the training
 
     def write(self, folder: Path) -> None:
         """Write the task for `main`."""
@@ -47,7 +51,7 @@ class RebuildTask:
 
 
 def main(folder: Path) -> None:
-    """Do the task of a folder, and write its outcome there."""
+    """Run the task of a folder, and write its outcome there."""
     task = RebuildTask(**parse_json((folder / ORDER).read_bytes()))
     exit_with_holder(Path(task.lease))
     os.nice(_NICE)
@@ -82,6 +86,137 @@ def publish_encoders(task: RebuildTask) -> str:
         "encoders", space.to_json() if space else None, {"snapshot": task.snapshot, "step": task.step}
     )
     return put_model(Store.open(task.store), folder, metadata, task.ref).model
+
+
+_TRIES = 3  # number of starts of a rebuild that is killed, by a person or for lack of memory
+_PATIENCE = 20.0  # seconds between a signal and the next
+
+
+class RebuildProcess:
+    """A rebuild in a child process.
+
+    A process that dies is started again, and repeats only work that is not recorded.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        """Start the process; `folder` has its task."""
+        self._folder, self._environment, self._starts = folder, environment, 0
+        self._log = folder.with_suffix(".log")  # outside the folder, which is deleted after a failure
+        self._start()
+
+    def done(self) -> bool:
+        """Return whether the process has ended and is not started again."""
+        return self._process.poll() is not None and not self._restart_if_failed()
+
+    def result(self) -> RebuildResult:
+        """Wait for the end and return the result, as `RunningRebuild.result`.
+
+        Raises:
+            BookwheelError: the error of the child process, or the process died at every start.
+        """
+        while self._process.wait() is not None and self._restart_if_failed():
+            pass
+        try:
+            outcome = parse_json((self._folder / OUTCOME).read_bytes())
+        except (OSError, ValueError) as error:
+            raise BookwheelError(
+                f"the process that rebuilds ended {_describe_exit(self._process.returncode)} {self._starts} times: see "
+                f"{self._log}"
+            ) from error
+        if "made" not in outcome:
+            raise error_from_dict(**outcome)
+        return RebuildResult.from_json(outcome["made"])
+
+    def stop(self) -> None:
+        """End the process and its workers."""
+        self._starts = _TRIES
+        for signal_sent in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(self._process.pid, signal_sent)
+                    self._process.wait(_PATIENCE)
+
+    def _restart_if_failed(self) -> bool:
+        """Start the process again if it died without an outcome; return whether it was started."""
+        if (self._folder / OUTCOME).exists() or self._starts >= _TRIES:
+            return False
+        self._start()
+        return True
+
+    def _start(self) -> None:
+        self._starts += 1
+        command = [sys.executable, "-m", "flows.rebuild", str(self._folder)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+
+class RebuildLauncher:
+    """Starts the rebuilds of one training; make it with `rebuilds`."""
+
+    def __init__(self, store: Store, ref: str, beam_options: Sequence[str], devices: str, lease: Path) -> None:
+        """Set the arguments that all rebuilds share; `ref` names their snapshots and models."""
+        self._task_arguments = store.url, ref, tuple(beam_options), str(lease)
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if devices:
+            self._environment["CUDA_VISIBLE_DEVICES"] = devices
+        self._children: list[RebuildProcess] = []
+
+    def start(self, order: RebuildOrder) -> RebuildProcess:
+        """Start a rebuild, as `Rebuilder.start`.
+
+        Raises:
+            ResourceError: the order's folder cannot be written, or no process can be started.
+        """
+        store, ref, beam_options, lease = self._task_arguments
+        try:
+            (order.folder / OUTCOME).unlink(missing_ok=True)
+            task = RebuildTask(store, order.snapshot, str(order.encoders), order.step, ref, beam_options, lease)
+            task.write(order.folder)
+            child = RebuildProcess(order.folder, self._environment)
+        except OSError as error:
+            raise ResourceError(
+                f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): free space, or "
+                "raise the limit of processes"
+            ) from error
+        self._children.append(child)
+        return child
+
+    def stop(self) -> None:
+        """End the processes that are still running."""
+        for child in self._children:
+            child.stop()
+
+
+@contextmanager
+def open_rebuild_launcher(
+    store: Store, ref: str, beam_options: Sequence[str], devices: str = ""
+) -> Iterator[RebuildLauncher]:
+    """Yield the launcher of a training's rebuilds, and end running ones after the block."""
+    with hold_lease() as lease:
+        launcher = RebuildLauncher(store, ref, beam_options, devices, lease)
+        try:
+            yield launcher
+        finally:
+            launcher.stop()
+
+
+def delete_rebuild_refs(store: Store, ref: str) -> None:
+    """Delete the refs of a training's rebuilds, so that `expire` may delete their versions."""
+    for refs in (store.refs, store.models.refs):
+        with suppress(RefConflictError):  # it is being moved, so another training has these inputs
+            if (current_move := refs.find_current(ref)) is not None:
+                refs.delete(ref, current_move.number, "the training has ended")
+
+
+def _describe_exit(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
 if __name__ == "__main__":

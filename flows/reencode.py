@@ -1,8 +1,9 @@
-"""Encode the passages of a snapshot again with another encoder, without its dump, and publish the result.
+"""Encode the passages of a snapshot with another encoder, and publish the result.
 
-Purpose: the index of a training whose passage encoder learns, which is rebuilt beside it and at its end. Passages,
-chunks, and indexes over words stay; vectors and the indexes over them are made by the stages of `reindex`.
-Caching: the store's memo: a run that died repeats only work that is not recorded.
+Purpose: the index of a training whose passage encoder learns. It is rebuilt during the training and
+at its end. Passages and inverted indexes stay; the stages of `reindex` build vectors and the
+indexes over them.
+Caching: the store's memo; an interrupted run repeats only work that is not recorded.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -16,9 +17,9 @@ from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.add_index import read_results
-from flows.admission import Url, check_parameters
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
+from flows.parameter_checks import Url, check_parameters
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
 from flows.stage import stage
@@ -40,7 +41,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS
 @flow(name="reencode", persist_result=False)
 @check_parameters
 def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> BuildOutcome:
-    """Publish a snapshot with the passages of another one and vectors of `encoder`, and move `ref` to it.
+    """Publish a snapshot with another's passages and vectors of `encoder`; move `ref` to it.
 
     Args:
         snapshot: a ref, ref@number, an id, or a unique prefix of one.
@@ -69,7 +70,9 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         assemble_content = partial(with_indexes, replace_embeddings(old.content, encoding, embeddings))
         provenance = build_reencoded_provenance(old, encoder)
         build_arguments = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
-        return finish_build(Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_arguments))
+        return finish_build(
+            Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_arguments)
+        )
 
 
 @stage

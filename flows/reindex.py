@@ -1,8 +1,9 @@
-"""Rebuild an index snapshot from a dump, check it, publish it, and move the ref if the gate allows it.
+"""Build a snapshot from a dump, check and publish it, and move the ref if the gate allows it.
 
-Purpose: the scheduled job behind a retrieval index. Each stage is a Beam job over descriptors of parts or shards.
-Caching: the store's memo, by exact inputs, and not Prefect's: a run that died is run again and repeats only work that
-is not recorded.
+Purpose: the scheduled job behind a retrieval index. Each stage is a Beam job over descriptors of
+parts or shards.
+Caching: the store's memo, keyed by the exact inputs, instead of Prefect's cache. An interrupted run
+that is started again repeats only work that is not recorded.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -15,9 +16,9 @@ from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
-from flows.admission import Url
 from flows.finish import Build, finish_build, name_embed_stage
 from flows.outcome import BuildOutcome
+from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.stage import deployment_flow, stage
 from rag_model.corpus.records import Plan
@@ -64,7 +65,8 @@ def reindex(
         limit: read at most this many articles, for a quick test.
         dry_run: plan, report what would be built, and build nothing.
         beam_options: options of Beam and of its runner, as on their own command lines.
-        base: the ref whose snapshot it inherits from and is compared with by the gate, and which stays; by default ref.
+        base: the ref whose snapshot is the parent, with which the gate compares; it does not move.
+            By default `ref`.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
@@ -87,12 +89,14 @@ def reindex(
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
             passages = chunk_parts(target, plan, chunker, parent, launch, on_progress)
-        widths = {name: its.space.dim for name, its in encoders.items()}
+        widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
-        for name, its in encoders.items():
+        for name, stored_encoder in encoders.items():
             with clock(name_embed_stage(name)) as on_progress:
-                embeddings[name] = embed_parts(plan, passages, its, recipe.dtype_of(name), parent, launch, on_progress)
+                embeddings[name] = embed_parts(
+                    plan, passages, stored_encoder, recipe.dtype_of(name), parent, launch, on_progress
+                )
         plans, reused_trainings = find_reused_trainings(target, parent, plans, plan, embeddings, encoders)
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assemble_snapshot)
@@ -102,14 +106,14 @@ def reindex(
 
 @stage
 def plan_dry_run(dump: str, recipe: Recipe, limit: int | None) -> Plan:
-    """Plan the parts, and write nothing to the store."""
+    """Plan the parts without writing to the store."""
     with tempfile.TemporaryDirectory(prefix="bookwheel-dry-run-") as temporary_folder:
         return plan_parts(Store.open(temporary_folder, create=True), dump, recipe, limit)
 
 
 @stage
 def plan_dump(store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent) -> Plan:
-    """Plan the parts: the parent's, and new ones for new pages."""
+    """Plan the parts: those of the parent, and new ones for new pages."""
     return plan_parts(store, dump, recipe, limit, parent)
 
 
@@ -135,7 +139,10 @@ def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
 def chunk_parts(
     store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, on_progress: OnProgress
 ) -> list[ChunkResult]:
-    """Chunk every part into passages; unchanged articles keep the parent's, and pages taken down have none."""
+    """Chunk every part into passages.
+
+    Unchanged articles keep the parent's, and pages taken down have none.
+    """
     return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent), launch, on_progress)
 
 
@@ -166,12 +173,14 @@ def find_reused_trainings(
     embeddings: Mapping[str, Sequence[EmbedResult]],
     encoders: Mapping[str, StoredEncoder],
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
-    """Find the parent's trained files to inherit; note in the plans of other indexes why there is none."""
+    """Find the parent's trainings to reuse; note in the other plans why there is none."""
     noted_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
     for name, index_plan in plans.items():
         if index_plan.over in encoders:
             space = encoders[index_plan.over].space.digest
             noted_plans[name] = note_obstacles(index_plan, find_reuse_obstacles(parent, name, index_plan, space))
-            reused_training = find_reusable_training(store, parent, name, index_plan, space, plan.parts, embeddings[index_plan.over])
+            reused_training = find_reusable_training(
+                store, parent, name, index_plan, space, plan.parts, embeddings[index_plan.over]
+            )
             reused_trainings |= {name: reused_training} if reused_training else {}
     return noted_plans, reused_trainings

@@ -1,10 +1,12 @@
-"""Release a library: rebuild it, train a model on it if asked to, evaluate both, and move the ref if they are accepted.
+"""Release a library: rebuild, train a model if requested, evaluate, and move the ref if accepted.
 
-Purpose: the scheduled chain from a dump to what services follow. The ref that they follow moves last and only once.
-Until then the new snapshot is named `REF-candidate`, and a new model `NAME-candidate`.
-Caching: each step is skipped if its inputs are as they were: the rebuild and the training by the store's memo, the
-evaluation because it is recorded. A run that died goes on when it is run again; one that has nothing new does nothing.
-Requires: a store that this machine and the workers both reach; with a model the extras model and train.
+Purpose: the scheduled chain from a dump to the snapshot that services follow. Their ref moves last
+and only once. Until then the new snapshot is named `REF-candidate`, and a new model
+`NAME-candidate`.
+Caching: a step is skipped if its inputs are unchanged; the rebuild and the training by the store's
+memo, the evaluation because it is recorded. An interrupted run continues when it is run again.
+Requires: a store that this machine and the workers both reach; with a model the extras model and
+train.
 """
 
 import secrets
@@ -12,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from flows import artifacts
-from flows.admission import Url
-from flows.examine import ReleaseEvaluation, ReleaseEvaluator
 from flows.finetune import finetune
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
+from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
+from flows.release_evaluation import ReleaseEvaluation, ReleaseEvaluator
 from flows.stage import deployment_flow, stage
 from flows.training import KindName, RecipeTables
 from rag_model.errors import UsageError
@@ -33,12 +35,12 @@ from rag_model.store.versions.moves import advance, tag
 from rag_model.store.versions.refs import RefMove, check_ref_name
 from rag_model.training.objectives.objective import get_objective
 
-CANDIDATE = "-candidate"  # after the name of a ref: what is built and evaluated, and not accepted yet
+CANDIDATE = "-candidate"  # suffix of the ref of a snapshot or model that is not accepted yet
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTraining:
-    """A model to train on the new snapshot: `flows.finetune` has the meaning of each field."""
+    """A model to train on the new snapshot; `flows.finetune` documents each field."""
 
     kind: KindName
     train: Url | None = None
@@ -76,22 +78,25 @@ def release(
     Args:
         dump: URL, path or glob of a dump; docs/howto/build.md lists the formats.
         store: URL or folder of the store; made if there is none.
-        questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a BEIR folder.
+        questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a
+            BEIR folder.
         encoder: folder or hub name of the passage encoder.
         recipe: all other settings that decide the snapshot; by default the default recipe.
         ref: the ref to move to the new snapshot, when it is accepted.
         limit: read at most this many articles, for a quick test.
-        model: what answers the questions, as `evaluate` takes it; by default retrieval alone is measured.
+        model: the model that answers the questions, as `evaluate` takes it; by default only
+            retrieval is measured.
         training: train a RAG model on the new snapshot instead; its ref moves with the snapshot's.
-        settings: of the evaluation, the retriever and the model's `readers` among them; `depth` is the number of
-            passages that are measured.
-        acceptance: floors on figures, and the loss against the present snapshot and model that is tolerated.
+        settings: settings of the evaluation, such as the retriever and the model's `readers`;
+            `depth` is the number of passages that are measured.
+        acceptance: floors of metrics, and the tolerated loss against the present snapshot and
+            model.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
         GateRefusedError: the indexes of the new snapshot were refused; the ref did not move.
         ReleaseRefusedError: the evaluation is recorded and was not accepted; the ref did not move.
-        BookwheelError: a stage failed; run it again to go on.
+        BookwheelError: a stage failed; run the release again to continue.
     """
     target, clock, acceptance = Store.open(store, create=True), StageClock("release"), acceptance or Acceptance()
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
@@ -106,7 +111,9 @@ def release(
             snapshot = find_recorded_snapshot(target, inputs, present_snapshot)
         present_model, candidate_model = resolve_models(target, model, training)
         answers = training is not None or candidate_model is not None
-        has_comparison = present_snapshot is not None and acceptance.tolerance is not None and (present_model is not None) == answers
+        has_comparison = (
+            present_snapshot is not None and acceptance.tolerance is not None and (present_model is not None) == answers
+        )
         present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
         if present_evaluation is not None:
             acceptance.check_measures(present_evaluation.metrics)  # what applies to no question of these, too
@@ -121,9 +128,21 @@ def release(
         with clock("judge"):
             current_move = find_initial_move(target, ref, snapshot, current_move)
             withdrawn = find_withdrawal(target, ref, snapshot, current_move)
-            verdict = judge_candidate(target, acceptance, evaluator.headline(candidate_model), candidate_evaluation, present_evaluation, withdrawn)
+            verdict = judge_candidate(
+                target,
+                acceptance,
+                evaluator.headline(candidate_model),
+                candidate_evaluation,
+                present_evaluation,
+                withdrawn,
+            )
         with clock("move"):
-            new_move = move_refs(target, verdict, ReleaseCandidate(ref, snapshot, training, candidate_model, candidate_evaluation.manifest.id), current_move)
+            new_move = move_refs(
+                target,
+                verdict,
+                ReleaseCandidate(ref, snapshot, training, candidate_model, candidate_evaluation.manifest.id),
+                current_move,
+            )
         done["move"] = verdict.passed and new_move != current_move
     outcome = ReleaseOutcome(
         ref=ref,
@@ -145,7 +164,7 @@ def release(
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCandidate:
-    """What may be released."""
+    """The evaluated snapshot and model that may be released."""
 
     ref: str  # of the snapshot
     snapshot: str  # full id
@@ -155,18 +174,18 @@ class ReleaseCandidate:
 
 
 def check_release_request(model: str | None, training: ReleaseTraining | None) -> None:
-    """Check, before anything is built, that a release can move what is asked for.
+    """Check before the build that a release with this model or training is possible.
 
     Raises:
-        UsageError: a model is both named and trained, or the training makes no model that answers questions from the
-            snapshot that is released.
+        UsageError: a model is both named and trained, or the trained model does not answer
+            questions from the snapshot that is released.
     """
     if training is None:
         return
     result = get_objective(training.kind).result
     check_ref_name(f"{check_ref_name(training.ref)}{CANDIDATE}")
     if model is not None:
-        raise UsageError(f"model {model} is given beside a training, whose model is evaluated: leave one of them out")
+        raise UsageError(f"model {model} and a training are given, and only one model is evaluated: leave one out")
     if GENERATOR not in result.parts:
         raise UsageError(
             f"`finetune {training.kind}` makes no model that answers questions: train it by itself, and release what "
@@ -181,24 +200,27 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
 
 @stage
 def collect_release_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None) -> Inputs | None:
-    """Return everything that decides the snapshot."""
+    """Return all inputs that decide the snapshot; None if they cannot be determined."""
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     return collect_inputs(store, dump, encoder, recipe, limit)
 
 
 def find_recorded_snapshot(store: Store, inputs: Inputs | None, base: str | None) -> str | None:
-    """Return the snapshot that an earlier release made of the same inputs; None if it has to be built."""
+    """Return the snapshot that an earlier release built from these inputs.
+
+    None if there is none.
+    """
     return None if inputs is None else find_snapshot(store, inputs, base)
 
 
 def record_release_inputs(store: Store, inputs: Inputs | None, base: str | None, snapshot: str | None) -> None:
-    """Record what was built, so that the next release need not build it."""
+    """Record the snapshot of these inputs, so that the next release does not build it again."""
     if inputs is not None and snapshot is not None:
         record_snapshot(store, inputs, base, snapshot)
 
 
 def resolve_models(store: Store, model: str | None, training: ReleaseTraining | None) -> tuple[str | None, str | None]:
-    """Return the model that answers at present and the one of the candidate, each by its id; None: there is none."""
+    """Return the ids of the present model and of the candidate's model; None if there is none."""
     if training is not None:
         current = store.models.refs.find_current(training.ref)
         return (current.snapshot if current else None), None
@@ -206,8 +228,10 @@ def resolve_models(store: Store, model: str | None, training: ReleaseTraining | 
     return model_id, model_id
 
 
-def train_candidate(training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]) -> tuple[str, bool]:
-    """Train a model on the snapshot, or find the one that was; return its id, and whether it was trained now."""
+def train_candidate(
+    training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]
+) -> tuple[str, bool]:
+    """Train a model on the snapshot, or find it; return its id, and whether this run trained it."""
     outcome = finetune.fn(
         training.kind,
         store,
@@ -227,13 +251,16 @@ def train_candidate(training: ReleaseTraining, store: str, snapshot: str, beam_o
 
 
 def find_initial_move(store: Store, ref: str, snapshot: str, initial_move: RefMove | None) -> RefMove | None:
-    """Return the move that a release starts from: `now`, or that of another release which was first with the same."""
+    """Return the move that a release starts from.
+
+    This is `initial_move`, unless the ref names the snapshot already, by another release.
+    """
     current_move = store.refs.find_current(ref)
     return current_move if current_move is not None and current_move.snapshot == snapshot else initial_move
 
 
 def find_withdrawal(store: Store, ref: str, snapshot: str, current_move: RefMove | None) -> str:
-    """Return the last move by which a ref named a snapshot that it names no longer; empty: there is none."""
+    """Return the last move of the ref to a snapshot that it has left since, or an empty string."""
     if current_move is None or current_move.snapshot == snapshot:
         return ""
     numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]
@@ -249,16 +276,25 @@ def judge_candidate(
     present_evaluation: ReleaseEvaluation | None,
     withdrawn: str,
 ) -> GateVerdict:
-    """Hold the candidate's evaluation to its floors, and beside that of what the ref names now."""
+    """Check the candidate's evaluation against the floors and against the present evaluation."""
     differences = None
     if present_evaluation is not None:
-        (differences,) = compare_evaluations(store, present_evaluation.manifest, candidate_evaluation.manifest).pairs.values()
-    return check_release(acceptance, candidate_evaluation.metrics, differences, headline, candidate_evaluation.collapsed, withdrawn)
+        (differences,) = compare_evaluations(
+            store, present_evaluation.manifest, candidate_evaluation.manifest
+        ).pairs.values()
+    return check_release(
+        acceptance, candidate_evaluation.metrics, differences, headline, candidate_evaluation.collapsed, withdrawn
+    )
 
 
 @stage
-def move_refs(store: Store, verdict: GateVerdict, candidate: ReleaseCandidate, current_move: RefMove | None) -> RefMove | None:
-    """Move the model's ref and then the snapshot's, if the candidate is accepted; return the ref's current move."""
+def move_refs(
+    store: Store, verdict: GateVerdict, candidate: ReleaseCandidate, current_move: RefMove | None
+) -> RefMove | None:
+    """Move the model's ref and then the snapshot's, if the candidate is accepted.
+
+    Return the ref's current move.
+    """
     if not verdict.passed:
         return current_move
     note = f"release, evaluation {candidate.evaluation[:12]}"

@@ -1,7 +1,7 @@
-"""A flow and its stages, run by Prefect's engine or as plain functions.
+"""Decorators for flows and stages, which run in Prefect's engine or as plain functions.
 
-Prefect's engine reports to a server. Without a configured one it would start a server for this run only, which takes
-longer than a monthly rebuild of a small library: the command line then calls the function directly.
+Prefect's engine reports to a server. If none is configured it would start one for this run, which
+takes longer than the rebuild of a small library, so the command line calls the function directly.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
-from flows.admission import check_parameters
 from flows.failure import notify_webhook, stop_retries_if_useless
+from flows.parameter_checks import check_parameters
 from rag_model.secrets import refuse_secrets
 
 Parameters = ParamSpec("Parameters")
@@ -22,9 +22,10 @@ FlowResult = TypeVar("FlowResult")
 
 
 def deployment_flow(name: str) -> Callable[[Callable[Parameters, FlowResult]], Flow[Parameters, FlowResult]]:
-    """Make a function a flow for deployments: its results are in the store, and its failures are posted to a webhook.
+    """Declare a flow for deployments, which posts failures to a webhook and persists no results.
 
-    A failure that a retry would only repeat, such as a refusal by a gate, is not retried.
+    Results are in the store. A failure that a retry would only repeat, such as a refusal by the
+    gate, is not retried.
     """
 
     def declare(function: Callable[Parameters, FlowResult]) -> Flow[Parameters, FlowResult]:
@@ -40,10 +41,10 @@ def deployment_flow(name: str) -> Callable[[Callable[Parameters, FlowResult]], F
 
 
 def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
-    """Make a function a task that Prefect shows and times in a flow run, and neither caches nor persists.
+    """Declare a task that Prefect shows and times in a flow run, without caching or persisting it.
 
-    Caching is the store's memo: Prefect's default key contains the run's id, so a rerun would never find it; and
-    results are in the store. Outside a flow run the function is called directly.
+    The store's memo caches instead: Prefect's default key contains the run's id, so that another
+    run would never find it. Outside a flow run the function is called directly.
     """
     prefect_task = task(cache_policy=NO_CACHE, persist_result=False)(function)
 
@@ -54,8 +55,12 @@ def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, Fl
     return run
 
 
-def run_flow(target_flow: Flow[Parameters, FlowResult], *args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-    """Run a flow if a Prefect server is configured (`PREFECT_API_URL`, or the profile's); else call its function.
+def run_flow(
+    target_flow: Flow[Parameters, FlowResult], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> FlowResult:
+    """Run a flow if a Prefect server is configured; else call its function.
+
+    `PREFECT_API_URL`, in the environment or in Prefect's profile, configures the server.
 
     Raises:
         UsageError: a URL among the parameters, which a server records, may contain a secret.
@@ -65,5 +70,5 @@ def run_flow(target_flow: Flow[Parameters, FlowResult], *args: Parameters.args, 
 
 
 def in_run() -> bool:
-    """Whether this is part of a flow run on a server."""
+    """Return whether the caller is part of a flow run on a server."""
     return FlowRunContext.get() is not None

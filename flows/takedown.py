@@ -1,25 +1,27 @@
-"""Take pages down: remove them from every snapshot of a store, with a record of who ordered it and why.
+"""Take pages down: remove them from every snapshot of a store, and record who ordered it and why.
 
-Purpose: pages that must not be kept or served any more (a court's order, a person's request, text that was never free).
-The record is written first. From then on no build includes the pages, and no snapshot with them can be published. Then
-each snapshot that contains one, with or without a ref, is built without it: its rows are removed from passages, vectors
-and article logs; indexes are built again by the same jobs, without inheriting anything that was trained on the page's
-vectors, and are measured. The gate is not applied, since the old snapshot must be replaced in any case.
+Purpose: pages that must not be kept or served any more (a court's order, a person's request, text
+that was never free). The record is written first. From then on no build includes the pages, and no
+snapshot with them can be published. Then each snapshot that contains one, with or without a ref, is
+built without it: its rows are removed from passages, vectors and article logs; the same jobs build
+the indexes again, without reusing a training on the page's vectors, and measure them. The gate is
+not applied, since the old snapshot must be replaced in any case.
 
-The new snapshot replaces the old one. Refs that name the old one move. Earlier moves in their logs are read as the new
-one, so that neither `rollback` nor `ref@number` brings a page back. The old manifest is retired, and the error for its
-id names the replacement. If no page of a snapshot is left, its refs are deleted.
-Evaluations of the old snapshot are deleted, since their rows hold its passages.
+The new snapshot replaces the old one. Refs that name the old one move. Earlier moves in their logs
+are read as the new one, so that neither `rollback` nor `ref@number` brings a page back. The old
+manifest is retired, and the error for its id names the replacement. If a snapshot has no other
+page, its refs are deleted. Evaluations of the old snapshot are deleted, since their rows hold its
+passages.
 
-`gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This machine's cache
-removes its copies. Copies elsewhere are not known to the store. A service that follows the ref changes to the new
-snapshot, or serves nothing where there is none, and deletes its files of the old one. In other pulled folders the next
-`pull` says which versions were taken down, and with `--keep` deletes them. Other machines' caches (`BOOKWHEEL_CACHE`)
-have to be cleared. Files planned from a later dump that contains the page
-stay in the store until the next `gc`.
+`gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This
+machine's cache removes its copies. The store does not know of copies elsewhere. A service that
+follows the ref changes to the new snapshot, or serves nothing if there is none, and deletes its
+files of the old one. In other pulled folders the next `pull` lists versions that were taken down,
+and deletes them with `--keep`. Caches of other machines (`BOOKWHEEL_CACHE`) have to be cleared.
+Files planned from a later dump that contains the page stay in the store until the next `gc`.
 
-Caching: the store's memo for the indexes. A run that died continues when it is run again; without pages it only
-continues earlier takedowns.
+Caching: the store's memo for the indexes. An interrupted run continues when it is run again;
+without pages it only continues earlier takedowns.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -36,9 +38,9 @@ from beam_jobs import redact
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
-from flows.admission import Url, check_parameters
 from flows.finish import Build, build_indexes, group_by_stage
 from flows.outcome import TakedownOutcome
+from flows.parameter_checks import Url, check_parameters
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.evaluation.gate import check_snapshot
@@ -76,8 +78,8 @@ def takedown(
 
     Args:
         store: URL or folder of the store.
-        pages: their ids; none: only continue takedowns that were ordered before.
-        wiki: dbname of the pages' wiki; needed if the store has several wikis.
+        pages: ids of the pages; none: only continue earlier takedowns.
+        wiki: dbname of the pages' wiki; required if the store has several wikis.
         reason: the reason, for the record.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
@@ -105,7 +107,7 @@ def takedown(
 
 @stage
 def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> Takedown | None:
-    """Write the record of the pages that are in no record yet."""
+    """Record the takedown of the pages that are in no record yet; return None if there are none."""
     if not pages:
         return None
     wiki_name = choose_wiki(store, pages, wiki)
@@ -114,13 +116,15 @@ def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason
 
 
 def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: AffectedSnapshot) -> Manifest | None:
-    """Make a snapshot without the pages, and its report; return None if no page is left."""
+    """Build a snapshot without the pages, and its report; return None if it would have no page."""
     old, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
     with clock("redact") as on_progress:
         content = redact_parts(affected, launch, on_progress)
     if not content.parts:
         return None
-    build = prepare_takedown_build(store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(affected.pages)}})
+    build = prepare_takedown_build(
+        store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(affected.pages)}}
+    )
     manifest, metrics = build_indexes(build)
     store.runs.delete_reports(launch.run)
     _write_build_report(build, manifest, metrics)
@@ -129,19 +133,26 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
 
 @stage
 def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> Content:
-    """Write the parts that contain the pages without them."""
+    """Write the parts that contain the pages again without them."""
     content, parts = affected.manifest.content, parts_to_redact(affected)
     chunk_results = redact.run(
         [RedactTask(affected.pages, tuple(part_blobs(content, part).items())) for part in parts], launch, on_progress
     )
-    return replace_redacted_parts(content, {part.name: chunk_result for part, chunk_result in zip(parts, chunk_results, strict=True)})
+    return replace_redacted_parts(
+        content, {part.name: chunk_result for part, chunk_result in zip(parts, chunk_results, strict=True)}
+    )
 
 
 @stage
 def prepare_takedown_build(
-    store: Store, old: Manifest, content: Content, launch: Launch, clock: StageClock, takedown_provenance: Mapping[str, Any]
+    store: Store,
+    old: Manifest,
+    content: Content,
+    launch: Launch,
+    clock: StageClock,
+    takedown_provenance: Mapping[str, Any],
 ) -> Build:
-    """Plan the indexes of a snapshot that is made from another."""
+    """Plan the indexes of a snapshot that is derived from another."""
     recipe, provenance = read_snapshot_recipe(old.content), inherited_provenance(old)
     passages, embeddings = read_stage_results(store, content)
     with Snapshot.from_manifest(store, old) as snapshot:
@@ -149,7 +160,18 @@ def prepare_takedown_build(
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
     assemble_content = partial(with_indexes, content)
     return Build(
-        store, launch, clock, recipe, "", source, encoder, passages, embeddings, plans, assemble_content, {**provenance, **takedown_provenance}
+        store,
+        launch,
+        clock,
+        recipe,
+        "",
+        source,
+        encoder,
+        passages,
+        embeddings,
+        plans,
+        assemble_content,
+        {**provenance, **takedown_provenance},
     )
 
 
@@ -161,7 +183,7 @@ def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetri
 
 
 def _describe_operator() -> str:
-    """Return the name of the user and of the machine."""
+    """Return USER@HOST, or the host if the user has no name."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):  # a container's user without a name

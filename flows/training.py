@@ -1,4 +1,4 @@
-"""Types of the settings of a fine-tuning on the command line and in the forms of deployments."""
+"""Types of fine-tuning settings, for the command line and for the forms of deployments."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,7 @@ else:
 
 
 def read_tables(path: Path | None) -> Tables:
-    """Read the tables of a TOML file; none without one.
+    """Read the tables of a TOML file; return {} if there is no path.
 
     Raises:
         InputError: the file is missing or is not TOML.

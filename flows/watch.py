@@ -1,4 +1,4 @@
-"""What a training does at the moment, and how long that will take, in sentences for people."""
+"""Show the present step of a training, and how long it will take, in plain sentences."""
 
 import time
 from collections.abc import Mapping
@@ -8,20 +8,20 @@ from rag_model.training.rebuilds import MovingSettings
 
 
 class TrainingWatch:
-    """The `Report` of a training: shows its steps, and says what evaluations and rebuilds of its index cost."""
+    """The `Report` of a training: shows its steps, evaluations and index rebuilds."""
 
     def __init__(self, shown: ProgressReporter, dev: int, every: int, moving: MovingSettings | None = None) -> None:
-        """Set where to show it, the number of dev examples, the steps between two evaluations, and the moving index.
+        """Set the reporter, the number of dev examples, the evaluation interval, the moving index.
 
-        `dev`: 0 of a training that makes its own examples.
+        `dev` is 0 for a training that creates its own examples.
         """
         self._shown, self._dev, self._every, self._moving = shown, dev, every, moving
-        self._due, self._made, self._age = 0, 0, -1.0  # rebuilds begun, rebuilds asked, age of the asked one
+        self._due, self._made, self._age = 0, 0, -1.0  # rebuilds started, rebuilds in use, age of the index
         self._began = time.monotonic()
         self._scores = False
 
     def __call__(self, kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
-        """Tell what a report says."""
+        """Show a report of the training."""
         name, _, stage = kind.partition(" ")
         if name == "stage":
             self._every = int(values["evaluate_every"])
@@ -35,14 +35,16 @@ class TrainingWatch:
             weights = f"the weights of step {step:,}" if step else "the initial weights"
             self._shown.say(f"evaluates {weights}{f' on {self._dev:,} dev examples' if self._dev else ''} …")
         elif kind == "dev":
-            self._shown.say(f"evaluated in {format_seconds(time.monotonic() - self._began)}{self._more(step, steps)}")
+            self._shown.say(
+                f"evaluated in {format_seconds(time.monotonic() - self._began)}{self._format_remaining(step, steps)}"
+            )
             if step == steps and self._due and not self._made:
-                self._shown.say("asked its first index at every step: no rebuild was finished in time")
+                self._shown.say("searched its first index at every step: no rebuild was finished in time")
         elif kind == "move":
-            self._tell_begin(step - 1)
+            self._report_rebuild_start(step - 1)
             return
         elif kind == "train" and "snapshot_age" in values:
-            self._tell_move(step - 1, values)
+            self._report_index_change(step - 1, values)
         self._shown(step, steps)
 
     def _report_rebuild_start(self, done: int) -> None:
@@ -57,7 +59,7 @@ class TrainingWatch:
         if age <= previous_age:
             self._made += 1
             seconds = format_seconds(values["rebuild_seconds"])
-            self._shown.say(f"asks the index of step {done - int(age):,} now; its rebuild took {seconds}")
+            self._shown.say(f"searches the index of step {done - int(age):,} now; its rebuild took {seconds}")
 
     def _format_remaining(self, step: int, steps: int) -> str:
         remaining = -(-steps // self._every) - -(-step // self._every)

@@ -1,6 +1,6 @@
 """Parts that verbs share.
 
 reply: common options, and the reply of a verb; reading: options of readers and prompts.
-console: progress on standard error.
-comparison, evaluations, trainings: text formats of results; live: an answer while it grows.
+console: progress on standard error, and a growing answer on standard output.
+comparison, evaluations: text formats of results.
 """

@@ -50,7 +50,7 @@ def describe_record(outcome: CompareOutcome | EvaluateOutcome) -> str:
 
 
 def _iter_retriever_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
-    """Yield a row of metrics for each retriever, and below it the differences to the first retriever."""
+    """Yield a row of metrics for each retriever, and one of its differences to the first."""
     names = list(outcome.standings[outcome.first_retriever]["metrics"])
     yield "retriever", *names, "ms", "bytes"
     for expression, comparison in outcome.standings.items():

@@ -1,6 +1,6 @@
-"""Show progress on standard error: a bar on a terminal, plain lines elsewhere.
+"""Show progress on standard error, and a growing answer on standard output.
 
-Standard output is left to the reply.
+Progress is a bar on a terminal, and plain lines elsewhere.
 """
 
 import sys
@@ -20,6 +20,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from flows.command.reply import Common
+from rag_model.untrusted_text import escape_controls
 
 _PLAIN_SECONDS = 10.0  # seconds between two plain lines of a log
 _UNITS = (("h", 3600), ("min", 60), ("s", 1))
@@ -112,3 +115,44 @@ class _Lines:
     def _format_remaining(self, current_time: float, done: int, total: int) -> str:
         first_time, initial_done = self._first or (current_time, done)
         return format_time_left(done - initial_done, total - done, current_time - first_time)
+
+
+class LiveAnswer:
+    """Prints the first answer while it is generated; the others follow with the reply."""
+
+    def __init__(self, head: str) -> None:
+        """Print `head` before the first word."""
+        self._head, self._shown = head, ""
+
+    def __call__(self, position: int, text: str) -> None:
+        """Print the new text of the answer at `position`, if it is the first one."""
+        if position:
+            return
+        new_text = text if self._shown else self._head + text
+        self._shown += new_text
+        print(escape_controls(new_text), end="", flush=True)
+
+    def rest(self, reply: str) -> str:
+        """Return the part of a reply that is not on the terminal yet."""
+        if reply.startswith(self._shown):
+            return reply[len(self._shown) :]
+        return f"\n\n{reply}"
+
+    def end(self) -> None:
+        """End the line of an interrupted answer."""
+        if self._shown:
+            print(flush=True)
+
+
+@contextmanager
+def show_live_answer(head: str, common: Common | None) -> Iterator[LiveAnswer | None]:
+    """Yield a printer for the growing answer; None if the output is a pipe or --json is given."""
+    if not sys.stdout.isatty() or (common is not None and common.json):
+        yield None
+        return
+    live_text = LiveAnswer(head)
+    try:
+        yield live_text
+    except BaseException:
+        live_text.end()
+        raise

@@ -38,7 +38,8 @@ def format_evaluation_line(manifest: EvaluationManifest) -> str:
     figures = "; ".join(
         f"{retriever}: {_format_metrics(metrics)}" for retriever, metrics in _get_metrics(manifest).items()
     )
-    return f"{manifest.id[:12]}: {answered_by}, {provenance.get('n')} questions of {provenance.get('questions')}, {figures}"
+    questions_text = f"{provenance.get('n')} questions of {provenance.get('questions')}"
+    return f"{manifest.id[:12]}: {answered_by}, {questions_text}, {figures}"
 
 
 def build_comparison_reply(comparison: EvaluationComparison) -> Reply:
@@ -65,7 +66,8 @@ def _iter_comparison_lines(comparison: EvaluationComparison) -> Iterator[str]:
         yield f"retriever {retriever}"
         for name, pair in pairs.items():
             sample_text = f" over {pair.n:,} questions" if pair.n else ", of the whole set, without an interval"
-            yield f"figure    {name:<12} {pair.before.value:.3f} -> {pair.after.value:.3f}: {_format_difference(pair)}{sample_text}"
+            values_text = f"{pair.before.value:.3f} -> {pair.after.value:.3f}"
+            yield f"figure    {name:<12} {values_text}: {_format_difference(pair)}{sample_text}"
 
 
 def _find_changed_settings(comparison: EvaluationComparison) -> dict[str, tuple[Any, Any]]:

@@ -23,8 +23,8 @@ _CONCAT_HELP = "--reader concat: "
 OrderName = Annotated[
     Order | None,
     Parameter(
-        help=f"{_CONCAT_HELP}best first by `rank`, as they stand in their pages by `document`, or best at both `ends`. By "
-        "default by rank."
+        help=f"{_CONCAT_HELP}order of the passages: `rank` is best first, `document` as in their pages, `ends` best at "
+        "both ends. By default by rank."
     ),
 ]
 BudgetTokens = Annotated[

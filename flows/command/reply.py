@@ -1,11 +1,14 @@
 """Parameters that verbs share, and the reply of every verb."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+
+from rag_model.errors import UsageError
 
 StoreUrl = Annotated[
     str, Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://…, az://…; to read, hf://….")
@@ -24,7 +27,7 @@ RetrieverName = Annotated[
     str | None,
     Parameter(
         help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); A:100 "
-        "asks A for 100. By default the snapshot's own."
+        "retrieves 100 from A. By default the snapshot's own."
     ),
 ]
 AnyName = Annotated[  # for verbs that take snapshots and models
@@ -52,7 +55,7 @@ AsksName = Annotated[
 
 
 def keep_whole(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
-    """Return a setting of the environment as one value, because an expression may contain spaces."""
+    """Return an environment setting as one value, since expressions may contain spaces."""
     return [value]
 
 
@@ -84,3 +87,22 @@ class Reply:
     document: Any
     text: str
     refusal: str = ""  # one sentence; empty if nothing failed
+
+
+_AGE = re.compile(r"([0-9]{1,6})([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_age(text: str) -> float:
+    """Return an age in seconds.
+
+    >>> parse_age("90d"), parse_age("30m"), parse_age("0")
+    (7776000.0, 1800.0, 0.0)
+
+    Raises:
+        UsageError: the text is not a whole number with at most one unit.
+    """
+    match = _AGE.fullmatch(text)
+    if not match:
+        raise UsageError(f"{text!r} is not an age: write it as 90d, 24h, 30m, 45s or 0")
+    return float(int(match[1]) * _SECONDS[match[2]])

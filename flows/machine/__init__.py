@@ -1,1 +1,8 @@
-"""Operating this machine: local processes, clusters, pools, automations, `doctor`."""
+"""Operate machines.
+
+local, ports: run Prefect, a store and a worker on this machine.
+doctor, cluster: check this machine, a store, servers and a Flink cluster before a run;
+`cluster` also has the findings of these checks.
+pools, automations: work pools and automations of a Prefect server.
+workplace: the temporary store of an index build, and locks of folders.
+"""

@@ -2,8 +2,8 @@
 
     BOOKWHEEL_WEBHOOK=https://… python -m flows.machine.automations infra/prefect-automations.yaml
 
-Prefect's own `automation create` cannot name a block, whose id differs on every server, and run twice it creates
-duplicates.
+Prefect's own `automation create` cannot name a block, whose id differs on every server, and creates
+duplicates when it runs twice.
 """
 
 import os
@@ -26,18 +26,21 @@ BLOCK = "bookwheel"  # the Webhook block's name
 
 
 def create_automations(file: Path, webhook: str) -> list[str]:
-    """Create the automations of a file on the configured server; they replace those of the same name.
+    """Create the automations of a file on the configured server.
+
+    They replace those of the same name.
 
     Args:
-        file: YAML, `automations:` a list as Prefect's API takes them; a `call-webhook` without a block gets ours.
-        webhook: the address that our block calls.
+        file: YAML whose key `automations` has a list as Prefect's API takes it. A `call-webhook`
+            without a block gets the block that this function saves.
+        webhook: the URL that the block calls.
 
     Returns:
-        their names.
+        the names of the automations.
 
     Raises:
         InputError: the file is missing or contains no automations.
-        UsageError: the webhook is not a web address.
+        UsageError: the webhook is not an HTTP URL.
     """
     if not webhook.startswith(("http://", "https://")):
         raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
@@ -76,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     webhook = os.environ.get(WEBHOOK, "")
     try:
         if len(argv) != 1 or not webhook:
-            raise UsageError(f"name a file of automations, and in {WEBHOOK} the address that they call")
+            raise UsageError(f"give one file of automations, and set {WEBHOOK} to the URL that they call")
         print("\n".join(create_automations(Path(argv[0]), webhook)))
     except BookwheelError as error:
         print(f"bookwheel: {error}", file=sys.stderr)

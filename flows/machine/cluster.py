@@ -1,18 +1,49 @@
-"""Checks of a Flink cluster before a job is sent there."""
+"""Check a Flink cluster before a run; define the findings of `doctor`."""
 
+import json
 import shutil
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, JobServerOptions, PipelineOptions, PortableOptions
 
-from flows.machine.finding import AMISS, Finding, fetch_json, report_no_answer
+_PATIENCE = 5.0  # seconds until a server that does not answer counts as down
+AMISS = (OSError, ValueError, KeyError, TypeError)  # the server is down, or it is not the expected kind
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    what: str
+    ok: bool
+    found: str
+    todo: str = ""  # what to do if it is not ok
+
+
+def fetch_json(url: str) -> Any:
+    """Return the JSON response of a server.
+
+    Raises:
+        OSError, ValueError: the server does not answer, or its response is not JSON.
+    """
+    with urllib.request.urlopen(url, timeout=_PATIENCE) as answer:
+        return json.load(answer)
+
+
+def report_no_answer(what: str, url: str, failed: Exception, todo: str) -> Finding:
+    """Return the finding for a server that gave no valid response."""
+    return Finding(what, False, f"{url} gave no valid response ({getattr(failed, 'reason', failed)})", todo)
+
 
 _NEVER = {"none", "off", "disable"}  # Flink's names for no restart
 _RESTART = "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
 
 
 def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
-    """Check a cluster's slots, its version, its restart strategy, and the job server on this machine.
+    """Check a cluster's slots, version and restart strategy, and the job server on this machine.
 
     A cluster that Beam would start itself is not checked.
     """
@@ -41,9 +72,7 @@ def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
 
 def _check_slots(options: PipelineOptions, master: str, version: str, slots: int) -> Finding:
     required_slots = max(1, options.view_as(FlinkRunnerOptions).parallelism)
-    todo = (
-        f"wait, add TaskManagers, or ask for less than --parallelism={required_slots}: a job waits for all of its slots"
-    )
+    todo = f"wait, add TaskManagers, or lower --parallelism={required_slots}: a job waits until all slots are free"
     return Finding("flink", slots >= required_slots, f"Flink {version} at {master}, {slots} free slots", todo)
 
 

@@ -1,4 +1,4 @@
-"""Check everything that a run needs before it starts: one line for each finding, with advice if it is not ok."""
+"""Check the prerequisites of a run: one finding for each, with advice if it is not ok."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from beam_jobs.options import check_flags
 from beam_jobs.workers import worker_memory
 from flows.machine import cluster
-from flows.machine.finding import AMISS, Finding, fetch_json, report_no_answer
+from flows.machine.cluster import AMISS, Finding, fetch_json, report_no_answer
 from rag_model.errors import BookwheelError, ReadOnlyError
 from rag_model.extras import list_faiss_packages
 from rag_model.index.byte_sizes import format_bytes
@@ -35,12 +35,14 @@ def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Findi
     """Check versions, memory, disk, GPU, the store, Prefect and Beam, in that order.
 
     Args:
-        store: URL of an existing store to test; None: none. No file is left in it.
+        store: URL of an existing store to test, or None. No file is left in the store.
         beam_options: the options that `reindex` would get.
     """
     yield from check_versions()
     yield _check_memory()
-    yield from (_check_disk(name, folder) for name, folder in (("disk, temporary", gettempdir()), ("disk, cache", None)))
+    yield from (
+        _check_disk(name, folder) for name, folder in (("disk, temporary", gettempdir()), ("disk, cache", None))
+    )
     yield _check_gpu()
     if store is not None:
         yield from _check_store(store)
@@ -49,12 +51,12 @@ def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Findi
 
 
 def check_versions() -> Iterator[Finding]:
-    """Compare the installed versions with those that this version of bookwheel was tested with."""
+    """Compare the installed versions with those that this version of bookwheel requires."""
     yield Finding("bookwheel", True, f"{version('bookwheel')}, Python {platform.python_version()}")
     requirements = {requirement.name: requirement for requirement in map(Requirement, requires("bookwheel") or ())}
     for requirement in requirements.values():
         if "faiss" in requirement.name:
-            continue  # below: one of several
+            continue  # checked below, since several distributions provide the module
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
@@ -68,7 +70,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def _check_faiss(wanted: SpecifierSet) -> Finding:
-    """Say which distribution the module faiss is of."""
+    """Report the distribution that provides the module faiss."""
     packages = list_faiss_packages()
     description = " and ".join(f"{name} {installed}" for name, installed in packages.items())
     if len(packages) > 1:
@@ -119,7 +121,7 @@ def _check_store(url: str) -> Iterator[Finding]:
     try:
         probe = probe_store(Store.open(url))
     except ReadOnlyError:
-        yield Finding("store", True, f"{url} reads; it is never written where it lies")
+        yield Finding("store", True, f"{url} is readable; stores of this kind are never written")
         return
     except BookwheelError as error:
         yield Finding("store", False, str(error), "correct this first: nothing can be built or read")
@@ -129,7 +131,7 @@ def _check_store(url: str) -> Iterator[Finding]:
     yield Finding(
         "store, conditional create", probe.creates_exclusively, description, "use a bucket that honours If-None-Match"
     )
-    clock_text = f"{probe.clock_skew:+.1f} s beside this machine's"
+    clock_text = f"{probe.clock_skew:+.1f} s compared with this machine's"
     yield Finding("store, clock", abs(probe.clock_skew) <= MAX_CLOCK_SKEW, clock_text, "set this machine's clock (NTP)")
 
 
@@ -146,13 +148,14 @@ def _check_prefect() -> Finding:
 
 
 def _describe_leases(api: str) -> str:
-    """Say whether a restart of the server would end runs: those under a concurrency limit hold a lease there."""
+    """Return a warning if a restart of the server would end runs.
+
+    A run under a concurrency limit holds a lease on the server, and ends if the lease is lost.
+    """
     storage = fetch_json(f"{api.rstrip('/')}/admin/settings")["server"]["concurrency"]["lease_storage"]
     if not str(storage).endswith(".memory"):
         return ""
-    return (
-        "; its leases are in memory, so a restart of it ends runs under a limit (infra/prefect.yaml says what to set)"
-    )
+    return "; its leases are in memory, so a restart of the server ends runs under a limit (see infra/prefect.yaml)"
 
 
 def _get_profile_api() -> str | None:

@@ -1,9 +1,10 @@
-"""A complete bookwheel on this machine: a Prefect server, a worker of its pools, an object store, and the deployments.
+"""Run all services on this machine: Prefect, workers, an object store and the deployments.
 
     python -m flows.machine.local up | down [FOLDER]
 
-`up` starts what is not running yet and prints the addresses; `down` stops exactly the processes that `up` started,
-identified by number and start time, and keeps the data. All files are in one folder, by default `.bookwheel`.
+`up` starts the services that are not running yet, and prints the addresses. `down` stops exactly
+the processes that `up` started, which are identified by number and start time, and keeps the data.
+All files are in one folder, by default `.bookwheel`.
 """
 
 import json
@@ -34,8 +35,8 @@ _PATIENCE = 180.0  # seconds until a start counts as failed; a busy machine need
 _GRACE = 20.0  # seconds between asking a process to end and killing it
 _BIN = Path(sys.executable).parent
 _DEPLOYMENTS = Path("infra/prefect.yaml")
-# A run holds a lease on its deployment's limit, and is ended if it cannot renew it: so leases must survive a restart of
-# the server, and last longer than the restart.
+# A run holds a lease on its deployment's concurrency limit, and ends if it cannot renew the lease.
+# Leases must therefore survive a restart of the server, and last longer than the restart.
 _LEASES = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "3600",
@@ -48,12 +49,12 @@ class StartedProcess:
 
     name: str
     pid: int  # also its process group's
-    began: str  # by the kernel's clock: distinguishes it from a later process with the same number
+    began: str  # by the kernel's clock; distinguishes it from a later process with the same number
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServices:
-    """The addresses of what `up` started."""
+    """The addresses of the services that `up` started."""
 
     ui: str
     api: str
@@ -62,13 +63,13 @@ class LocalServices:
 
 
 def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> LocalServices:
-    """Start a server, an object store and a worker, deploy the flows, and return their addresses.
+    """Start a server, an object store and workers, deploy the flows, and return the addresses.
 
-    Running processes are not restarted. A failure stops what this call started.
+    Running processes are not restarted. After a failure the processes of this call are stopped.
 
     Raises:
         ResourceError: a process did not start; the message names its log.
-        UsageError: there is no such file of deployments.
+        UsageError: the file of deployments is missing.
     """
     if not deployments.is_file():
         raise UsageError(f"there is no {deployments} here: run it in bookwheel's source folder, or name the file")
@@ -86,9 +87,12 @@ def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> LocalServices:
 
 
 def down(folder: Path) -> list[str]:
-    """Stop the processes that `up` started in a folder; return the names of those that were running. Data is kept.
+    """Stop the processes that `up` started in a folder.
 
-    They are stopped in reverse order, one at a time: a worker that cannot reach its server any more does not end.
+    Return the names of those that were running.
+
+    Data is kept. Processes are stopped in reverse order, one at a time, because a worker that
+    cannot reach its server any more does not end.
     """
     stopped = _list_running(folder)
     for process in reversed(stopped):
@@ -127,7 +131,7 @@ def _serve(folder: Path) -> LocalServices:
 
 
 def serve(folder: Path, services: LocalServices) -> None:
-    """Start the Prefect server on its port, with the database in the folder, and wait until it answers.
+    """Start the Prefect server with its database in the folder, and wait until it answers.
 
     Raises:
         ResourceError: it did not start; the message names its log.
@@ -156,7 +160,7 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "ip.bind": "127.0.0.1",
         "dir": data,
         "master.telemetry": "false",
-        "volume.preStopSeconds": 0,  # there is no other reader to wait for
+        "volume.preStopSeconds": 0,  # there are no other readers to wait for
         "s3": "true",
         "s3.config": folder / "s3.json",
         "s3.port": port,
@@ -234,7 +238,9 @@ def _start(folder: Path, name: str, command: Sequence[str], services: LocalServi
 def _run(folder: Path, services: LocalServices, program: str, *words: str) -> None:
     """Run a program of this environment once."""
     environment = {**os.environ, **services.environment}
-    completed = subprocess.run([str(_BIN / program), *words], env=environment, capture_output=True, text=True, check=False)
+    completed = subprocess.run(
+        [str(_BIN / program), *words], env=environment, capture_output=True, text=True, check=False
+    )
     if completed.returncode:
         (folder / "prefect-cli.log").write_text(completed.stdout + completed.stderr)
         raise ResourceError(f"`{program} {' '.join(words)}` failed: see {folder / 'prefect-cli.log'}")
@@ -274,7 +280,10 @@ def _has_ended(process: StartedProcess) -> bool:
 
 
 def _get_start_time(pid: int) -> str:
-    """Return the start time of a process, in the kernel's ticks; empty if it has ended, or is a zombie."""
+    """Return the start time of a process, in the kernel's ticks.
+
+    Empty if it has ended, or is a zombie.
+    """
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] == "Z" else fields[19]

@@ -1,4 +1,4 @@
-"""Work pools, which give runs of a deployment their machines, and the job variables that each type of pool takes."""
+"""Start runs in work pools with the estimated resources."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,7 +26,7 @@ THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they se
 SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # GiB for downloads, the cache, and Beam's temporary files
 
-EstimateFunction = Callable[..., WorkEstimate]  # from the bytes that a run may use, and its parameters by name
+EstimateFunction = Callable[..., WorkEstimate]  # takes the memory limit in bytes, and a run's parameters by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,17 @@ class LaunchedRun:
 def create_launch_flow(
     name: str, target: Flow[..., Any], estimate_work: EstimateFunction, *excluded_parameters: str
 ) -> Flow[..., LaunchedRun]:
-    """Return a flow that estimates the needs of a run of `target`, and starts a deployment of it with them.
+    """Return a flow that starts a deployment of `target` with the estimated resources.
 
-    Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
-    `deployment`, `most` and `hours` of `start`.
+    Its parameters, and their descriptions in Prefect's form, are those of `target` without
+    `left_out`; then `deployment`, `most` and `hours` of `start`.
 
     Args:
         name: the name of the flow.
-        target: the flow whose runs are estimated; the run gets its parameters.
+        target: the flow whose runs are estimated and started.
         weigh: returns a run's work.
-        left_out: parameters of `target` that a launch does not take: other flows that it may start lack them.
+        left_out: parameters of `target` that a launch does not take: other flows that it may start
+            lack them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
     start_parameters[0] = start_parameters[0].replace(default=f"{target.name}/library")
@@ -88,20 +89,25 @@ def start_run(
     A launch that is retried finds the run that it started.
 
     Args:
-        parameters: the run's parameters; for those that are None or empty the deployment's own are used.
+        parameters: the run's parameters; for those that are None or empty the deployment's own are
+            used.
         weigh: returns the work of the run from the bytes that it may use and its parameters.
-        deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a machine is requested.
+        deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a
+            machine is requested.
         most: the most memory, cores and GPUs for the run; by default those of this machine.
-        hours: the intended duration, approximately: a longer run gets more cores, or a GPU. By default 6, or the
-            shortest possible if runs share this machine.
+        hours: the intended duration, approximately: a longer run gets more cores, or a GPU. By
+            default 6, or the shortest possible if runs share this machine.
 
     Raises:
         ResourceError: the work would not fit; nothing was started.
-        UsageError: there is no such deployment, or its pool is not on this machine and no limits are given.
+        UsageError: there is no such deployment, or its pool is not on this machine and no limits
+            are given.
     """
     pool = get_pool_type(deployment)
     limits, default_hours = get_limits(most, pool), 0.0 if pool == SHARED_MACHINE else HOURS
-    resources = choose_resources(estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours)
+    resources = choose_resources(
+        estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours
+    )
     show_resources(resources)
     stated_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
     variables, idempotency_key = job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
@@ -136,7 +142,8 @@ def get_limits(effective_limits: RunLimits | None, pool: str) -> RunLimits:
     )
     if not (1 <= effective_limits.cores <= 1024 and 0 <= effective_limits.gpus <= 64):  # of one machine
         raise UsageError(
-            f"a run needs a core, and cannot have {effective_limits.cores} cores and {effective_limits.gpus} GPUs: correct `most`"
+            f"a run needs a core, and cannot have {effective_limits.cores} cores and {effective_limits.gpus} GPUs: "
+            "correct `most`"
         )
     return effective_limits
 
@@ -144,7 +151,8 @@ def get_limits(effective_limits: RunLimits | None, pool: str) -> RunLimits:
 def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
     """Return the job variables with which Prefect's workers of a type of pool start a run.
 
-    Docker's own template has all of them; Kubernetes' has no GPUs and no scratch, but ours in `infra/kubernetes` has.
+    Docker's default template has all of them. That of Kubernetes has no GPUs and no scratch space,
+    but the template in `infra/kubernetes` has.
     """
     env = {
         CORES_VARIABLE: str(needs.cores),

@@ -1,8 +1,8 @@
-"""Free ports on loopback, for servers that bind a port some time after it is chosen.
+"""Find free ports on loopback, for servers that bind a port some time after it is chosen.
 
-They lie below the ports that Linux gives to outgoing connections (`net.ipv4.ip_local_port_range`, from 32768) and for
-port 0. Otherwise, on a busy machine, a connection of any program can take a port before its server binds it, and the
-server ends.
+The ports are below those that Linux gives to outgoing connections and for port 0
+(`net.ipv4.ip_local_port_range`, from 32768). Otherwise a connection of any program on a busy
+machine could take a port before its server binds it, and the server would end.
 """
 
 import random
@@ -18,7 +18,7 @@ def find_free_ports(count: int, preferred: int = 0) -> list[int]:
     """Return different free ports, chosen at random; the first is `wanted` if that one is free.
 
     Raises:
-        ResourceError: there are not so many.
+        ResourceError: fewer than `count` ports are free.
     """
     candidates = [preferred] if preferred else []
     candidates += random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT + 1), _LAST_PORT - _FIRST_PORT + 1)

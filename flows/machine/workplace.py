@@ -1,7 +1,7 @@
 """The temporary store of `bookwheel index`, on a disk with enough free space.
 
-A run that was killed leaves it, and the next run continues with it. No other process uses it, so temporary files of
-workers and of the cache are in it as well, and all of it is deleted at the end.
+A run that was killed leaves it, and the next run continues with it. No other process uses it, so
+temporary files of workers and of the cache are in it as well, and all of it is deleted at the end.
 """
 
 import fcntl

@@ -1,1 +1,4 @@
-"""The verbs of the command line, one small module each; `flows.cli` loads one only when it is called."""
+"""The verbs of the command line, one small module each.
+
+`flows.cli` loads one only when it is called.
+"""

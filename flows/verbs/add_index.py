@@ -1,4 +1,4 @@
-"""`bookwheel add-index`: more indexes over an existing snapshot."""
+"""`bookwheel add-index`: build indexes over an existing snapshot."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def add_index(
     store: StoreUrl,
     recipe: Annotated[
         Path | None,
-        Parameter(help="A TOML file with indexes and a gate; by default the snapshot's own are built again."),
+        Parameter(help="A TOML file with indexes and a gate; by default the snapshot's own indexes are built again."),
     ] = None,
     index: Annotated[
         tuple[str, ...], Parameter(negative="", help="Build only this index of the recipe; repeat it for more.")
@@ -28,9 +28,9 @@ def add_index(
     ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """Build indexes over the vectors of a snapshot, without its dump: in addition to its own, or in place of them.
+    """Build additional indexes over a snapshot's vectors, or replace its own, without its dump.
 
-    The new snapshot has the same passages and vectors. It is checked and published as a build is.
+    The new snapshot has the same passages and vectors. It is checked and published like any build.
 
     Parameters
     ----------

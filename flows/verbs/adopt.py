@@ -26,7 +26,7 @@ def adopt(
     ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """Make a snapshot from passages and their vectors; only a few passages are encoded, to check the encoder.
+    """Make a snapshot from passages and vectors; encode only a few, to check the encoder.
 
     Parameters
     ----------

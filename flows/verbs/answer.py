@@ -1,10 +1,10 @@
-"""`bookwheel answer`: questions in, answers out, each with the passages that it was read from."""
+"""`bookwheel answer`: answer questions, and show the passages that each answer was read from."""
 
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.live import show_live_answer
+from flows.command.console import show_live_answer
 from flows.command.reading import (
     AbstainBelow,
     BudgetTokens,
@@ -58,8 +58,9 @@ def answer(
 ) -> Reply:
     """Answer questions from passages of a snapshot, and show what each answer was read from.
 
-    A RAG model weighs its passages, and the reply has each passage's share of the answer. In one prompt, passages are
-    numbered, and the reply has what stands under each number. On a terminal its words are shown as they come.
+    A RAG model weighs its passages, and the reply has each passage's share of the answer. In one
+    prompt passages are numbered, and the reply lists the passage of each number. A terminal shows
+    the answer while it is generated.
 
     Parameters
     ----------

@@ -25,9 +25,10 @@ def demo(
     ] = "bookwheel-demo",
     common: Common | None = None,
 ) -> Reply:
-    """Build a snapshot of 96 real Wikipedia articles with a real encoder, measure it, and ask it three questions.
+    """Build, measure and search a snapshot of 96 real Wikipedia articles.
 
-    Takes a few minutes on two cores the first time and seconds after that. Needs the extra `demo`, no network.
+    It has a real encoder, and three questions are searched. Takes a few minutes on two cores the
+    first time and seconds after that. Needs the extra `demo`, no network.
     """
     build_reply = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
     evaluate_reply = evaluate(store=folder, questions=str(QUESTIONS))

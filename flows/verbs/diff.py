@@ -1,4 +1,4 @@
-"""`bookwheel diff`: what changed from one snapshot to another, or from one evaluation to another."""
+"""`bookwheel diff`: compare two snapshots, or two evaluations."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -23,19 +23,21 @@ def diff(
     limit: Annotated[int, Parameter(help="Number of articles to list for each kind of change.")] = 10,
     common: Common | None = None,
 ) -> Reply:
-    """Compare two snapshots: articles and passages added, changed and removed, settings, and the bytes of a pull.
+    """Compare two snapshots: changed articles, passages and settings, and the bytes of a pull.
 
-    `evaluation:ID` twice compares two evaluations: figures side by side, and the difference of each measure question by
-    question, with its 95 % interval.
+    `evaluation:ID` twice compares two evaluations: metrics side by side, and the difference of each
+    measure, paired by question, with its 95 % interval.
 
-    Passages are joined by id and hash. The bytes are those that a holder of the first would fetch to pull the second.
+    Passages are joined by id and hash. The bytes are those that a pull of the second fetches into a
+    folder with the first.
 
     Parameters
     ----------
     before
-        A ref, ref@number, an id, or a unique prefix of one; with `evaluation:` before it, that of an evaluation.
+        A ref, ref@number, an id, or a unique prefix of one; with `evaluation:` before it, that of
+        an evaluation.
     after
-        The one to compare with, named in the same way.
+        The snapshot or evaluation to compare with, named in the same way.
     """
     opened_store = Store.open(store)
     kinds = {name.startswith(EVALUATION_PREFIX) for name in (before, after)}

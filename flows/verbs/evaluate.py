@@ -1,4 +1,4 @@
-"""`bookwheel evaluate`: how often the answer is among the passages found, and, with a model, how well it answers."""
+"""`bookwheel evaluate`: measure retrieval and, with a model, its answers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ from rag_model.retrieve.expression import choose_expressions
 if TYPE_CHECKING:
     from flows.outcome import EvaluateOutcome
 
-_DEFAULT_RISK = 0.2  # share of wrong answers among those given, at most, unless told otherwise
-_DEFAULT_DEPTH = 20  # passages that retrieval is measured to, unless told otherwise
+_DEFAULT_RISK = 0.2  # maximum share of wrong answers among those given
+_DEFAULT_DEPTH = 20  # number of passages at which retrieval is measured
 
 
 def evaluate(
@@ -34,25 +34,26 @@ def evaluate(
             negative="",
             env_var_split=keep_whole,
             help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); "
-            "A:100 asks A for 100. Again for one more, to compare it with the first. By default the snapshot's own.",
+            "A:100 retrieves 100 from A. Repeat it to compare others with the first. By default the snapshot's own.",
         ),
     ] = (),
     index: Annotated[
         tuple[str, ...],
         Parameter(
             negative="",
-            help="An index of the snapshot, or `exact`; again for one more: the short form of --retriever.",
+            help="An index of the snapshot, or `exact`; the short form of --retriever. Repeat it for more.",
         ),
     ] = (),
     k: Annotated[
-        int | None, Parameter(alias="-k", help="Passages a question; 20, and to answer from as many as in training.")
+        int | None,
+        Parameter(alias="-k", help="Passages a question; by default 20, and for answers as many as in training."),
     ] = None,
     encoder: EncoderName = None,
     judge: Annotated[
         JudgedBy | None,
         Parameter(
-            help="What is relevant: a passage that holds one of the `answers`, or `pages` or `passages` that the "
-            "questions name. By default the pages of a BEIR folder, passages if every question names one, else answers."
+            help="How relevance is judged: by `answers` that a passage contains, or by `pages` or `passages` that the "
+            "questions name. By default pages for a BEIR folder, passages if every question names one, else answers."
         ),
     ] = None,
     model: Annotated[
@@ -66,8 +67,8 @@ def evaluate(
         tuple[ReaderName, ...],
         Parameter(
             negative="",
-            help="With --model: how passages are read, as in `answer`; again for one more, to compare it with the "
-            "first on the same passages.",
+            help="With --model: how passages are read, as in `answer`. Repeat it to compare others with the first on "
+            "the same passages.",
         ),
     ] = (),
     order: OrderName = None,
@@ -77,7 +78,7 @@ def evaluate(
     answers: Annotated[
         AnswerKind,
         Parameter(
-            help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER), `texts`, or `clues` "
+            help="The kind of the answers: `spans`, `patterns` (CuratedTREC), `labels` (FEVER), `texts`, or `clues` "
             "(Jeopardy: the question is an entity, the answer a clue that asks for it)."
         ),
     ] = "spans",
@@ -85,8 +86,8 @@ def evaluate(
         tuple[str, ...],
         Parameter(
             negative="",
-            help="With --answers labels: a label and the word of one token that the model says for it, such as "
-            "SUPPORTS=true; again for each. The likeliest is the answer, instead of one that is written.",
+            help="With --answers labels: a label and the word of one token that stands for it, such as SUPPORTS=true; "
+            "repeat it for each label. The likeliest label is the answer, and no text is generated.",
         ),
     ] = (),
     asks: AsksName = None,
@@ -95,20 +96,21 @@ def evaluate(
         bool,
         Parameter(
             negative="",
-            help="With --model: also closed book, gold passage, shuffled passages, k swept, what BM25 and the frozen "
-            "retriever find for this same model (the paper trains one with each), all passages where they fit into one "
-            "prompt; and a sentence that says whether retrieval earns its price.",
+            help="With --model: also measure closed book, the gold passage, shuffled passages, several k, the hits of "
+            "BM25 and of the frozen retriever for this same model (the paper trains one with each), and all passages "
+            "if they fit into one prompt; and say whether retrieval is worth its cost.",
         ),
     ] = False,
     abstain: Annotated[
         Path | None,
         Parameter(
-            help="With --model: choose on these questions the score below which the model gives no answer, at the "
-            "risk of --risk, and write it to this file."
+            help="With --model: choose on these questions the score below which the model gives no answer, for the "
+            "maximum of --risk, and write it to this file."
         ),
     ] = None,
     risk: Annotated[
-        float | None, Parameter(help="With --abstain: wrong answers among those given, at most; by default 0.2.")
+        float | None,
+        Parameter(help="With --abstain: maximum share of wrong answers among those given; by default 0.2."),
     ] = None,
     abstain_below: AbstainBelow = None,
     report: Annotated[Path | None, Parameter(help="Write an HTML report to this file.")] = None,
@@ -118,18 +120,20 @@ def evaluate(
     rows: Annotated[Path | None, Parameter(help="Write one JSON line a question to this file.")] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Search every question of a set; report Success@k by DPR's token match, or measures against judgements.
+    """Search every question of a set; report Success@k by DPR's token match, or other measures.
 
-    Several retrievers are asked the same questions, each stage of them is measured with its milliseconds and bytes, and
-    the reply says in one sentence which one the corpus wants. Files that they write are numbered: run.1-hnsw.trec.
-    Questions with a `source` are also reported by source, and questions that name their passages also those that share
-    few words with it.
+    Several retrievers search the same questions. Each of their stages is measured with its
+    milliseconds and bytes, and the reply recommends one in a sentence. Files that they write are
+    numbered: run.1-hnsw.trec. Questions with a `source` are also reported by source. Questions that
+    name their passages are also reported for those that share few words with their passage.
 
-    With a model also exact match, F1 and the like. Answers are kept in the store: the same questions to the same
-    snapshot and model are not answered twice.
+    With a model the reply also has measures of its answers, such as exact match and F1. Answers are
+    kept in the store, so that the same questions to the same snapshot and model are not answered
+    twice.
 
-    What was measured is kept in the store as an evaluation, once for the same snapshot, model, questions and settings:
-    `show` lists it, `diff` compares it. In a store that cannot be written nothing is kept, and the reply says so.
+    The result is recorded in the store as an evaluation, once for the same snapshot, model,
+    questions and settings: `show` lists it, `diff` compares it. If the store cannot be written
+    nothing is recorded, and the reply says so.
     """
     retrievers = choose_expressions(index, retriever)
     if model is None:
@@ -150,14 +154,14 @@ def evaluate(
     _refuse_options({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, advice)
     if len(retrievers) > 1:
         raise UsageError(
-            f"a model answers from one retriever, and {len(retrievers)} are given: leave out --model, or them"
+            f"a model answers from one retriever, and {len(retrievers)} are given: give one, or leave out --model"
         )
     settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEFAULT_DEPTH, k or 0), "judged_by": judge}
     settings["retriever"] = retrievers[0] if retrievers else None
     settings["readers"], settings["concat"] = reader, build_prompt_settings(reader, model, order, budget, prompt, cite)
     settings["ablations"] = AblationSettings() if ablations else None
     if risk is not None and abstain is None:
-        raise UsageError("--risk says how a threshold is chosen: give --abstain too")
+        raise UsageError("--risk needs --abstain, which chooses the threshold: give --abstain too")
     settings["labels"] = _parse_labels(label)
     settings["risk"] = (_DEFAULT_RISK if risk is None else risk) if abstain is not None else None
     settings["threshold"] = None if abstain_below is None else Threshold.parse(abstain_below)
@@ -210,7 +214,7 @@ def _evaluate_model(
     output_files: dict[str, Path | str | None],
     abstain: Path | None,
 ) -> Reply:
-    # Torch and Prefect, which `--help` does without.
+    # These imports load torch and Prefect, which `--help` does not need.
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
     from flows.outcome import CollapseRefusedError  # noqa: PLC0415
     from flows.stage import run_flow  # noqa: PLC0415
@@ -232,7 +236,7 @@ def _evaluate_model(
 
 
 def _write_threshold(outcome: "EvaluateOutcome", path: Path) -> str:
-    """Write the threshold that was chosen; return one sentence where none was."""
+    """Write the chosen threshold; return the reason in one sentence if none was chosen."""
     abstention = outcome.abstaining or {}
     if abstention.get("threshold") is None:
         reason = f"{outcome.abstained[:1].lower()}{outcome.abstained[1:]}"
@@ -244,7 +248,7 @@ def _write_threshold(outcome: "EvaluateOutcome", path: Path) -> str:
 
 
 def _format_differences(row: dict[str, Any]) -> list[str]:
-    """Say how another reader differs from the first, and what it costs."""
+    """Format the differences of another reader to the first one, and its costs."""
     differences = ", ".join(
         f"{name} {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
         for name, difference in row["against_open"].items()
@@ -253,9 +257,9 @@ def _format_differences(row: dict[str, Any]) -> list[str]:
 
 
 def format_costs(costs_per_question: Mapping[str, float]) -> str:
-    """Return what an answer costs, in words.
+    """Format the mean costs of an answer.
 
-    >>> costs({"seconds": 0.5, "read": 512.0, "written": 9.0})
+    >>> format_costs({"seconds": 0.5, "read": 512.0, "written": 9.0})
     '0.50 s, 512 tokens read and 9 written a question'
     """
     seconds = [f"{costs_per_question['seconds']:.2f} s"] if "seconds" in costs_per_question else []
@@ -268,9 +272,9 @@ def format_costs(costs_per_question: Mapping[str, float]) -> str:
 
 
 def format_stages(milliseconds_by_stage: Mapping[str, float]) -> str:
-    """Return what each stage takes and their sum, in words.
+    """Format the milliseconds of each stage and their sum.
 
-    >>> stages({"hnsw": 0.25, "assembly": 1.0, "generation": 240.0})
+    >>> format_stages({"hnsw": 0.25, "assembly": 1.0, "generation": 240.0})
     'hnsw 0.25 ms, assembly 1 ms, generation 240 ms: together 241 ms a question'
     """
     stages = ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in milliseconds_by_stage.items())

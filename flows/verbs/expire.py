@@ -5,8 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.age import parse_age
-from flows.command.reply import Common, Reply, StoreUrl, Yes
+from flows.command.reply import Common, Reply, StoreUrl, Yes, parse_age
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy
 from rag_model.store.upkeep.expire import expire_store as expire_old
@@ -22,10 +21,11 @@ def expire(
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Delete old moves of refs, and the snapshots and models that no other move names; a dry run unless --yes.
+    """Delete old moves of refs, and versions that no other move names; a dry run unless --yes.
 
-    Evaluations go with their snapshot or model, and an unfinished training when its checkpoint is as old. The current
-    snapshot of a ref is never deleted. The files of deleted snapshots stay until `bookwheel gc`.
+    Evaluations are deleted with their snapshot or model, and unfinished trainings when their
+    checkpoint is as old. The current snapshot of a ref is never deleted. The files of deleted
+    snapshots stay until `bookwheel gc`.
     """
     report = expire_old(Store.open(store), ExpirePolicy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [

@@ -1,4 +1,4 @@
-"""`bookwheel export`: write a snapshot in a layout that other tools read, or a model as a plain folder."""
+"""`bookwheel export`: write a snapshot in a layout of other tools, or a model as a folder."""
 
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -34,16 +34,17 @@ def export(
     no_embeddings: Annotated[bool, Parameter(negative="", help="Leave the vectors out.")] = False,
     common: Common | None = None,
 ) -> Reply:
-    """Write all passages of a snapshot, and their vectors, to a new place for other tools.
+    """Write all passages of a snapshot, and their vectors, to a new folder for other tools.
 
-    `model:NAME` writes the model's files unchanged: `from_pretrained` opens the folder, or the folders in it.
-    `evaluation:ID` writes the report, rows and predictions of an evaluation.
+    `model:NAME` writes the model's files unchanged: `from_pretrained` opens the folder, or the
+    folders in it. `evaluation:ID` writes the report, rows and predictions of an evaluation.
 
     Parameters
     ----------
     out
-        A folder that does not exist yet; or hf://datasets/USER/NAME, for a model hf://USER/NAME: a repository of the
-        Hugging Face Hub, or a folder in one, which gets all files in one commit. A new repository is private.
+        A folder that does not exist yet; or hf://datasets/USER/NAME, for a model hf://USER/NAME: a
+        repository of the Hugging Face Hub, or a folder in one, which gets all files in one commit.
+        A new repository is private.
     """
     destination = parse_destination(out)
     with nullcontext() if isinstance(destination, Path) else show_progress("export"):
@@ -69,7 +70,7 @@ def _export_any(
 def _export_snapshot(store: str, name: str, out: Destination, layout: Layout, *, embeddings: bool) -> ExportReport:
     if layout == "store":
         if not embeddings:
-            raise UsageError("a store holds the snapshot whole: leave out --no-embeddings")
+            raise UsageError("the layout `store` contains the whole snapshot: leave out --no-embeddings")
         return export_store(Store.open(store), name, out)
     with Snapshot.open(store, name) as opened_snapshot:
         return export_snapshot(opened_snapshot, out, layout, embeddings=embeddings)

@@ -1,4 +1,4 @@
-"""`bookwheel finetune`: one call of the flow."""
+"""`bookwheel finetune`: train a model on a snapshot."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,12 +35,12 @@ def finetune(
     train: Annotated[
         str | None,
         Parameter(
-            help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required, but not by `ict` and "
+            help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required, except by `ict` and "
             "`realm`."
         ),
     ] = None,
     dev: Annotated[
-        str | None, Parameter(help="Examples in the same formats, to choose the best weights by; as --train.")
+        str | None, Parameter(help="Validation set for checkpoint selection; same formats as --train.")
     ] = None,
     ref: SnapshotName = "latest",
     encoder: Annotated[
@@ -72,20 +72,24 @@ def finetune(
 ) -> Reply:
     """Train a model on a snapshot and put it into the store.
 
-    An interrupted run continues when the same command is run again; a finished one is not repeated. Until the model is
-    published its newest checkpoint is in the store, so the run may also continue on another machine; `stored = false`
-    in [loop] leaves that out. A store on the same disk takes no more space for it, any other one about 3 times the
-    weights, and twice that while a checkpoint is replaced. Use a pair of
-    encoders, or a SiDR, by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by
-    `bookwheel answer --model NAME`, one of rag-end2end with its own index by `--ref NAME` too, a cross-encoder by
-    `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
+    An interrupted run continues when the same command is run again; a finished one is not repeated.
+    Until the model is published its newest checkpoint is in the store, so that the run may also
+    continue on another machine; `stored = false` in [loop] switches this off. The checkpoint takes
+    no additional space in a store on the same disk; in any other store it takes about 3 times the
+    weights, and twice that while it is replaced.
+
+    Use a pair of encoders, or a SiDR, with `bookwheel reindex --encoder model:NAME`; a RAG or
+    RA-DIT model with `bookwheel answer --model NAME`, and with `--ref NAME` too if rag-end2end
+    built its own index; a cross-encoder with `bookwheel search --retriever "rerank(hnsw,
+    model:NAME, 50)"`.
     """
     if print_settings:
         text = render_settings(get_objective(kind))
         return Reply({"kind": kind, "settings": text}, text.rstrip())
     required = {"--store": store} | ({"--train": train, "--dev": dev} if get_objective(kind).takes_examples else {})
     if store is None or None in required.values():
-        raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
+        missing_options = [name for name, value in required.items() if value is None]
+        raise UsageError(f"{' and '.join(missing_options)} {'is' if len(missing_options) == 1 else 'are'} required")
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")
     tables: Any = read_tables(training)
@@ -103,7 +107,11 @@ def _format_outcome(outcome: FinetuneOutcome) -> list[str]:
         f"model     {outcome.model}",
         f"name      {outcome.name}@{outcome.number}",
         f"snapshot  {outcome.snapshot}",
-        *([f"index     {outcome.index} ({outcome.name}): ask it with --ref {outcome.name}"] if outcome.index else []),
+        *(
+            [f"index     {outcome.index} ({outcome.name}): search it with --ref {outcome.name}"]
+            if outcome.index
+            else []
+        ),
         f"trained   {trained}; the best weights are those of step {outcome.best_step:,}",
         *(
             f"{measure:<16}{value:>10.4g} before {best_metrics[measure]:>10.4g} after"

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.age import parse_age
-from flows.command.reply import Common, Reply, StoreUrl, Yes
+from flows.command.reply import Common, Reply, StoreUrl, Yes, parse_age
 from rag_model.store.store import Store
 from rag_model.store.upkeep.gc import collect_garbage as collect
 
@@ -18,7 +17,7 @@ def gc(
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Delete files that no snapshot, no current build's memo and no running writer needs; a dry run unless --yes.
+    """Delete files that no snapshot, build or writer needs; a dry run unless --yes.
 
     Safe while builds run: files that they wrote or may reuse are kept.
     """

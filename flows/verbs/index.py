@@ -1,4 +1,4 @@
-"""`bookwheel index`: the index builder as a separate tool."""
+"""`bookwheel index`: build one index over vectors from files, or plan it without any vectors."""
 
 from dataclasses import asdict
 from itertools import takewhile
@@ -8,19 +8,61 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, format_numbers
-from flows.index import IndexOutcome, IndexRequest, index_vectors
-from flows.prospect import describe_plan
-from rag_model.errors import UsageError
+from flows.index import IndexOutcome, IndexRequest, index_vectors, plan_index
+from rag_model.errors import ResourceError, UsageError
 from rag_model.index.build import kept_rows_path
-from rag_model.index.byte_sizes import parse_bytes
+from rag_model.index.byte_sizes import format_bytes, parse_bytes
 from rag_model.index.files.engine import Metric
 from rag_model.index.files.intake import InvalidRowPolicy, inspect_vectors
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.quality.results import OperatingPoint
 from rag_model.index.recipe import IndexRecipe
+from rag_model.resources.estimates import estimate_row_bytes, estimate_stage_seconds
 from rag_model.secrets import refuse_url_as_path
 
-_MAX_VECTORS, _MAX_DIMENSIONS = 1 << 40, 1 << 16  # that --plan takes
+_NUMBERS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)  # of a plan with shards, and of others
+
+
+def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
+    """Plan a request for n vectors, or n passages with token vectors, of d dimensions.
+
+    Raises:
+        UsageError: the recipe does not fit `d`.
+        ResourceError: the index does not fit in memory; the message names one that does.
+    """
+    kind = get_kind_for_factory(request.recipe.factory)
+    vectors = kind.represents == "vectors"
+    plan: Any = plan_index(request, n, d) if vectors else kind.plan(request.recipe, n, d)
+    cost, row, seconds = kind.estimate(plan), estimate_row_bytes(kind.represents, d), estimate_stage_seconds(plan, d)
+    needed_bytes = cost.peak_bytes()
+    if request.memory is not None and needed_bytes > request.memory:
+        what = f"{plan.factory} over {n:,} passages takes {format_bytes(needed_bytes)} of memory to build"
+        raise ResourceError(f"{what}: raise --memory from {format_bytes(request.memory)}")
+    numbers = {name: getattr(plan, name) for name in _NUMBERS[not plan.shards] if getattr(plan, name, None) is not None}
+    document = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
+    document |= {"build_bytes": needed_bytes, "search_bytes": cost.search_bytes, "disk_bytes": cost.disk_bytes}
+    document |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row}
+    document["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds.items()}
+    lines = [
+        f"index     {plan.factory} over {n:,} {f'vectors of {d} dimensions' if vectors else 'passages'}",
+        f"numbers   {format_numbers(numbers) or 'none'}",
+        f"search    {format_numbers(plan.search) or 'exact'}",
+        *(f"note      {note}" for note in plan.notes),
+        *(
+            f"{stage:<9} {format_bytes(cost.stages.get(stage, 0))} of memory a task, "
+            f"{core_seconds / 60:,.1f} minutes of one core"
+            for stage, core_seconds in seconds.items()
+        ),
+        f"memory    {format_bytes(needed_bytes)} to build, {format_bytes(cost.search_bytes)} to search",
+        f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} bytes a passage; "
+        f"{format_bytes(cost.work_bytes)} while it is built",
+        f"{kind.represents:<9} {format_bytes(n * row)} on disk in addition to the index, {row:,} bytes a passage",
+        f"time      {sum(seconds.values()) / 60:,.1f} minutes of one core, about",
+    ]
+    return Reply(document, "\n".join(lines))
+
+
+_MAX_VECTORS, _MAX_DIMENSIONS = 1 << 40, 1 << 16  # upper bounds of --n and --d
 
 DEFAULT_FACTORY = "HNSW32"  # the default structure, if it fits in memory
 _DEFAULT = IndexRecipe(DEFAULT_FACTORY)
@@ -71,12 +113,13 @@ def index(
     ] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Build one index over vectors of any origin: a file that plain faiss reads, and a report of recall and latency.
+    """Build one index file over vectors, which plain faiss reads, and report recall and latency.
 
-    An interrupted run is resumed by running the same command again. Beam's options follow after `--`.
-    With --plan nothing is built: `bookwheel index --plan -n 21015324 -d 768 --memory 16GB`. For kinds that
-    are not built over vectors, n is the number of passages: `bookwheel index --plan --index MaxSim --n 1000 -d 128`;
-    of words and weighted terms, `bookwheel index --plan --index Impact --n 1000`, no dimension is needed.
+    An interrupted run is resumed by running the same command again. Beam's options follow after
+    `--`. With --plan nothing is built: `bookwheel index --plan -n 21015324 -d 768 --memory 16GB`.
+    For kinds that are not built over vectors, n is the number of passages: `bookwheel index --plan
+    --index MaxSim --n 1000 -d 128`. Indexes of words and of weighted terms need no dimension:
+    `bookwheel index --plan --index Impact --n 1000`.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     for path in files:
@@ -117,7 +160,7 @@ def index(
 
 
 def _planned_size(request: IndexRequest, n: int | None, d: int | None) -> tuple[int, int]:
-    """Return the number and the dimension of the vectors to plan for: as given, otherwise those of the files."""
+    """Return the number and dimension of vectors to plan for; by default those of the files."""
     for name, value, maximum in (("--n", n, _MAX_VECTORS), ("--d", d, _MAX_DIMENSIONS)):
         if value is not None and not 1 <= value <= maximum:
             raise UsageError(f"{name} is {value}: give a number from 1 to {maximum:,}")
@@ -174,7 +217,7 @@ def _format_outcome(outcome: IndexOutcome) -> str:
         f"health    {format_numbers(evaluation.health) or 'exact'}",
         f"seconds   {format_numbers(outcome.seconds)}",
         "",
-        f"asked with {query_source}:",
+        f"measured with {query_source}:",
         f"{'setting':<16}{f'recall@{evaluation.k}':>10}{'5th pct.':>10}{'ms':>9}{'distances':>11}",
         *map(_format_point, evaluation.points),
     ]

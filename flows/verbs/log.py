@@ -17,10 +17,12 @@ def log(
     ref: Annotated[str, Parameter(help="The ref whose moves to list; `model:NAME` for a ref of models.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """List the moves of a ref, newest first: number, snapshot (or model), time and note; also of a deleted ref.
+    """List the moves of a ref, newest first, with number, snapshot (or model), time and note.
 
-    A snapshot that a takedown replaced is shown as its replacement. With `--trust` it says who signed each move; `show`
-    says who signed the snapshot.
+    A deleted ref keeps its log.
+
+    A snapshot that a takedown replaced is shown as its replacement. With `--trust` it says who
+    signed each move; `show` says who signed the snapshot.
     """
     catalog, name = Store.open(store).find_catalog(ref)
     moves, trust = catalog.refs.read_history(name)[::-1], TrustedKeys.from_environment()

@@ -1,4 +1,4 @@
-"""`bookwheel pull`: materialise a snapshot, or a model, in a local folder."""
+"""`bookwheel pull`: copy a snapshot, or a model, to a local folder."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,11 +42,12 @@ def pull(
     ] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
+    """Fetch the files of a snapshot that DEST lacks, verify them, and switch DEST to it atomically.
 
-    If an earlier snapshot is in DEST, only vectors of new passages are fetched, and an index of words is made of the
-    earlier one. Files that were left out are added by another pull that includes them. `model:NAME` pulls a model in
-    the same way, to another folder; `answer --model DEST/current` uses it.
+    If an earlier snapshot is in DEST, only vectors of new passages are fetched, and an inverted
+    index is derived from the earlier one. Files that were left out are added by another pull that
+    includes them. `model:NAME` pulls a model in the same way, to another folder; `answer --model
+    DEST/current` uses it.
 
     Parameters
     ----------
@@ -59,7 +60,8 @@ def pull(
     if catalog is not opened_store.snapshots:
         if index or no_embeddings or passages_only or no_mapped:
             raise UsageError(
-                f"{ref} is {catalog.noun_phrase}, which is pulled whole: leave out the options that select a snapshot's files"
+                f"{ref} is {catalog.noun_phrase}, of which all files are pulled: leave out the options "
+                "that select files"
             )
         version = f"{catalog.noun}:{catalog.resolve_trusted(name)}"
     else:

@@ -1,4 +1,4 @@
-"""`bookwheel reindex`: one call of the flow."""
+"""`bookwheel reindex`: build a snapshot from a dump."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +41,9 @@ def reindex(
 ) -> Reply:
     """Build a snapshot from a dump, check it, publish it, and move the ref if the gate allows it.
 
-    Unchanged articles and passages keep the passages and vectors of the snapshot that the ref names (for a new ref:
-    that `latest` names). An interrupted run is resumed by running the same command again.
+    Unchanged articles and passages keep the passages and vectors of the snapshot that the ref
+    names, or for a new ref that `latest` names. An interrupted run is resumed by running the same
+    command again.
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
@@ -74,7 +75,7 @@ def _format_outcome(outcome: BuildOutcome) -> str:
 
 
 def _format_reuse(reuse_report: ReuseReport) -> Iterator[str]:
-    yield f"parent    {reuse_report.parent or 'none: nothing to inherit from'}"
+    yield f"parent    {reuse_report.parent or 'none: nothing to reuse'}"
     yield f"{'stage':<14}{'reused':>12}{'of':>12} {'unit':<10}{'tasks recorded':>16}  changed"
     for row in reuse_report.stages:
         changed = format_numbers(dict(row.changed)) or "nothing"

@@ -1,4 +1,4 @@
-"""`bookwheel release`: one call of the flow."""
+"""`bookwheel release`: rebuild, evaluate, and move the ref if the evaluation is accepted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,33 +45,34 @@ def release(
     k: Annotated[
         int | None, Parameter(alias="-k", help="Passages to measure, by default 20; with a model, to answer from.")
     ] = None,
-    judge: Annotated[JudgedBy | None, Parameter(help="What is relevant, as for `evaluate`.")] = None,
-    answers: Annotated[AnswerKind, Parameter(help="What the answers are, as for `evaluate`.")] = "spans",
+    judge: Annotated[JudgedBy | None, Parameter(help="How relevance is judged, as for `evaluate`.")] = None,
+    answers: Annotated[AnswerKind, Parameter(help="The kind of the answers, as for `evaluate`.")] = "spans",
     reader: ReaderOption = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
     cite: Cite = False,
     floor: Annotated[
-        tuple[str, ...], Parameter(negative="", help="Refuse below: `--floor Success@20=0.6`; again for one more.")
+        tuple[str, ...], Parameter(negative="", help="Refuse below: `--floor Success@20=0.6`; repeat it for more.")
     ] = (),
     tolerance: Annotated[
         float | None,
         Parameter(
-            help="Refuse if more than this share may be lost against the present one; a negative number: do not look."
+            help="Refuse if more than this share may be lost against the present version; negative: do not compare."
         ),
     ] = 0.02,
     measure: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="Compare this measure; again for one more. By default Success@20, nDCG@10 or EM."),
+        Parameter(negative="", help="Compare this measure; repeat it for more. By default Success@20, nDCG@10 or EM."),
     ] = (),
     common: Common | None = None,
 ) -> Reply:
-    """Rebuild from a dump, evaluate, and move the ref only if the evaluation is accepted; exit 3 if it is not.
+    """Rebuild, evaluate, and move the ref if the evaluation is accepted; exit 3 if it is not.
 
-    The new snapshot is named REF-candidate until then. It is accepted if its figures reach the floors, and if the
-    interval of the difference to what the ref names now, question by question, stays above minus the tolerance. Steps
-    whose inputs are as they were are skipped. An interrupted run goes on when the same command is run again.
+    The new snapshot is named REF-candidate until then. It is accepted if its metrics reach the
+    floors, and if the interval of the difference to the present version, paired by question, stays
+    above minus the tolerance. Steps whose inputs are unchanged are skipped. An interrupted run
+    continues when the same command is run again.
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"release takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
@@ -111,7 +112,7 @@ def _parse_floors(options: Sequence[str]) -> Mapping[str, float]:
         try:
             floors[name] = float(value)
         except ValueError:
-            raise UsageError(f"--floor {option!r} is no measure and share: give one such as Success@20=0.6") from None
+            raise UsageError(f"--floor {option!r} is not MEASURE=VALUE: give one such as Success@20=0.6") from None
     return floors
 
 

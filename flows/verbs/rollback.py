@@ -20,12 +20,13 @@ def rollback(
     ] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Move REF to a snapshot that it named before, as a new move; exit 3 if files of that snapshot are missing.
+    """Move REF back to a snapshot that it named before; exit 3 if its files are missing.
 
     Parameters
     ----------
     ref
-        The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists its numbers.
+        The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists its
+        numbers.
     """
     opened_store = Store.open(store)
     return build_move_reply(ref, roll_back(opened_store, ref, to), opened_store.find_catalog(ref)[0].noun)

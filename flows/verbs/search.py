@@ -1,4 +1,4 @@
-"""`bookwheel search`: questions in, passages out."""
+"""`bookwheel search`: find passages for questions."""
 
 import sys
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def collect_questions(arguments: Sequence[str], file: str | None) -> list[str]:
 
 
 def format_title(title: str, section: str, day: str) -> str:
-    """Return a passage's title with its section and the day of its revision, where it has them."""
+    """Format a passage's title with its section and the day of its revision, if it has them."""
     return title + (f" § {section}" if section else "") + (f", {day}" if day else "")
 
 

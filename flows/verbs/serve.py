@@ -1,4 +1,4 @@
-"""`bookwheel serve`: a snapshot over HTTP, replaced as soon as the ref moves."""
+"""`bookwheel serve`: serve a snapshot over HTTP, and follow its ref."""
 
 import json
 import os
@@ -65,39 +65,40 @@ def serve(
         tuple[str, ...],
         Parameter(
             negative="",
-            help="A host name that the service is asked by, and whose pages may ask it; again for one more; * is any. "
-            "localhost, 127.0.0.1 and [::1] stay allowed. By default these alone, and any name where --host is not of "
-            "this machine alone. /healthz and /readyz are answered under any name.",
+            help="A host name that requests may use, and whose pages may call the service; repeat it for more; * "
+            "allows any. localhost, 127.0.0.1 and [::1] stay allowed. By default only these, or any name if --host "
+            "is reachable from other machines. /healthz and /readyz are answered under any name.",
         ),
     ] = (),
     tokens: Annotated[
         Path | None,
         Parameter(
-            help="A file of bearer tokens, one a line: only who has one is answered, but for /healthz and /readyz. "
-            "Changes count within two seconds: once it is empty, no token is valid; a deleted or unreadable file "
-            "changes nothing."
+            help="A file of bearer tokens, one a line; all requests but /healthz and /readyz need one. Changes take "
+            "effect within two seconds: if the file is empty no token is valid; if it is deleted or unreadable the "
+            "tokens stay as they are."
         ),
     ] = None,
     tls_certificate: Annotated[
         Path | None,
-        Parameter(help="PEM file of the certificate and its chain, for HTTPS. Changes count within two seconds."),
+        Parameter(help="PEM file of the certificate and its chain, for HTTPS. Changes take effect within two seconds."),
     ] = None,
     tls_key: Annotated[Path | None, Parameter(help="PEM file of its private key.")] = None,
     connections_per_client: Annotated[
-        int, Parameter(help="Connections of one address at once, of 1,000 in all; more behind a load balancer.")
+        int,
+        Parameter(help="Maximum concurrent connections of one address, of 1,000 in all; raise it for a load balancer."),
     ] = 256,
     retriever: Annotated[
         tuple[str, ...],
         Parameter(
             negative="",
             env_var_split=keep_whole,
-            help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); again for one "
-            "more. The first is the default. Requests may compose others of their indexes. By default the snapshot's.",
+            help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); repeat it for "
+            "more. The first is the default. Requests may combine their indexes in others. By default the snapshot's.",
         ),
     ] = (),
     index: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="An index, or `exact`; again for one more: the short form of --retriever."),
+        Parameter(negative="", help="An index, or `exact`; the short form of --retriever. Repeat it for more."),
     ] = (),
     in_memory: Annotated[
         bool,
@@ -107,36 +108,38 @@ def serve(
             "memory while one follows the other.",
         ),
     ] = False,
-    low_memory: Annotated[bool, Parameter(negative="", show=False)] = False,  # was an option, and is now the default
+    low_memory: Annotated[bool, Parameter(negative="", show=False)] = False,  # kept for old callers; now the default
     dest: Annotated[
-        Path | None, Parameter(help="Where snapshots are pulled to; by default a folder of the cache.")
+        Path | None, Parameter(help="Folder for pulled snapshots; by default a folder of the cache.")
     ] = None,
     keep: Annotated[int, Parameter(help="Pulled snapshots that stay on the disk.")] = 2,
     no_embeddings: Annotated[
         bool, Parameter(negative="", help="Do not pull the vectors; recall on live questions is then not measured.")
     ] = False,
-    poll: Annotated[float, Parameter(help="Seconds between two looks at the ref.")] = 10.0,
+    poll: Annotated[float, Parameter(help="Seconds between two checks of the ref.")] = 10.0,
     batches: Annotated[int, Parameter(help="Batches of questions processed at once; 0: one a core, up to four.")] = 0,
     questions: Annotated[
-        Path | None, Parameter(help="Questions of the evaluation; the drift of live ones from them is measured.")
+        Path | None, Parameter(help="Questions of the evaluation, from which the drift of live questions is measured.")
     ] = None,
     override_every: Annotated[
         int | None,
         Parameter(
-            help="With --model: check one answer in so many for an override, where the model gives its own memory over "
-            "the passages. Costs about as much as a short answer, beside the service, and nothing where a passage "
-            "supports it; behind an endpoint it is one more call, without passages. By default 20; 0: none."
+            help="With --model: check one answer in this many for an override, in which the model prefers its own "
+            "memory to the passages. A check costs about as much as a short answer, in the background, and nothing if "
+            "a passage supports the answer; behind an endpoint it is one more call, without passages. By default 20; "
+            "0: none."
         ),
     ] = None,
     common: Common | None = None,
 ) -> None:
-    """Serve passages, and with a model answers, from what a ref names; follow the ref without a pause.
+    """Serve passages, and with a model answers, from the snapshot of a ref; follow the ref.
 
-    Says its address on standard error; with --json as one line on standard output. With --mcp it says nothing, and ends
-    with its standard input.
+    The service goes on without a pause when the ref moves.     The address is printed on standard
+    error, or with --json as one line on standard output. With --mcp nothing is printed, and the
+    service ends with its standard input.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch and faiss: threads that spin starve HTTP
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # a moment, from layer to layer: waking takes longer
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # spin briefly between layers: waking a thread costs more
     for package, extra in (_NEEDED | ({"mcp": "mcp"} if mcp else {})).items():
         require(package, extra)
     if low_memory and in_memory:
@@ -166,7 +169,9 @@ def serve(
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
     bind_settings = serving.BindSettings(host, port, health_port, tokens, files)
-    evaluation_questions = [question.text for question in serving.read_questions(questions).questions] if questions else ()
+    evaluation_questions = (
+        [question.text for question in serving.read_questions(questions).questions] if questions else ()
+    )
 
     source_name = ref if folder is None else str(folder)
 
@@ -189,7 +194,7 @@ def _build_source(
     asks: str | None,
     reader_settings: Any,
 ) -> Any:
-    """Return what is served: a pulled folder where one is given, else a ref of a store."""
+    """Return the source to serve: the pulled folder if it is given, else the ref of the store."""
     if folder is not None:
         if model is not None:
             raise UsageError("a pulled folder is served without a model: leave --model out, or give --store")

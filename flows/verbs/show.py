@@ -1,4 +1,4 @@
-"""`bookwheel show`: describe one snapshot, one model, one evaluation, or one unfinished training."""
+"""`bookwheel show`: describe a snapshot, a model, an evaluation, or an unfinished training."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -7,8 +7,7 @@ from cyclopts import Parameter
 
 from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.command.trainings import build_training_reply, format_training_line, summarize_training
-from rag_model.errors import UsageError
+from rag_model.errors import NotFoundError, UsageError
 from rag_model.snapshots.recipe import format_recipe
 from rag_model.store.store import TRAINING_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
@@ -16,6 +15,48 @@ from rag_model.store.versions.evaluations import list_evaluations
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.trainings import StoredCheckpoint
+
+
+def build_training_reply(store: Store, prefix: str) -> Reply:
+    """Build the reply that shows the progress of an unfinished training and its files in the store.
+
+    Raises:
+        NotFoundError: no key, or more than one, begins with `prefix`.
+        StoreError: the training's record is damaged.
+    """
+    key = store.trainings.resolve(prefix)
+    checkpoint = store.trainings.find_newest(key)
+    if checkpoint is None:
+        raise NotFoundError(f"training {key[:12]} in {store.url} has just been finished: look for its model")
+    signature = store.trainings.describe_signature(key, checkpoint)
+    document = summarize_training(key, checkpoint) | {"files": checkpoint.to_json()["files"], "signed": signature}
+    return Reply(document, "\n".join([*_iter_training_lines(key, checkpoint), f"signature {signature}"]))
+
+
+def summarize_training(key: str, checkpoint: StoredCheckpoint) -> dict[str, Any]:
+    """Return an unfinished training as JSON values, without its files."""
+    values = {name: value for name, value in checkpoint.to_json().items() if name not in ("format", "files")}
+    return {"training": key, **values, "bytes": checkpoint.bytes}
+
+
+def format_training_line(key: str, checkpoint: StoredCheckpoint) -> str:
+    """Format an unfinished training in one line."""
+    return f"{key[:12]}: {checkpoint.progress.kind}, {_format_progress(checkpoint)}, {checkpoint.bytes / 1e6:,.1f} MB"
+
+
+def _format_progress(checkpoint: StoredCheckpoint) -> str:
+    stage_text = f" of {checkpoint.progress.stage}" if checkpoint.progress.stage else ""
+    progress = checkpoint.progress
+    return f"step {progress.step:,} of {progress.steps:,}{stage_text}, at {progress.created_at}"
+
+
+def _iter_training_lines(key: str, checkpoint: StoredCheckpoint) -> Iterator[str]:
+    yield f"training  {key}"
+    yield f"kind      {checkpoint.progress.kind}"
+    yield f"snapshot  {checkpoint.progress.snapshot}"
+    yield f"reached   {_format_progress(checkpoint)}"
+    yield f"files     {len(checkpoint.files)}, {checkpoint.bytes / 1e6:,.1f} MB"
+    yield "goes on   with the same `bookwheel finetune`, on any machine"
 
 
 def show(
@@ -37,14 +78,18 @@ def show(
     ] = False,
     common: Common | None = None,
 ) -> Reply:
-    """Show the content of a snapshot, its metrics, and the recipe that rebuilds it; `model:NAME` shows a model.
+    """Show a snapshot's content, its metrics, and the recipe that rebuilds it.
 
-    The evaluations of a snapshot or of a model are listed; `evaluation:ID` shows one, with its figures and files.
+    `model:NAME` shows a model.
 
-    Trainings that were not finished are listed with their snapshot, and `training:KEY` shows one: the same `bookwheel
-    finetune` goes on from its checkpoint in the store, on any machine.
+    The evaluations of a snapshot or of a model are listed; `evaluation:ID` shows one, with its
+    metrics and files.
 
-    `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex --recipe recipe.toml`.
+    Unfinished trainings are listed with their snapshot, and `training:KEY` shows one. The same
+    `bookwheel finetune` continues from its checkpoint in the store, on any machine.
+
+    `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex
+    --recipe recipe.toml`.
     """
     opened_store = Store.open(store)
     if snapshot.startswith(TRAINING_PREFIX):
@@ -61,8 +106,14 @@ def show(
         settings = _get_recipe(manifest)
         return Reply(settings, format_recipe(settings).rstrip("\n"))
     lines = _format_model(manifest) if isinstance(manifest, ModelManifest) else _format_snapshot(manifest)
-    unfinished = [(key, checkpoint) for key, checkpoint in opened_store.trainings.iter_newest() if checkpoint.progress.snapshot == manifest.id]
-    return _build_version_reply(manifest, lines, list_evaluations(opened_store, manifest.id), unfinished, catalog.describe_signature(name))
+    unfinished = [
+        (key, checkpoint)
+        for key, checkpoint in opened_store.trainings.iter_newest()
+        if checkpoint.progress.snapshot == manifest.id
+    ]
+    return _build_version_reply(
+        manifest, lines, list_evaluations(opened_store, manifest.id), unfinished, catalog.describe_signature(name)
+    )
 
 
 def _build_version_reply(
@@ -72,11 +123,14 @@ def _build_version_reply(
     unfinished: Sequence[tuple[str, StoredCheckpoint]],
     signature: str,
 ) -> Reply:
-    """Return what a version is, with its evaluations, its unfinished trainings and its signature."""
-    document = manifest.to_json() | {"evaluations": [summarize_evaluation(one) for one in evaluations], "signed": signature}
-    document["trainings"] = [summarize_training(key, one) for key, one in unfinished]
-    further_lines = [f"evaluated {format_evaluation_line(one)}" for one in evaluations] + [
-        f"training  {format_training_line(key, one)}" for key, one in unfinished
+    """Build the reply for a version with its evaluations, unfinished trainings and signature."""
+    document = manifest.to_json() | {
+        "evaluations": [summarize_evaluation(evaluation) for evaluation in evaluations],
+        "signed": signature,
+    }
+    document["trainings"] = [summarize_training(key, checkpoint) for key, checkpoint in unfinished]
+    further_lines = [f"evaluated {format_evaluation_line(evaluation)}" for evaluation in evaluations] + [
+        f"training  {format_training_line(key, checkpoint)}" for key, checkpoint in unfinished
     ]
     return Reply(document, "\n".join([*lines, *further_lines, f"signature {signature}"]))
 
@@ -90,19 +144,26 @@ def _format_snapshot(manifest: Manifest) -> list[str]:
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
         f"passages  {content.n:,} in {len(content.parts)} parts, {len(content.files)} files, {size / 1e6:,.1f} MB",
         f"encoder   {content.space['name'] if content.space else 'none'}",
-        *(f"encoder   {name}: {_get_space_name(content, name)}" for name in content.representations if name != EMBEDDINGS),
+        *(
+            f"encoder   {name}: {_get_space_name(content, name)}"
+            for name in content.representations
+            if name != EMBEDDINGS
+        ),
         *(f"index     {name}: {_format_index(index)}" for name, index in content.indexes.items()),
         f"retriever {content.default_retriever}",
         *(f"parent    {parent}" for parent in manifest.parents),
         f"built     {provenance.get('created_at', 'unknown')} from {provenance.get('dump', 'unknown')}",
-        *(f"made of   {derivation['of'][:12]}: {change} {', '.join(derivation[key])}" for change, key, derivation in _iter_derivations(provenance)),
+        *(
+            f"made of   {derivation['of'][:12]}: {change} {', '.join(derivation[key])}"
+            for change, key, derivation in _iter_derivations(provenance)
+        ),
         *(f"note      {note}" for note in provenance.get("notes", ())),
         *(f"recipe    [{name}] {_format_settings(values)}" for name, values in content.recipe.items() if values != {}),
     ]
 
 
 def _get_recipe(manifest: Manifest | ModelManifest) -> dict[str, Any]:
-    """Return the settings that rebuild a version: the encoders of further representations must be named again."""
+    """Return the settings that rebuild a version, without encoders of further representations."""
     if isinstance(manifest, ModelManifest):
         return dict(manifest.content.lineage.get("recipe") or {})
     content = manifest.content
@@ -128,12 +189,12 @@ def _format_model(manifest: ModelManifest) -> list[str]:
 
 
 def _format_index(entry: Mapping[str, Any]) -> str:
-    """Return an index's settings in words, without those that only a later build reads."""
+    """Format an index's settings, without those that only a later build reads."""
     return _format_settings({name: value for name, value in entry.items() if name != "trained"})
 
 
 def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield the changes from the snapshot that this one was made from."""
+    """Yield the changes to the snapshot that this one was derived from."""
     for key, change, list_key in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
         if key in provenance:
             yield change, list_key, provenance[key]

@@ -23,17 +23,18 @@ def takedown(
     reason: Annotated[str, Parameter(help="The reason, for the record.")] = "",
     wiki: Annotated[
         str | None,
-        Parameter(help="The dbname of the pages' wiki, such as enwiki; needed if the store has several wikis."),
+        Parameter(help="The dbname of the pages' wiki, such as enwiki; required if the store has several wikis."),
     ] = None,
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
     """Remove pages from every snapshot, and keep them out of later builds; a dry run unless --yes.
 
-    A record says who ordered it and why. Snapshots that contain a page are replaced by new ones without it, with new
-    indexes, and the refs move; `gc` deletes the bytes. Evaluations of the old ones are deleted too. An interrupted run
-    continues when it is run again. A new one is signed only if the old one was: by a key of the trust file, or without
-    one by your own.
+    A record says who ordered the takedown and why. Snapshots that contain a page are replaced by
+    new ones without it, with new indexes, and the refs move; `gc` deletes the bytes. Evaluations of
+    the old snapshots are deleted too. An interrupted run continues when it is run again. A new
+    snapshot is signed only if the old one was signed by a key of the trust file, or by your own key
+    if there is no trust file.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:
@@ -43,7 +44,10 @@ def takedown(
         f"record    {outcome.record or 'none: all pages were ordered before'}",
         *(f"replaced  {old_id[:12]} by {new_id[:12] or 'nothing'}" for old_id, new_id in outcome.replaced.items()),
         *(f"waiting   {old_id[:12]}: a writer relies on it; run this again" for old_id in outcome.waiting),
-        *(f"unsigned  {_shorten_id(version)}: look at it, then sign it with `tag`, if it is yours" for version in outcome.unsigned),
+        *(
+            f"unsigned  {_shorten_id(version)}: look at it, then sign it with `tag`, if it is yours"
+            for version in outcome.unsigned
+        ),
         *(f"deleted   evaluation {version[:12]}, whose rows hold passages" for version in outcome.evaluations),
         f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
         "`gc --grace 0 --yes` deletes the bytes",
@@ -52,7 +56,7 @@ def takedown(
 
 
 def _shorten_id(name: str) -> str:
-    """Return an id as people read it; a move of a ref as it is."""
+    """Return the first 12 digits of an id; return a move of a ref unchanged."""
     return name if "@" in name else name[:12]
 
 
@@ -64,22 +68,34 @@ def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> R
         "wiki": wiki_name,
         "pages": list(pages),
         "snapshots": [
-            {"snapshot": one.manifest.id, "refs": list(one.refs), "passages": one.passages, "pages": list(one.pages)}
-            for one in affected_snapshots
+            {
+                "snapshot": affected.manifest.id,
+                "refs": list(affected.refs),
+                "passages": affected.passages,
+                "pages": list(affected.pages),
+            }
+            for affected in affected_snapshots
         ],
-        "evaluations": sorted(evaluation.id for one in affected_snapshots for evaluation in list_evaluations(store, one.manifest.id)),
+        "evaluations": sorted(
+            evaluation.id
+            for affected in affected_snapshots
+            for evaluation in list_evaluations(store, affected.manifest.id)
+        ),
     }
-    deleted = [f"evaluation {one[:12]}: would be deleted" for one in document["evaluations"]]
+    deleted = [f"evaluation {evaluation_id[:12]}: would be deleted" for evaluation_id in document["evaluations"]]
     return Reply(document, "\n".join([*deleted, *_iter_preview_lines(affected_snapshots, pages)]))
 
 
 def _iter_preview_lines(affected_snapshots: Sequence[AffectedSnapshot], pages: Sequence[str]) -> Iterator[str]:
-    titles = {occurrence.page: occurrence.title for affected in affected_snapshots for occurrence in affected.occurrences}
+    titles = {
+        occurrence.page: occurrence.title for affected in affected_snapshots for occurrence in affected.occurrences
+    }
     yield from (f"page      {page}: {title}" for page, title in sorted(titles.items()))
     yield from (f"page      {page}: in no snapshot" for page in pages if page not in titles)
     for affected in affected_snapshots:
         refs_text = f", which is {', '.join(affected.refs)}" if affected.refs else ""
-        yield f"snapshot  {affected.manifest.id[:12]}{refs_text}: {affected.passages:,} of {affected.manifest.content.n:,} passages"
+        passages_text = f"{affected.passages:,} of {affected.manifest.content.n:,} passages"
+        yield f"snapshot  {affected.manifest.id[:12]}{refs_text}: {passages_text}"
     if affected_snapshots or not pages:
         yield f"would replace {len(affected_snapshots)} snapshots; nothing was changed: give --yes to do it"
     else:

@@ -1,4 +1,4 @@
-"""`bookwheel verify`: check that all files of a snapshot, or of a model, are as published."""
+"""`bookwheel verify`: check that all files of a snapshot, or of a model, are unchanged."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,10 +11,10 @@ from rag_model.store.versions.catalog import Catalog
 
 
 def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
-    """Hash every file of a snapshot again, and check its manifest and the refs; exit 3 if anything is wrong.
+    """Hash a snapshot's files again, check its manifest and refs; exit 3 after a problem.
 
-    `model:NAME` verifies a model, `evaluation:ID` an evaluation. With `--trust` the snapshot, and the ref that names
-    it, must be signed by a key of that file.
+    `model:NAME` verifies a model, `evaluation:ID` an evaluation. With `--trust` the snapshot, and
+    the ref that names it, must be signed by a key of that file.
     """
     opened_store = Store.open(store)
     catalog, name = opened_store.find_catalog(snapshot)
@@ -37,7 +37,7 @@ def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Commo
 
 
 def _describe_trust_problem(catalog: Catalog[Any], name: str) -> str:
-    """Return why a name may not be opened with the trust file, if one is given; empty if it may."""
+    """Return the reason why the trust file does not allow a name; empty if it does."""
     try:
         catalog.resolve_trusted(name)
     except RefusedError as error:

@@ -21,7 +21,7 @@ import pytest
 import s3fs
 
 from beam_jobs.workers import START_VARIABLE
-from flows.rebuilds import open_rebuild_launcher
+from flows.rebuild import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.training.loop.journal import read_metrics

@@ -40,8 +40,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel
 from turns import Elsewhere, Turn, compared, in_turns
 
 from flows.demo import demo_encoder
-from flows.rebuild import RebuildTask, rebuild_index
-from flows.rebuilds import open_rebuild_launcher
+from flows.rebuild import RebuildTask, open_rebuild_launcher, rebuild_index
 from flows.reindex import reindex
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.bootstrap import estimate_mean

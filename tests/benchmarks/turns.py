@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flows.rebuilds import RebuildLauncher, RebuildProcess
+from flows.rebuild import RebuildLauncher, RebuildProcess
 from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.training.rebuilds import RebuildOrder
 

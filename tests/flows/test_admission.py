@@ -12,13 +12,13 @@ from prefect.utilities.callables import parameter_schema
 from beam_jobs.allowed import ALLOWED_VARIABLE
 from flows import stage
 from flows.add_index import add_index
-from flows.admission import Url
 from flows.adopt import adopt_library
 from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.launch import launch
 from flows.maintain import upkeep, watch
+from flows.parameter_checks import Url
 from flows.reindex import reindex
 from flows.stage import deployment_flow
 from flows.takedown import takedown

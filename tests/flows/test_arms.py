@@ -1,4 +1,4 @@
-"""The ablations of the paper's table 6, as docs/howto/train.md makes them: arms are trained, evaluated, compared."""
+"""The ablations of the paper's table 6, as docs/howto/train/rag.md makes them: arms are trained, evaluated, compared."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ batch_size = 2
 answered = 0
 refuse_collapse = false
 """
-PAGE = ROOT / "docs" / "howto" / "train.md"
+PAGE = ROOT / "docs" / "howto" / "train" / "rag.md"
 ROWS = [
     {"question": "Who wrote What is Property?", "answers": ["Proudhon"]},
     {"question": "What is autism?", "answers": ["disorder"]},

@@ -123,4 +123,4 @@ def test_a_build_whose_deltas_cannot_be_made_is_published(
     (store / before.files[before.index_file("lists")].path).unlink()  # what the new lists are compared with
     made = reindex.fn(dumps[1], str(store), str(tiny), RECIPE).to_json()["snapshot"]
     assert opened.snapshots.resolve("latest") == made
-    assert "deltas not made, so pullers fetch whole files: " in capfd.readouterr().err
+    assert "deltas not written, so that clients pull whole files: " in capfd.readouterr().err

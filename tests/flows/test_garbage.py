@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.command.age import parse_age
+from flows.command.reply import parse_age
 from rag_model.errors import UsageError
 from rag_model.store import Content, Manifest, Store
 from rag_model.store.versions.moves import tag

@@ -71,7 +71,7 @@ def test_words_for_people(given: Path, bookwheel: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "questions.npy", np.load(given, allow_pickle=False)[:40] + 0.01)
     ran = bookwheel("index", given, tmp_path / "out", "--index", "IVF8,SQ8", "--questions", tmp_path / "questions.npy")
     assert ran.code == 0, ran.err
-    for words in ("IVF8,SQ8 (ip)", f"{N:,} of {D} dimensions", "nprobe", "asked with 40 questions", "recall@20"):
+    for words in ("IVF8,SQ8 (ip)", f"{N:,} of {D} dimensions", "nprobe", "measured with 40 questions", "recall@20"):
         assert words in ran.out
 
 
@@ -232,7 +232,7 @@ def test_planning_needs_no_vectors(bookwheel: Any) -> None:
 def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> None:
     command = ["index", "--plan", "--n", 40_000, "-d", 16, "--index", "IVF64,PQ4x4np,Refine(vectors)"]
     ran = bookwheel(*command)
-    assert "1 MB on disk beside the index, 32 bytes a passage" in ran.out, ran.err
+    assert "1 MB on disk in addition to the index, 32 bytes a passage" in ran.out, ran.err
     assert bookwheel(*command, "--json").json["beside_bytes"] == 40_000 * 32
 
 

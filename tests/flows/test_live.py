@@ -5,7 +5,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from flows.command.live import LiveAnswer, show_live_answer
+from flows.command.console import LiveAnswer, show_live_answer
 from flows.command.reply import Common
 
 

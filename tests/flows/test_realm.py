@@ -100,7 +100,7 @@ def test_examples_are_refused_and_missed(finetune: Bookwheel, tmp_path: Path) ->
         "realm learns from the snapshot's own text: leave --train and --dev out",
     )
     missed = finetune("dpr", "", "--train", "questions.jsonl")
-    assert (missed.code, missed.complaint) == (2, "finetune needs --dev")
+    assert (missed.code, missed.complaint) == (2, "--dev is required")
 
 
 def test_vectors_of_unit_length_get_a_temperature() -> None:

@@ -15,8 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from flows.rebuild import RebuildTask, rebuild_index
-from flows.rebuilds import RebuildLauncher, RebuildProcess, delete_rebuild_refs, open_rebuild_launcher
+from flows.rebuild import (
+    RebuildLauncher,
+    RebuildProcess,
+    RebuildTask,
+    delete_rebuild_refs,
+    open_rebuild_launcher,
+    rebuild_index,
+)
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Vectors
 from rag_model.errors import InputError, UsageError

@@ -283,7 +283,7 @@ def test_a_release_that_was_killed_goes_on(
 @pytest.mark.parametrize(
     ("flags", "code", "why"),
     [
-        (["--floor", "Success@20"], 2, "is no measure and share"),
+        (["--floor", "Success@20"], 2, "is not MEASURE=VALUE"),
         (["--floor", "Success@20=60"], 2, "give a number from 0 to 1"),
         (["--floor", "Sucess@20=0.6"], 2, "'Sucess@20' was not measured: choose from Success@1"),
         (["--ref", f"{'r' * 95}"], 2, "is not a ref name"),

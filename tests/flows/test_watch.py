@@ -44,7 +44,7 @@ def test_rebuilds_of_a_moving_index_are_told_when_they_begin_and_when_they_are_a
         watch("train", step, 4, {"loss": 1.0, "snapshot_age": age, "rebuild_seconds": 180.0})
     assert said.sentences == [
         "rebuilds the index with the encoders of step 2, and waits for it …",
-        "asks the index of step 2 now; its rebuild took 3 min",
+        "searches the index of step 2 now; its rebuild took 3 min",
     ]
     assert said.progress == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
@@ -58,4 +58,4 @@ def test_a_training_that_ends_before_its_rebuild_says_so() -> None:
     watch("evaluate", 3, 3, {})
     watch("dev", 3, 3, {"nll": 1.0})
     assert said.sentences[0] == "rebuilds the index with the encoders of step 2 …"
-    assert said.sentences[-1] == "asked its first index at every step: no rebuild was finished in time"
+    assert said.sentences[-1] == "searched its first index at every step: no rebuild was finished in time"

@@ -1,4 +1,4 @@
-"""Check the parameters of a run: no secrets, and from a deployment's form only harmless Beam options.
+"""Check a run's parameters: no secrets, and only harmless Beam options from a form.
 
 Anyone who can open Prefect's UI may start a run with parameters of their choice and with the rights
 of its worker.
@@ -32,7 +32,8 @@ def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Par
     """Check the parameters of a flow before it runs.
 
     Raises:
-        UsageError: a URL may contain a secret, or a deployment's run sets an option that is not allowed.
+        UsageError: a URL may contain a secret, or a deployment's run sets an option that is not
+            allowed.
     """
     flow_signature = signature(function)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from flows.compare import compare
 from flows.evaluate import evaluate
+from flows.evaluation_records import OUTCOME
 from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome
-from flows.recording import OUTCOME
 from rag_model.errors import StoreError
 from rag_model.evaluation.answers.scores import deciding_measure, list_measures
 from rag_model.evaluation.answers.settings import EvaluationSettings
@@ -77,7 +77,7 @@ class ReleaseEvaluator:
         acceptance.check_measures(dict.fromkeys(measures))
 
     def __call__(self, snapshot: str, model: str | None) -> ReleaseEvaluation:
-        """Return the evaluation of a snapshot, a full id: of retrieval alone, or of a model's answers.
+        """Return the evaluation of a snapshot (full id): of retrieval, or of a model's answers.
 
         Raises:
             StoreError: the evaluation cannot be recorded.
@@ -117,6 +117,6 @@ class ReleaseEvaluator:
             return str(outcome.get("refusal", ""))
         except (AttributeError, KeyError, ValueError) as error:
             raise StoreError(
-                f"{OUTCOME} of evaluation {manifest.id[:12]} in {self.store.url} is damaged ({error}): restore it from a "
-                "copy"
+                f"{OUTCOME} of evaluation {manifest.id[:12]} in {self.store.url} is damaged ({error}): "
+                "restore it from a copy"
             ) from error

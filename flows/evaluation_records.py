@@ -1,4 +1,4 @@
-"""Put what a flow measured into the store as an evaluation: figures, rows, report and predictions."""
+"""Record the results of an evaluation flow in the store: metrics, rows, report and predictions."""
 
 import json
 import tempfile
@@ -20,7 +20,7 @@ OUTCOME, ROWS, REPORT, KILT = "outcome.json", "rows.jsonl", "report.html", "kilt
 
 @dataclass(frozen=True, slots=True)
 class FlowEvaluation:
-    """Where an evaluation was kept."""
+    """The id of a recorded evaluation, or the reason why it was not recorded."""
 
     evaluation: str | None  # full id; None: it is not in the store
     reason: str = ""  # one sentence that says why it is not
@@ -28,7 +28,7 @@ class FlowEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class NewEvaluation:
-    """What was measured."""
+    """The results of an evaluation that is not recorded yet."""
 
     metrics: EvaluationMetrics
     values: MeasureValues
@@ -43,7 +43,9 @@ def store_evaluation(
     questions: str,
     seconds: Mapping[str, float],
 ) -> FlowEvaluation:
-    """Record an evaluation in the store, unless it is recorded; the result says why a store could not be written.
+    """Record an evaluation in the store, unless it is recorded.
+
+    The result says why a store could not be written.
 
     `questions` names their file, for people; `seconds` are those of the stages.
     """
@@ -74,5 +76,5 @@ def store_evaluation(
 
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:
-    """Return measures as an evaluation keeps them, with their intervals as far as there are any."""
+    """Return measures, with their intervals if they have any, as a manifest keeps them."""
     return {name: MetricValue(value, *intervals.get(name, (None, None))) for name, value in metrics.items()}
