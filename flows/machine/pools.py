@@ -45,14 +45,14 @@ def create_launch_flow(
     """Return a flow that starts a deployment of `target` with the estimated resources.
 
     Its parameters, and their descriptions in Prefect's form, are those of `target` without
-    `left_out`; then `deployment`, `most` and `hours` of `start`.
+    `excluded_parameters`, then `deployment`, `most` and `hours` of `start_run`.
 
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated and started.
-        weigh: returns a run's work.
-        left_out: parameters of `target` that a launch does not take: other flows that it may start
-            lack them.
+        estimate_work: returns a run's work.
+        excluded_parameters: parameters of `target` that a launch does not take, because other flows
+            that it may start lack them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
     start_parameters[0] = start_parameters[0].replace(default=f"{target.name}/library")
@@ -91,7 +91,7 @@ def start_run(
     Args:
         parameters: the run's parameters; for those that are None or empty the deployment's own are
             used.
-        weigh: returns the work of the run from the bytes that it may use and its parameters.
+        estimate_work: returns the work of the run from the bytes that it may use and its parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a
             machine is requested.
         most: the most memory, cores and GPUs for the run; by default those of this machine.

@@ -93,7 +93,7 @@ def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, Vecto
     assert {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")} == records
 
 
-@pytest.mark.parametrize("stage", ["scattered", "shards"])
+@pytest.mark.parametrize("stage", ["pieces", "shards"])
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
 def test_a_piece_that_was_lost(
     stage: str, damage: str, store: Store, plans: dict[str, VectorPlan], files: list[Path]

@@ -1,4 +1,4 @@
-"""The ablations of the paper's table 6, as docs/howto/train/rag.md makes them: arms are trained, evaluated, compared."""
+"""The ablations of the paper's table 6, as in docs/howto/train/rag.md: train arms, evaluate and compare them."""
 
 import json
 import shutil
