@@ -16,8 +16,8 @@ from rag_model.process import use_system_allocator_for_arrow
 def _is_useful_record(record: logging.LogRecord) -> bool:
     """Return False for records of Beam that do not help a user.
 
-    Beam warns that a Google client library is missing, which is not used here, and logs whole traces of
-    a job server, whose cause is reported in one sentence.
+    Beam warns that a Google client library is missing, which is not used here, and logs whole
+    traces of a job server, whose cause is reported in one sentence.
     """
     return not record.getMessage().startswith("apitools not found") and record.module != "portable_runner"
 

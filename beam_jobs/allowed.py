@@ -1,9 +1,9 @@
 """The Beam options that a deployment's form may set.
 
 A form may set sizes and numbers, but no option that names code, a file, a host or a credential. The
-operator of a worker can allow more in the worker's environment: `BOOKWHEEL_BEAM_OPTIONS` lists option
-names, or `name=value` pairs that allow one value only, for example
-`"flink_master=flink:8081 environment_type=EXTERNAL sdk_harness_log_level_overrides"`.
+operator of a worker can allow more in the worker's environment: `BOOKWHEEL_BEAM_OPTIONS` lists
+option names, or `name=value` pairs that allow one value only, for example `"flink_master=flink:8081
+environment_type=EXTERNAL sdk_harness_log_level_overrides"`.
 """
 
 import os
@@ -77,7 +77,9 @@ def _parse_allowed(variable: str) -> Iterable[str]:
 
 
 def _settings(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option's name and value; the value may be a flag of its own (`--runner FlinkRunner`)."""
+    """Yield each option's name and value; the value may be a flag of its own (`--runner
+    FlinkRunner`).
+    """
     remaining_flags = list(flags)
     while remaining_flags:
         name, equals_sign, value = remaining_flags.pop(0).partition("=")

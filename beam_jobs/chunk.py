@@ -20,13 +20,16 @@ from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
-_LAUNCHER_READS_BYTES = 64 << 20  # largest dump, in bytes, that the launcher reads itself to look up its parts
+# largest dump, in bytes, that the launcher reads itself to look up its parts
+_LAUNCHER_READS_BYTES = 64 << 20
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = (
     1e6,
     2e6,
 )  # compressed bytes per second of one core: all articles parsed, or nearly all inherited
 _ENCODED_BYTES_PER_SECOND = (
-    2.5e12  # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9 (`embed`)
+    # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9
+    # (`embed`)
+    2.5e12
 )
 
 
@@ -37,7 +40,8 @@ class ChunkTask:
     part: Part
     siteinfo: Siteinfo
     recipe: ChunkRecipe
-    parent_parts: tuple[ParentPart, ...] = ()  # parts of the parent snapshot, whose unchanged articles are reused
+    # parts of the parent snapshot, whose unchanged articles are reused
+    parent_parts: tuple[ParentPart, ...] = ()
     suppressed: tuple[str, ...] = ()  # ids of the part's pages that were taken down
     setting_files: SettingFiles = ()  # the files that the chunker's settings name
 
@@ -69,7 +73,9 @@ class ChunkTask:
 
 
 def plan_chunk_tasks(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -> list[ChunkTask]:
-    """Return a task for each part of a plan, with the parent's parts to reuse and the removed pages."""
+    """Return a task for each part of a plan, with the parent's parts to reuse and the removed
+    pages.
+    """
     removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
     return [
         ChunkTask(
@@ -85,7 +91,9 @@ def plan_chunk_tasks(store: Store, plan: Plan, chunker: StoredChunker, parent: P
 
 
 def chunk(task: ChunkTask, store: Store) -> Report:
-    """Chunk one part into `passages`, unless the same bytes were chunked with the same recipe before."""
+    """Chunk one part into `passages`, unless the same bytes were chunked with the same recipe
+    before.
+    """
 
     def produce(workdir: Path) -> StageResult:
         passages_path, article_log_path = workdir / "passages.parquet", workdir / "articles.parquet"
@@ -114,7 +122,8 @@ def chunk(task: ChunkTask, store: Store) -> Report:
 
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:
     """Chunk all parts; return their results in order."""
-    is_small = sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES  # looking up a part means reading it
+    # looking up a part means reading it
+    is_small = sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
 
     reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=is_small)
     return [ChunkResult.from_json(report) for report in reports]

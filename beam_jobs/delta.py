@@ -1,4 +1,6 @@
-"""The delta job: write deltas, so that a service that has the previous snapshot pulls only the changes."""
+"""The delta job: write deltas, so that a service that has the previous snapshot pulls only the
+changes.
+"""
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report

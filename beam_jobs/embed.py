@@ -27,8 +27,10 @@ from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
-_READ_BYTES_PER_SECOND = 2e7  # bytes of passages per second of one core: hashes looked up, vectors copied
-_ENCODED_PER_SECOND = 8e9  # passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
+# bytes of passages per second of one core: hashes looked up, vectors copied
+_READ_BYTES_PER_SECOND = 2e7
+# passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
+_ENCODED_PER_SECOND = 8e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class EmbedTask:
     dtype: Dtype
     kind: RowFormatName = "vectors"  # one vector a passage, one for each token, or weighted terms
     scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
-    parent_parts: tuple[ParentPart, ...] = ()  # parts of the parent snapshot, whose vectors are reused
+    # parts of the parent snapshot, whose vectors are reused
+    parent_parts: tuple[ParentPart, ...] = ()
     new_passages: int = 0  # estimated number of passages to encode
     is_static: bool = False  # whether the encoder has no transformer: its time is negligible
 
@@ -55,7 +58,8 @@ class EmbedTask:
         stats, space = cut.stats, encoder.space
         reused_share = stats.inherited / stats.articles if parent_parts and stats.articles else 0.0
         new_passages = round(stats.rows * (1 - reused_share))
-        rows_digest = stats.digest or cut.passages.id  # of passages that no recipe of this run cut, that of their file
+        # of passages that no recipe of this run cut, that of their file
+        rows_digest = stats.digest or cut.passages.id
         fields = cut.passages, rows_digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
         return cls(
             *fields, parent_parts, new_passages, isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_static
@@ -78,7 +82,9 @@ class EmbedTask:
 
 
 def embed(task: EmbedTask, store: Store) -> Report:
-    """Encode one part into `embeddings`, unless the same passages were encoded in the same space before."""
+    """Encode one part into `embeddings`, unless the same passages were encoded in the same space
+    before.
+    """
 
     def produce(workdir: Path) -> StageResult:
         vectors_path = workdir / "embeddings.npy"

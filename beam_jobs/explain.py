@@ -1,8 +1,8 @@
 """Explain which results each stage of a build would reuse, and which changed input prevents more.
 
-Nothing is built and nothing is written to the store. The dump is planned and chunked in this process,
-into a temporary folder, because the passages decide which vectors can be reused. Parts and articles
-that can be reused are not chunked again.
+Nothing is built and nothing is written to the store. The dump is planned and chunked in this
+process, into a temporary folder, because the passages decide which vectors can be reused. Parts and
+articles that can be reused are not chunked again.
 """
 
 import json
@@ -45,7 +45,8 @@ class StageReuse:
     total: int
     tasks: int
     recorded: int  # tasks whose outputs all exist
-    changed: Mapping[str, int]  # input, or `no record` -> number of tasks whose closest record differs in it
+    # input, or `no record` -> number of tasks whose closest record differs in it
+    changed: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ class _StageCounts:
 
 
 class _RecordedInputs:
-    """The inputs of a stage's records; `varying_input` is the one that differs from part to part."""
+    """The inputs of a stage's records; `varying_input` is the one that differs from part to
+    part.
+    """
 
     def __init__(
         self, store: Store, stage: str, varying_input: str = "", considered_inputs: Sequence[str] = ()
@@ -161,7 +164,9 @@ def explain(
 
 
 def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:
-    """Compare the parts' ranges of pages with the parent's: a part with the same range can be the same file."""
+    """Compare the parts' ranges of pages with the parent's: a part with the same range can be the
+    same file.
+    """
     parent_parts = parent.manifest.content.parts if parent.manifest else ()
     parent_ranges = {(part.first_page, part.last_page) for part in parent_parts}
     unchanged = sum((part.first_page, part.last_page) in parent_ranges for part in plan.parts)
@@ -186,7 +191,8 @@ class _ReuseLookup:
         self.chunk = _StageCounts(_RecordedInputs(store, "chunk", "source"))
         self.chunk_results: list[ChunkResult] = []
         self._embed = {name: _StageCounts(_RecordedInputs(store, "embed", "passages")) for name in encoders}
-        self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}  # of recorded parts
+        # of recorded parts
+        self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}
         self._store, self._parent = store, parent
         self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
 
@@ -233,7 +239,9 @@ class _ReuseLookup:
         counts.add(rows, reused_rows, inputs)
 
     def look_up_training(self, name: str, plan: IndexPlan) -> StageReuse:
-        """Look up the plan's cells and quantizers; the parent's are reused if new vectors fit them."""
+        """Look up the plan's cells and quantizers; the parent's are reused if new vectors fit
+        them.
+        """
         encoder = self._encoders.get(plan.over)
         changed = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
         if changed and not self._find_changed("train", plan):
@@ -248,7 +256,9 @@ class _ReuseLookup:
         return StageReuse(f"index/{name}", "indexes", reused, 1, 1, reused, dict.fromkeys(changed, 1))
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
-        """Return the inputs in which a stage's closest record differs; [] if it has the same vectors."""
+        """Return the inputs in which a stage's closest record differs; [] if it has the same
+        vectors.
+        """
         counts = self._embed.get(plan.over, self.chunk)
         is_complete = counts.recorded == counts.tasks
         blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()

@@ -10,15 +10,18 @@ FAILED_SUFFIX = "failed"  # stage suffix under which a worker reports its error
 WORKER_DIED = "Worker subprocess exited with return code"  # Beam's message
 _ENGINE_FAILURES = (  # Flink's message, the error class, and the text that follows "the ... job"
     (
-        re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),  # of a connection to a worker
+        # of a connection to a worker
+        re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),
         errors.ResourceError,
-        "lost workers more often than the engine retries, perhaps because they ran out of memory: finished "
+        "lost workers more often than the engine retries, perhaps because they ran out of memory: "
+        "finished "
         "work is recorded; give each worker more memory, or run fewer on a machine, and run again",
     ),
     (
         re.compile(r"TimeoutException: Timeout has occurred: \d+ ms"),  # of a request for slots
         errors.ResourceError,
-        "timed out waiting for as many slots as --parallelism requests; perhaps a machine was lost: "
+        "timed out waiting for as many slots as --parallelism requests; perhaps a machine was "
+        "lost: "
         "finished work is recorded; add TaskManagers or request fewer slots, and run again",
     ),
     (
@@ -41,15 +44,18 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
         log: the log file of local workers.
     """
     reports = store.runs.read_reports(run, stage + FAILED_SUFFIX)
-    raised_errors = _RAISED_ERROR.findall(str(failure))  # the last error of a chain is the one for the user
+    # the last error of a chain is the one for the user
+    raised_errors = _RAISED_ERROR.findall(str(failure))
     if reports:
         return errors.error_from_dict(**reports[0])
     if raised_errors:
         return errors.error_from_dict(*raised_errors[-1])
     if WORKER_DIED in str(failure):
         return errors.ResourceError(
-            f"a worker process of the {stage} job was killed, perhaps because memory ran out (log: {log}): finished "
-            "work is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"
+            f"a worker process of the {stage} job was killed, perhaps because memory ran out (log: "
+            f"{log}): finished "
+            "work is recorded; run again, with one worker (-- --direct_num_workers=1) if it "
+            "happens again"
         )
     for pattern, error_class, sentence in _ENGINE_FAILURES:
         if pattern.search(str(failure)):

@@ -1,9 +1,9 @@
 """Flink's job server, shared by all jobs of this process.
 
-Beam would start one server for each job, keep all of them until the process ends, and can do so only
-from the main thread. An interrupt from the terminal would also end the server before it can cancel
-the job. This server runs in its own session, and ends with this process in any case: it waits on a
-pipe that the kernel closes.
+Beam would start one server for each job, keep all of them until the process ends, and can do so
+only from the main thread. An interrupt from the terminal would also end the server before it can
+cancel the job. This server runs in its own session, and ends with this process in any case: it
+waits on a pipe that the kernel closes.
 """
 
 import atexit
@@ -38,7 +38,8 @@ _RUN_UNTIL_STDIN_CLOSES = (  # runs a command until it ends or standard input is
 # Otherwise Beam runs `pip freeze` for each job and stages the list in a folder of this machine, where
 # workers on other machines, such as those that Beam's own image starts, cannot find it.
 _STAGE_NOTHING = "disable_logging_submission_environment"
-_START_TIMEOUT = 120.0  # seconds until a silent server counts as failed; a busy machine's JVM takes 20 to start
+# seconds until a silent server counts as failed; a busy machine's JVM takes 20 to start
+_START_TIMEOUT = 120.0
 
 
 class JobServer:
@@ -98,8 +99,10 @@ class JobServer:
         log_lines = self._log.read_text(errors="replace").strip().splitlines()
         self.stop()
         raise errors.ResourceError(
-            f"Flink's job server did not start ({log_lines[-1] if log_lines else 'its log is empty'}): it needs Java "
-            "11 or later on this machine's PATH (or --job_server_java_launcher), or a server that runs elsewhere, "
+            "Flink's job server did not start "
+            f"({log_lines[-1] if log_lines else 'its log is empty'}): it needs Java "
+            "11 or later on this machine's PATH (or --job_server_java_launcher), or a server that "
+            "runs elsewhere, "
             "named with --job_endpoint"
         )
 
@@ -107,8 +110,8 @@ class JobServer:
 def cancel_job(options: PipelineOptions, name: str) -> None:
     """Cancel a job on its cluster, which Beam's own cancellation does not reach.
 
-    Does nothing if there is no such job. First stops the job server that was about to submit the job,
-    if this process started it.
+    Does nothing if there is no such job. First stops the job server that was about to submit the
+    job, if this process started it.
 
     Args:
         options: the job's options, as `set_job_server` changed them.
@@ -139,7 +142,8 @@ _servers_lock = threading.Lock()
 
 
 def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
-    """Set the job server in the options of a Flink job: the one of earlier jobs with the same flags, or a new one.
+    """Set the job server in the options of a Flink job: the one of earlier jobs with the same
+    flags, or a new one.
 
     The job then stages no files: workers have bookwheel installed and read the rest from the store.
 

@@ -1,9 +1,10 @@
 """The index jobs: train once, scatter part by part, build shards in parallel, merge.
 
-All indexes of a snapshot share the four jobs. The parent's trained file is inherited while it fits; training then only
-tests it with some new vectors, or moves the lists that miss them. A piece or a shard does not depend on the size of the
-corpus or on the rest of it: the piece of an unchanged part, and the shard of a cell with unchanged slices, are reused
-by their memo records. An index of words is made of the parent's if it can be (`derive`).
+All indexes of a snapshot share the four jobs. The parent's trained file is inherited while it fits;
+training then only tests it with some new vectors, or moves the lists that miss them. A piece or a
+shard does not depend on the size of the corpus or on the rest of it: the piece of an unchanged
+part, and the shard of a cell with unchanged slices, are reused by their memo records. An index of
+words is made of the parent's if it can be (`derive`).
 
 What a worker does for a task is in `index_work`.
 """
@@ -51,7 +52,9 @@ def start_index(
     reused: ReusedTraining | None = None,
     parent_index: ParentIndex | None = None,
 ) -> IndexInProgress:
-    """Return the record of an index before its jobs; `earlier` is the parent's, of which it may be made."""
+    """Return the record of an index before its jobs; `earlier` is the parent's, of which it may be
+    made.
+    """
     parent_blob = store.blobs.put_bytes(json.dumps(parent_index.to_json()).encode()) if parent_index else None
     return IndexInProgress(name, plan, _put_list(store, rows), reused, parent_blob)
 
@@ -59,7 +62,9 @@ def start_index(
 def derive(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Make indexes of the parent's where that is possible: they pass through the other jobs as they are."""
+    """Make indexes of the parent's where that is possible: they pass through the other jobs as they
+    are.
+    """
     derivable = [build for build in builds if build.parent_index]
     reports = iter(
         run_job(
@@ -108,7 +113,8 @@ def _skip_derived(job: Job) -> Job:
 def train(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Train all indexes except those whose inherited file fits; the plan's notes say which was done, and why.
+    """Train all indexes except those whose inherited file fits; the plan's notes say which was
+    done, and why.
 
     If no vector is new, the inherited file is used without a test, and no job is run.
     """
@@ -144,7 +150,8 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
 
 
 def _with_trained(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
-    """Return the record for the jobs after training: without what was inherited, which names the files of all parts.
+    """Return the record for the jobs after training: without what was inherited, which names the
+    files of all parts.
 
     Each task of these jobs carries the record, and there are as many tasks as parts.
     """
@@ -267,7 +274,9 @@ def _run_by_index(
 
 
 def _train_seconds(build: IndexInProgress) -> float:
-    """Return the estimated seconds of one core for training; an inherited file only takes a test of some rows."""
+    """Return the estimated seconds of one core for training; an inherited file only takes a test of
+    some rows.
+    """
     return get_kind(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.reused))
 
 
@@ -304,6 +313,8 @@ def _put_outputs(store: Store, results: Iterable[IndexStageResult]) -> BlobRef:
 
 
 def _read_cells(store: Store, build: IndexInProgress) -> list[dict[str, Any]]:
-    """Return for each shard its rows over all parts, and digests of its slices and of their places."""
+    """Return for each shard its rows over all parts, and digests of its slices and of their
+    places.
+    """
     cells: list[dict[str, Any]] = json.loads(store.blobs.read(build.cells)) if build.cells else []
     return cells

@@ -1,4 +1,6 @@
-"""What the index jobs hand on: an index while it is built, the tasks of its stages, and what decides a piece."""
+"""What the index jobs hand on: an index while it is built, the tasks of its stages, and what
+decides a piece.
+"""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +40,9 @@ class IndexStageResult:
 
 @dataclass(frozen=True, slots=True)
 class IndexInProgress:
-    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the record stays small."""
+    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the
+    record stays small.
+    """
 
     name: str
     plan: IndexPlan
@@ -49,11 +53,14 @@ class IndexInProgress:
     )
     derived: IndexStageResult | None = None  # the index, made of that one: no other job has work
     trained: BlobRef | None = None  # the trained file, which all workers read
-    parent_rows: BlobRef | None = None  # if it is the parent's: what the parent has of each part (`Heirloom.before`)
+    # if it is the parent's: what the parent has of each part (`Heirloom.before`)
+    parent_rows: BlobRef | None = None
     training_fit: TrainingStats | None = None  # how well it fitted its training vectors
     pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    slice_locations: BlobRef | None = None  # of each shard's slice in each piece: `slices.PLACES`, (shards, parts)
-    cells: BlobRef | None = None  # JSON list: for each shard its rows, and digests of its slices and of their places
+    # of each shard's slice in each piece: `slices.PLACES`, (shards, parts)
+    slice_locations: BlobRef | None = None
+    # JSON list: for each shard its rows, and digests of its slices and of their places
+    cells: BlobRef | None = None
     shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
 
 
@@ -64,7 +71,8 @@ class ScatterTask:
     build: IndexInProgress
     number: int
     rows: BlobRef
-    parent_parts: tuple[ParentRows, ...] = ()  # the parent's of its pages, whose pieces hold most of its vectors
+    # the parent's of its pages, whose pieces hold most of its vectors
+    parent_parts: tuple[ParentRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,9 @@ class ShardTask:
     slices: str  # digest of the slices that it is built from
     places: str  # digest of their places
     concurrent_shards: int = (
-        1  # shards to be built, this one included: of fewer than there are cores, each is given several
+        # shards to be built, this one included: of fewer than there are cores, each is given
+        # several
+        1
     )
 
 
@@ -87,13 +97,15 @@ def index_inputs(plan: IndexPlan) -> dict[str, Any]:
 
 
 def piece_inputs(plan: IndexPlan) -> dict[str, Any]:
-    """Return the inputs that decide a piece or a shard, without its files: none depends on the size of the corpus."""
+    """Return the inputs that decide a piece or a shard, without its files: none depends on the size
+    of the corpus.
+    """
     kind = get_kind(plan.kind)
     return {"plan": plan.piece_inputs(), "code": kind.VERSION, "libraries": get_versions(*kind.libraries)}
 
 
 def require_blob(blob: BlobRef | None) -> BlobRef:
-    """Return what an earlier job made.
+    """Return the blob that an earlier job wrote.
 
     Raises:
         ValueError: that job did not run.

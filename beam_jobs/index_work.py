@@ -1,8 +1,10 @@
-"""What a worker does for a task of the index jobs: each piece once, under a memo key of all that decides its bytes.
+"""What a worker does for a task of the index jobs: each piece once, under a memo key of all that
+decides its bytes.
 
-A task uses one thread: work is distributed by parts, shards and indexes, and with one thread equal vectors give equal
-bytes. Only a shard of a kind that is `threaded`, as a graph is, is given the cores that no other shard wants.
-The jobs pass on blobs of the store, which are read by range: only the merging worker reads whole files.
+A task uses one thread: work is distributed by parts, shards and indexes, and with one thread equal
+vectors give equal bytes. Only a shard of a kind that is `threaded`, as a graph is, is given the
+cores that no other shard wants. The jobs pass on blobs of the store, which are read by range: only
+the merging worker reads whole files.
 """
 
 import json
@@ -49,7 +51,8 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
 
     def derive_from_parent(out: Path) -> IndexStats:
         parent_index = ParentIndex.from_json(json.loads(store.blobs.read(require_blob(build.parent_index))))
-        with suppress(InputError, StoreError):  # what is damaged is not used; a whole build tells what it needs itself
+        # what is damaged is not used; a whole build tells what it needs itself
+        with suppress(InputError, StoreError):
             if (stats := parent_index.derive(store, build.plan, out)) is not None:
                 return stats
         raise _NotDerivedError
@@ -154,7 +157,9 @@ def _scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, A
 
 
 def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
-    """Return the parent's pieces of a part's pages that are recorded, made with the same trained file."""
+    """Return the parent's pieces of a part's pages that are recorded, made with the same trained
+    file.
+    """
     trained, pieces = require_blob(task.build.trained), list[PreviousPiece]()
     for parent_part in task.parent_parts:
         inputs = {**piece_inputs(task.build.plan), **_scatter_inputs(parent_part.rows, trained, parent_part.number)}
@@ -181,7 +186,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
 
 
 def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
-    """Return what a shard reads of each piece, in order, verified: one request a piece, many of them at once."""
+    """Yield the verified slices of a shard, in the order of the pieces, many requests at once."""
     pieces = read_blob_list(store, require_blob(task.build.pieces))
     all_locations, row_bytes = require_blob(task.build.slice_locations), len(pieces) * SLICE_LOCATION_DTYPE.itemsize
     locations = store.blobs.read_range(all_locations, task.number * row_bytes, (task.number + 1) * row_bytes)

@@ -25,8 +25,9 @@ def run_job(
 ) -> list[Report]:
     """Run every task; return their reports in the order of `tasks`.
 
-    Tasks go to Beam's workers, with two exceptions: recorded tasks of a `memoised` function are not run,
-    and the launcher itself runs a job that is not worth starting workers (`Launch.is_too_small`).
+    Tasks go to Beam's workers, with two exceptions: recorded tasks of a `memoised` function are not
+    run, and the launcher itself runs a job that is not worth starting workers
+    (`Launch.is_too_small`).
 
     Args:
         stage: the name of the job.
@@ -35,7 +36,8 @@ def run_job(
         tasks: any number of small descriptors.
         launch: the settings of the run.
         on_progress: called about every `launch.poll_seconds`.
-        seconds: returns the estimated core seconds of a task, if known. Longer tasks start first, so
+        seconds: returns the estimated core seconds of a task, if known. Longer tasks start first,
+            so
             that local workers, which get tasks in turn, get similar amounts of work.
         memoised: whether `function` looks up the store's memo before anything expensive.
         recorded: the result of `look_up_reports` for the tasks, if they were looked up before.

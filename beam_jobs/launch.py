@@ -40,14 +40,18 @@ class Launch:
         """Return a launch with a new, unique run name, which sorts by time.
 
         Raises:
-            UsageError: Beam cannot read its flags, or as `start_seconds`, `cores` and `worker_memory`.
+            UsageError: Beam cannot read its flags, or as `start_seconds`, `cores` and
+                `worker_memory`.
         """
-        start_seconds(flags), count_cores(), worker_memory(())  # a wrong variable is refused before any work
+        # a wrong variable is refused before any work
+        start_seconds(flags), count_cores(), worker_memory(())
         run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
         return cls(store_url, run, _check_flags(flags) if flags else (), memory=memory)
 
     def for_tasks(self, task_bytes: int) -> Self:
-        """Return this launch with at most as many local workers as fit in memory with `task_bytes` each."""
+        """Return this launch with at most as many local workers as fit in memory with `task_bytes`
+        each.
+        """
         return replace(self.with_task_bytes(task_bytes), flags=limit_workers(self.flags, task_bytes, self.memory))
 
     def with_task_bytes(self, task_bytes: int) -> Self:
@@ -59,11 +63,12 @@ class Launch:
         return replace(self, flags=one_worker_per_gpu(self.flags, count))
 
     def is_too_small(self, seconds: float) -> bool:
-        """Return whether a job of `seconds` on one core is too small for workers: the launcher then runs it.
+        """Return whether a job of `seconds` on one core is too small for workers: the launcher then
+        runs it.
 
-        A job is too small if its workers take longer to start. Workers on this machine always start if
-        their number is set; workers on other machines start if a task needs more than a gigabyte, or
-        more than is free here (`worker_memory`).
+        A job is too small if its workers take longer to start. Workers on this machine always start
+        if their number is set; workers on other machines start if a task needs more than a
+        gigabyte, or more than is free here (`worker_memory`).
 
         Raises:
             UsageError: as `new`.

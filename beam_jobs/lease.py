@@ -1,8 +1,8 @@
 """A lease ties local worker processes to the launcher that started them.
 
-The launcher holds an exclusive lock on a file while its job runs; every worker waits for that lock in a
-thread. The kernel releases it when the launcher ends *by any means*, `kill -9` included, and a worker that gets it
-exits at once: no process is orphaned, and no process polls.
+The launcher holds an exclusive lock on a file while its job runs; every worker waits for that lock
+in a thread. The kernel releases it when the launcher ends *by any means*, `kill -9` included, and a
+worker that gets it exits at once: no process is orphaned, and no process polls.
 """
 
 import fcntl

@@ -1,7 +1,8 @@
 """A local worker process: Beam's own, without imports that no job needs.
 
-Beam imports pandas and the client of every installed cloud library: more than half of the 1.5 s of CPU
-time in which a worker starts when all of them are installed. Our jobs read dumps and stores themselves.
+Beam imports pandas and the client of every installed cloud library: more than half of the 1.5 s of
+CPU time in which a worker starts when all of them are installed. Our jobs read dumps and stores
+themselves.
 """
 
 import sys

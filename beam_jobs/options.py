@@ -25,7 +25,8 @@ def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
     """Return the options of a job over `elements` descriptors.
 
     `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, with one
-    worker process per core (`--direct_num_workers` sets another number), and at most one per element.
+    worker process per core (`--direct_num_workers` sets another number), and at most one per
+    element.
     """
     options = PipelineOptions(list(flags))
     if is_local(options):
@@ -44,7 +45,8 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
     refuse_secrets(flags)
     if secret_flags := [match for flag in flags if (match := _SECRET.match(flag))]:
         raise UsageError(
-            f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs and process lists: "
+            f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs "
+            "and process lists: "
             "set a variable such as AWS_SECRET_ACCESS_KEY in the environment of the workers"
         )
     argparse_output = io.StringIO()
@@ -68,7 +70,8 @@ def is_local(options: PipelineOptions) -> bool:
 
 
 def local_runner(log: Path) -> FnApiRunner:
-    """Return the runner of local worker processes, whose output goes to `log` instead of the terminal.
+    """Return the runner of local worker processes, whose output goes to `log` instead of the
+    terminal.
 
     Beam's default runner would download a binary.
     """
@@ -78,7 +81,9 @@ def local_runner(log: Path) -> FnApiRunner:
 
 
 def worker_threads(options: PipelineOptions) -> int:
-    """Return the threads of one worker: its share of this machine's cores, or 0 (no limit) on others."""
+    """Return the threads of one worker: its share of this machine's cores, or 0 (no limit) on
+    others.
+    """
     if not is_local(options):
         return 0
     return max(1, count_cores() // int(options.view_as(DirectOptions).direct_num_workers))

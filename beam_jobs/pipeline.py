@@ -25,7 +25,8 @@ from beam_jobs.tasks import Task, TaskFunction, limit_threads, run_task
 from rag_model import errors
 from rag_model.store.store import Store
 
-_SUBMIT_TIMEOUT = 120.0  # seconds that an interrupted launcher waits for the submission of a job, to cancel it
+# seconds that an interrupted launcher waits for the submission of a job, to cancel it
+_SUBMIT_TIMEOUT = 120.0
 
 
 class Worker(beam.DoFn, Generic[Task]):
@@ -43,7 +44,8 @@ class Worker(beam.DoFn, Generic[Task]):
             exit_with_holder(self.lease)
         if self.threads:
             limit_threads(self.threads)
-        self.store: Store | None = None  # opened later: an engine may report an error in `setup` only after minutes
+        # opened later: an engine may report an error in `setup` only after minutes
+        self.store: Store | None = None
 
     def process(self, element: tuple[int, Task]) -> list[int]:
         """Run one numbered task, and write its report or its error.
@@ -55,13 +57,15 @@ class Worker(beam.DoFn, Generic[Task]):
         store = self.store = self.store or self._open_store()
         runs, run = store.runs, self.launch.run
         if self.lease is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
-            return []  # the local runner has no retries: after one failure the other tasks would be useless
+            # the local runner has no retries: after one failure the other tasks would be useless
+            return []
         store.memo = replace(store.memo, owner=f"{run}/{number}")  # an engine may retry this task
         try:
             self._check_version()
             runs.write_report(run, self.stage, number, run_task(self.function, task, store))
         except errors.BookwheelError as error:
-            with suppress(errors.BookwheelError):  # if the store itself failed, only the raised error remains
+            # if the store itself failed, only the raised error remains
+            with suppress(errors.BookwheelError):
                 runs.write_report(run, self.stage + FAILED_SUFFIX, number, errors.error_to_dict(error))
             raise
         return [number]
@@ -71,14 +75,16 @@ class Worker(beam.DoFn, Generic[Task]):
             return Store.open(self.launch.store_url)
         except errors.StoreError as error:
             raise errors.StoreError(
-                f"a worker cannot reach the store ({error}): use a store that all machines reach, and give its "
+                f"a worker cannot reach the store ({error}): use a store that all machines reach, "
+                "and give its "
                 "endpoint and credentials to the workers as well"
             ) from error
 
     def _check_version(self) -> None:
         if version("bookwheel") != self.version:
             raise errors.UsageError(
-                f"a worker runs bookwheel {version('bookwheel')} and the launcher runs {self.version}: install the "
+                f"a worker runs bookwheel {version('bookwheel')} and the launcher runs "
+                f"{self.version}: install the "
                 "same version on both"
             )
 
@@ -97,7 +103,8 @@ def run_on_workers(
         BookwheelError: as `run_job`.
     """
     store = Store.open(launch.store_url)
-    store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)  # reports of an earlier job of this stage
+    # reports of an earlier job of this stage
+    store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)
     options = pipeline_options(launch.flags, len(tasks))
     options.view_as(
         GoogleCloudOptions
@@ -141,7 +148,8 @@ class _PipelineThread:
         self._result: Any = None
 
     def __enter__(self) -> Self:
-        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # the error is reported in one sentence
+        # the error is reported in one sentence
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
         threading.excepthook = self._on_thread_exception
         threading.Thread(target=self._run_pipeline, daemon=True, name="beam").start()
         return self
@@ -155,7 +163,8 @@ class _PipelineThread:
     def _cancel(self) -> None:
         if is_local(self._options):
             return  # local workers end by their lease
-        self._submitted.wait(_SUBMIT_TIMEOUT)  # a job that is being submitted cannot be cancelled yet
+        # a job that is being submitted cannot be cancelled yet
+        self._submitted.wait(_SUBMIT_TIMEOUT)
         if self._result is not None:
             with suppress(Exception):  # the job may be gone already
                 self._result.cancel()
@@ -183,7 +192,8 @@ def _read_reports(store: Store, run: str, stage: str, expected: int) -> list[Rep
     reports: list[Report] = store.runs.read_reports(run, stage)
     if len(reports) != expected:
         raise errors.StoreError(
-            f"{expected - len(reports)} of {expected} reports of the {stage} job are missing under runs/{run}/{stage} "
+            f"{expected - len(reports)} of {expected} reports of the {stage} job are missing under "
+            f"runs/{run}/{stage} "
             f"in {store.url}: run the same command again"
         )
     return reports

@@ -18,7 +18,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT
 
 _REWRITTEN_BYTES_PER_SECOND = (
-    1.6e6  # bytes of passages per second of one core: read, filtered and written again, with their vectors
+    # bytes of passages per second of one core: read, filtered and written again, with their vectors
+    1.6e6
 )
 
 
@@ -27,7 +28,8 @@ class RedactTask:
     """A part's files and the pages to leave out of them."""
 
     pages: tuple[str, ...]
-    files: tuple[tuple[str, BlobRef], ...]  # `text`, `articles`, `spans`, and vectors by representation
+    # `text`, `articles`, `spans`, and vectors by representation
+    files: tuple[tuple[str, BlobRef], ...]
 
     @property
     def passages(self) -> BlobRef:

@@ -1,4 +1,6 @@
-"""The score job: a model's scores of texts before a training, block by block (`training.data.blocks`)."""
+"""The score job: a model's scores of texts before a training, block by block
+(`training.data.blocks`).
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +12,8 @@ from rag_model.training.data.blocks import ScoreBlock, score_block
 
 _TOKENS_PER_CONTEXT = 320  # of a passage, an input and an output: an upper bound
 _OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # per token and byte of weights: two per weight of four bytes
-_WORKER_BYTES = 1 << 30  # bytes of a worker without its weights: torch, transformers, and a batch's logits
+# bytes of a worker without its weights: torch, transformers, and a batch's logits
+_WORKER_BYTES = 1 << 30
 
 
 def run(blocks: Sequence[ScoreBlock], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:
@@ -29,7 +32,9 @@ def run(blocks: Sequence[ScoreBlock], on_progress: OnProgress | None = None, *, 
 
 
 def size_launch(blocks: Sequence[ScoreBlock], launch: Launch, gpu_count: int) -> Launch:
-    """Return a launch with as many local workers as models fit in memory, and one for each GPU that may be used."""
+    """Return a launch with as many local workers as models fit in memory, and one for each GPU that
+    may be used.
+    """
     sized_launch = launch.for_tasks(2 * max(block.weight_bytes for block in blocks) + _WORKER_BYTES)
     return sized_launch if all(block.uses_cpu_only for block in blocks) else sized_launch.for_gpus(gpu_count)
 

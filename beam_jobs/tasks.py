@@ -1,8 +1,8 @@
 """Look up and run tasks in this process.
 
 A worker takes seconds to start, and may import modules that its task does not need. So the launcher
-first looks up every task in the memo, many at a time, because look-ups on an object store are mostly
-waiting. It then runs small jobs itself.
+first looks up every task in the memo, many at a time, because look-ups on an object store are
+mostly waiting. It then runs small jobs itself.
 """
 
 import os
@@ -51,20 +51,24 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
     """Run one task.
 
     Raises:
-        BookwheelError: the error that the function raised; a `ResourceError` if a file cannot be read
+        BookwheelError: the error that the function raised; a `ResourceError` if a file cannot be
+            read
             or written, or if memory ran out.
     """
     try:
         return function(task, store)
     except MemoryError as error:
         raise errors.ResourceError(
-            f"a worker ran out of memory ({str(error) or 'no details'}): give each worker more memory, run fewer "
-            "workers, or make parts smaller (part_bytes of the recipe), and run the same command again"
+            f"a worker ran out of memory ({str(error) or 'no details'}): give each worker more "
+            "memory, run fewer "
+            "workers, or make parts smaller (part_bytes of the recipe), and run the same command "
+            "again"
         ) from error
     except OSError as error:
         path = error.filename or tempfile.gettempdir()
         raise errors.ResourceError(
-            f"a worker could not read or write {path} ({error.strerror or error}): free space or give access "
+            f"a worker could not read or write {path} ({error.strerror or error}): free space or "
+            "give access "
             "there, and run the same command again"
         ) from error
 
@@ -73,7 +77,9 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
 
 
 def limit_threads(threads: int) -> None:
-    """Limit each numeric library of this process to `threads` threads, whether it is loaded already or not."""
+    """Limit each numeric library of this process to `threads` threads, whether it is loaded already
+    or not.
+    """
     os.environ |= dict.fromkeys(_VARIABLES, str(threads))
     import faiss  # noqa: PLC0415 - after the environment is set
 

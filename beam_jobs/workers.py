@@ -17,9 +17,11 @@ from rag_model.process import count_cores, limit_by_environment
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS = "--direct_num_workers"
 _RUNNER = "--runner"
-MEMORY_VARIABLE = "BOOKWHEEL_WORKER_MEMORY"  # memory that the launcher of this process granted, in bytes
+# memory that the launcher of this process granted, in bytes
+MEMORY_VARIABLE = "BOOKWHEEL_WORKER_MEMORY"
 START_VARIABLE = "BOOKWHEEL_START_SECONDS"
-LOCAL_START_SECONDS = 4.0  # core seconds below which starting local workers costs more than they save
+# core seconds below which starting local workers costs more than they save
+LOCAL_START_SECONDS = 4.0
 _START_SECONDS = {"flinkrunner": 10.0, "flink": 10.0}  # core seconds of an empty job, measured
 
 
@@ -38,7 +40,8 @@ def _runner(flags: Sequence[str]) -> str | None:
 def start_seconds(flags: Sequence[str]) -> float:
     """Return the core seconds below which a job is not worth starting its runner's workers.
 
-    `BOOKWHEEL_START_SECONDS` sets it for every runner. By default, runners that were not measured have
+    `BOOKWHEEL_START_SECONDS` sets it for every runner. By default, runners that were not measured
+    have
     0: every job goes to workers.
 
     Raises:
@@ -61,7 +64,8 @@ def sets_worker_count(flags: Sequence[str]) -> bool:
 
 
 def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
-    """Return flags that limit the number of local workers to what fits in memory; other runners are not limited.
+    """Return flags that limit the number of local workers to what fits in memory; other runners are
+    not limited.
 
     Args:
         flags: Beam's flags; a number of workers in them is kept.
@@ -78,8 +82,8 @@ def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | Non
 def count_gpus(devices: Path = Path("/dev")) -> int:
     """Return the number of NVIDIA GPUs that a local worker may use, without importing torch.
 
-    Counts the driver's files in `devices`, at most as many as `CUDA_VISIBLE_DEVICES` names; 0 if torch
-    is built without CUDA.
+    Counts the driver's files in `devices`, at most as many as `CUDA_VISIBLE_DEVICES` names; 0 if
+    torch is built without CUDA.
     """
     gpu_count = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -90,10 +94,11 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def one_worker_per_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return flags that start one local worker for each of `count` GPUs; the given flags if `count` is 0.
+    """Return flags that start one local worker for each of `count` GPUs; the given flags if `count`
+    is 0.
 
-    Two processes on one GPU would take turns and each hold a model and a memory cache. A smaller number
-    of workers in Beam's flags is kept.
+    Two processes on one GPU would take turns and each hold a model and a memory cache. A smaller
+    number of workers in Beam's flags is kept.
     """
     if not count or not is_local(flags):
         return tuple(flags)

@@ -52,7 +52,8 @@ def show_retrievers(outcome: CompareOutcome) -> None:
         row for expression, comparison in outcome.standings.items() for row in _retriever_rows(expression, comparison)
     ]
     table_description = (
-        f"Retrievers of snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions judged by {outcome.judged_by}: "
+        f"Retrievers of snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions judged by "
+        f"{outcome.judged_by}: "
         f"{outcome.advice}"
     )
     create_table(rows, key="compare-figures", description=table_description)

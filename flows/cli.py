@@ -34,11 +34,13 @@ from rag_model.store.versions.signatures import TRUST_VARIABLE, TrustedKeys
 from rag_model.untrusted_text import escape_controls
 
 USAGE = 2
-_ENVIRONMENT = {  # set before Prefect and transformers are imported; values that are set already are kept
+# set before Prefect and transformers are imported; values that are set already are kept
+_ENVIRONMENT = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # a failure is reported once, in one sentence
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # a busy machine needs more than Prefect's 20
+    # a busy machine needs more than Prefect's 20
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",  # there is one process per core already
     "TRANSFORMERS_VERBOSITY": "error",
@@ -130,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    gc.set_threshold(50_000, 10, 10)  # collecting objects of imports, which stay, takes a fifth of their time
+    # collecting objects of imports, which stay, takes a fifth of their time
+    gc.set_threshold(50_000, 10, 10)
     atexit.register(gc.freeze)  # freeing the same objects at exit takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of unused Google clients
@@ -175,7 +178,8 @@ def _use_trust_file(file: Path | None) -> Iterator[None]:
     """
     previous_value = os.environ.get(TRUST_VARIABLE)
     if file is not None:
-        os.environ[TRUST_VARIABLE] = str(file.absolute()) if file.name else ""  # Path("") is the present folder
+        # Path("") is the present folder
+        os.environ[TRUST_VARIABLE] = str(file.absolute()) if file.name else ""
     try:
         TrustedKeys.from_environment()
         yield

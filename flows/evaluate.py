@@ -87,7 +87,8 @@ def evaluate(
     settings, clock = settings or EvaluationSettings(), StageClock("evaluate")
     check_paths(rows, kilt, report, questions=questions)
     target = Store.open(store)
-    with target.intents.hold(f"evaluate-{secrets.token_hex(8)}"):  # so that `gc` keeps this run's answers
+    # so that `gc` keeps this run's answers
+    with target.intents.hold(f"evaluate-{secrets.token_hex(8)}"):
         with clock("open"):
             run = prepare_answer_run(target, model, questions, ref, settings, asks)
         with clock("retrieve") as on_progress:
@@ -176,7 +177,8 @@ def prepare_answer_run(
 ) -> AnswerRun:
     """Read the questions; pin the snapshot and the model, and load the model."""
     question_set = read_questions(questions)
-    check_gold_answers(question_set.questions, settings.kind)  # before a model is fetched and loaded
+    # before a model is fetched and loaded
+    check_gold_answers(question_set.questions, settings.kind)
     RetrievalJudge.for_questions(question_set, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
     model_id, reader_settings = resolve_model_id(store, model), settings.reader_settings(model)

@@ -20,8 +20,10 @@ from prefect.context import FlowRunContext
 
 from rag_model.errors import MissingExtraError, RefusedError, ResourceError, UsageError
 
-WEBHOOK = "BOOKWHEEL_WEBHOOK"  # an environment variable, because Prefect shows parameters and the address is secret
-_FINAL_ERRORS = (MissingExtraError, RefusedError, ResourceError, UsageError)  # a retry would fail in the same way
+# an environment variable, because Prefect shows parameters and the address is secret
+WEBHOOK = "BOOKWHEEL_WEBHOOK"
+# a retry would fail in the same way
+_FINAL_ERRORS = (MissingExtraError, RefusedError, ResourceError, UsageError)
 _WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
 
 Parameters = ParamSpec("Parameters")
@@ -75,5 +77,6 @@ def _cancel_retries() -> None:
     if context is None or context.flow_run is None:
         return
     policy = context.flow_run.empirical_policy.model_copy(update={"retries": 0})
-    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:  # the failure itself is the one to report
+    # the failure itself is the one to report
+    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
         client.update_flow_run(context.flow_run.id, empirical_policy=policy)

@@ -60,7 +60,8 @@ class FinetuneOutcome:
     metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
     trained: bool  # False: the same training was finished by an earlier run
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    index: str | None = None  # full id of the snapshot for the model, which has its name; None: `snapshot`
+    # full id of the snapshot for the model, which has its name; None: `snapshot`
+    index: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -119,7 +120,8 @@ def finetune(
     """
     target, clock, name = Store.open(store), StageClock("finetune"), check_ref_name(name or kind)
     target.models.refs.require_exclusive_creation()
-    with target.intents.hold(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
+    # keeps `gc` from deleting its snapshot
+    with target.intents.hold(f"finetune-{secrets.token_hex(8)}"):
         with clock("prepare"):
             job = prepare_training(
                 target,
@@ -203,7 +205,8 @@ def check_ref(job: Finetuning, name: str) -> None:
     current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
     if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:
         raise UsageError(
-            f"the model's own index would be named {name!r}, and ref {name} names a snapshot that was built from a "
+            f"the model's own index would be named {name!r}, and ref {name} names a snapshot that "
+            "was built from a "
             "dump: give another --name"
         )
 

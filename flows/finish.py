@@ -47,7 +47,8 @@ class Build:
     passages: Sequence[ChunkResult]  # the chunk job's report of each part
     embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's reports by representation
     plans: Mapping[str, IndexPlan]
-    assemble_content: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
+    # the snapshot's content, with these indexes
+    assemble_content: Callable[[Sequence[BuiltIndex]], Content]
     derived_provenance: Mapping[str, Any] = field(
         default_factory=dict
     )  # provenance of a snapshot that is made from another

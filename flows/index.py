@@ -38,7 +38,8 @@ class IndexRequest:
     out: Path
     recipe: IndexRecipe
     fit_structure: bool = False  # choose the structure that fits in memory instead of the recipe's
-    memory: int | None = None  # bytes, for building and for searching; None: the free memory, for building
+    # bytes, for building and for searching; None: the free memory, for building
+    memory: int | None = None
     column: str | None = None  # of Parquet files
     invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None

@@ -55,10 +55,13 @@ class TakedownOutcome:
     """The outcome of a takedown."""
 
     record: int | None  # number of the record; None if all pages were ordered before
-    replaced: dict[str, str]  # id of a snapshot with a page -> id of its replacement; "": no page was left
+    # id of a snapshot with a page -> id of its replacement; "": no page was left
+    replaced: dict[str, str]
     moves: int  # number of refs that moved
-    waiting: tuple[str, ...]  # ids of snapshots that a writer still relies on: the next run retires them
-    unsigned: tuple[str, ...]  # ids of replacements, and moves of refs, that replace what no trusted key signed
+    # ids of snapshots that a writer still relies on: the next run retires them
+    waiting: tuple[str, ...]
+    # ids of replacements, and moves of refs, that replace what no trusted key signed
+    unsigned: tuple[str, ...]
     evaluations: tuple[
         str, ...
     ] = ()  # ids of the evaluations of these snapshots, which were deleted: rows hold passages
@@ -71,7 +74,8 @@ class TakedownOutcome:
 def create_gate_error(outcome: BuildOutcome, reason: str) -> GateRefusedError:
     """Return the error for a published snapshot to which the gate did not let the ref move."""
     return GateRefusedError(
-        f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
+        f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: "
+        f"{reason}; "
         f"see {outcome.report}",
         outcome,
     )
@@ -87,24 +91,32 @@ class EvaluateOutcome:
     n: int  # number of questions
     k: int  # passages for each question
     metrics: dict[str, float]  # Success@k first, then the answers' measures
-    intervals: dict[str, tuple[float, float]]  # of metrics and ranks, if there is one: 95 %, by resampling questions
+    # of metrics and ranks, if there is one: 95 %, by resampling questions
+    intervals: dict[str, tuple[float, float]]
     ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
     judged_by: str  # how relevance was judged: answers, pages or passages
     refusal: str  # one sentence about the collapse; empty: there is none
-    ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
-    search: dict[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
-    stages: dict[str, float] = field(default_factory=dict)  # the same, and after them those of the open book's answers
-    abstaining: dict[str, Any] | None = None  # the threshold with its effect, and the areas under the risk curves
+    # one per condition, the open book first
+    ablations: list[dict[str, Any]] = field(default_factory=list)
+    # milliseconds a question of each stage of retrieval
+    search: dict[str, float] = field(default_factory=dict)
+    # the same, and after them those of the open book's answers
+    stages: dict[str, float] = field(default_factory=dict)
+    # the threshold with its effect, and the areas under the risk curves
+    abstaining: dict[str, Any] | None = None
     abstained: str = ""  # one sentence: the effect of the threshold, or that there is none
-    notes: tuple[str, ...] = ()  # sentences about the ablations: their reader, and omitted ones with the reason
-    worth: str = ""  # one sentence: whether retrieval is worth its cost; empty: closed book was not measured
+    # sentences about the ablations: their reader, and omitted ones with the reason
+    notes: tuple[str, ...] = ()
+    # one sentence: whether retrieval is worth its cost; empty: closed book was not measured
+    worth: str = ""
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id in the store; None: it is not there
     unrecorded: str = ""  # one sentence that says why
     reader: str = "marginal"  # how passages are read; of several, the first
-    costs: dict[str, float] = field(default_factory=dict)  # means a question: seconds, tokens read and written
+    # means a question: seconds, tokens read and written
+    costs: dict[str, float] = field(default_factory=dict)
 
     @property
     def model_label(self) -> str:
@@ -127,7 +139,8 @@ class CompareOutcome:
     n: int  # number of questions
     judged_by: str  # answers, pages or passages
     measure: str  # decides between retrievers
-    standings: dict[str, dict[str, Any]]  # by expression, the first one first: figures, differences, stages, groups
+    # by expression, the first one first: figures, differences, stages, groups
+    standings: dict[str, dict[str, Any]]
     advice: str  # one sentence that recommends a retriever
     notes: tuple[str, ...] = ()  # sentences about the questions
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
@@ -153,7 +166,8 @@ class CompareOutcome:
         return {
             "snapshot": self.snapshot,
             "retriever": self.first_retriever,
-            "index": self.first_retriever,  # the name of this key from when every retriever was an index
+            # the name of this key from when every retriever was an index
+            "index": self.first_retriever,
             "k": self.k,
             "n": self.n,
             "judged_by": self.judged_by,
@@ -189,8 +203,10 @@ class ReleaseOutcome:
     snapshot: str  # full id of the candidate
     number: int | None  # of the ref's current move, if that names the candidate; None: refused
     evaluation: str  # full id of the candidate's evaluation
-    present: str | None  # full id of the evaluation of the ref's previous version; None: nothing was compared
-    model: str | None  # full id, or the folder, of the answering model; None: only retrieval was measured
+    # full id of the evaluation of the ref's previous version; None: nothing was compared
+    present: str | None
+    # full id, or the folder, of the answering model; None: only retrieval was measured
+    model: str | None
     figures: dict[str, str]  # metrics of the candidate, with their intervals
     gate: dict[str, Any]  # passed, and each check
     done: dict[str, bool]  # by step, whether it ran; False: its inputs were unchanged

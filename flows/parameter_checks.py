@@ -22,7 +22,8 @@ FlowResult = TypeVar("FlowResult")
 _HARMLESS_PARAMETER = f"(?:{'|'.join(sorted(HARMLESS_PARAMETERS))})=[^&;#]*$"
 _URL_WITHOUT_SECRETS = (
     r"^(?!.*:/{1,2}[^/?#]*@)"  # no user before the host
-    rf"(?!.*://.*\?(?!{_HARMLESS_PARAMETER})[^/?=]*=)"  # no parameter that is not known to be harmless
+    # no parameter that is not known to be harmless
+    rf"(?!.*://.*\?(?!{_HARMLESS_PARAMETER})[^/?=]*=)"
     rf"(?!.*https?://[^?#]*[?#](?!{_HARMLESS_PARAMETER}))"
 )
 Url = Annotated[str, WithJsonSchema({"type": "string", "pattern": _URL_WITHOUT_SECRETS})]

@@ -101,7 +101,8 @@ class RebuildProcess:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         """Start the process; `folder` has its task."""
         self._folder, self._environment, self._starts = folder, environment, 0
-        self._log = folder.with_suffix(".log")  # outside the folder, which is deleted after a failure
+        # outside the folder, which is deleted after a failure
+        self._log = folder.with_suffix(".log")
         self._start()
 
     def done(self) -> bool:
@@ -120,7 +121,8 @@ class RebuildProcess:
             outcome = parse_json((self._folder / OUTCOME).read_bytes())
         except (OSError, ValueError) as error:
             raise BookwheelError(
-                f"the process that rebuilds ended {_describe_exit(self._process.returncode)} {self._starts} times: see "
+                f"the process that rebuilds ended {_describe_exit(self._process.returncode)} "
+                f"{self._starts} times: see "
                 f"{self._log}"
             ) from error
         if "made" not in outcome:
@@ -182,7 +184,8 @@ class RebuildLauncher:
             child = RebuildProcess(order.folder, self._environment)
         except OSError as error:
             raise ResourceError(
-                f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): free space, or "
+                f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): "
+                "free space, or "
                 "raise the limit of processes"
             ) from error
         self._children.append(child)

@@ -77,7 +77,8 @@ def reindex(
     if dry_run:
         return BuildOutcome.of_plan(plan_dry_run(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
-    parent = Parent.of(target, base or ref)  # an invalid name or a damaged log is reported before the work
+    # an invalid name or a damaged log is reported before the work
+    parent = Parent.of(target, base or ref)
     target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
 

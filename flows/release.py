@@ -102,8 +102,10 @@ def release(
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(target, questions, settings or EvaluationSettings())
-    evaluator.check(acceptance, answers=model is not None or training is not None)  # before hours of building
-    with target.intents.hold(f"release-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new and reused files
+    # before hours of building
+    evaluator.check(acceptance, answers=model is not None or training is not None)
+    # keeps `gc` from deleting new and reused files
+    with target.intents.hold(f"release-{secrets.token_hex(8)}"):
         current_move = target.refs.find_current(ref)
         present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
@@ -116,7 +118,8 @@ def release(
         )
         present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
         if present_evaluation is not None:
-            acceptance.check_measures(present_evaluation.metrics)  # what applies to no question of these, too
+            # what applies to no question of these, too
+            acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
             snapshot = reindex.fn(dump, store, encoder, recipe, candidate, limit, False, beam_options, ref).snapshot
             record_release_inputs(target, inputs, present_snapshot, snapshot)
@@ -188,12 +191,14 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
         raise UsageError(f"model {model} and a training are given, and only one model is evaluated: leave one out")
     if GENERATOR not in result.parts:
         raise UsageError(
-            f"`finetune {training.kind}` makes no model that answers questions: train it by itself, and release what "
+            f"`finetune {training.kind}` makes no model that answers questions: train it by "
+            "itself, and release what "
             "is built or ranked with it"
         )
     if result.rebuilds:
         raise UsageError(
-            f"`finetune {training.kind}` makes an index of its own for its model, which is not the snapshot that is "
+            f"`finetune {training.kind}` makes an index of its own for its model, which is not the "
+            "snapshot that is "
             "released: run it by itself, and move its ref with `tag`"
         )
 

@@ -117,6 +117,7 @@ class ReleaseEvaluator:
             return str(outcome.get("refusal", ""))
         except (AttributeError, KeyError, ValueError) as error:
             raise StoreError(
-                f"{OUTCOME} of evaluation {manifest.id[:12]} in {self.store.url} is damaged ({error}): "
+                f"{OUTCOME} of evaluation {manifest.id[:12]} in {self.store.url} is damaged "
+                f"({error}): "
                 "restore it from a copy"
             ) from error

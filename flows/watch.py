@@ -16,7 +16,8 @@ class TrainingWatch:
         `dev` is 0 for a training that creates its own examples.
         """
         self._shown, self._dev, self._every, self._moving = shown, dev, every, moving
-        self._due, self._made, self._age = 0, 0, -1.0  # rebuilds started, rebuilds in use, age of the index
+        # rebuilds started, rebuilds in use, age of the index
+        self._due, self._made, self._age = 0, 0, -1.0
         self._began = time.monotonic()
         self._scores = False
 

@@ -19,6 +19,7 @@ def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
         return client_class(**settings)
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
         raise UsageError(
-            f"the proxy or the certificates from the environment are unusable ({format_error(error)}): correct "
+            "the proxy or the certificates from the environment are unusable "
+            f"({format_error(error)}): correct "
             "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE or SSL_CERT_DIR"
         ) from error

@@ -164,7 +164,8 @@ def _iter_parameters(scheme: str, rest: str) -> Iterator[str]:
 def _secret_error(scheme: str, problem: str) -> UsageError:
     variable = _VARIABLES.get(scheme) or f"FSSPEC_{re.sub(r'[^A-Z0-9]', '_', scheme.upper())} (fsspec settings as JSON)"
     return UsageError(
-        f"the {scheme} URL {problem}, which may be a secret and would be written into logs and manifests: leave it "
+        f"the {scheme} URL {problem}, which may be a secret and would be written into logs and "
+        "manifests: leave it "
         f"out, and set {variable} in the environment"
     )
 

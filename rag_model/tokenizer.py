@@ -68,7 +68,8 @@ def _try_patterns(file: Path, digest: str) -> None:
         raise _read_error(file, error) from error
     except ChildDiedError as error:
         raise InputError(
-            f"the tokenizer {file} {error} on texts of {_TRIAL_LENGTH:,} characters: one of its patterns is too slow, "
+            f"the tokenizer {file} {error} on texts of {_TRIAL_LENGTH:,} characters: one of its "
+            "patterns is too slow, "
             "so use another model"
         ) from error
 

@@ -93,7 +93,8 @@ class _Lines:
     def __init__(self, what: str, as_bytes: bool) -> None:
         self._what, self._as_bytes = what, as_bytes
         self._started = self._last = time.monotonic()
-        self._first: tuple[float, int] | None = None  # time of the first call, and units done by then
+        # time of the first call, and units done by then
+        self._first: tuple[float, int] | None = None
         self.say("…")
 
     def __call__(self, done: int, total: int) -> None:

@@ -15,7 +15,8 @@ QUESTIONS = Path(__file__).with_name("questions.jsonl")
 
 _DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 _WEIGHTS = (
-    "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # as the model's authors publish them
+    # as the model's authors publish them
+    "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 )
 
 

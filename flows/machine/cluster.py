@@ -10,7 +10,8 @@ from typing import Any
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, JobServerOptions, PipelineOptions, PortableOptions
 
 _PATIENCE = 5.0  # seconds until a server that does not answer counts as down
-AMISS = (OSError, ValueError, KeyError, TypeError)  # the server is down, or it is not the expected kind
+# the server is down, or it is not the expected kind
+AMISS = (OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)

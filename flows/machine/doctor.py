@@ -28,7 +28,8 @@ from rag_model.store.upkeep.verify import probe_store
 
 MIN_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and so does the launcher
 MIN_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
-MAX_CLOCK_SKEW = 60.0  # seconds: with more, `created_at` misleads people, and S3 refuses signatures at 900
+# seconds: with more, `created_at` misleads people, and S3 refuses signatures at 900
+MAX_CLOCK_SKEW = 60.0
 
 
 def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]:

@@ -26,7 +26,8 @@ THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they se
 SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # GiB for downloads, the cache, and Beam's temporary files
 
-EstimateFunction = Callable[..., WorkEstimate]  # takes the memory limit in bytes, and a run's parameters by name
+# takes the memory limit in bytes, and a run's parameters by name
+EstimateFunction = Callable[..., WorkEstimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ def start_run(
     Args:
         parameters: the run's parameters; for those that are None or empty the deployment's own are
             used.
-        estimate_work: returns the work of the run from the bytes that it may use and its parameters.
+        estimate_work: returns the work of the run from the bytes that it may use and its
+            parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a
             machine is requested.
         most: the most memory, cores and GPUs for the run; by default those of this machine.
@@ -140,9 +142,11 @@ def get_limits(effective_limits: RunLimits | None, pool: str) -> RunLimits:
     effective_limits = effective_limits or RunLimits(
         str(worker_memory(())), count_cores(), len([*Path("/dev").glob("nvidia[0-9]*")])
     )
-    if not (1 <= effective_limits.cores <= 1024 and 0 <= effective_limits.gpus <= 64):  # of one machine
+    # of one machine
+    if not (1 <= effective_limits.cores <= 1024 and 0 <= effective_limits.gpus <= 64):
         raise UsageError(
-            f"a run needs a core, and cannot have {effective_limits.cores} cores and {effective_limits.gpus} GPUs: "
+            f"a run needs a core, and cannot have {effective_limits.cores} cores and "
+            f"{effective_limits.gpus} GPUs: "
             "correct `most`"
         )
     return effective_limits

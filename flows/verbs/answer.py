@@ -29,7 +29,8 @@ ModelName = Annotated[
     str,
     Parameter(
         help="A RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one; with --reader "
-        "concat also a folder of a generator alone, or openai:MODEL behind the endpoint that the environment names."
+        "concat also a folder of a generator alone, or openai:MODEL behind the endpoint that the "
+        "environment names."
     ),
 ]
 

@@ -34,7 +34,8 @@ def evaluate(
             negative="",
             env_var_split=keep_whole,
             help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); "
-            "A:100 retrieves 100 from A. Repeat it to compare others with the first. By default the snapshot's own.",
+            "A:100 retrieves 100 from A. Repeat it to compare others with the first. By default "
+            "the snapshot's own.",
         ),
     ] = (),
     index: Annotated[
@@ -53,7 +54,8 @@ def evaluate(
         JudgedBy | None,
         Parameter(
             help="How relevance is judged: by `answers` that a passage contains, or by `pages` or `passages` that the "
-            "questions name. By default pages for a BEIR folder, passages if every question names one, else answers."
+            "questions name. By default pages for a BEIR folder, passages if every question names "
+            "one, else answers."
         ),
     ] = None,
     model: Annotated[
@@ -87,7 +89,8 @@ def evaluate(
         Parameter(
             negative="",
             help="With --answers labels: a label and the word of one token that stands for it, such as SUPPORTS=true; "
-            "repeat it for each label. The likeliest label is the answer, and no text is generated.",
+            "repeat it for each label. The likeliest label is the answer, and no text is "
+            "generated.",
         ),
     ] = (),
     asks: AsksName = None,
@@ -97,7 +100,8 @@ def evaluate(
         Parameter(
             negative="",
             help="With --model: also measure closed book, the gold passage, shuffled passages, several k, the hits of "
-            "BM25 and of the frozen retriever for this same model (the paper trains one with each), and all passages "
+            "BM25 and of the frozen retriever for this same model (the paper trains one with "
+            "each), and all passages "
             "if they fit into one prompt; and say whether retrieval is worth its cost.",
         ),
     ] = False,

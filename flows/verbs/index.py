@@ -20,7 +20,8 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.resources.estimates import estimate_row_bytes, estimate_stage_seconds
 from rag_model.secrets import refuse_url_as_path
 
-_NUMBERS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)  # of a plan with shards, and of others
+# of a plan with shards, and of others
+_NUMBERS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)
 
 
 def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
@@ -54,7 +55,8 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
             for stage, core_seconds in seconds.items()
         ),
         f"memory    {format_bytes(needed_bytes)} to build, {format_bytes(cost.search_bytes)} to search",
-        f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} bytes a passage; "
+        f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} "
+        "bytes a passage; "
         f"{format_bytes(cost.work_bytes)} while it is built",
         f"{kind.represents:<9} {format_bytes(n * row)} on disk in addition to the index, {row:,} bytes a passage",
         f"time      {sum(seconds.values()) / 60:,.1f} minutes of one core, about",

@@ -66,7 +66,8 @@ def serve(
         Parameter(
             negative="",
             help="A host name that requests may use, and whose pages may call the service; repeat it for more; * "
-            "allows any. localhost, 127.0.0.1 and [::1] stay allowed. By default only these, or any name if --host "
+            "allows any. localhost, 127.0.0.1 and [::1] stay allowed. By default only these, or "
+            "any name if --host "
             "is reachable from other machines. /healthz and /readyz are answered under any name.",
         ),
     ] = (),
@@ -74,7 +75,8 @@ def serve(
         Path | None,
         Parameter(
             help="A file of bearer tokens, one a line; all requests but /healthz and /readyz need one. Changes take "
-            "effect within two seconds: if the file is empty no token is valid; if it is deleted or unreadable the "
+            "effect within two seconds: if the file is empty no token is valid; if it is deleted "
+            "or unreadable the "
             "tokens stay as they are."
         ),
     ] = None,
@@ -93,7 +95,8 @@ def serve(
             negative="",
             env_var_split=keep_whole,
             help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); repeat it for "
-            "more. The first is the default. Requests may combine their indexes in others. By default the snapshot's.",
+            "more. The first is the default. Requests may combine their indexes in others. By "
+            "default the snapshot's.",
         ),
     ] = (),
     index: Annotated[
@@ -108,7 +111,8 @@ def serve(
             "memory while one follows the other.",
         ),
     ] = False,
-    low_memory: Annotated[bool, Parameter(negative="", show=False)] = False,  # kept for old callers; now the default
+    # kept for old callers; now the default
+    low_memory: Annotated[bool, Parameter(negative="", show=False)] = False,
     dest: Annotated[
         Path | None, Parameter(help="Folder for pulled snapshots; by default a folder of the cache.")
     ] = None,
@@ -125,8 +129,10 @@ def serve(
         int | None,
         Parameter(
             help="With --model: check one answer in this many for an override, in which the model prefers its own "
-            "memory to the passages. A check costs about as much as a short answer, in the background, and nothing if "
-            "a passage supports the answer; behind an endpoint it is one more call, without passages. By default 20; "
+            "memory to the passages. A check costs about as much as a short answer, in the "
+            "background, and nothing if "
+            "a passage supports the answer; behind an endpoint it is one more call, without "
+            "passages. By default 20; "
             "0: none."
         ),
     ] = None,
@@ -138,8 +144,10 @@ def serve(
     error, or with --json as one line on standard output. With --mcp nothing is printed, and the
     service ends with its standard input.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch and faiss: threads that spin starve HTTP
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # spin briefly between layers: waking a thread costs more
+    # before torch and faiss: threads that spin starve HTTP
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # spin briefly between layers: waking a thread costs more
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for package, extra in (_NEEDED | ({"mcp": "mcp"} if mcp else {})).items():
         require(package, extra)
     if low_memory and in_memory:

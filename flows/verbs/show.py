@@ -64,7 +64,8 @@ def show(
         str,
         Parameter(
             help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model; with "
-            "`evaluation:`, an id of an evaluation; with `training:`, the key of an unfinished training."
+            "`evaluation:`, an id of an evaluation; with `training:`, the key of an unfinished "
+            "training."
         ),
     ] = "latest",
     /,

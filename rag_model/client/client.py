@@ -26,10 +26,12 @@ from rag_model.errors import ServiceError, UsageError, format_error
 from rag_model.http_client import create_http_client
 from rag_model.untrusted_text import parse_json
 
-RETRY_STATUSES = frozenset((429, 503))  # a full queue, or no snapshot loaded yet; the reply has a Retry-After header
+# a full queue, or no snapshot loaded yet; the reply has a Retry-After header
+RETRY_STATUSES = frozenset((429, 503))
 TOKEN_VARIABLE = "BOOKWHEEL_TOKEN"  # environment variable with the bearer token
 _PRINTABLE = re.compile(r"[!-~]+")
-_CLIENT_ERRORS = frozenset((400, 403, 408, 413, 415, 421, 422))  # statuses that are the request's fault
+# statuses that are the request's fault
+_CLIENT_ERRORS = frozenset((400, 403, 408, 413, 415, 421, 422))
 _MAX_DETAIL = 300  # characters of a message from another program
 _Record = TypeVar("_Record")
 
@@ -134,7 +136,8 @@ class Client:
             timeout=httpx.Timeout(self.settings.reply_seconds, connect=self.settings.connect_seconds),
             verify=tls or True,
         )
-        weakref.finalize(self, self._http.close)  # closes the connections of a client that is garbage collected
+        # closes the connections of a client that is garbage collected
+        weakref.finalize(self, self._http.close)
 
     def search(self, questions: Sequence[str], k: int = 5, retriever: str | None = None) -> SearchReply:
         """Return the best `k` passages of each question, best first, in the order of the questions.
@@ -210,7 +213,8 @@ class Client:
             return parse_reply(record_type, parse_json(reply.content))
         except ValueError as error:
             raise ServiceError(
-                f"{self.url}/{endpoint} did not send a reply of bookwheel ({error}): check the address, and that the "
+                f"{self.url}/{endpoint} did not send a reply of bookwheel ({error}): check the "
+                "address, and that the "
                 "service is as new as this client"
             ) from error
 
@@ -233,7 +237,8 @@ class Client:
             )
         reason = format_error(error)[:_MAX_DETAIL]
         return ServiceError(
-            f"{self.url} cannot be reached in {_format_tries(attempts)} ({reason}): check the address, and that the "
+            f"{self.url} cannot be reached in {_format_tries(attempts)} ({reason}): check the "
+            "address, and that the "
             "service runs"
         )
 

@@ -214,7 +214,8 @@ class _Tally:
         if unparsable > max_unparsable:
             first_page = self.quarantined[0]
             raise InputError(
-                f"{unparsable} pages of {part.name} cannot be parsed and the recipe allows {max_unparsable:.0f}, "
+                f"{unparsable} pages of {part.name} cannot be parsed and the recipe allows "
+                f"{max_unparsable:.0f}, "
                 f"the first is {first_page.title!r} ({first_page.reason}): "
                 "check the dump, or raise quarantine_share in the recipe"
             )

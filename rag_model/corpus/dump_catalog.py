@@ -46,7 +46,8 @@ class _SameServerRedirects(HTTPRedirectHandler):
         is_upgrade = (old_url.scheme, new_url.scheme, old_url.port) == ("http", "https", new_url.port)
         if new_url.netloc != old_url.netloc or not (new_url.scheme == old_url.scheme or is_upgrade):
             raise UntrustedServerError(
-                f"{req.full_url} redirects to another server, {new_url.scheme}://{new_url.hostname}: use that address "
+                f"{req.full_url} redirects to another server, "
+                f"{new_url.scheme}://{new_url.hostname}: use that address "
                 "if you trust it"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -229,7 +230,8 @@ def _check_disk_space(published: PublishedDump, folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if missing_bytes > free_bytes:
         raise ResourceError(
-            f"the disk of {folder} is full: {missing_bytes:,} bytes of the dump of {published.date} have to be fetched "
+            f"the disk of {folder} is full: {missing_bytes:,} bytes of the dump of "
+            f"{published.date} have to be fetched "
             f"and {free_bytes:,} are free; make room, or name another folder"
         )
 
@@ -301,7 +303,8 @@ def _append_bytes(file: DumpFile, partial: Path, on_progress: Callable[[int], ob
                 if out.tell() + len(block) > file.size:
                     partial.unlink()
                     raise UntrustedServerError(
-                        f"{file.url} is longer than the {file.size} bytes that its status says, and was deleted: try "
+                        f"{file.url} is longer than the {file.size} bytes that its status says, "
+                        "and was deleted: try "
                         "again later"
                     )
                 out.write(block)

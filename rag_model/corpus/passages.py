@@ -277,7 +277,8 @@ class PassageFile:
     def _check_decoded(self, size: int) -> None:
         if size > self._max_decoded:
             raise InputError(
-                f"{self._name} decodes to more than {self._max_decoded >> 20:,} MiB, far more than its size: build or "
+                f"{self._name} decodes to more than {self._max_decoded >> 20:,} MiB, far more than "
+                "its size: build or "
                 "pull it again"
             )
 

@@ -2,10 +2,12 @@
 
 encoder, model, bert          one dense vector per text; torch models, BERT without transformers
 token_encoder, token_model    ColBERT: one vector per token; token_spec: its settings
-sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms; sparse_spec: their settings
+sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms; sparse_spec: their
+settings
 bag, muvera                   bags of tokens; one fixed vector from a ColBERT's vectors
 any_encoder                   load an encoder of any kind by the record in its folder
-cross_encoder                 scores of (question, passage) pairs; onnx_cross_encoder, torch_cross_encoder
+cross_encoder                 scores of (question, passage) pairs; onnx_cross_encoder,
+torch_cross_encoder
 trainable, masked_lm          encoders and masked language models with gradients
 embed, row_formats            encode the passages of a corpus part, reusing known rows
 space, weights                identity of a vector space and of weights

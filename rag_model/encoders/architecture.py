@@ -1,4 +1,6 @@
-"""Read the sizes of a transformer from its config and the headers of its weights, without tensors."""
+"""Read the sizes of a transformer from its config and the headers of its weights, without
+tensors.
+"""
 
 import math
 from dataclasses import dataclass
@@ -144,12 +146,14 @@ def check_is_encoder(folder: Path) -> None:
     config = read_json_object(folder / CONFIG)
     if is_token_encoder(folder):
         raise InputError(
-            f"encoder {folder} is a ColBERT, which makes many vectors per text: name it in [represent.tokens] of a "
+            f"encoder {folder} is a ColBERT, which makes many vectors per text: name it in "
+            "[represent.tokens] of a "
             "recipe"
         )
     if is_sparse_encoder(folder):
         raise InputError(
-            f"encoder {folder} is a sparse encoder, which makes weighted terms: name it in [represent.sparse] of a "
+            f"encoder {folder} is a sparse encoder, which makes weighted terms: name it in "
+            "[represent.sparse] of a "
             "recipe"
         )
     architecture = next(iter(config.get("architectures") or [""]))
@@ -158,6 +162,7 @@ def check_is_encoder(folder: Path) -> None:
     other_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
     if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
         raise InputError(
-            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no vectors for "
+            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no "
+            "vectors for "
             "search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
         )

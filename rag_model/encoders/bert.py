@@ -129,7 +129,9 @@ class _Affine:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Self-attention and a feed-forward network, each with a residual connection and a layer norm."""
+    """Self-attention and a feed-forward network, each with a residual connection and a layer
+    norm.
+    """
 
     query: _Affine
     key: _Affine

@@ -118,7 +118,8 @@ def check_is_cross_encoder(folder: Path) -> None:
 def not_a_cross_encoder_error(folder: Path, reason: str) -> InputError:
     """Return the error for a folder that holds no cross-encoder."""
     return InputError(
-        f"{folder} {reason}: give a cross-encoder, a folder with a model for sequence classification, such as "
+        f"{folder} {reason}: give a cross-encoder, a folder with a model for sequence "
+        "classification, such as "
         "cross-encoder/ms-marco-MiniLM-L6-v2"
     )
 

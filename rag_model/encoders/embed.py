@@ -186,7 +186,9 @@ def _open_vectors(file: Path) -> NDArray[Any]:
 
 
 def _iter_inputs(source: PassageFile, rows: NDArray[np.int64], encoder: PassageEncoder) -> Iterator[list[TextInput]]:
-    """Yield the encoder inputs of ascending `rows`, one window at a time; the last may be shorter."""
+    """Yield the encoder inputs of ascending `rows`, one window at a time; the last may be
+    shorter.
+    """
     pending_inputs, start = list[TextInput](), 0
     for batch in source.iter_batches(_COLUMNS, encoder.window):
         first, end = np.searchsorted(rows, [start, start + len(batch)])

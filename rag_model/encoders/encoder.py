@@ -100,7 +100,8 @@ class Encoder:
         table, words = StaticTable.open(body), WordTokenizer.load(body, spec)
         if words.vocabulary_size > table.size:
             raise InputError(
-                f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and {table.size:,} have a "
+                f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and "
+                f"{table.size:,} have a "
                 "vector: use the tokenizer that the model was made with"
             )
         model = import_module("rag_model.encoders.model").StaticModel.from_table(table, normalize=spec.normalize)
@@ -177,7 +178,8 @@ class Encoder:
         if len(bad_rows):
             row = first_row + int(bad_rows[0])
             raise InputError(
-                f"encoder {self.name} computed a vector that is not finite, of row {row}: its weights are damaged, "
+                f"encoder {self.name} computed a vector that is not finite, of row {row}: its "
+                "weights are damaged, "
                 "fetch the model again"
             )
 

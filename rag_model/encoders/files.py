@@ -204,7 +204,8 @@ def _read_pooling(path: Path) -> str:
     modes += [mode_setting] if isinstance(mode_setting, str) else list(mode_setting or [])
     if len(modes) != 1 or modes[0] not in _POOLING:
         raise InputError(
-            f"encoder file {path} asks for pooling {'+'.join(modes) or 'none'}, which is not supported: "
+            f"encoder file {path} asks for pooling {'+'.join(modes) or 'none'}, which is not "
+            "supported: "
             "use a model that pools by cls, mean or last token"
         )
     if config.get("include_prompt") is False:
@@ -241,7 +242,8 @@ def resolve_folder(name: str | Path) -> Path:
         return Path(hub.snapshot_download(name, allow_patterns=_DOWNLOADED, ignore_patterns=_OTHER_RUNTIMES))
     except Exception as error:  # the hub may also raise any exception of its HTTP library
         raise InputError(
-            f"model {name} is not a local folder, and cannot be fetched from the hub ({type(error).__name__}):  "
+            f"model {name} is not a local folder, and cannot be fetched from the hub "
+            f"({type(error).__name__}):  "
             "check the name and the network, or give a local folder"
         ) from error
 

@@ -38,7 +38,9 @@ _HEAD_NAMES = ("cls", "lm_head")
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """The special tokens around and between two texts, and the token type ids of the five pieces."""
+    """The special tokens around and between two texts, and the token type ids of the five
+    pieces.
+    """
 
     prefix: tuple[int, ...]  # ids: BERT's [CLS]
     separator: tuple[int, ...]  # [SEP]
@@ -91,7 +93,8 @@ class MaskedLMTokenizer:
         ids = {token: token_id for token in MASKS if (token_id := tokenizer.token_to_id(token)) is not None}
         if not ids:
             raise InputError(
-                f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked language model, such as "
+                f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked "
+                "language model, such as "
                 "BERT"
             )
         pad_candidates = [
@@ -158,7 +161,8 @@ class TrainableMaskedLM(nn.Module):
         ]
         if missing_body_tensors:
             raise InputError(
-                f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is {missing_body_tensors[0]}: "
+                f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is "
+                f"{missing_body_tensors[0]}: "
                 "fetch it again"
             )
         needs_new_head = any(not name.startswith(body) for name in missing_tensors)

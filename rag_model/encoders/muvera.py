@@ -49,8 +49,10 @@ class Muvera:
         is_valid = self.repetitions >= 1 and 0 <= self.bits <= _MAX_BITS and 1 <= self.projected <= self.dim
         if not is_valid:
             raise UsageError(
-                f"repetitions {self.repetitions}, bits {self.bits} and projected {self.projected} of MUVERA are "
-                f"invalid: give 1 or more repetitions, 0 to {_MAX_BITS} bits, and 1 to {self.dim} projected "
+                f"repetitions {self.repetitions}, bits {self.bits} and projected {self.projected} "
+                "of MUVERA are "
+                f"invalid: give 1 or more repetitions, 0 to {_MAX_BITS} bits, and 1 to {self.dim} "
+                "projected "
                 "components"
             )
 

@@ -120,7 +120,8 @@ def _find_unsupported(key: str, value: Any) -> str | None:
         return f"has a {key}, and quantised weights are not read: save the model as fp32, fp16 or bf16"
     if key == "position_embedding_type" and value in _UNSUPPORTED_POSITIONS:
         return (
-            f"says {key} {_abbreviate(value)}, and such positions are not read: give a model whose positions are "
+            f"says {key} {_abbreviate(value)}, and such positions are not read: give a model whose "
+            "positions are "
             "absolute"
         )
     if value and (_VISION_KEYS.search(key) or (key == "model_type" and _VISION_KEYS.search(str(value)))):

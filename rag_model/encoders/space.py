@@ -138,7 +138,8 @@ def check_same_space(query_space: Space, passage_space: Space) -> None:
         if field.name != "name" and getattr(query_space, field.name) != getattr(passage_space, field.name)
     ]
     raise RefusedError(
-        f"questions of encoder {query_space.name} cannot search a snapshot of encoder {passage_space.name}, whose "
+        f"questions of encoder {query_space.name} cannot search a snapshot of encoder "
+        f"{passage_space.name}, whose "
         f"{' and '.join(differences)} differ: use the encoder that the snapshot carries, or reindex"
     )
 

@@ -40,7 +40,9 @@ _MAX_SCALE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SparseSpec:
-    """Settings of a sparse encoder; the fields that concern passages are part of its vector space."""
+    """Settings of a sparse encoder; the fields that concern passages are part of its vector
+    space.
+    """
 
     # Over the tokens of a text, special ones included as in training; never over padding.
     pooling: Pooling = "max"
@@ -137,7 +139,8 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
     architecture = next(iter(config.get("architectures") or [""]))
     if not architecture.endswith(_HEAD_SUFFIX) and folder_settings.get("activation") != SIDR:
         raise InputError(
-            f"encoder {folder} is a {architecture or config.get('model_type')}, which has no weights over its "
+            f"encoder {folder} is a {architecture or config.get('model_type')}, which has no "
+            "weights over its "
             f"vocabulary: give a masked-language model (a BertForMaskedLM), such as a SPLADE"
         )
     try:
@@ -177,6 +180,7 @@ def _check_vocabulary(folder: Path, model_size: int, length: int) -> None:
     tokenizer_size = load_tokenizer(folder, length).get_vocab_size()
     if tokenizer_size > model_size:
         raise InputError(
-            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model weighs {model_size:,}: "
+            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model "
+            f"weighs {model_size:,}: "
             "use the tokenizer that the model was trained with"
         )

@@ -72,7 +72,9 @@ class EncoderSpec:
 
     @property
     def is_static(self) -> bool:
-        """Whether the encoder is static: it has one vector per vocabulary token and no transformer."""
+        """Whether the encoder is static: it has one vector per vocabulary token and no
+        transformer.
+        """
         return self.pooling in STATIC_POOLINGS
 
     def to_json(self) -> dict[str, Any]:

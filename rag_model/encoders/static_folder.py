@@ -68,12 +68,14 @@ class StaticTable:
         embeddings = stored.get(_EMBEDDINGS) or stored.get(_EMBEDDING)
         if embeddings is None:
             raise InputError(
-                f"encoder {folder} has no tensor {_EMBEDDINGS} or {_EMBEDDING}: give the folder of a static encoder, "
+                f"encoder {folder} has no tensor {_EMBEDDINGS} or {_EMBEDDING}: give the folder of "
+                "a static encoder, "
                 "as model2vec or sentence-transformers saves it"
             )
         if len(embeddings.shape) != 2 or not 0 < embeddings.shape[1] <= _MAX_DIM or not embeddings.shape[0]:
             raise InputError(
-                f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, which is not tokens by "
+                f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, "
+                "which is not tokens by "
                 f"dimensions: {_FETCH_AGAIN}"
             )
         rows = embeddings.shape[0]
@@ -134,7 +136,8 @@ class StaticTable:
         nonzero_tokens = np.concatenate(nonzero_blocks)[slice(None) if self.mapping is None else self.mapping]
         if not (nonzero_tokens if self.weights is None else nonzero_tokens & (self.weights != 0)).any():
             raise InputError(
-                f"encoder {self.folder} has a zero vector for every token, so that all texts are alike: "
+                f"encoder {self.folder} has a zero vector for every token, so that all texts are "
+                "alike: "
                 f"{_FETCH_AGAIN}, or save it after its training"
             )
 

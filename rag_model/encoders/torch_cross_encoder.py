@@ -81,7 +81,8 @@ class TorchPairModel:
         transformers_model, missing_tensors = load_classifier(folder)
         if missing_tensors:
             raise InputError(
-                f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, {missing_tensors[0]} first: fetch it "
+                f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, "
+                f"{missing_tensors[0]} first: fetch it "
                 "again"
             )
         transformers_model = transformers_model.to(resolved_device).eval().requires_grad_(False)
@@ -161,7 +162,8 @@ class TrainableCrossEncoder(nn.Module):
             name for name in missing_tensors if name.startswith(body) and _NEW_HEAD not in name.split(".")
         ]:
             raise InputError(
-                f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is {missing_body_tensors[0]}: "
+                f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is "
+                f"{missing_body_tensors[0]}: "
                 "fetch it again"
             )
         return cls(model, PairTokenizer.load(folder), folder).train()

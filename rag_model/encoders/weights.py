@@ -141,7 +141,8 @@ def list_weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS_INDEX, *(folder / Path(shard).name for shard in sorted(shards))]
     if any(folder.glob("*.bin")):
         raise InputError(
-            f"model {folder} has only pickled weights, which can execute code when read: write {WEIGHTS} with "
+            f"model {folder} has only pickled weights, which can execute code when read: write "
+            f"{WEIGHTS} with "
             "`model.save_pretrained(folder)` on a machine where you trust them"
         )
     raise InputError(f"model {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")

@@ -194,7 +194,8 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
             if summary.space == parent.space
             else f"{_short_digest(summary.space)}, the parent's is {_short_digest(parent.space)}",
             "the parent's",
-            "Services that follow the ref would refuse the snapshot: publish it under another ref, or allow a new "
+            "Services that follow the ref would refuse the snapshot: publish it under another ref, "
+            "or allow a new "
             "space.",
         )
     yield Check(

@@ -121,7 +121,8 @@ def _matches(pattern: str, method: str, text: str) -> bool:
         return getattr(compiled, method)(text, timeout=_TIMEOUT_SECONDS) is not None
     except TimeoutError:
         raise InputError(
-            f"the answer pattern {pattern[:80]!r} takes more than {_TIMEOUT_SECONDS:g} s on {text[:80]!r}: "
+            f"the answer pattern {pattern[:80]!r} takes more than {_TIMEOUT_SECONDS:g} s on "
+            f"{text[:80]!r}: "
             "write it without nested repetitions"
         ) from None
 
@@ -150,9 +151,12 @@ def compile_pattern(pattern: str) -> Any:
 
 _MIN_KEY_SHARE = 0.75  # of the key tokens that are not numbers
 _STOP_WORDS = (
-    "a about after all also an and any are as at be because been before but by can could did do does for from had has "
-    "have he her his how i if in into is it its may more most no not of on or other our over s she so some such t than "
-    "that the their them then there these they this those to under up was we were what when where which while who whom "
+    "a about after all also an and any are as at be because been before but by can could did do "
+    "does for from had has "
+    "have he her his how i if in into is it its may more most no not of on or other our over s she "
+    "so some such t than "
+    "that the their them then there these they this those to under up was we were what when where "
+    "which while who whom "
     "whose why will with would you your"
 )
 _STOP_WORD_SET = frozenset(_STOP_WORDS.split())

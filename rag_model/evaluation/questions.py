@@ -280,7 +280,8 @@ def _parse_kilt_outputs(outputs: Any, location: str) -> tuple[tuple[str, ...], t
         pages = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
     except (TypeError, KeyError, AttributeError):
         raise InputError(
-            f"{location}: write KILT's `output` as a list of objects with `answer`, and `provenance` with "
+            f"{location}: write KILT's `output` as a list of objects with `answer`, and "
+            "`provenance` with "
             "`wikipedia_id`"
         ) from None
     return tuple(dict.fromkeys(_check_answers(answers, location))), tuple(

@@ -39,7 +39,9 @@ class _Extension:
 
 
 def propose_most_likely(beams: int) -> ProposeTokens:
-    """Propose the 2 x `beams` most likely tokens (1 if greedy); up to half of them may end answers."""
+    """Propose the 2 x `beams` most likely tokens (1 if greedy); up to half of them may end
+    answers.
+    """
     breadth = 1 if beams == 1 else 2 * beams
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:

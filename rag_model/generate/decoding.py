@@ -47,7 +47,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class DecodingSettings:
-    """Settings of decoding; the defaults are those of Lewis et al. 2020 for open-domain questions."""
+    """Settings of decoding; the defaults are those of Lewis et al. 2020 for open-domain
+    questions.
+    """
 
     # Appendix A: greedy for questions, "we did not find beam search improved results"; 4 to write
     # text.

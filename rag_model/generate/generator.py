@@ -78,7 +78,9 @@ class Generator(Protocol):
 
     @property
     def max_answer(self) -> int:
-        """Maximum tokens of an answer, the end token included; every context leaves room for them."""
+        """Maximum tokens of an answer, the end token included; every context leaves room for
+        them.
+        """
         ...
 
     def encode_contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:

@@ -203,7 +203,8 @@ def label_tokens(generator: Generator, words: Sequence[str]) -> list[int]:
         label_ids = label_ids[:-1] if label_ids and label_ids[-1] == generator.end_token else label_ids
         if len(label_ids) != 1:
             raise UsageError(
-                f"the label's word {word!r} is {len(label_ids)} tokens of this model: give a word of one token for it, "
+                f"the label's word {word!r} is {len(label_ids)} tokens of this model: give a word "
+                "of one token for it, "
                 "as in --label SUPPORTS=true"
             )
         token_ids += label_ids
@@ -213,7 +214,9 @@ def label_tokens(generator: Generator, words: Sequence[str]) -> list[int]:
 
 
 def label_log_p(generator: Generator, contexts: Contexts, tokens: Sequence[int]) -> Tensor:
-    """Return (b, k, l) log p(label|x,z) of the label tokens, normalized over the whole vocabulary."""
+    """Return (b, k, l) log p(label|x,z) of the label tokens, normalized over the whole
+    vocabulary.
+    """
     prefix = [] if generator.first_token is None else [generator.first_token]
     device = contexts.tokens.device
     # (b, t)

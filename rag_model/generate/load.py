@@ -131,7 +131,9 @@ def _render_messages(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> s
 
 
 def _find_weight_source(folder: Path) -> dict[str, Any]:
-    """Return transformers' arguments for the weights; check that they are complete and not pickled."""
+    """Return transformers' arguments for the weights; check that they are complete and not
+    pickled.
+    """
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
         if len(files) > 1:
@@ -157,7 +159,8 @@ def _check_is_generator(folder: Path, config: Any) -> None:
         and not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     ):
         raise InputError(
-            f"generator {folder} is a {architectures[0]}, not a generator: give an encoder-decoder or a decoder-only "
+            f"generator {folder} is a {architectures[0]}, not a generator: give an encoder-decoder "
+            "or a decoder-only "
             "model"
         )
 
@@ -178,7 +181,8 @@ def _load_module(folder: Path, family: Any, arguments: dict[str, Any]) -> Any:
     module, loading = _load_with(folder, family, {**arguments, **weights, "output_loading_info": True})
     if missing_tensors := sorted(loading["missing_keys"]):
         raise InputError(
-            f"generator {folder} lacks {len(missing_tensors)} tensors, the first is {missing_tensors[0]}: "
+            f"generator {folder} lacks {len(missing_tensors)} tensors, the first is "
+            f"{missing_tensors[0]}: "
             "fetch it again"
         )
     if "gguf_file" in arguments:  # the weights are now plain floats, which can be trained and saved

@@ -91,7 +91,9 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _tokenize_pieces(tokenizer: Any, text: str, cuts: Sequence[int], tokenized_text: TokenizedText) -> TokenizedText:
-    """Tokenize the pieces between `cuts`, and add the special tokens of the whole text around them."""
+    """Tokenize the pieces between `cuts`, and add the special tokens of the whole text around
+    them.
+    """
     prefix, suffix = _split_added_tokens(tokenized_text)
     pieces = list(pairwise([0, *cuts, len(text)]))
     encodings = tokenizer([text[first:end] for first, end in pieces], add_special_tokens=False, verbose=False)
@@ -248,7 +250,8 @@ def render_prompts(
     passage_counts = {len(question_passages) for question_passages in passages}
     if len(questions) != len(passages) or len(passage_counts) != 1 or 0 in passage_counts:
         raise UsageError(
-            f"{len(questions)} questions with {sorted(passage_counts)} passages cannot be read together: give equally "
+            f"{len(questions)} questions with {sorted(passage_counts)} passages cannot be read "
+            "together: give equally "
             "many, and an empty one where there is no passage"
         )
     pairs = zip(questions, passages, strict=True)

@@ -53,7 +53,8 @@ class RagSettings:
                 raise UsageError(f"{name} {value!r} of a RAG model is unknown: use one of {', '.join(choices)}")
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(
-                f"k {self.k}, temperature {self.temperature} and label_smoothing {self.label_smoothing} of a RAG "
+                f"k {self.k}, temperature {self.temperature} and label_smoothing "
+                f"{self.label_smoothing} of a RAG "
                 "model are invalid: give k >= 1, temperature > 0 and 0 <= label_smoothing < 1"
             )
 
@@ -148,6 +149,7 @@ def _check_shapes(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
     b, k = scores.shape
     if (contexts.k, len(contexts.tokens), len(targets.tokens)) != (k, b * k, b):
         raise UsageError(
-            f"{b} questions with {k} scores do not match {len(contexts.tokens)} contexts, {contexts.k} per question,  "
+            f"{b} questions with {k} scores do not match {len(contexts.tokens)} contexts, "
+            f"{contexts.k} per question,  "
             f"and {len(targets.tokens)} targets: give all three for the same questions and passages"
         )

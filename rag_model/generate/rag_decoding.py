@@ -61,7 +61,9 @@ def decode_sequence(
 def _propose_candidates(
     generator: Generator, prefilled: tuple[Tensor, State], k: int, settings: DecodingSettings
 ) -> list[CandidateScores]:
-    """Run one beam search per passage; return the union of the candidates of each question's beams."""
+    """Run one beam search per passage; return the union of the candidates of each question's
+    beams.
+    """
     logits = prefilled[0]
     prior = logits.new_zeros(len(logits), 1)  # (b k, 1)
     beams = beam_search(

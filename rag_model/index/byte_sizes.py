@@ -46,6 +46,7 @@ def check_disk(folder: Path, size: int, work: str, other: str) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ResourceError(
-            f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free)} are free: "
+            f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free)} are "
+            "free: "
             f"free some, or {other}"
         )

@@ -44,10 +44,12 @@ def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> Resour
 def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
     vector, links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
     copies = 1 + plan.border + plan.linked  # of a vector, in all cells
-    shard_bytes = 2 * vector + _graph_node_bytes(links) + 2 * links * _LINK_BYTES  # per vector in a shard
+    # per vector in a shard
+    shard_bytes = 2 * vector + _graph_node_bytes(links) + 2 * links * _LINK_BYTES
     stages = {
         "train": 3 * vector * max(cell_sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
-        "scatter": part_rows * vector * (4 + copies),  # mapped, read, compared, stored; and as slices
+        # mapped, read, compared, stored; and as slices
+        "scatter": part_rows * vector * (4 + copies),
         "shard": copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
         # Per row: its level, the walk's parent and front, its position in each cell, each thread's
         # mark.
@@ -111,7 +113,8 @@ def fit_into_memory(
         alternatives = [*recipes, *list_alternatives(recipes[0], d)]
         advice = f"use {fit_into_memory(alternatives, n, d, memory, part_rows, serving=serving).factory}"
     raise ResourceError(
-        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed)} of memory to {work}, and "
+        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed)} of "
+        f"memory to {work}, and "
         f"{format_bytes(memory)} are free: {advice}"
     )
 
@@ -124,7 +127,8 @@ def list_alternatives(recipe: IndexRecipe, d: int) -> list[IndexRecipe]:
     links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
-    factories = [*graphs, "IVF,PQ", *codes, "IVF,RaBitQ"]  # d/4, d/8 and d/16 bytes, and 1 bit per dimension
+    # d/4, d/8 and d/16 bytes, and 1 bit per dimension
+    factories = [*graphs, "IVF,PQ", *codes, "IVF,RaBitQ"]
     return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
 
 

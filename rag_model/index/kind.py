@@ -478,7 +478,8 @@ def get_kind_for_factory(factory: str) -> "IndexKind":
         parse_factory(factory)
     except UsageError as error:
         raise UsageError(
-            f"{error}; other kinds: BM25 over text, Impact or Impact1 over weighted terms, MaxSim over token "
+            f"{error}; other kinds: BM25 over text, Impact or Impact1 over weighted terms, MaxSim "
+            "over token "
             "vectors, or install the package of the kind"
         ) from error
     raise AssertionError(f"no index kind takes {factory!r}")  # pragma: no cover

@@ -49,7 +49,8 @@ class IndexRecipe:
 
     factory: str  # a faiss factory string (`HNSW`, `IVF,PQ`) or that of another kind
     metric: Metric = "ip"  # inner product: cosine for encoders that normalise, else DPR's score
-    ef_construction: int = 100  # candidates per inserted node; 200 takes twice the time for < 1 point
+    # candidates per inserted node; 200 takes twice the time for < 1 point
+    ef_construction: int = 100
     cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one per 62,500
     border: float = 0.0  # further cells per vector whose graph it joins; `linked` costs less
     linked: float = 1.2  # further cells per vector that it is linked into; 1.0 loses .001 of recall
@@ -85,7 +86,8 @@ def check_vector_recipe(recipe: IndexRecipe) -> None:
             raise UsageError(f"{name} must be at least 1, not {value}")
     if recipe.recall_target is not None and not 0 < recipe.recall_target < 1:
         raise UsageError(
-            f"recall_target is {recipe.recall_target}: it is a share between 0 and 1, for example 0.95; "
+            f"recall_target is {recipe.recall_target}: it is a share between 0 and 1, for example "
+            "0.95; "
             "Flat is the index with recall 1"
         )
     if recipe.drift < 1:

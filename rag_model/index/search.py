@@ -58,7 +58,8 @@ def _current_value(index: FaissIndex, name: str) -> float:
 def _find_offset(path: Path, data: mmap.mmap, index: FaissIndex, name: str) -> int | None:
     """Return the offset of a parameter in the file; None if it is not found."""
     if name == "efSearch":
-        return GraphFile.open(path).tail + 12  # after the entry point, the top level and efConstruction
+        # after the entry point, the top level and efConstruction
+        return GraphFile.open(path).tail + 12
     return _find_nprobe(data, index) if name == "nprobe" else len(data) - struct.calcsize("<f")
 
 

@@ -50,11 +50,13 @@ class SourceSettings:
     """A store and a ref, a pulled folder, or a service's URL; and the retriever to use."""
 
     store: str | None = None  # URL or folder
-    ref: str | None = None  # of the store: a ref, ref@number, an id or a unique prefix; None: latest
+    # of the store: a ref, ref@number, an id or a unique prefix; None: latest
+    ref: str | None = None
     dest: str | None = None  # folder for pulled snapshots; with it, the ref is followed
     folder: str | None = None  # written by `bookwheel pull`
     service: str | None = None  # URL of a running `bookwheel serve`
-    token: str | None = field(default=None, repr=False)  # of the service; None: BOOKWHEEL_TOKEN of the environment
+    # of the service; None: BOOKWHEEL_TOKEN of the environment
+    token: str | None = field(default=None, repr=False)
     retriever: str | None = None  # expression; None: the default of the snapshot or the service
     encoder: str | None = None  # question encoder; None: the snapshot's
 
@@ -165,7 +167,8 @@ def open_source(settings: SourceSettings) -> PassageSource:
 
         return ServiceSource(Client(settings.service, settings.token), settings.retriever)
     if settings.dest:
-        following: Any = import_module("rag_model.integrations.following")  # imports faiss and torch, and this module
+        # imports faiss and torch, and this module
+        following: Any = import_module("rag_model.integrations.following")
         source: PassageSource = following.open_following_source(settings)
         return source
     return _open_snapshot_source(settings)

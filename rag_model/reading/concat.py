@@ -128,7 +128,8 @@ class ConcatReader:
         )
         if capacity < 1:
             raise UsageError(
-                f"the question does not fit into the {self.writer.max_prompt_tokens} prompt tokens of "
+                f"the question does not fit into the {self.writer.max_prompt_tokens} prompt tokens "
+                "of "
                 f"{self.writer.id}: ask a shorter question, or for a shorter answer"
             )
         budget = capacity if self.settings.budget is None else min(capacity, self.settings.budget)

@@ -189,7 +189,8 @@ def _inner_products(hits: Sequence[Hit]) -> list[float]:
     products = [hit.inner_product for hit in hits]
     if None in products:
         raise UsageError(
-            f"passage {hits[products.index(None)].passage.id} has no inner product to weigh it by: open the retriever "
+            f"passage {hits[products.index(None)].passage.id} has no inner product to weigh it by: "
+            "open the retriever "
             "with products=True"
         )
     return [product for product in products if product is not None]
@@ -243,7 +244,9 @@ def _evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 class LabelReader(MarginalReader):
-    """A `MarginalReader` whose answer is the most likely of several labels (`generate.likelihood`)."""
+    """A `MarginalReader` whose answer is the most likely of several labels
+    (`generate.likelihood`).
+    """
 
     def __init__(
         self,

@@ -42,12 +42,14 @@ class ReaderSettings:
             raise UsageError(f"{model} generates answers and finds no spans: leave --reader extractive out")
         if behind and self.reader == "marginal":
             raise UsageError(
-                f"{model} does not give the likelihood of a text, so its answers cannot be marginalised: leave "
+                f"{model} does not give the likelihood of a text, so its answers cannot be "
+                "marginalised: leave "
                 "--reader marginal out"
             )
         if behind and self.required_signal == "passages":
             raise UsageError(
-                f"{model} does not give the likelihood of a text, which a threshold for `passages` needs: "
+                f"{model} does not give the likelihood of a text, which a threshold for `passages` "
+                "needs: "
                 "choose one for `retrieval` or `likelihood`"
             )
         return self.reader or ("concat" if behind else "marginal")

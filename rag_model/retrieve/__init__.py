@@ -1,4 +1,5 @@
-"""Retrieval: queries in, ranked and credited passages out. `factory.open_retriever` opens a retriever.
+"""Retrieval: queries in, ranked and credited passages out. `factory.open_retriever` opens a
+retriever.
 
 * `hits`, `attribution`: hits, and the credit that must be shown with them
 * `retriever`: the base of all retrievers; `timing` measures them stage by stage

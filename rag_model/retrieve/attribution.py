@@ -28,7 +28,9 @@ class Attribution:
 
     @classmethod
     def from_corpus(cls, corpus: Mapping[str, Any]) -> Self:
-        """Read the `corpus` section of a manifest: `base`, the URL of the main page, and `licence`."""
+        """Read the `corpus` section of a manifest: `base`, the URL of the main page, and
+        `licence`.
+        """
         return cls(script_url(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
 
     def url(self, passage: Passage) -> str:
@@ -36,7 +38,9 @@ class Attribution:
         return f"{self.script}?oldid={passage.rev_id}" if self.script and passage.rev_id else ""
 
     def credit_line(self, passage: Passage) -> str:
-        """Return a line with title, revision, authors, licence, changes; empty without a licence."""
+        """Return a line with title, revision, authors, licence, changes; empty without a
+        licence.
+        """
         if not self.licence:
             return ""
         deed = _DEEDS.get(self.licence)

@@ -253,7 +253,9 @@ class RetrieverContext:
                 self._other_encoders[name] = encoder
 
     def with_encoder(self, encoder: QuestionEncoder) -> "RetrieverContext":
-        """Return a context with the same resources, but another question encoder of `embeddings`."""
+        """Return a context with the same resources, but another question encoder of
+        `embeddings`.
+        """
         context = RetrieverContext(self.snapshot, lambda: encoder, self.scorers, mmap=self._mmap)
         context._indexes, context._graphs, context._vectors = self._indexes, self._graphs, self._vectors
         context._other_encoders = self._other_encoders

@@ -1,4 +1,6 @@
-"""Dense retrieval by one index, also by vector: without an encoder it needs nothing but the core."""
+"""Dense retrieval by one index, also by vector: without an encoder it needs nothing but the
+core.
+"""
 
 from typing import Self
 

@@ -140,7 +140,9 @@ class BuiltRetriever:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Restrictions of an expression in a request: no models, no calls of plugins, and few indexes."""
+    """Restrictions of an expression in a request: no models, no calls of plugins, and few
+    indexes.
+    """
 
     indexes: tuple[str, ...]  # that may be named
     max_depth: int | None = None  # of a leg, and of search parameters; None: any
@@ -258,7 +260,9 @@ class RetrieverFactory:
         return PassageVectors(self._context, representation)
 
     def encoder(self, representation: str = EMBEDDINGS) -> QueryEncoder:
-        """Return a handle of a question encoder, for queries in the space of the passages' vectors."""
+        """Return a handle of a question encoder, for queries in the space of the passages'
+        vectors.
+        """
         self._recorded.append(RetrieverNeeds(encoders=(representation,)))
         return QueryEncoder(self._context, representation)
 

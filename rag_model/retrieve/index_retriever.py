@@ -42,7 +42,9 @@ class TextRetriever(SnapshotRetriever):
     """A `Retriever` over an index that is searched by text and does not belong to the snapshot."""
 
     def __init__(self, snapshot: Snapshot, name: str, index: TextIndex) -> None:
-        """Search an index over the passages of `snapshot`, which expressions and hits call `name`."""
+        """Search an index over the passages of `snapshot`, which expressions and hits call
+        `name`.
+        """
         super().__init__(snapshot, name)
         self._index = index
 

@@ -37,7 +37,8 @@ def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
     row = _find_row(snapshot, passage_id) if _is_text(passage_id) else None
     if row is None:
         raise NotFoundError(
-            f"snapshot {snapshot.id[:12]} has no passage {passage_id[:_MAX_QUOTED]!r}: use an id from a search of "
+            f"snapshot {snapshot.id[:12]} has no passage {passage_id[:_MAX_QUOTED]!r}: use an id "
+            "from a search of "
             "this snapshot"
         )
     rows = [near_row for near_row in (row - 1, row, row + 1) if 0 <= near_row < snapshot.n]

@@ -73,7 +73,9 @@ class Queries:
         return len(self.texts)
 
     def vectors(self, encoder: QuestionEncoder) -> Vectors:
-        """Return the float32 vectors of the queries by `encoder`, in order (see `QuestionEncoder`)."""
+        """Return the float32 vectors of the queries by `encoder`, in order (see
+        `QuestionEncoder`).
+        """
         self.used_encoders.append(encoder)
         vectors = self.find_vectors(encoder)
         if vectors is None:

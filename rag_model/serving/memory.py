@@ -63,5 +63,6 @@ def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSett
     if needed_bytes > free_bytes:
         raise ResourceError(
             f"the indexes need {format_bytes(needed_bytes)} of memory next to the ones in use, and "
-            f"{format_bytes(free_bytes)} are free: give the service more, or serve without --in-memory"
+            f"{format_bytes(free_bytes)} are free: give the service more, or serve without "
+            "--in-memory"
         )

@@ -108,7 +108,8 @@ def run(
     _raise_file_limit()
     if ANY_HOST in settings.allowed_hosts:
         _LOG.warning(
-            "programs may use any host name, but pages and GET requests only an address or a name without dots: "
+            "programs may use any host name, but pages and GET requests only an address or a name "
+            "without dots: "
             "give --allow-host NAME, the service's host name"
         )
     tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)

@@ -21,12 +21,14 @@ _LONE_THREADS = 2  # one question has too few tokens to keep more threads busy
 _ENDPOINT_WORKERS = 8  # concurrent batches that wait for a remote model
 THREAD_NAMES = ("search", "answer", "follower", "quality", "overrides")
 _TORCH_THREADS_LOCK = threading.Lock()
-_LOWEST_NICENESS = 10  # at a higher value, a thread could be preempted for long while it holds the GIL
+# at a higher value, a thread could be preempted for long while it holds the GIL
+_LOWEST_NICENESS = 10
 _LOG = logging.getLogger(__name__)
 _RESTART_PAUSE = 0.1  # seconds before the first restart; doubled at each further death
 _MAX_RESTART_PAUSE = 30.0  # seconds
 _HEALTHY_SECONDS = 60.0  # a thread that ran for longer restarts with the first pause again
-_SWITCH_INTERVAL = 0.001  # seconds; at Python's default of 5 ms, requests queue up behind one thread
+# seconds; at Python's default of 5 ms, requests queue up behind one thread
+_SWITCH_INTERVAL = 0.001
 _MIN_CPU_SHARE = 0.75  # CPU time over wall time of the calling thread; 0.95 on idle cores
 _BACKOFF_REQUESTS = 100  # requests before several threads are tried again
 

@@ -10,7 +10,8 @@ from rag_model.retrieve.expression import parse
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can use
 ANY_HOST = "*"
-_HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")  # as in a Host header
+# as in a Host header
+_HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +19,12 @@ class ServiceSettings:
     """The settings of a service. Its limits keep one client from delaying the others."""
 
     # snapshot
-    retrievers: tuple[str, ...] = ()  # expressions; the first is the default. Empty: the snapshot's default
-    pull_embeddings: bool = True  # exact search measures the recall of live queries with them; uses disk only
-    in_memory: bool = False  # load indexes into memory (two snapshots during a swap) instead of mapping them
+    # expressions; the first is the default. Empty: the snapshot's default
+    retrievers: tuple[str, ...] = ()
+    # exact search measures the recall of live queries with them; uses disk only
+    pull_embeddings: bool = True
+    # load indexes into memory (two snapshots during a swap) instead of mapping them
+    in_memory: bool = False
     run_trials: bool = True  # try the indexes and models of a new version in a child process first
     # requests
     max_questions: int = 64  # in a request: one batch
@@ -28,31 +32,44 @@ class ServiceSettings:
     max_k: int = 100  # passages a question: DPR's depth
     max_depth: int = 1_000  # passages that a request may ask of one leg, as in hnsw:1000
     max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
-    body_seconds: float = 10.0  # from a request's head to the end of its body, so that slow senders free their place
-    request_seconds: float = 30.0  # from the complete body to the reply; then the request fails with 504
-    connections: int = 1_000  # open connections; each takes a file descriptor, and processes usually have 1,024
+    # from a request's head to the end of its body, so that slow senders free their place
+    body_seconds: float = 10.0
+    # from the complete body to the reply; then the request fails with 504
+    request_seconds: float = 30.0
+    # open connections; each takes a file descriptor, and processes usually have 1,024
+    connections: int = 1_000
     connections_per_client: int = 256  # of one address; raise it behind a load balancer
-    write_seconds: float = 10.0  # for a client to read a reply, plus one second for each 64 KiB of it
-    idle_seconds: float = 75.0  # keep-alive timeout; longer than the usual 60 s timeout of load balancers
-    unsent_bytes_per_client: int = 128 << 20  # a reply of 64 questions with 100 passages each takes 5 MB
-    allowed_hosts: tuple[str, ...] = LOOPBACK  # accepted Host headers and origins of pages; "*": any host
+    # for a client to read a reply, plus one second for each 64 KiB of it
+    write_seconds: float = 10.0
+    # keep-alive timeout; longer than the usual 60 s timeout of load balancers
+    idle_seconds: float = 75.0
+    # a reply of 64 questions with 100 passages each takes 5 MB
+    unsent_bytes_per_client: int = 128 << 20
+    # accepted Host headers and origins of pages; "*": any host
+    allowed_hosts: tuple[str, ...] = LOOPBACK
     # queue
     queue_questions: int = 512  # queued searches, about a second's work; then 429
     queue_answers: int = 32  # queued answers; a model takes about a second for each
-    batch_questions: int = 64  # encoded and searched together; larger batches are no faster on a CPU
+    # encoded and searched together; larger batches are no faster on a CPU
+    batch_questions: int = 64
     batch_answers: int = 8  # decoded together
-    batch_wait_ms: float = 20.0  # how long a batch waits for further requests; a single client never waits
+    # how long a batch waits for further requests; a single client never waits
+    batch_wait_ms: float = 20.0
     workers: int = 0  # concurrent search batches; 0: one per core, up to four
     answer_workers: int = 0  # concurrent answer batches; 0: one, or eight for a remote model
-    threads: int = 0  # torch and faiss threads of each worker; 0: the cores divided among the workers
+    # torch and faiss threads of each worker; 0: the cores divided among the workers
+    threads: int = 0
     # answers
-    override_every: int = 20  # check every n-th answer for an override (2 forward passes or 1 call); 0: none
+    # check every n-th answer for an override (2 forward passes or 1 call); 0: none
+    override_every: int = 20
     # ref
     poll_seconds: float = 10.0  # between two polls of the ref and the takedowns, one listing each
     retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
-    keep: int = 2  # pulled snapshots on the disk: the current and, for a quick rollback, the previous one
+    # pulled snapshots on the disk: the current and, for a quick rollback, the previous one
+    keep: int = 2
     # shutdown
-    linger_seconds: float = 2.0  # keep answering after SIGTERM while /readyz fails, so that load balancers notice
+    # keep answering after SIGTERM while /readyz fails, so that load balancers notice
+    linger_seconds: float = 2.0
     drain_seconds: float = 30.0  # then, to finish the requests in progress
 
     def __post_init__(self) -> None:

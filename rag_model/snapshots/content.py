@@ -55,7 +55,8 @@ class BuiltIndex:
     plan: IndexPlan
     blob: BlobRef  # the index file
     stats: Mapping[str, Any] = field(default_factory=dict)  # the report of its merge
-    training: tuple[BlobRef, TrainingStats] | None = None  # the file that its workers shared; later builds inherit it
+    # the file that its workers shared; later builds inherit it
+    training: tuple[BlobRef, TrainingStats] | None = None
 
 
 def assemble_content(
@@ -66,7 +67,8 @@ def assemble_content(
     embeddings: Mapping[str, Sequence[EmbedResult]],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
-    """Return the content of a snapshot: every file by its path, and everything that its id depends on.
+    """Return the content of a snapshot: every file by its path, and everything that its id depends
+    on.
 
     `passages` holds one result per part, in the plan's order; `embeddings` holds the same by
     representation. Parts without passages are left out, and the previous part takes over their page
@@ -125,7 +127,9 @@ def _cover_page_ranges(plan: Plan, passages: Sequence[ChunkResult]) -> list[tupl
 def list_row_files(
     passages: Sequence[ChunkResult], embeddings: Mapping[str, Sequence[EmbedResult]]
 ) -> dict[str, list[BlobRef]]:
-    """Return the non-empty row files of each representation, in row order: the input of the indexes."""
+    """Return the non-empty row files of each representation, in row order: the input of the
+    indexes.
+    """
     vectors = {over: [result.vectors for result in reports if result.rows] for over, reports in embeddings.items()}
     return {TEXT: [result.passages for result in passages if result.rows]} | vectors
 
@@ -152,8 +156,8 @@ def build_provenance(
 def count_passages(passages: Sequence[ChunkResult], embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Any]:
     """Return the counts of a run: articles, passages, drops by reason.
 
-    `embedded` counts the passages that this run encoded for the representation `embeddings`; `reused`
-    those whose vectors came from the parent or from an earlier run.
+    `embedded` counts the passages that this run encoded for the representation `embeddings`;
+    `reused` those whose vectors came from the parent or from an earlier run.
     """
     dropped: Counter[str] = Counter()
     for result in passages:

@@ -30,9 +30,12 @@ from rag_model.store.store import Store
 class EncodeRecipe:
     """Settings of the representation `embeddings`."""
 
-    dtype: Dtype = "float16"  # as stored: half the bytes; its rounding of 1e-3 does not affect search
-    question_encoder: str = ""  # folder or hub name of a pair's other half; empty: DPR's sibling, or the same encoder
-    spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace those of the folder
+    # as stored: half the bytes; its rounding of 1e-3 does not affect search
+    dtype: Dtype = "float16"
+    # folder or hub name of a pair's other half; empty: DPR's sibling, or the same encoder
+    question_encoder: str = ""
+    # fields of EncoderSpec that replace those of the folder
+    spec: Mapping[str, Any] = field(default_factory=dict)
 
 
 Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
@@ -42,14 +45,17 @@ Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 class RepresentRecipe:
     """Settings of an additional representation."""
 
-    kind: Kind = ""  # one vector a passage; `tokens`: many, by a ColBERT; `muvera`: one made of many; `sparse`:
-    # weighted terms, by a masked-language model; `bag`: the tokens, by a tokenizer; empty: `tokens` and `sparse` by the
-    # name of the representation
-    encoder: str = ""  # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
+    # `vectors`: one vector a passage. `tokens`: one for each token, by a ColBERT. `muvera`: one vector
+    # computed from these. `sparse`: weighted terms, by a masked language model. `bag`: the tokens, by
+    # a tokenizer. Empty: `tokens` and `sparse` by the name of the representation, else `vectors`.
+    kind: Kind = ""
+    # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
+    encoder: str = ""
     dtype: Dtype = "float16"  # as stored
     question_encoder: str = ""  # as of `EncodeRecipe`
     spec: Mapping[str, Any] = field(default_factory=dict)  # as of `EncodeRecipe`
-    muvera: Mapping[str, Any] = field(default_factory=dict)  # of the kind `muvera`: repetitions, bits, projected, seed
+    # of the kind `muvera`: repetitions, bits, projected, seed
+    muvera: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def encode(self) -> EncodeRecipe:
@@ -64,9 +70,11 @@ class StoredEncoder:
     name: str  # as the user gave it
     spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
-    passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal encoders once
+    # (file name, blob), hashable: a worker loads equal encoders once
+    passage: tuple[tuple[str, BlobRef], ...]
     question: tuple[tuple[str, BlobRef], ...]
-    kind: RowFormatName = "vectors"  # rows of a passage: one vector, one for each token, or weighted terms
+    # rows of a passage: one vector, one for each token, or weighted terms
+    kind: RowFormatName = "vectors"
     scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
 
 
@@ -106,7 +114,8 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
 
 
 def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None) -> StoredEncoder:
-    """Do as `store_encoder` with a ColBERT: a folder, a hub name, or `model:NAME` of one that was trained here.
+    """Do as `store_encoder` with a ColBERT: a folder, a hub name, or `model:NAME` of one that was
+    trained here.
 
     Raises:
         InputError: it is not found, it is no ColBERT, or a file of it is missing or corrupt.
@@ -132,7 +141,8 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
 def store_sparse_encoder(
     store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None
 ) -> StoredEncoder:
-    """Do as `store_encoder` with a sparse encoder: a masked-language model, or a SiDR, which may be a pair.
+    """Do as `store_encoder` with a sparse encoder: a masked-language model, or a SiDR, which may be
+    a pair.
 
     Raises:
         InputError: it is not found, it is no sparse encoder, or a file of it is missing or corrupt.
@@ -156,10 +166,12 @@ def store_sparse_encoder(
 
 
 def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None) -> StoredEncoder:
-    """Store a tokenizer, which turns passages into bags of tokens, and the sparse encoder of the queries.
+    """Store a tokenizer, which turns passages into bags of tokens, and the sparse encoder of the
+    queries.
 
     Raises:
-        InputError: a model is not found, is no sparse encoder, or one of its files is missing or corrupt.
+        InputError: a model is not found, is no sparse encoder, or one of its files is missing or
+            corrupt.
         RefusedError: the question encoder has another tokenizer.
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply.
@@ -179,7 +191,9 @@ def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | 
 
 
 def _resolve_sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> tuple[Path, Path]:
-    """Return the folders of the passage encoder and of the question encoder, which may be the same."""
+    """Return the folders of the passage encoder and of the question encoder, which may be the
+    same.
+    """
     if recipe.muvera:
         raise UsageError(f"{name} makes weighted terms: leave muvera out")
     names = resolve_encoders(models or store, name)

@@ -30,7 +30,8 @@ from rag_model.store.versions.manifest import (
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
-REENCODED = "reencoded"  # of a snapshot whose vectors another encoder made: the snapshot that it is one of
+# of a snapshot whose vectors another encoder made: the snapshot that it is one of
+REENCODED = "reencoded"
 INHERITED_PROVENANCE = (
     "dump",
     "encoder",
@@ -42,8 +43,9 @@ INHERITED_PROVENANCE = (
 def read_snapshot_recipe(content: Content) -> Recipe:
     """Return the recipe of a snapshot, with defaults for settings that it does not state.
 
-    The recipe names the indexes that the snapshot has; an index without a table is built by its factory
-    string. The chunker is left out: no passage is chunked again, so it need not be installed.
+    The recipe names the indexes that the snapshot has; an index without a table is built by its
+    factory string. The chunker is left out: no passage is chunked again, so it need not be
+    installed.
 
     Raises:
         UsageError: this version does not know a setting; the message names it.
@@ -56,12 +58,15 @@ def read_snapshot_recipe(content: Content) -> Recipe:
 
 
 def inherited_provenance(manifest: Manifest) -> dict[str, Any]:
-    """Return the provenance fields that stay true for a snapshot made from this one's passages and vectors."""
+    """Return the provenance fields that stay true for a snapshot made from this one's passages and
+    vectors.
+    """
     return {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
 
 
 def read_stage_results(store: Store, content: Content) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
-    """Return one report per part, as of the chunk job and, by representation, of the embed job; `made` is False.
+    """Return one report per part, as of the chunk job and, by representation, of the embed job;
+    `made` is False.
 
     Reads two columns of the passages, part by part.
 
@@ -124,7 +129,8 @@ def _index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
 
 
 def read_reencode_recipe(content: Content) -> Recipe:
-    """Return the recipe of the new snapshot: that of the old one; the gate allows another encoder space.
+    """Return the recipe of the new snapshot: that of the old one; the gate allows another encoder
+    space.
 
     Raises:
         UsageError: a setting is unknown to this version; the message names it.
@@ -133,7 +139,9 @@ def read_reencode_recipe(content: Content) -> Recipe:
 
 
 def list_stale_indexes(content: Content, recipe: Recipe) -> dict[str, IndexRecipe]:
-    """Return the indexes that have to be built again: those over the representation `embeddings`."""
+    """Return the indexes that have to be built again: those over the representation
+    `embeddings`.
+    """
     return {
         name: index_recipe
         for name, index_recipe in recipe.index.items()
@@ -142,9 +150,11 @@ def list_stale_indexes(content: Content, recipe: Recipe) -> dict[str, IndexRecip
 
 
 def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Sequence[EmbedResult]) -> Content:
-    """Return the content with new vectors and their question encoder, and without indexes over the old vectors.
+    """Return the content with new vectors and their question encoder, and without indexes over the
+    old vectors.
 
-    `embeddings` holds one report per part, in order. Other representations and indexes stay as they are.
+    `embeddings` holds one report per part, in order. Other representations and indexes stay as they
+    are.
     """
     indexes = {name: entry for name, entry in content.indexes.items() if content.representation_of(name) != EMBEDDINGS}
     removed_paths = {
@@ -162,7 +172,9 @@ def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Seq
 
 
 def build_reencoded_provenance(old: Manifest, encoder: str) -> dict[str, Any]:
-    """Return the provenance of a snapshot that was encoded again from another, by the encoder of that name."""
+    """Return the provenance of a snapshot that was encoded again from another, by the encoder of
+    that name.
+    """
     provenance = inherited_provenance(old)
     code: Mapping[str, Any] = provenance.get("code") or {}
     return {**provenance, "encoder": encoder, "code": {**code, "embed": embed.VERSION}, REENCODED: {"of": old.id}}

@@ -30,14 +30,17 @@ from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content
 
-KIND = "imported"  # corpus kind of an import: it has no dump, and later builds do not reuse its parts
+# corpus kind of an import: it has no dump, and later builds do not reuse its parts
+KIND = "imported"
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedParts:
-    """Imported passages and vectors: one result per part, like those of the chunk and embed jobs."""
+    """Imported passages and vectors: one result per part, like those of the chunk and embed
+    jobs.
+    """
 
     passages: tuple[ChunkResult, ...]
     embeddings: tuple[EmbedResult, ...]
@@ -56,7 +59,8 @@ def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: 
         part_bytes: bytes of float32 vectors per part.
 
     Raises:
-        InputError: the numbers of passages and vectors differ, a vector is not finite, or a file is damaged.
+        InputError: the numbers of passages and vectors differ, a vector is not finite, or a file is
+            damaged.
         UsageError: the file type of the passages is unknown.
     """
     passage_iterator = _read_passages(passages)

@@ -1,7 +1,7 @@
 """Measure a snapshot before it is published.
 
-Each index is compared with exact search on queries sampled from the corpus. Its file is examined for
-links, lists and codes, which explain its recall. Where the gate sets a floor on the user's own
+Each index is compared with exact search on queries sampled from the corpus. Its file is examined
+for links, lists and codes, which explain its recall. Where the gate sets a floor on the user's own
 questions, the retriever is scored on them.
 """
 
@@ -43,7 +43,8 @@ class SnapshotMetrics:
         default_factory=dict
     )  # the index's own setting, as a point of its curve
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
-    repaired: Mapping[str, int] = field(default_factory=dict)  # unreachable nodes that the merge linked
+    # unreachable nodes that the merge linked
+    repaired: Mapping[str, int] = field(default_factory=dict)
     kind_metrics: Mapping[str, Mapping[str, float | int]] = field(
         default_factory=dict
     )  # further metrics of the index kind
@@ -52,10 +53,11 @@ class SnapshotMetrics:
     )  # by the name of the gate's question floor
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of each index for the manifest: recall@k, mean and 5th percentile, cost, health.
+        """Return the metrics of each index for the manifest: recall@k, mean and 5th percentile,
+        cost, health.
 
-        `distances` is the number of distance computations per query. `repaired` counts the graph nodes
-        that were unreachable before the repair, `unreachable` those that still are.
+        `distances` is the number of distance computations per query. `repaired` counts the graph
+        nodes that were unreachable before the repair, `unreachable` those that still are.
         """
         return {index: self._index_metrics(index) for index in self.recalls}
 
@@ -77,7 +79,8 @@ class SnapshotMetrics:
 def measure_snapshot(
     snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping[str, Any]] | None = None
 ) -> SnapshotMetrics:
-    """Search each index with the same sampled queries, compare with exact search, and examine its file.
+    """Search each index with the same sampled queries, compare with exact search, and examine its
+    file.
 
     The queries are sentences of sampled passages, encoded by the snapshot's question encoder.
 
@@ -119,7 +122,8 @@ def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
 
     Raises:
         InputError: the questions or a model cannot be read.
-        UsageError: the questions do not have the judgements of the measure, or the expression is wrong.
+        UsageError: the questions do not have the judgements of the measure, or the expression is
+            wrong.
     """
     question_set = read_questions(floor.file)
     judge = RetrievalJudge.for_questions(question_set, floor.judged_by, patterns=floor.patterns)
@@ -147,7 +151,8 @@ def cache_query_sets(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], 
 
 
 def sample_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str = EMBEDDINGS) -> VectorQuerySet:
-    """Return queries sampled from the corpus, with their exact neighbours to depth min(`recipe.k`, n).
+    """Return queries sampled from the corpus, with their exact neighbours to depth min(`recipe.k`,
+    n).
 
     Raises:
         InputError: the vectors are damaged.
@@ -160,7 +165,9 @@ def sample_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation
 
 
 def sample_token_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> TokenQuerySet:
-    """Return token vectors of sampled queries, and a sample of passages that includes their sources."""
+    """Return token vectors of sampled queries, and a sample of passages that includes their
+    sources.
+    """
     rows, sentences = _sample_sentences(snapshot, replace(recipe, queries=min(recipe.queries, _TOKEN_QUERIES)))
     encoder = TokenEncoder.load(snapshot.folder(question_encoder_path(representation)))
     searched_rows = np.union1d(rows, sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)).astype(np.int64)
@@ -180,7 +187,8 @@ def sample_text_queries(snapshot: Snapshot, recipe: GateRecipe, representation: 
     return TextQuerySet(sentences, min(recipe.k, snapshot.n), np.array(rows, np.int64))
 
 
-_SAMPLERS: dict[str, Callable[[Snapshot, GateRecipe, str], AnyTrial]] = {  # by the kind of a representation
+# by the kind of a representation
+_SAMPLERS: dict[str, Callable[[Snapshot, GateRecipe, str], AnyTrial]] = {
     "vectors": sample_vector_queries,
     "tokens": sample_token_queries,
     "sparse": sample_sparse_queries,

@@ -1,9 +1,10 @@
-"""The parent of a build: the snapshot of its ref, or of `latest`, whose unchanged results are reused.
+"""The parent of a build: the snapshot of its ref, or of `latest`, whose unchanged results are
+reused.
 
-A build reuses the boundaries of parts, passages of articles, vectors of passages and trained files of
-indexes (`snapshots.reused_training`). Passages are the same as without a parent, vectors the same up to
-rounding, and memo keys do not contain the parent; only indexes may differ, at equal quality. A task
-names the parent by the few blobs of the parts that cover its pages.
+A build reuses the boundaries of parts, passages of articles, vectors of passages and trained files
+of indexes (`snapshots.reused_training`). Passages are the same as without a parent, vectors the
+same up to rounding, and memo keys do not contain the parent; only indexes may differ, at equal
+quality. A task names the parent by the few blobs of the parts that cover its pages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -62,14 +63,19 @@ class Parent:
             return cls(store.snapshots.get(store.snapshots.resolve_trusted(ref_name)))
         except UnsignedError as error:
             raise RefusedError(
-                f"no key of the trust file signed ref {ref_name} in {store.url}, the parent of this build, or its "
-                f"snapshot: inspect them with `log --ref {ref_name}` and `show {ref_name}`; `tag {ref_name}@NUMBER "
-                f"{ref_name}` moves the ref back to a signed snapshot, and if this one is yours, `tag {ref_name} "
+                f"no key of the trust file signed ref {ref_name} in {store.url}, the parent of "
+                "this build, or its "
+                f"snapshot: inspect them with `log --ref {ref_name}` and `show {ref_name}`; `tag "
+                f"{ref_name}@NUMBER "
+                f"{ref_name}` moves the ref back to a signed snapshot, and if this one is yours, "
+                f"`tag {ref_name} "
                 f"{ref_name}` without a trust file signs it"
             ) from error
 
     def part_boundaries(self, recipe: Recipe) -> PartBoundaries | None:
-        """Return the ranges of the parts; None if they overlap, or the recipe sets another part size."""
+        """Return the ranges of the parts; None if they overlap, or the recipe sets another part
+        size.
+        """
         content = self._content
         if content is None or not content.parts or content.recipe.get("part_bytes") != recipe.part_bytes:
             return None
@@ -84,7 +90,9 @@ class Parent:
         return tuple(self._iter_parts(part, articles_path))
 
     def find_encoded(self, part: Part, space: str) -> tuple[ParentPart, ...]:
-        """Return the passages and vectors of the pages of a part, if space and code version are the same."""
+        """Return the passages and vectors of the pages of a part, if space and code version are the
+        same.
+        """
         content = self._content
         if self.manifest is None or content is None:
             return ()
@@ -127,7 +135,8 @@ def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list
 
 
 def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, ...]]:
-    """Return the local paths of reused passages and article logs, each with the spans if there are any.
+    """Return the local paths of reused passages and article logs, each with the spans if there are
+    any.
 
     Raises:
         StoreError: as `local_files`.

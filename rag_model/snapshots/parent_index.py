@@ -1,8 +1,9 @@
-"""The parent's inverted index, from which a build derives its own: the file, and a mapping of its rows.
+"""The parent's inverted index, from which a build derives its own: the file, and a mapping of its
+rows.
 
-Unchanged parts need no comparison. For a changed part, the delta that pulls use tells which rows are
-new and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined by their hashes
-and the texts of new ones are read.
+Unchanged parts need no comparison. For a changed part, the delta that pulls use tells which rows
+are new and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined by
+their hashes and the texts of new ones are read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +30,10 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, passages_path
 
 _COLUMNS = ["title", "text"]
-_BUFFERED_BYTES = 32 << 20  # bytes of new texts kept from the first reading of the deltas; the others are read again
-_DELTA_EXPANSION = 8  # estimated decoded size of a delta, as a multiple; larger ones may be read twice
+# bytes of new texts kept from the first reading of the deltas; the others are read again
+_BUFFERED_BYTES = 32 << 20
+# estimated decoded size of a delta, as a multiple; larger ones may be read twice
+_DELTA_EXPANSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class PartWithParents:
 
     passages: BlobRef
     rows: int
-    parent_passages: tuple[tuple[BlobRef, int, int], ...]  # passage file, its first row in the parent, number of rows
+    # passage file, its first row in the parent, number of rows
+    parent_passages: tuple[tuple[BlobRef, int, int], ...]
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -137,7 +141,8 @@ class PartMatch:
     parent_rows: Rows  # (n,): the parent's row of each passage, or -1
     passages_path: Callable[[], Path]  # of the part
     delta_path: Callable[[], Path] | None = None  # passage file of the new passages
-    buffered_texts: Sequence[pa.RecordBatch] = ()  # title and text of the new passages, if they fit the buffer
+    # title and text of the new passages, if they fit the buffer
+    buffered_texts: Sequence[pa.RecordBatch] = ()
 
     @classmethod
     def of(cls, store: Store, part: PartWithParents, buffer_bytes: int) -> Self:

@@ -71,7 +71,8 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
         return Plan.from_json(record.stats)
     staged: dict[str, BlobRef] = {}
     plan_json: Mapping[str, Any] = _plan_into_store(store, dump, recipe, None, boundaries, staged).to_json()
-    own_boundaries = _boundaries_of(Plan.from_json(plan_json))  # the parent's ranges when the same dump is built again
+    # the parent's ranges when the same dump is built again
+    own_boundaries = _boundaries_of(Plan.from_json(plan_json))
     for plan_boundaries in (boundaries, own_boundaries):
         plan_inputs = _with_boundaries(inputs, plan_boundaries)
         plan_json = store.memo.write_record(
@@ -89,8 +90,8 @@ def plan_indexes(
 ) -> dict[str, IndexPlan]:
     """Return the plan of each index recipe for the chunked passages.
 
-    `widths` maps a representation to its dimensions; `memory_bytes` is the memory of a worker, None if
-    unknown. The parent's number of cells is kept if it is close enough.
+    `widths` maps a representation to its dimensions; `memory_bytes` is the memory of a worker, None
+    if unknown. The parent's number of cells is kept if it is close enough.
 
     Raises:
         InputError: there are no passages.
@@ -145,7 +146,8 @@ def _plan_into_store(
 
 
 def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | None = None) -> dict[str, StoredEncoder]:
-    """Put the encoder of each representation into the store; return them by representation, `embeddings` first.
+    """Put the encoder of each representation into the store; return them by representation,
+    `embeddings` first.
 
     Raises:
         UsageError: a representation of the recipe names no encoder.

@@ -1,10 +1,10 @@
 """Publish a snapshot: files first, then the manifest, then the move of the ref if the gate passes.
 
-A publisher that loses a race for the ref tries again: the winner is the new parent, and the gate judges
-again. An intent that names every file protects the files from deletion until the ref has moved. A page
-that was taken down is never published: takedowns are read before the manifest is written and again
-afterwards. A takedown first writes its record and *then* looks for snapshots, so at least one of the
-two sees the other.
+A publisher that loses a race for the ref tries again: the winner is the new parent, and the gate
+judges again. An intent that names every file protects the files from deletion until the ref has
+moved. A page that was taken down is never published: takedowns are read before the manifest is
+written and again afterwards. A takedown first writes its record and *then* looks for snapshots, so
+at least one of the two sees the other.
 """
 
 import secrets
@@ -52,12 +52,13 @@ def publish(
     """Write a manifest, then move `ref` to it if `judge` passes it.
 
     `judge` gets the summary of the current snapshot of `base` (default: `ref`), or None if there is
-    none. `base` does not move. A ref that already names the snapshot does not move either, so a rerun
-    does not change its history.
+    none. `base` does not move. A ref that already names the snapshot does not move either, so a
+    rerun does not change its history.
 
     Raises:
         RefConflictError: other writers won many races in a row.
-        StoreError: a file of the snapshot is missing, a page in it was taken down, or the store cannot exclude a second
+        StoreError: a file of the snapshot is missing, a page in it was taken down, or the store
+            cannot exclude a second
         writer, or cannot be written.
     """
     with _protect_files(store, manifest):
@@ -65,7 +66,8 @@ def publish(
 
 
 def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list[RefMove]:
-    """Write a manifest that replaces a snapshot, move the refs of that snapshot, and return the moves.
+    """Write a manifest that replaces a snapshot, move the refs of that snapshot, and return the
+    moves.
 
     It is published unseen, so it is signed only if what it replaces was (`Shelf.vouched`).
 
@@ -80,8 +82,9 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
 def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefMove]:
     """Record the replacement of a snapshot, move its refs, and return the moves.
 
-    `place` is the id of an existing snapshot, or "" for none: refs are then deleted. It resumes if an earlier run has
-    done it or a part of it. A move is signed only if the ref's move before, the snapshot and the place were.
+    `place` is the id of an existing snapshot, or "" for none: refs are then deleted. It resumes if
+    an earlier run has done it or a part of it. A move is signed only if the ref's move before, the
+    snapshot and the place were.
 
     Raises:
         StoreError: the store cannot be written.
@@ -112,14 +115,18 @@ def _protect_files(store: Store, manifest: Manifest) -> Iterator[None]:
     with store.intents.hold(f"publish-{secrets.token_hex(8)}", paths):
         if problems := find_missing_files(store, manifest.content):
             raise StoreError(
-                f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} of its files were "
-                f"deleted meanwhile (first {problems[0].path}): run the same command again to make them"
+                f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} "
+                "of its files were "
+                f"deleted meanwhile (first {problems[0].path}): run the same command again to make "
+                "them"
             )
         yield
 
 
 def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> str:
-    """Write a manifest, unless it holds a page that was taken down; a takedown in the meantime removes it again."""
+    """Write a manifest, unless it holds a page that was taken down; a takedown in the meantime
+    removes it again.
+    """
     wiki, path = wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
     removed_pages = store.takedowns.list_pages(wiki)
     _refuse_removed_pages(store, manifest, removed_pages)
@@ -137,8 +144,10 @@ def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> s
 def _refuse_removed_pages(store: Store, manifest: Manifest, pages: Collection[str]) -> None:
     if occurrences := find_pages(store, manifest.content, pages):
         raise StoreError(
-            f"snapshot {manifest.id[:12]} cannot be published in {store.url}: page {occurrences[0].page} in it "
-            f"({occurrences[0].title!r}) was taken down meanwhile: run the same command again to leave it out"
+            f"snapshot {manifest.id[:12]} cannot be published in {store.url}: page "
+            f"{occurrences[0].page} in it "
+            f"({occurrences[0].title!r}) was taken down meanwhile: run the same command again to "
+            "leave it out"
         )
 
 

@@ -1,4 +1,5 @@
-"""The recipe of a snapshot: one frozen record per stage, read from a TOML file; the defaults are a working recipe.
+"""The recipe of a snapshot: one frozen record per stage, read from a TOML file; the defaults are a
+working recipe.
 
 ```toml
 [chunk]
@@ -54,13 +55,15 @@ _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
-    """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and words.
+    """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and
+    words.
 
-    Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays below half a point
-    of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The index file stays as small: a byte for
-    4 dimensions and an id, 104 bytes a passage at 384 dimensions, all that a search keeps in memory. The store grows by
-    nothing. A reader needs the vectors too, on disk: 2 bytes a dimension, 768 a passage. Without them `IVF,PQ` or
-    `IVF,SQ8` search alone, with more loss or 4 times the memory.
+    Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays
+    below half a point of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The
+    index file stays as small: a byte for 4 dimensions and an id, 104 bytes a passage at 384
+    dimensions, all that a search keeps in memory. The store grows by nothing. A reader needs the
+    vectors too, on disk: 2 bytes a dimension, 768 a passage. Without them `IVF,PQ` or `IVF,SQ8`
+    search alone, with more loss or 4 times the memory.
     """
     return {
         "hnsw": IndexRecipe("HNSW"),
@@ -75,7 +78,8 @@ class Recipe:
 
     chunk: ChunkRecipe = field(default_factory=ChunkRecipe)
     encode: EncodeRecipe = field(default_factory=EncodeRecipe)  # of the representation `embeddings`
-    represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)  # further representations, by name
+    # further representations, by name
+    represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)
     index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # by name
     gate: GateRecipe = field(default_factory=GateRecipe)
     part_bytes: int | None = None  # bytes of compressed dump per part; None: by the dump's size
@@ -105,7 +109,9 @@ class Recipe:
         return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
 
     def list_representations(self) -> dict[str, RepresentationType]:
-        """Return the encoded representations and what each has of a passage: one vector, many, or weighted terms."""
+        """Return the encoded representations and what each has of a passage: one vector, many, or
+        weighted terms.
+        """
         representations: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
         for name, representation in self.represent.items():
             representations[name] = (
@@ -116,8 +122,9 @@ class Recipe:
     def content(self) -> dict[str, Any]:
         """Return the settings that belong to a snapshot's identity.
 
-        The gate is not part of it: it judges a snapshot without changing it. Encoders are among the snapshot's files,
-        and the retriever has its own field. A file that a chunker's setting names is replaced by its digest.
+        The gate is not part of it: it judges a snapshot without changing it. Encoders are among the
+        snapshot's files, and the retriever has its own field. A file that a chunker's setting names
+        is replaced by its digest.
         """
         values = asdict(self)
         del values["gate"], values["retriever"], values["encode"]["question_encoder"]
@@ -139,16 +146,19 @@ def check_indexes_and_retrievers(
     representations: Mapping[str, RepresentationType],
     existing_indexes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Check that each index has its representation, and that the retrievers of the recipe and its gate can be opened.
+    """Check that each index has its representation, and that the retrievers of the recipe and its
+    gate can be opened.
 
     Args:
         recipe: what will be built.
-        representations: the encoded representations that there will be, and what each has of a passage.
+        representations: the encoded representations that there will be, and what each has of a
+            passage.
         beside: entries of the indexes that are there already, by name.
 
     Raises:
         InputError: questions that the gate asks cannot be read.
-        UsageError: a name is unknown, a model of the retriever is a folder, which other machines do not have, or the
+        UsageError: a name is unknown, a model of the retriever is a folder, which other machines do
+            not have, or the
             gate's questions cannot be judged as it says.
     """
     for name, index in recipe.index.items():
@@ -183,13 +193,16 @@ def _check_retriever(drafted: Snapshot, expression: str) -> None:
     for model in models:
         if model.startswith(("/", ".", "~")) or Path(model).exists():
             raise UsageError(
-                f"the recipe's retriever {expression!r} names the folder {model}, which other machines do not "
+                f"the recipe's retriever {expression!r} names the folder {model}, which other "
+                "machines do not "
                 "have: put the model into the store, and name it as model:NAME"
             )
 
 
 def _check_floor(drafted: Snapshot, name: str, floor: QuestionFloor) -> None:
-    """Check a floor before hours of work: its questions can be read and judged, and its retriever fits the indexes."""
+    """Check a floor before hours of work: its questions can be read and judged, and its retriever
+    fits the indexes.
+    """
     try:
         if floor.retriever:
             plan_retriever(drafted, floor.retriever)
@@ -230,7 +243,9 @@ def format_recipe(recipe: Mapping[str, Any]) -> str:
 
 
 def without_none(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without None values, also in nested tables: TOML has no None, and None is the default."""
+    """Return a recipe without None values, also in nested tables: TOML has no None, and None is the
+    default.
+    """
     return {
         name: without_none(value) if isinstance(value, Mapping) else value
         for name, value in recipe.items()

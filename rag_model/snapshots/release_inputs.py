@@ -1,8 +1,8 @@
 """Skip a rebuild whose exact inputs gave a snapshot before.
 
-`reindex` reuses every finished stage, but still reads the whole dump and measures the indexes again. A
-release with unchanged inputs does neither. A dump file is identified by its size and the time or tag
-that its disk or server reports: a new copy counts as changed, and is read.
+`reindex` reuses every finished stage, but still reads the whole dump and measures the indexes
+again. A release with unchanged inputs does neither. A dump file is identified by its size and the
+time or tag that its disk or server reports: a new copy counts as changed, and is read.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,8 @@ Inputs = Mapping[str, Any]
 def collect_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None) -> Inputs | None:
     """Return all inputs that decide a snapshot and its gate, except the parent.
 
-    Return None if a server does not report when a dump file was written: a change would go unnoticed.
+    Return None if a server does not report when a dump file was written: a change would go
+    unnoticed.
 
     Raises:
         BookwheelError: a dump, an encoder or a question file cannot be read.
@@ -63,7 +64,8 @@ def collect_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit:
 
 
 def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
-    """Return the snapshot that these inputs gave with parent `base`; None if there is none any more.
+    """Return the snapshot that these inputs gave with parent `base`; None if there is none any
+    more.
 
     Raises:
         StoreError: the store cannot be read.
@@ -78,7 +80,8 @@ def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
 
 
 def record_snapshot(store: Store, inputs: Inputs, base: str | None, snapshot: str) -> None:
-    """Record the snapshot that these inputs gave, also for the next run, whose parent is that snapshot.
+    """Record the snapshot that these inputs gave, also for the next run, whose parent is that
+    snapshot.
 
     Raises:
         StoreError: the store cannot be written.

@@ -29,8 +29,8 @@ def write_report(
 ) -> str:
     """Render a snapshot's report, store it, and return its URL.
 
-    `passages` and, by stage, `embeddings` are the results of each part; `seconds` are the stages' times
-    in order.
+    `passages` and, by stage, `embeddings` are the results of each part; `seconds` are the stages'
+    times in order.
     """
     is_new_by_stage = {"chunk": [result.is_new for result in passages]}
     is_new_by_stage |= {stage: [report.is_new for report in results] for stage, results in embeddings.items()}
@@ -95,7 +95,9 @@ def _list_lineage(manifest: Manifest) -> dict[str, str]:
 
 
 def _iter_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each table of a recipe by its dotted name, with its plain settings on one line, without None."""
+    """Yield each table of a recipe by its dotted name, with its plain settings on one line, without
+    None.
+    """
     plain = {name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None}
     if plain:
         yield prefix, ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain.items())

@@ -1,9 +1,9 @@
 """Reuse the trained file of the parent's index if the plan is the same and the file still fits.
 
-Cells and quantizers are inputs of every piece, and files of the snapshot. A build with a parent reuses
-the parent's, so that pieces of unchanged parts stay valid: the same dump with the same parent gives the
-same snapshot. With another parent the index files may differ, because cells and quantizers are trained
-on another sample.
+Cells and quantizers are inputs of every piece, and files of the snapshot. A build with a parent
+reuses the parent's, so that pieces of unchanged parts stay valid: the same dump with the same
+parent gives the same snapshot. With another parent the index files may differ, because cells and
+quantizers are trained on another sample.
 """
 
 import json
@@ -30,7 +30,8 @@ NO_PARENT = "no parent"
 NO_RECORD = "no record"
 _SAMPLED_PARTS = 8  # number of changed parts, and of unchanged ones, from which vectors are sampled
 
-_ENTRY_FIELDS = {"plan", "code", "losses", "imbalance", "imbalance_now"}  # fields of `trained_entry`
+# fields of `trained_entry`
+_ENTRY_FIELDS = {"plan", "code", "losses", "imbalance", "imbalance_now"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,16 @@ class ReusedTraining:
     snapshot: str  # id of the parent
     blob: BlobRef
     stats: TrainingStats
-    changed_parts: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()  # vectors of changed parts; the parent's
+    # vectors of changed parts; the parent's
+    changed_parts: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()
     unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
-    parent_rows: BlobRef | None = None  # JSON list: for each part with rows the parent's `EarlierRows` of its pages
+    # JSON list: for each part with rows the parent's `EarlierRows` of its pages
+    parent_rows: BlobRef | None = None
 
     def fits_untested(self, drift: float) -> bool:
-        """Return whether the file fits without a test: no part changed, and its cells are balanced."""
+        """Return whether the file fits without a test: no part changed, and its cells are
+        balanced.
+        """
         return not self.changed_parts and self.stats.explain_misfit(drift) is None
 
 
@@ -72,7 +77,8 @@ def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any
 
 
 def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
-    """Return the settings that prevent reuse because the parent's index differs in them; [] if none.
+    """Return the settings that prevent reuse because the parent's index differs in them; [] if
+    none.
 
     Returns [`no parent`] or [`no record`] if there is nothing to compare.
     """
@@ -97,10 +103,11 @@ def find_reusable_training(
     parts: Sequence[Part],
     embeddings: Sequence[EmbedResult],
 ) -> ReusedTraining | None:
-    """Return the parent's trained file of an index; None if there is none or its plan or space differs.
+    """Return the parent's trained file of an index; None if there is none or its plan or space
+    differs.
 
-    `embeddings` are the embed results of `parts`. Some changed and unchanged parts are sampled with the
-    plan's seed, to compare new vectors with old ones.
+    `embeddings` are the embed results of `parts`. Some changed and unchanged parts are sampled with
+    the plan's seed, to compare new vectors with old ones.
     """
     if parent.manifest is None or space is None or not get_kind(plan.kind).learns:
         return None
@@ -127,7 +134,9 @@ def find_reusable_training(
 
 
 def note_obstacles(plan: IndexPlan, obstacles: Sequence[str]) -> IndexPlan:
-    """Return the plan with a note that names the settings that prevent reuse of the parent's index."""
+    """Return the plan with a note that names the settings that prevent reuse of the parent's
+    index.
+    """
     differing_settings = sorted({*obstacles} - {NO_PARENT, NO_RECORD})
     if not differing_settings:
         return plan
@@ -137,12 +146,16 @@ def note_obstacles(plan: IndexPlan, obstacles: Sequence[str]) -> IndexPlan:
 
 
 def keep_parent_sizes(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name: str) -> IndexPlan:
-    """Return the plan with the sizes that the kind keeps from the parent's index, such as the number of cells."""
+    """Return the plan with the sizes that the kind keeps from the parent's index, such as the
+    number of cells.
+    """
     return get_kind(plan.kind).steady(recipe, plan, _entry(parent, name).get("plan", {}))
 
 
 def _entry(parent: Parent, name: str) -> Mapping[str, Any]:
-    """Return the parent's entry of a trained file; empty if there is none that this version can read."""
+    """Return the parent's entry of a trained file; empty if there is none that this version can
+    read.
+    """
     content = parent.manifest.content if parent.manifest else None
     if content is None or trained_path(name) not in content.files:
         return {}

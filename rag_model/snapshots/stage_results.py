@@ -68,7 +68,7 @@ class EmbedResult:
 
     @classmethod
     def of(cls, record: Record, *, is_new: bool = False) -> Self:
-        """Return what the memo has of a part."""
+        """Return the result of a part from its memo record."""
         return cls(record.outputs["embeddings"], record.stats["rows"], record.stats["encoded"], is_new)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Take pages down: find the snapshots that contain them, and create their content without the pages."""
+"""Take pages down: find the snapshots that contain them, and create their content without the
+pages.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -59,7 +61,8 @@ class AffectedSnapshot:
 class TakedownResult:
     """The result of a takedown."""
 
-    replacements: dict[str, str]  # id of an affected snapshot -> id of its replacement; "" if no page was left
+    # id of an affected snapshot -> id of its replacement; "" if no page was left
+    replacements: dict[str, str]
     moves: int  # number of refs that moved
     evaluations: tuple[str, ...]  # ids of the evaluations of these snapshots, which were deleted
 
@@ -67,9 +70,9 @@ class TakedownResult:
 def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Manifest | None]) -> TakedownResult:
     """Replace every snapshot that contains a page that was taken down, and delete its evaluations.
 
-    `rebuild` builds the snapshot without the pages and returns its manifest, or None if nothing is left;
-    then the replacement is "". Resumes an earlier run that was interrupted. Snapshots that are published
-    meanwhile are checked as well.
+    `rebuild` builds the snapshot without the pages and returns its manifest, or None if nothing is
+    left; then the replacement is "". Resumes an earlier run that was interrupted. Snapshots that
+    are published meanwhile are checked as well.
 
     Raises:
         StoreError: the store cannot be read or written; another run resumes.
@@ -91,7 +94,9 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
 
 
 def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...]:
-    """Return the unsigned replacements, and the refs whose move to one is unsigned; () without keys."""
+    """Return the unsigned replacements, and the refs whose move to one is unsigned; () without
+    keys.
+    """
     if TrustedKeys.for_publisher() is None:
         return ()
     unsigned_ids = sorted(
@@ -109,7 +114,8 @@ def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...
 
 
 def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[AffectedSnapshot]:
-    """Return the snapshots with a page that was taken down or is in `pages` of `wiki`; those with refs first.
+    """Return the snapshots with a page that was taken down or is in `pages` of `wiki`; those with
+    refs first.
 
     Every snapshot of the store is checked, whether a ref names it or not.
 
@@ -130,7 +136,8 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
 
 
 def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
-    """Return the wiki of `pages`: the given one, else the one that has them, else the only one in the store.
+    """Return the wiki of `pages`: the given one, else the one that has them, else the only one in
+    the store.
 
     Raises:
         UsageError: there is no such wiki, or several are possible and none is named.
@@ -157,7 +164,9 @@ def parts_to_redact(holder: AffectedSnapshot) -> list[PartEntry]:
 
 
 def part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
-    """Return a part's files: its passages (`text`), its vectors by representation, its `articles` and its `spans`."""
+    """Return a part's files: its passages (`text`), its vectors by representation, its `articles`
+    and its `spans`.
+    """
     return {name: content.files[path] for name, path in _paths(content, part.name).items() if path in content.files}
 
 
@@ -189,7 +198,8 @@ class RedactResult:
 def replace_redacted_parts(content: Content, redacted: Mapping[str, RedactResult]) -> Content:
     """Return a snapshot's content with redacted parts, given by name, and without its indexes.
 
-    As in a build, parts without passages are left out, and the previous part takes over their page range.
+    As in a build, parts without passages are left out, and the previous part takes over their page
+    range.
     """
     files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT_FOLDER}
     parts: list[PartEntry] = []
@@ -227,8 +237,10 @@ def _check_kinds(manifest: Manifest) -> None:
     unknown = {file_kind(path).partition("/")[0] for path in manifest.content.files} - {*_REBUILT_FOLDERS, _KEPT_FOLDER}
     if unknown:
         raise RefusedError(
-            f"snapshot {manifest.id[:12]} has files in {min(unknown)}/, which may contain the page and which this "
-            "version cannot rewrite: upgrade bookwheel, or remove the snapshot with `tag --delete` and `expire`"
+            f"snapshot {manifest.id[:12]} has files in {min(unknown)}/, which may contain the page "
+            "and which this "
+            "version cannot rewrite: upgrade bookwheel, or remove the snapshot with `tag --delete` "
+            "and `expire`"
         )
 
 

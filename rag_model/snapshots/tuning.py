@@ -1,8 +1,8 @@
 """Tune the search parameters of each index for its recall target, before the manifest is written.
 
-The parameters are content, because readers of a snapshot search with them. So they are recorded in the
-memo under their exact inputs, and a rerun, even on a machine that rounds differently, gets the same
-parameters and the same snapshot.
+The parameters are content, because readers of a snapshot search with them. So they are recorded in
+the memo under their exact inputs, and a rerun, even on a machine that rounds differently, gets the
+same parameters and the same snapshot.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,16 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
 CODE = 1  # increase it when the same index and questions would give another setting
-_INPUT_FOLDERS = ("passages", "encoder", "embeddings")  # folders of the questions' and the neighbours' inputs
+# folders of the questions' and the neighbours' inputs
+_INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 
 
 def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: GateRecipe) -> list[BuiltIndex]:
     """Return the indexes with search parameters that reach their recall target.
 
-    An index without a target is unchanged. Queries are sampled like the gate's but with another seed, so
-    that the gate judges the parameters on other queries. A target that cannot be reached becomes a note
-    of the index.
+    An index without a target is unchanged. Queries are sampled like the gate's but with another
+    seed, so that the gate judges the parameters on other queries. A target that cannot be reached
+    becomes a note of the index.
 
     Args:
         store: the store with the files of the draft.
@@ -68,5 +69,6 @@ def _inputs(draft: Content, index: BuiltIndex, recipe: GateRecipe) -> dict[str, 
         "files": files,
         "questions": [recipe.k, recipe.queries, recipe.seed + 1],
         "code": CODE,
-        **({} if over == EMBEDDINGS else {"over": over}),  # which encoder asks: equal vectors may have another one
+        # which encoder asks: equal vectors may have another one
+        **({} if over == EMBEDDINGS else {"over": over}),
     }

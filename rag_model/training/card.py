@@ -36,7 +36,8 @@ class Card:
     best_measures: Mapping[str, float]
     steps: int
     language: str = ""
-    searched_snapshots: Sequence[SearchedSnapshot] = ()  # the snapshots that the training searched, by step
+    # the snapshots that the training searched, by step
+    searched_snapshots: Sequence[SearchedSnapshot] = ()
     stages: Sequence[StageSummary] = ()  # empty if there is only one
 
 
@@ -50,7 +51,8 @@ def write_card(card: Card) -> str:
     }
     lines = [
         "---",
-        *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()),  # JSON is YAML
+        # JSON is YAML
+        *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()),
         "---",
         f"# {card.kind}, trained by bookwheel",
         "",

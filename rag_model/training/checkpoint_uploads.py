@@ -68,7 +68,8 @@ class CheckpointUploader:
         self._pending: _PendingUpload | None = None
         self._closing = self._aborting = False
         self._failure = self._reported_failure = ""
-        self._blob_refs: dict[tuple[int, int, int], BlobRef] = {}  # by inode, size and modification time
+        # by inode, size and modification time
+        self._blob_refs: dict[tuple[int, int, int], BlobRef] = {}
         for stale_folder in identity.folder.glob(f"{_LEAVING}*"):  # left by a killed process
             shutil.rmtree(stale_folder, ignore_errors=True)
         self._thread = threading.Thread(target=self._upload_pending, daemon=True, name="checkpoints")
@@ -239,7 +240,8 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
             (path, True) for folder_ in (checkpoint, best_folder) for path in folder_.rglob("*") if path.is_file()
         )
     journals = {path.parent / METRICS for path in _list_records(folder)}
-    yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journals)  # a teacher's scores
+    # a teacher's scores
+    yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journals)
     refreshes = folder / "refreshes"
     yield from ((path, True) for path in refreshes.glob("step-*.json"))
     yield from ((path, True) for path in refreshes.glob("step-*/encoders/**/*") if path.is_file())

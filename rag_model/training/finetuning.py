@@ -152,7 +152,8 @@ class Finetuning:
         for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
             if stage.name and report is not None:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
-            torch.manual_seed(stage.loop.seed)  # initializes weights that the folder lacks, such as a pooler's
+            # initializes weights that the folder lacks, such as a pooler's
+            torch.manual_seed(stage.loop.seed)
             task = stage.task(stage_results[-1].best_folder if stage_results else None, _report_scoring(report))
             try:
                 on_stage_checkpoint = (
@@ -213,7 +214,8 @@ class Finetuning:
         saved = detect_model_parts(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         if missing_parts := self.objective.result.parts - saved:
             raise UsageError(
-                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing_parts))} in "
+                f"the task of objective {self.objective.name!r} saved no "
+                f"{', '.join(sorted(missing_parts))} in "
                 f"{folder}: write them in its `save`, or remove them from `result.parts`"
             )
 

@@ -132,7 +132,8 @@ class MovingIndexHooks:
     """Functions of the task that a moving index calls."""
 
     save_encoders: Callable[[Path], Any]  # write `passage/` and `question/` into a folder
-    switch_to: Callable[[Snapshot], None]  # search this snapshot; on an error stay at the current one
+    # search this snapshot; on an error stay at the current one
+    switch_to: Callable[[Snapshot], None]
 
 
 class MovingIndex:
@@ -158,7 +159,8 @@ class MovingIndex:
         self._store, self._settings, self._rebuild, self._hooks = store, settings, rebuild, hooks
         self._initial_snapshot, self._snapshot_id = snapshot.id, snapshot.id
         self._rebuild_folder = RebuildFolder(work, snapshot.id)
-        self._current_rebuild: RebuildResult | None = None  # produced the current snapshot; None: initial one
+        # produced the current snapshot; None: initial one
+        self._current_rebuild: RebuildResult | None = None
         self._running_rebuild: tuple[RebuildOrder, RunningRebuild] | None = None
         self._overdue = self._resumed = False
         self._failures, self._swap_seconds = 0, 0.0
@@ -212,7 +214,8 @@ class MovingIndex:
                 self._start_rebuild(done)
             return self._wait_for_rebuild() if is_due else None
         resumed_rebuild, self._resumed = self._resume_rebuild(done) if self._resumed else None, False
-        is_due &= resumed_rebuild is None or resumed_rebuild.step < done  # the previous run started this step's rebuild
+        # the previous run started this step's rebuild
+        is_due &= resumed_rebuild is None or resumed_rebuild.step < done
         finished = resumed_rebuild if isinstance(resumed_rebuild, RebuildResult) else None
         if finished is None and self._running_rebuild is not None and self._running_rebuild[1].done():
             finished = self._wait_for_rebuild()
@@ -267,7 +270,8 @@ class MovingIndex:
     def _switch_to_rebuild(self, rebuild_result: RebuildResult) -> None:
         start_time, previous_snapshot = time.perf_counter(), self._snapshot_id
         error_message = self._try_switch(rebuild_result.snapshot)
-        errors = filter(None, gather_object([error_message]))  # of any process, because all search the same snapshot
+        # of any process, because all search the same snapshot
+        errors = filter(None, gather_object([error_message]))
         if first_error := next(errors, ""):
             if not error_message:
                 self._switch_to(previous_snapshot)

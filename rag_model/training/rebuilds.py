@@ -18,9 +18,12 @@ RebuildMode = Literal["synchronous", "asynchronous"]
 class MovingSettings:
     """Settings of a moving index, the table `[moving]` of trainings of a passage encoder."""
 
-    every: int = 500  # steps, counted over the run, between two rebuilds; 0: never. Siriwardhana et al. 2023: 500
-    mode: RebuildMode = "synchronous"  # wait for a rebuild, so runs are repeatable; asynchronous: go on (paper)
-    devices: str = ""  # GPUs of the rebuild on this machine, as in CUDA_VISIBLE_DEVICES; empty: those of the trainer
+    # steps, counted over the run, between two rebuilds; 0: never. Siriwardhana et al. 2023: 500
+    every: int = 500
+    # wait for a rebuild, so runs are repeatable; asynchronous: go on (paper)
+    mode: RebuildMode = "synchronous"
+    # GPUs of the rebuild on this machine, as in CUDA_VISIBLE_DEVICES; empty: those of the trainer
+    devices: str = ""
 
     def __post_init__(self) -> None:
         if self.every < 0:

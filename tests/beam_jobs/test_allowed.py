@@ -48,7 +48,7 @@ def nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("flag", [flag for flag in HARMFUL if flag != "PortableRunner"])
 def test_harmful_options_are_refused(flag: str) -> None:
-    with pytest.raises(UsageError, match=f"the operator of the worker allows it with {ALLOWED_VARIABLE}="):
+    with pytest.raises(UsageError, match=f"to allow it, set {ALLOWED_VARIABLE}="):
         refuse_unlisted(["--runner=FlinkRunner", flag])
 
 

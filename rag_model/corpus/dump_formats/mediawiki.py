@@ -379,7 +379,8 @@ def _check_stream(run: PageRun, index: str) -> None:
     head = b"".join(read_bytes(byte_slice.url, byte_slice.offset, min(10, byte_slice.length)))
     if not _STREAM_MAGIC.match(head):
         raise InputError(
-            f"{basename(index)} places a stream at byte {byte_slice.offset} of {basename(byte_slice.url)}, "
+            f"{basename(index)} places a stream at byte {byte_slice.offset} of "
+            f"{basename(byte_slice.url)}, "
             f"but no bz2 stream begins there: {_ADVICE}"
         )
     for _ in FORMAT.read_slice(byte_slice):

@@ -128,7 +128,8 @@ class PageFormat:
         for page in self._iter_in_range(part):
             if page.page_id <= last:
                 raise InputError(
-                    f"page {page.page_id} follows page {last} in {part.name}, though its index has them in order: "
+                    f"page {page.page_id} follows page {last} in {part.name}, though its index has "
+                    "them in order: "
                     f"{_MISMATCH_ADVICE}"
                 )
             last = page.page_id
@@ -177,6 +178,7 @@ class PageFormat:
 
 def _mismatch_error(byte_slice: Slice, problem: str) -> InputError:
     return InputError(
-        f"{describe_slice(byte_slice)} should hold pages {byte_slice.first_page} to {byte_slice.last_page} by its "
+        f"{describe_slice(byte_slice)} should hold pages {byte_slice.first_page} to "
+        f"{byte_slice.last_page} by its "
         f"index, but {problem}: {_MISMATCH_ADVICE}"
     )

@@ -46,7 +46,8 @@ class PassageTable(RecordFormat):
                     continue
                 if len(row) <= max(order.values()):
                     raise InputError(
-                        f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and title, "
+                        f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and "
+                        "title, "
                         "separated by tabs"
                     )
                 if not row[order["id"]].strip():

@@ -111,7 +111,8 @@ RENDERERS = build_renderers(
         _render_date,
     ),
     (
-        "birthdate and age, birth year and age, bya, birth year, death date, death-date, death year, dod, "
+        "birthdate and age, birth year and age, bya, birth year, death date, death-date, death "
+        "year, dod, "
         "date of birth",
         _render_date,
     ),

@@ -269,16 +269,24 @@ _CONSTANTS = {
 }  # fmt: skip
 
 _FIRST_PARAMETER_NAMES = (
-    "nowrap, nobr, nobreak, nowraplinks, nowrap begin, small, smaller, big, larger, midsize, center, nobold, "
-    "noitalic, normal, strong, em, b, i, italic, italics, bold, underline, u, s, sc, smallcaps, small caps, "
-    "sc1, sc2, caps, allcaps, mono, monospace, code, tt, kbd, samp, var, math, mvar, mathvar, sub, vanchor, "
-    "visible anchor, visanc, linktext, tooltip, abbr, abbrlink, unicode, polytonic, hebrew, arabic, "
-    "nastaliq, urdu, rtl, ltr, nihongo2, noflag, transclude, citation needed span, cn-span, clarify span, "
-    "not a typo, notatypo, typo, proper name, title, plainlist, flatlist, plain list, endplainlist, div col "
+    "nowrap, nobr, nobreak, nowraplinks, nowrap begin, small, smaller, big, larger, midsize, "
+    "center, nobold, "
+    "noitalic, normal, strong, em, b, i, italic, italics, bold, underline, u, s, sc, smallcaps, "
+    "small caps, "
+    "sc1, sc2, caps, allcaps, mono, monospace, code, tt, kbd, samp, var, math, mvar, mathvar, sub, "
+    "vanchor, "
+    "visible anchor, visanc, linktext, tooltip, abbr, abbrlink, unicode, polytonic, hebrew, "
+    "arabic, "
+    "nastaliq, urdu, rtl, ltr, nihongo2, noflag, transclude, citation needed span, cn-span, "
+    "clarify span, "
+    "not a typo, notatypo, typo, proper name, title, plainlist, flatlist, plain list, "
+    "endplainlist, div col "
     "content, bulleted, bible verse, lsj, iast, iso15919, keyword, hanja, hangul, my, dfn, "
-    "word, notelist text, char, codes, wrap, shy text, pslink, section link, slink, plain text, fontcolor, "
+    "word, notelist text, char, codes, wrap, shy text, pslink, section link, slink, plain text, "
+    "fontcolor, "
     "highlight, strike, del, verse, sup2, nowrap1, stack, block indent, indented, poem, longitem, "
-    "resize text, shc, native name text, raise, lower, sans-serif, serif, big-math, bigmath, q, blockindent, "
+    "resize text, shc, native name text, raise, lower, sans-serif, serif, big-math, bigmath, q, "
+    "blockindent, "
     "pre, syntaxhighlight text"
 )
 

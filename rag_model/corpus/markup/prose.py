@@ -17,8 +17,10 @@ _BLOCK = (
     "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th thead tr ul"
 )
 _INLINE = (
-    "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd mark math "
-    "nobr noinclude nowiki onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp small source span "
+    "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd "
+    "mark math "
+    "nobr noinclude nowiki onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp small "
+    "source span "
     "strike strong sub sup syntaxhighlight time timeline tt u var wbr"
 )
 _BLOCKS = frozenset(_BLOCK.split())

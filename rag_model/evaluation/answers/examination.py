@@ -119,7 +119,8 @@ class AnswerCache:
                 return [Reading.from_json(parse_json(line, finite=False)) for line in lines]
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                f"the cached answers memo/{ANSWER_STAGE}/{record.key[:12]}… in {self.store.url} cannot be read "
+                f"the cached answers memo/{ANSWER_STAGE}/{record.key[:12]}… in {self.store.url} "
+                "cannot be read "
                 f"({error}): "
                 "delete that record and run again"
             ) from error

@@ -1,9 +1,9 @@
 """The open family of measures: three kinds of measure, and the registry of all of them.
 
-A `RankingMeasure` judges the ranked results of a retriever at a cutoff and is named `NAME@k`, such as
-`Success@20`. An `AnswerMeasure` compares one answer with its gold answers. A `CorpusMeasure` has one
-value for a set of answers, such as BLEU. An installed package registers a measure through the entry
-point group `bookwheel.measures`; the name of the entry point is the name of the measure.
+A `RankingMeasure` judges the ranked results of a retriever at a cutoff and is named `NAME@k`, such
+as `Success@20`. An `AnswerMeasure` compares one answer with its gold answers. A `CorpusMeasure` has
+one value for a set of answers, such as BLEU. An installed package registers a measure through the
+entry point group `bookwheel.measures`; the name of the entry point is the name of the measure.
 """
 
 import re
@@ -52,9 +52,11 @@ class RankingMeasure:
     compute: Callable[[Sequence[Ranking], int], Sequence[float]]
     # Depth of the search and judgement -> the cutoffs, at most the depth or fixed, that reports list.
     report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = report_no_cutoff
-    needs_qrels: bool = False  # True: needs all relevant ids, which are unknown if judged by answers
+    # True: needs all relevant ids, which are unknown if judged by answers
+    needs_qrels: bool = False
     listed_apart: tuple[JudgedBy, ...] = ()  # judgements for which reports list it under `ranks`
-    version: str = "1"  # of the code; part of the identity of an evaluation with an installed measure
+    # of the code; part of the identity of an evaluation with an installed measure
+    version: str = "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def load_measures() -> Mapping[str, Measure]:
     """Load every measure by its name: the built-in ones, then those of installed packages.
 
     Raises:
-        InputError: an installed measure cannot be imported, is not a measure, or has an invalid name.
+        InputError: an installed measure cannot be imported, is not a measure, or has an invalid
+            name.
     """
     measures: dict[str, Measure] = {}
     for name in MEASURES.list_names():
@@ -115,7 +118,8 @@ def load_measures() -> Mapping[str, Measure]:
             raise InputError(f"a package registers the measure {name!r}: use letters, digits, '-', '_' and '.'")
         if not isinstance(measure, Measure):
             raise InputError(
-                f"the measure {name!r} of an installed package is {type(measure).__name__}: register a "
+                f"the measure {name!r} of an installed package is {type(measure).__name__}: "
+                "register a "
                 "RankingMeasure, an AnswerMeasure or a CorpusMeasure"
             )
         measures[name] = measure
@@ -158,5 +162,7 @@ def corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the version of each measure of an installed package, for the identity of evaluations."""
+    """Return the version of each measure of an installed package, for the identity of
+    evaluations.
+    """
     return {name: measure.version for name, measure in load_measures().items() if not MEASURES.is_built_in(name)}

@@ -2,9 +2,9 @@
 
 Success and RR look for the first relevant result; `ir_measures` computes nDCG and R.
 
-KILT's provenance measures (Petroni et al. 2021) compare distinct retrieved pages, best first, with the
-*evidence sets* of a question: each is a set of pages (Wikipedia page ids) that together suffice. KILT's
-variants of the answer measures count an answer only if R-precision is 1.
+KILT's provenance measures (Petroni et al. 2021) compare distinct retrieved pages, best first, with
+the *evidence sets* of a question: each is a set of pages (Wikipedia page ids) that together
+suffice. KILT's variants of the answer measures count an answer only if R-precision is 1.
 
 Span measures count characters (Smith & Troynikov 2024, "Evaluating Chunking Strategies for
 Retrieval", Chroma): passages may overlap, so that several passages hold the same answer, and a

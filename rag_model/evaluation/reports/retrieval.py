@@ -92,8 +92,10 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
         for retriever in retrievers
     ]
     explanation = (
-        "Below a value: its 95 % interval; then the paired difference to the first retriever, with its "
-        f"interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. Bytes: the files that a "
+        "Below a value: its 95 % interval; then the paired difference to the first retriever, with "
+        "its "
+        f"interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. Bytes: "
+        "the files that a "
         "search reads, with those of the question encoder."
     )
     titles = ("retriever", *names, "ms a question", "bytes")
@@ -132,7 +134,8 @@ def _trade_off_section(report: RetrievalReport) -> Node:
         for without_encoder in (False, True)
     ]
     explanation = (
-        "A line is a retriever. A point is the result list of a stage, at the time until it is known. A whisker is "
+        "A line is a retriever. A point is the result list of a stage, at the time until it is "
+        "known. A whisker is "
         "the interval."
     )
     return section("Quality over time", legend(names), pair(*charts), note(explanation))

@@ -28,8 +28,10 @@ from rag_model.store.versions.snapshot import Snapshot
 MAX_SHARED_STEMS = 2  # stems
 # Lucene's English stop words and those of questions, which any question shares with any passage.
 _QUESTION_STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with did do does from had has have how many much s were what when where which who whom whose why"
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "
+    "there these they this "
+    "to was will with did do does from had has have how many much s were what when where which who "
+    "whom whose why"
 )
 
 
@@ -51,8 +53,10 @@ def read_gold_texts(snapshot: Snapshot, judge: RetrievalJudge) -> dict[str, list
             texts.setdefault(name, []).append(text)
     if relevant_ids and not texts:
         raise InputError(
-            f"snapshot {snapshot.id[:12]} has none of the {len(relevant_ids):,} {judge.judged_by} that the questions "
-            f"name, such as {min(relevant_ids)!r}: use ids of this corpus, such as {name!r}, or judge by answers"
+            f"snapshot {snapshot.id[:12]} has none of the {len(relevant_ids):,} {judge.judged_by} "
+            "that the questions "
+            f"name, such as {min(relevant_ids)!r}: use ids of this corpus, such as {name!r}, or "
+            "judge by answers"
         )
     return texts
 
@@ -291,7 +295,8 @@ def advise_retriever(
     words = count_prompt_words(snapshot)
     if words is not None:
         return (
-            f"the whole corpus has about {words:,} words, {words * _TOKENS_PER_WORD:,.0f} tokens, and fits a prompt: "
+            f"the whole corpus has about {words:,} words, {words * _TOKENS_PER_WORD:,.0f} tokens, "
+            "and fits a prompt: "
             "answer from all of it first, and keep a retriever only if that is worse or too slow"
         )
     return recommend_retriever(measured, measure, resampling)
@@ -336,8 +341,10 @@ def recommend_retriever(
         return f"{summary} a question is the best, and {comparison}"
     difference = differences[choice.name]
     return (
-        f"{summary} a question; the best, {best.name}, has {best.quality.value:.3f} at {best.milliseconds:.3g} ms, and "
-        f"the interval of the difference, {difference.low:+.3f} to {difference.high:+.3f}, does not lie below 0"
+        f"{summary} a question; the best, {best.name}, has {best.quality.value:.3f} at "
+        f"{best.milliseconds:.3g} ms, and "
+        f"the interval of the difference, {difference.low:+.3f} to {difference.high:+.3f}, does "
+        "not lie below 0"
     )
 
 

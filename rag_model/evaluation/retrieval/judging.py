@@ -6,8 +6,8 @@
 | `pages` | a page that the questions name: BEIR's qrels, KILT's evidence | Success, nDCG, R, RR |
 | `passages` | a passage that the questions or BEIR's qrels name by its id | Success, nDCG, R, RR |
 
-The measures are those of `measures.measure`; packages can add measures. The rank of a page is that of
-its best passage.
+The measures are those of `measures.measure`; packages can add measures. The rank of a page is that
+of its best passage.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -44,7 +44,8 @@ Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
-HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, 2 unused, trained, metric: begins every index file
+# fourcc, d, n, 2 unused, trained, metric: begins every index file
+HEADER = struct.Struct("<4siqqq?i")
 UNUSED = 1 << 20  # faiss's value of the unused fields
 
 # Exceptions raised by faiss and its wrapper.
@@ -122,7 +123,8 @@ def read_index(path: Path, *, mmap: bool = False) -> FaissIndex:
     with path.open("rb") as file, translate_errors(InputError, _damage_message(path)):
         _check_bytes(file, size, path)
         with _LIMIT_LOCK:
-            faiss.set_deserialization_loop_limit(max(1, size))  # a list or a transform takes >= 1 byte
+            # a list or a transform takes >= 1 byte
+            faiss.set_deserialization_loop_limit(max(1, size))
             return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
 
 

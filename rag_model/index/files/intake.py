@@ -303,7 +303,8 @@ def _iter_finite_rows(vectors: VectorInput, invalid: InvalidRowPolicy) -> Iterat
     for file in vectors.files:
         first = 0
         for raw in file.blocks(max(1, _BLOCK_BYTES // (4 * vectors.d))):
-            with np.errstate(over="ignore"):  # an overflowing float64 becomes an infinity, detected below
+            # an overflowing float64 becomes an infinity, detected below
+            with np.errstate(over="ignore"):
                 block = np.ascontiguousarray(raw, dtype=vectors.dtype)
             finite = np.flatnonzero(np.isfinite(block).all(axis=1))  # (m, d) -> (m,) -> indices
             if len(finite) < len(block) and invalid == "refuse":

@@ -85,7 +85,8 @@ def _iter_upper_links(
         begins = starts[node_levels[nodes] > level] + ends[level]  # (u,)
         width = np.arange(ends[level + 1] - ends[level])
         for first in range(0, len(begins), _BLOCK_NODES // 16):
-            yield level, links[begins[first : first + _BLOCK_NODES // 16, None] + width]  # (b, 1) + (w,) -> (b, w)
+            # (b, 1) + (w,) -> (b, w)
+            yield level, links[begins[first : first + _BLOCK_NODES // 16, None] + width]
 
 
 _HEADER = "iqqqBi"  # d, n, 2 unused, trained, metric: follows the fourcc

@@ -117,7 +117,8 @@ class PieceReader:
         last = shape[0] if last is None else last
         width = dtype.itemsize * math.prod(shape[1:])
         data = self._read(offset + first * width, (last - first) * width)
-        return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])  # flat -> (last - first, ...)
+        # flat -> (last - first, ...)
+        return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
 
     def close(self) -> None:
         """Close the file."""

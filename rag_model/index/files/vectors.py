@@ -91,7 +91,8 @@ class VectorFiles:
         files = cls(paths)
         if (files.n, files.dim) != (n, dim):
             raise InputError(
-                f"the vectors from {paths[0]} on are {files.n} x {files.dim}, not the plan's {n} x {dim}: "
+                f"the vectors from {paths[0]} on are {files.n} x {files.dim}, not the plan's {n} x "
+                f"{dim}: "
                 "plan the index again"
             )
         return files

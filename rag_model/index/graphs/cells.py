@@ -31,7 +31,9 @@ from rag_model.index.recipe import VectorPlan
 _POINTS_PER_CELL = 1_000  # training points: enough for stable borders between samples
 _KMEANS_ROUNDS = 10
 _MAX_OTHER_CELLS = (
-    3  # further cells that a vector may join: one in seven neighbours lies beyond the second nearest cell
+    # further cells that a vector may join: one in seven neighbours lies beyond the second nearest
+    # cell
+    3
 )
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
 _MAX_IMBALANCE = 1.5  # largest accepted cell, as a multiple of the mean
@@ -150,7 +152,8 @@ def _remove_smallest(plan: VectorPlan, centroids: Vectors, cell: CellIds, points
 def _assign_nearest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> CellIds:
     if not len(points):
         return np.empty(0, np.int64)
-    cells: CellIds = _build_flat_index(centroids, plan.metric).search(points, 1)[1][:, 0]  # (p, 1) -> (p,)
+    # (p, 1) -> (p,)
+    cells: CellIds = _build_flat_index(centroids, plan.metric).search(points, 1)[1][:, 0]
     return cells
 
 
@@ -263,7 +266,8 @@ def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]
 
 def _sort_by_group(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
     cell, (joining, joined_cells), (linking, linked_cells) = cells.assign(plan.metric, vectors)
-    groups = np.concatenate([2 * cell, 2 * joined_cells, 2 * linked_cells + 1])  # (m,), (p,), (l,) -> (m + p + l,)
+    # (m,), (p,), (l,) -> (m + p + l,)
+    groups = np.concatenate([2 * cell, 2 * joined_cells, 2 * linked_cells + 1])
     rows = np.concatenate([np.arange(len(vectors)), joining, linking])
     order = np.lexsort((rows, groups))
     begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))

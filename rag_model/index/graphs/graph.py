@@ -19,7 +19,8 @@ from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 
 Links = npt.NDArray[np.int32]
-Keys = npt.NDArray[np.uint64]  # links: similarity in the upper half, descending, and node in the lower
+# links: similarity in the upper half, descending, and node in the lower
+Keys = npt.NDArray[np.uint64]
 
 BLOCK = 8_192  # nodes processed at once
 NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # sorts after every link

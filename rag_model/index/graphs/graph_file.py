@@ -100,7 +100,8 @@ class GraphFile:
         """
         try:
             with path.open("rb") as file:
-                check_layout(file, path.stat().st_size)  # ensures that every node's slots are in `links`
+                # ensures that every node's slots are in `links`
+                check_layout(file, path.stat().st_size)
                 file.seek(0)
                 return cls._open_mapped(file, path, "r+" if writable else "r")
         except (OSError, ValueError, struct.error) as error:
@@ -139,7 +140,8 @@ class GraphFile:
         self.links[self._slots(nodes)] = links
 
     def _slots(self, nodes: Rows | Links) -> Rows:
-        slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)  # (m, 1) + (2M,) -> (m, 2M)
+        # (m, 1) + (2M,) -> (m, 2M)
+        slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)
         return slots
 
 

@@ -27,7 +27,8 @@ class ReachabilityTree:
         """Walk a graph breadth first; holds 8 bytes per node."""
         self._graph = graph
         self._parent = np.full(graph.n, -1, np.int32)
-        self._queue, self._reached = np.empty(graph.n, np.int32), 0  # the reached nodes and their number
+        # the reached nodes and their number
+        self._queue, self._reached = np.empty(graph.n, np.int32), 0
         self._last = graph.entry
         self._parent[self._last] = self._last
         self._walk(self._last)
@@ -85,7 +86,8 @@ class ReachabilityTree:
         """Mark the unreached nodes that `front` links to; return them, ascending."""
         targets = self._graph.bottom(front)  # (f, 2M)
         is_new = (targets >= 0) & (self._parent[targets] < 0)
-        sources = np.broadcast_to(front[:, None], targets.shape)[is_new]  # (f, 1) -> (f, 2M) -> (new,)
+        # (f, 1) -> (f, 2M) -> (new,)
+        sources = np.broadcast_to(front[:, None], targets.shape)[is_new]
         nodes, first = np.unique(targets[is_new], return_index=True)
         self._parent[nodes] = sources[first]
         return nodes

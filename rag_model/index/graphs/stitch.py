@@ -25,7 +25,9 @@ from rag_model.index.recipe import VectorPlan
 OUT_LINKS = 8  # links of a vector into the other cell
 IN_LINKS = 8  # links of a member to vectors of other cells: the nearest that found it
 _CANDIDATES = (
-    16  # members that a vector finds, from which its links are chosen; the nearest 8 alone lose .002 of recall
+    # members that a vector finds, from which its links are chosen; the nearest 8 alone lose .002 of
+    # recall
+    16
 )
 _EF_SEARCH = 32  # of that search
 _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
@@ -46,7 +48,8 @@ def link_across_border(graph: FaissIndex, members: Vectors, sources: Vectors, me
     if len(members):
         settings = faiss.SearchParametersHNSW(efSearch=_EF_SEARCH)
         for first, last in iter_ranges(len(sources), _BLOCK):
-            candidates = graph.search(sources[first:last], _CANDIDATES, params=settings)[1]  # (b, f)
+            # (b, f)
+            candidates = graph.search(sources[first:last], _CANDIDATES, params=settings)[1]
             out[first:last] = _select_diverse(sources[first:last], members, candidates, metric)
     return _add_reverse_links(out, len(members))
 
@@ -71,7 +74,8 @@ def _select_diverse(sources: Vectors, members: Vectors, candidates: Rows, metric
     )
     selected = np.zeros(targets.shape, np.bool_)
     for column in range(targets.shape[1]):
-        shadowed = (between[:, column, :column] > to_source[:, column, None]) & selected[:, :column]  # (s, place)
+        # (s, place)
+        shadowed = (between[:, column, :column] > to_source[:, column, None]) & selected[:, :column]
         selected[:, column] = (targets[:, column] >= 0) & ~shadowed.any(axis=1) & (selected.sum(axis=1) < OUT_LINKS)
     keys[~selected] = NO_LINK
     return np.sort(keys, axis=1)[:, :OUT_LINKS]  # (s, f) -> (s, OUT)
@@ -83,7 +87,8 @@ def _pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     if metric == "ip":
         return products
     squares = np.diagonal(products, axis1=1, axis2=2)  # (s, f, f) -> (s, f)
-    return 2 * products - squares[:, :, None] - squares[:, None, :]  # (s, f, f) - (s, f, 1) - (s, 1, f)
+    # (s, f, f) - (s, f, 1) - (s, 1, f)
+    return 2 * products - squares[:, :, None] - squares[:, None, :]
 
 
 def _add_reverse_links(out: Keys, members: int) -> CrossLinks:
@@ -93,7 +98,8 @@ def _add_reverse_links(out: Keys, members: int) -> CrossLinks:
     back, member = back[member >= 0], member[member >= 0]
     order = np.lexsort((back, member))
     back, member = back[order], member[order]
-    rank = np.arange(len(member)) - np.searchsorted(member, member)  # position of each link within its member
+    # position of each link within its member
+    rank = np.arange(len(member)) - np.searchsorted(member, member)
     nearest = rank < IN_LINKS
     begins = np.searchsorted(member[nearest], np.arange(members + 1))
     return CrossLinks(out, begins, back[nearest])
@@ -148,7 +154,8 @@ class GraphShard:
         """Yield this cell's candidates for rows [first, last): member lists, and cross links."""
         low, high = np.searchsorted(self.members, (first, last))
         if low < high:
-            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - first  # (r, 2M), (r,)
+            # (r, 2M), (r,)
+            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - first
             # (r, 2M) -> (r 2M,)
             yield CandidateLinks(rows, np.full(len(rows), lists.shape[1]), _to_global_rows(lists, self.members).ravel())
             begins = self.piece.read(_BEGINS, low, high + 1)
@@ -156,7 +163,8 @@ class GraphShard:
             yield CandidateLinks(rows, np.diff(begins), _to_global_rows(into, self.sources))
         low, high = np.searchsorted(self.sources, (first, last))
         if low < high:
-            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - first  # (r, OUT), (r,)
+            # (r, OUT), (r,)
+            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - first
             # (r, OUT) -> (r OUT,)
             yield CandidateLinks(rows, np.full(len(rows), out.shape[1]), _to_global_rows(out, self.members).ravel())
 

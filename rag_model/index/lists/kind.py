@@ -120,7 +120,8 @@ class ListKind(VectorKind):
             for queries in (new[:_RECALL_QUERIES], old[:_RECALL_QUERIES]):
                 scores, exact = faiss.knn(queries, both, _NEIGHBORS, metric=engine.faiss_metric(plan.metric))
                 signed = scores if plan.metric == "ip" else -scores
-                score = partial(_score_rows, queries, both, plan.metric)  # equal vectors are all correct
+                # equal vectors are all correct
+                score = partial(_score_rows, queries, both, plan.metric)
                 recalls.append(compute_recall(index.search(queries, _NEIGHBORS)[1], exact, signed, _NEIGHBORS, score))
         new_recall, old_recall = (round(float(recall.mean()), 4) for recall in recalls)
         return new_recall, old_recall
@@ -238,7 +239,8 @@ class ListKind(VectorKind):
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
             if isinstance(factory, IvfSpec) and factory.coarse:
                 compared = min(lists, int(_COARSE_GRAPH_COST[0] * lists ** _COARSE_GRAPH_COST[1]))
-            read, new_share = (3, _NEW_SHARE) if inherited else (1, 1)  # also the parent's rows and piece
+            # also the parent's rows and piece
+            read, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
             return read * size / BYTES_PER_SECOND + new_share * size / 2 * (compared / PRODUCTS_PER_SECOND + codes)
         return 0.1 * plan.n * plan.d / BYTES_PER_SECOND
 
@@ -269,7 +271,8 @@ def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, 
     if lists is None:
         return {}
     inner = _apply_transforms(base, vectors)
-    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(ListAssigner(lists)(inner))  # (m,) -> (m, d)
+    # (m,) -> (m, d)
+    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(ListAssigner(lists)(inner))
     losses_by_name = {"lists": centroid_distance(inner, centroids, plan.metric)}
     if isinstance(lists, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
         losses_by_name["codes"] = relative_error(vectors, base.sa_decode(base.sa_encode(vectors)))
@@ -362,7 +365,8 @@ def _write_lists(file: BinaryIO, coded: CodePieces, sizes: Rows, width: int) -> 
     rows = max(1, BLOCK_BYTES // width)
     borders = _block_borders(sizes, rows)
     cuts = coded.find_cuts(borders)
-    for number, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):  # (lists,) -> (blocks,)
+    # (lists,) -> (blocks,)
+    for number, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
         block = cuts[:, number : number + 2]  # (parts, 2)
         if block_rows > rows:
             for column in (2, 1):  # all codes, then all ids

@@ -156,7 +156,9 @@ def _fingerprint(language: str) -> str:
 
 
 def _split_unspaced(word: str) -> Iterator[str]:
-    """Yield a word, or the characters and then the pairs of a run that is written without spaces."""
+    """Yield a word, or the characters and then the pairs of a run that is written without
+    spaces.
+    """
     for run in _RUN.findall(word):
         if not _RUN_UNSPACED.match(run):
             yield run

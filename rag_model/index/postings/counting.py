@@ -279,7 +279,9 @@ def _count(numbers, ends, starts, terms, positions, text_terms, weights, counts,
 
 @bare
 def _sort(terms, weights, counts, begins, rows, sorted_weights):
-    """Sort postings by term, given the number of postings of each row and the begin of each term."""
+    """Sort postings by term, given the number of postings of each row and the begin of each
+    term.
+    """
     posting = 0
     for row in range(len(counts)):
         for _ in range(counts[row]):

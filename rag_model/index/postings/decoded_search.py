@@ -78,7 +78,9 @@ def _decode_list(data, lists, lengths, entry, weighting, rows, contributions):
 
 @compiled
 def _write_top_bounds(contributions, max_contribution, tops):
-    """Store a lower bound for the 1st, 2nd, 4th, ... largest contribution, read from a histogram."""
+    """Store a lower bound for the 1st, 2nd, 4th, ... largest contribution, read from a
+    histogram.
+    """
     counts, bin_minimum = np.zeros(_HISTOGRAM_BINS, np.int64), np.full(_HISTOGRAM_BINS, np.float32(np.inf))
     for i in range(len(contributions)):
         bin_number = np.int64(contributions[i] / max_contribution * (_HISTOGRAM_BINS - 1))

@@ -167,7 +167,9 @@ def _is_rising(rows):
 
 
 def longest_rising_subsequence(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Return a mask of (n,) rows, of which -1 is ignored: a longest strictly ascending subsequence."""
+    """Return a mask of (n,) rows, of which -1 is ignored: a longest strictly ascending
+    subsequence.
+    """
     if _is_rising(rows):
         return rows >= 0
     positions, is_chosen = np.flatnonzero(rows >= 0), np.zeros(len(rows), np.bool_)

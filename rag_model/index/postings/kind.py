@@ -146,7 +146,9 @@ class Bm25Kind(PostingsKind):
         return ResourceEstimate(stages, size + PROCESS_BYTES, size, size + plan.n * _PIECE_BYTES)
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Estimate the seconds to analyze a part's compressed passages, or to merge all postings."""
+        """Estimate the seconds to analyze a part's compressed passages, or to merge all
+        postings.
+        """
         return {"scatter": size / _ANALYZE_RATE, "merge": plan.n / _MERGE_RATE}.get(stage, 0.01)
 
 
@@ -159,7 +161,8 @@ def _load_analyzer(settings: Any) -> Analyzer:
     analyzer = Analyzer(settings["language"])
     if analyzer.fingerprint != settings["analyzer"]:
         raise StoreError(
-            f"the index was built by another analyzer of {analyzer.language} words than {analyzer.versions}: install "
+            f"the index was built by another analyzer of {analyzer.language} words than "
+            f"{analyzer.versions}: install "
             "the versions that the snapshot's provenance names, or build the index again"
         )
     return analyzer

@@ -52,7 +52,7 @@ _MAX_UINT32 = (np.int64(1) << 32) - 1  # of rows and weights in arrays of four b
 
 @compiled
 def contribution(weight, length, weighting):
-    """Return what a posting adds to a score per unit of the term's factor; see the module."""
+    """Return the contribution of a posting to a score per unit of the term's factor; see the module."""
     return np.float32(weight / (weighting.saturation * weight + weighting.fixed + weighting.slope * length))
 
 

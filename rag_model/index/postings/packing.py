@@ -124,7 +124,9 @@ def _pack_values(values, count, width, out, offset):
 
 @inlined
 def _larger_mask(values, first, last, limit):
-    """Return a bit mask of the values above `limit` among values[first:last], which are at most 64."""
+    """Return a bit mask of the values above `limit` among values[first:last], which are at most
+    64.
+    """
     mask = _NONE
     for i in range(np.uint64(last - first)):
         mask |= np.uint64(values[np.uint64(first) + i] > limit) << i

@@ -39,7 +39,8 @@ def compute_graph_stats(path: Path) -> GraphStats:
     for first in range(0, graph.n, BLOCK):
         nodes = np.arange(first, min(first + BLOCK, graph.n))
         links = graph.bottom(nodes)
-        degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))  # (m, 2M) -> (m,) -> (2M + 1,)
+        # (m, 2M) -> (m,) -> (2M + 1,)
+        degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))
         linked[links[(links >= 0) & (links != nodes[:, None])]] = True
     unreachable = len(ReachabilityTree(graph).find_unreachable()) if graph.n else 0
     return GraphStats(tuple(degrees.tolist()), int(graph.n - linked.sum()), unreachable)

@@ -99,9 +99,11 @@ class ListStats:
     """Statistics of how evenly the vectors are spread over the inverted lists."""
 
     lists: int
-    sizes: tuple[int, ...]  # number of lists of size 0, 1, 2-3, 4-7, …: bucket i > 0 is [2^(i-1), 2^i)
+    # number of lists of size 0, 1, 2-3, 4-7, …: bucket i > 0 is [2^(i-1), 2^i)
+    sizes: tuple[int, ...]
     largest: int
-    imbalance: float  # L sum(size^2) / n^2: the factor by which a search reads more than with L equal lists
+    # L sum(size^2) / n^2: the factor by which a search reads more than with L equal lists
+    imbalance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,8 @@ class IndexHealth:
 class TuningResult:
     """A search setting for a recall target."""
 
-    search: Mapping[str, int]  # efSearch, or nprobe and refine; empty for an index without parameters
+    # efSearch, or nprobe and refine; empty for an index without parameters
+    search: Mapping[str, int]
     recall: float  # mean recall with this setting
     note: str = ""  # a sentence if the target cannot be reached, else empty
 
@@ -155,7 +158,8 @@ _MIN_NEW_VECTORS = 32  # with fewer new vectors, their mean is too uncertain
 _SLACK = 0.02  # added to `drift`: codes have this much less error on their own training vectors
 
 
-_MAX_RECALL_LOSS = 0.1  # accepted difference of new and old vectors' recall: three times the random error
+# accepted difference of new and old vectors' recall: three times the random error
+_MAX_RECALL_LOSS = 0.1
 
 
 _MAX_EVEN_IMBALANCE = 1.5  # always accepted: cells are split down to this multiple of the mean
@@ -165,7 +169,8 @@ _MAX_EVEN_IMBALANCE = 1.5  # always accepted: cells are split down to this multi
 class TrainingStats:
     """How a trained file fits its training vectors."""
 
-    losses: Mapping[str, float]  # mean |x - y|^2 / |x|^2 of approximations y: `cells` or `lists`, and `codes`
+    # mean |x - y|^2 / |x|^2 of approximations y: `cells` or `lists`, and `codes`
+    losses: Mapping[str, float]
     imbalance: float = 0.0  # largest cell over the mean, in the first build; 0: there are no cells
     imbalance_now: float = 0.0  # the same in the last build
 
@@ -194,8 +199,10 @@ class FitResult:
     """How a reused trained file fits the new vectors."""
 
     rows: int  # number of new vectors measured
-    losses: Mapping[str, tuple[float, float]]  # by name: of the changed parts, of the training vectors
-    recall: tuple[float, float] | None = None  # of new and of old vectors in lists; None: not measured
+    # by name: of the changed parts, of the training vectors
+    losses: Mapping[str, tuple[float, float]]
+    # of new and of old vectors in lists; None: not measured
+    recall: tuple[float, float] | None = None
 
     def explain_misfit(self, drift: float) -> str | None:
         """Return why the file does not fit; None if it fits."""

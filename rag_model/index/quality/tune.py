@@ -149,7 +149,8 @@ def _explain_missed_target(
     advice = "more links" if index.structure == "hnsw" else "longer codes"
     advice += "" if index.structure == "hnsw" or "refine" in index.defaults else " or a refinement, Refine(SQfp16),"
     return (
-        f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so {format_setting(search)} is set, "
+        f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so "
+        f"{format_setting(search)} is set, "
         f"which finds {recall:.3f}: {advice} would find more"
     )
 

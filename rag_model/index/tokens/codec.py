@@ -281,7 +281,9 @@ class Codec(Protocol):
         ...
 
     def encode(self, vectors: Vectors) -> tuple[CentroidIds, npt.NDArray[np.uint8]]:
-        """Return the (t,) centroids and (t, width) codes of the residuals of (t, d) unit vectors."""
+        """Return the (t,) centroids and (t, width) codes of the residuals of (t, d) unit
+        vectors.
+        """
         ...
 
     def decode(self, ids: CentroidIds, codes: npt.NDArray[np.uint8]) -> Vectors:

@@ -194,7 +194,9 @@ class TokenKind(UnshardedKind[TokenPlan]):
 
 
 def bytes_per_token(plan: TokenPlan) -> int:
-    """Return the bytes per token in the index file: the centroid id, and the code of the residual."""
+    """Return the bytes per token in the index file: the centroid id, and the code of the
+    residual.
+    """
     tokens = plan.n * TOKENS_PER_PASSAGE
     sample = plan.train_sample or codec.sample_size(tokens)
     has_wide_ids = codec.centroid_count(tokens, sample) > 1 << 16

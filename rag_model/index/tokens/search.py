@@ -155,7 +155,8 @@ class TokenIndexFile:
     def _check_queries(self, queries: Vectors) -> None:
         if queries.ndim != 3 or queries.shape[2] != self.dim:
             raise UsageError(
-                f"questions of shape {queries.shape} do not fit token vectors of {self.dim} dimensions: give (q, l, "
+                f"questions of shape {queries.shape} do not fit token vectors of {self.dim} "
+                "dimensions: give (q, l, "
                 f"{self.dim})"
             )
         if not np.isfinite(queries).all():

@@ -65,7 +65,8 @@ class EndpointErrors:
     def not_a_completion(self, reason: object) -> FailedAttemptError:
         """Return the error for a reply that violates the protocol."""
         return self._failed_attempt(
-            f"sent what is not a chat completion ({self._sanitize(str(reason))}): check that the base URL ends as its "
+            f"sent what is not a chat completion ({self._sanitize(str(reason))}): check that the "
+            "base URL ends as its "
             "API's, as in /v1"
         )
 
@@ -106,7 +107,8 @@ class EndpointErrors:
     def _prompt_too_long(self, message: str) -> FailedAttemptError:
         return FailedAttemptError(
             PromptTooLongError(
-                f"the prompt is longer than {self.model} at {self.endpoint.host} reads{self._parenthesize(message)}: "
+                f"the prompt is longer than {self.model} at {self.endpoint.host} "
+                f"reads{self._parenthesize(message)}: "
                 "give fewer passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
             )
         )

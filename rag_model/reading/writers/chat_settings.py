@@ -1,4 +1,6 @@
-"""Settings of an endpoint: address and key, generation settings, bounds of time and bytes, prices."""
+"""Settings of an endpoint: address and key, generation settings, bounds of time and bytes,
+prices.
+"""
 
 import math
 import os
@@ -96,8 +98,10 @@ class ChatSettings:
             raise UsageError(f"the temperature is {self.temperature}: give one from 0 to 2")
         if self.max_new_tokens + CHAT_TEMPLATE_TOKENS >= self.context:
             raise UsageError(
-                f"an answer of {self.max_new_tokens} tokens, with {CHAT_TEMPLATE_TOKENS} for the chat's format, leaves "
-                f"no room in a context of {self.context}: ask for a shorter answer, or set BOOKWHEEL_LLM_CONTEXT"
+                f"an answer of {self.max_new_tokens} tokens, with {CHAT_TEMPLATE_TOKENS} for the "
+                "chat's format, leaves "
+                f"no room in a context of {self.context}: ask for a shorter answer, or set "
+                "BOOKWHEEL_LLM_CONTEXT"
             )
 
     @classmethod
@@ -171,8 +175,10 @@ class Endpoint:
             refuse_secret(self.url)
         except UsageError:  # its advice concerns stores; the secret is not repeated
             raise UsageError(
-                "the endpoint's base URL has a user, a password, a query or a port that is no number, which may be a "
-                f"secret: set a base URL such as http://localhost:8000/v1, and {self.key_variable} to the key"
+                "the endpoint's base URL has a user, a password, a query or a port that is no "
+                "number, which may be a "
+                f"secret: set a base URL such as http://localhost:8000/v1, and {self.key_variable} "
+                "to the key"
             ) from None
         if not _is_usable_url(self.url):
             raise UsageError(

@@ -67,7 +67,8 @@ class LocalWriter:
         )
         if self.max_prompt_tokens < 1:
             raise UsageError(
-                f"{self._max_new_tokens} tokens of a text leave no room for a prompt in {model_id}, which reads "
+                f"{self._max_new_tokens} tokens of a text leave no room for a prompt in "
+                f"{model_id}, which reads "
                 f"{generator.max_tokens}: ask for fewer"
             )
 
@@ -176,7 +177,8 @@ class LocalWriter:
             if (tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._max_context_tokens(max_new_tokens):
                 limit = max(0, self._max_context_tokens(max_new_tokens))
                 raise UsageError(
-                    f"a prompt has {tokens} tokens, and {self.id} reads {limit} before an answer of {max_new_tokens}: "
+                    f"a prompt has {tokens} tokens, and {self.id} reads {limit} before an answer "
+                    f"of {max_new_tokens}: "
                     "give fewer or shorter passages, or ask for a shorter answer"
                 )
         generator: Generator = replace(
@@ -213,7 +215,9 @@ class LocalWriter:
         return self._generator.max_tokens - max_new_tokens if self._shares_context else self._generator.max_tokens
 
     def _iter_batches(self, prompts: Sequence[Prompt]) -> Iterator[list[int]]:
-        """Yield the row numbers of prompts with equal system messages, up to one batch at a time."""
+        """Yield the row numbers of prompts with equal system messages, up to one batch at a
+        time.
+        """
         rows_by_system: defaultdict[str, list[int]] = defaultdict(list)
         for row, prompt in enumerate(prompts):
             rows_by_system[prompt.system].append(row)

@@ -40,7 +40,8 @@ class QueuedRequest(Generic[_Reply]):
     loop: asyncio.AbstractEventLoop
     reply: "asyncio.Future[_Reply]"
     client: str = ""  # requests with equal `client` share a turn
-    progress: AnswerProgress | None = None  # receives passages and text early; None: only the whole reply is sent
+    # receives passages and text early; None: only the whole reply is sent
+    progress: AnswerProgress | None = None
 
     @property
     def is_abandoned(self) -> bool:
@@ -54,7 +55,8 @@ class RequestQueue(Generic[_Reply]):
     def __init__(self) -> None:
         self.question_count = 0  # of all requests
         self._request_count = 0
-        self._requests_by_client: dict[str, deque[QueuedRequest[_Reply]]] = {}  # the first client is next
+        # the first client is next
+        self._requests_by_client: dict[str, deque[QueuedRequest[_Reply]]] = {}
 
     def __len__(self) -> int:
         """Return the number of requests."""
@@ -317,7 +319,8 @@ class Batcher(Generic[_Reply]):
 
     def _collect_batch(self, number: int, last_size: int) -> list[QueuedRequest[_Reply]]:
         requests: list[QueuedRequest[_Reply]] = []
-        while not requests and (self._queue or not self._is_closing):  # another worker may be faster
+        # another worker may be faster
+        while not requests and (self._queue or not self._is_closing):
             while not self._has_enough(1):
                 self._sleep(number, 1)
             # An equal share for every worker keeps the batches at one size.
@@ -338,7 +341,9 @@ class Batcher(Generic[_Reply]):
                 self._waking_workers -= 1
 
     def _wake_worker(self) -> None:
-        """Wake the first sleeping worker that has enough to do; waking one in vain delays others."""
+        """Wake the first sleeping worker that has enough to do; waking one in vain delays
+        others.
+        """
         numbers = [number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)]
         if len(self._queue) > self._waking_workers and numbers:
             self._sleepers.pop(min(numbers)).condition.notify()

@@ -44,7 +44,8 @@ class _ProgressReporter:
     def __init__(self, snapshot: str, model_id: str, requests: Sequence[QueuedRequest[AnswerResult]]) -> None:
         self._snapshot, self._model = snapshot, model_id
         recipients = [(request.progress, index) for request in requests for index in range(len(request.questions))]
-        self._recipients = recipients  # for each question of the batch: the listener, and its index in the request
+        # for each question of the batch: the listener, and its index in the request
+        self._recipients = recipients
         self.has_listeners = any(progress is not None for progress, _ in recipients)
 
     def report_passages(self, hits: Sequence[Sequence[Hit]]) -> None:
@@ -102,7 +103,8 @@ def answer_batch(
                 )
             except UsageError as error:
                 if len(positions) > 1:
-                    raise  # the faulty question is unknown, so the batcher repeats the requests one by one
+                    # the faulty question is unknown, so the batcher repeats the requests one by one
+                    raise
                 replies[positions[0]] = error
                 continue
             except StoppedError as stopped:

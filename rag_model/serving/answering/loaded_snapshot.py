@@ -93,7 +93,8 @@ class LoadedSnapshot:
             RefusedError: The question encoder's vector space differs from the snapshot's.
             StoreError: A file is missing or damaged.
         """
-        self.served_ref = served_ref  # replaced when the ref moves and names the same snapshot again
+        # replaced when the ref moves and names the same snapshot again
+        self.served_ref = served_ref
         self.snapshot, self.model = context.snapshot, model
         self._context, self._max_depth = context, settings.max_depth
         self._retrievers = {str(parse(text)): _open_retriever(context, text) for text in available.retrievers}
@@ -233,7 +234,8 @@ class LoadedSnapshot:
                 if not built.needs.vectors:
                     raise
                 raise UsageError(
-                    f"the retriever {built.retriever.name} cannot be answered from, since the service was started "
+                    f"the retriever {built.retriever.name} cannot be answered from, since the "
+                    "service was started "
                     "without the passages' vectors: ask for another one"
                 ) from error
             reader = self._create_reader(built.retriever)
@@ -270,7 +272,9 @@ class LoadedSnapshot:
     def _build_for_request(
         self, context: RetrieverContext, expression: str, *, products: bool = False
     ) -> BuiltRetriever:
-        """Build a retriever of the open indexes and the built-in calls; models would cost too much."""
+        """Build a retriever of the open indexes and the built-in calls; models would cost too
+        much.
+        """
         limits = RequestLimits(self._context.opened_indexes, self._max_depth)
         return build_retriever(context, expression, products=products, limits=limits)
 
@@ -290,7 +294,9 @@ def _open_retriever(context: RetrieverContext, expression: str, *, products: boo
 
 
 def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> RetrieverContext | None:
-    """Return the context with the model's own question encoder, if it has one; None: there is no model."""
+    """Return the context with the model's own question encoder, if it has one; None: there is no
+    model.
+    """
     if model is None:
         return None
     return context if model.question_encoder is None else context.with_encoder(model.question_encoder)

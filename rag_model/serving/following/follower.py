@@ -182,7 +182,8 @@ class RefFollower:
             _LOG.error("cannot delete snapshots that were taken down from %s: %s", self._target_ref.dest, error)
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # not every system has priorities for single threads
+        # not every system has priorities for single threads
+        with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FOLLOWER_NICENESS)
         while True:
             try:

@@ -85,11 +85,13 @@ def _read_verdict(verdict_file: Path) -> str | None:
 
 
 def _write_verdict(verdict_file: Path, failure: str) -> None:
-    with suppress(OSError), atomic_write(verdict_file) as temporary:  # without a record the trial runs again
+    # without a record the trial runs again
+    with suppress(OSError), atomic_write(verdict_file) as temporary:
         temporary.write_text(json.dumps({"died": failure}))
 
 
-_INDEX_MEMORY = 2 << 30  # bytes for libraries, centroids and the tables of a search, besides `_ROW_BYTES`
+# bytes for libraries, centroids and the tables of a search, besides `_ROW_BYTES`
+_INDEX_MEMORY = 2 << 30
 _ROW_BYTES = 16  # bytes a row for a graph's levels and offsets, which are not mapped
 _INDEX_SECONDS = 120.0  # for small files
 _INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable reading
@@ -179,7 +181,8 @@ _TRIAL_QUERIES: dict[
 
 
 _MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
-_WEIGHT_COPIES = 3  # memory in copies of the weights: fp16 becomes float32, and is laid out for the CPU
+# memory in copies of the weights: fp16 becomes float32, and is laid out for the CPU
+_WEIGHT_COPIES = 3
 _MODEL_SECONDS = 300.0  # for small files, on a busy machine
 _MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable loading of weights
 _MODEL_KINDS: Mapping[ReaderName, str] = {

@@ -120,15 +120,16 @@ class _BodyError(BookwheelError):
 class _ServiceApp(FastAPI):
     """A FastAPI application that calls /search and /answer directly.
 
-    Normal routing, by FastAPI or by Starlette alone, makes a search of a small snapshot slower by 10 %
-    (lower quartile) to 29 % (median): 1.2 to 1.3 ms, and 1.6 to 2.0 ms. Both endpoints check their
-    requests themselves, and are also declared to FastAPI, for OpenAPI and for other methods.
+    Normal routing, by FastAPI or by Starlette alone, makes a search of a small snapshot slower by
+    10 % (lower quartile) to 29 % (median): 1.2 to 1.3 ms, and 1.6 to 2.0 ms. Both endpoints check
+    their requests themselves, and are also declared to FastAPI, for OpenAPI and for other methods.
     """
 
     def __init__(self, guard: RequestGuard, **settings: Any) -> None:
         super().__init__(**settings)
         self.guard = guard
-        self.direct_endpoints: dict[str, Callable[[Request], Awaitable[Response]]] = {}  # for POST, by path
+        # for POST, by path
+        self.direct_endpoints: dict[str, Callable[[Request], Awaitable[Response]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if rejection := self.guard.find_rejection(scope):

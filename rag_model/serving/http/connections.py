@@ -116,7 +116,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     app_state: dict[str, Any]
     _timer: asyncio.TimerHandle | None = None
     _overhead_bytes = 0  # bytes of the current request besides its body
-    _counts_body_bytes = hasattr(_Base, "on_body")  # httptools reports body bytes; h11 has its own limits
+    # httptools reports body bytes; h11 has its own limits
+    _counts_body_bytes = hasattr(_Base, "on_body")
     _last_received = 0.0  # when the client last sent something (the loop's clock)
     _client_key = ""
 
@@ -125,7 +126,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
             _BufferedTransport(transport, self.loop, self.write_seconds, self._exceeds_unsent_limit)
         )
         self._client_key = normalize_client_address(self.client[0]) if self.client else ""
-        self.app_state = {**self.app_state, "client": self._client_key}  # copied to the `state` of each request
+        # copied to the `state` of each request
+        self.app_state = {**self.app_state, "client": self._client_key}
         self._last_received = self.loop.time()
         self.clients[self._client_key] += 1
         if self.clients[self._client_key] > self.max_connections_per_client:
@@ -149,7 +151,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
                 self._overhead_bytes > _MAX_OVERHEAD_BYTES or len(self.headers or ()) > _MAX_HEADERS
             ):
                 self._refuse_long_request()
-            if len(getattr(self, "pipeline", ())) > _MAX_PIPELINED:  # h11 takes one request at a time
+            # h11 takes one request at a time
+            if len(getattr(self, "pipeline", ())) > _MAX_PIPELINED:
                 self.transport.abort()
         self._restart_timer()
 
@@ -158,7 +161,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._overhead_bytes = 0  # the rest of the chunk is not counted: it is at most `_PARSE_BYTES`
+        # the rest of the chunk is not counted: it is at most `_PARSE_BYTES`
+        self._overhead_bytes = 0
         self.scope["state"]["is_body_complete"] = True
         super().on_message_complete()
 

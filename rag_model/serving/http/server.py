@@ -62,7 +62,8 @@ class CertificateFiles:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "reason", None) or error.__class__.__name__
             raise UsageError(
-                f"{self.certificate} and {self.key} are no certificate with its key ({reason}): give two PEM files, "
+                f"{self.certificate} and {self.key} are no certificate with its key ({reason}): "
+                "give two PEM files, "
                 "and a key without a password"
             ) from error
 
@@ -128,7 +129,8 @@ class ServiceServer(uvicorn.Server):
             create_uvicorn_config(app, settings, settings.connections, settings.connections_per_client, **tls),
         )
         self._service, self._on_listening, self._health, self._certificate = service, on_listening, health, certificate
-        self._health_state = ServerState()  # separate, so that clients of the main port cannot use up its connections
+        # separate, so that clients of the main port cannot use up its connections
+        self._health_state = ServerState()
         self._exit_time = float("inf")  # monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
 
@@ -182,7 +184,8 @@ class ServiceServer(uvicorn.Server):
 
         Unlike uvicorn, do not raise the signal again: the process exits with 0.
         """
-        is_main_thread = threading.current_thread() is threading.main_thread()  # only it may set signal handlers
+        # only it may set signal handlers
+        is_main_thread = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGINT, signal.SIGTERM) if is_main_thread else ()
         previous_handlers = {number: signal.signal(number, self.handle_exit) for number in signals}
         try:

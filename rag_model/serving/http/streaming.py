@@ -26,11 +26,13 @@ from rag_model.serving.http.messages import AnswerRequest, format_answer_reply
 from rag_model.serving.service import Service
 
 EVENT_STREAM_TYPE = "text/event-stream"
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # forbids proxies to buffer the stream
+# forbids proxies to buffer the stream
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _STATUS_OK, _STATUS_CLIENT_CLOSED = 200, 499
 _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: the media type is not acceptable
 
-ErrorExplainer = Callable[[Exception], tuple[int, str]]  # returns the HTTP status of an error, and its message
+# returns the HTTP status of an error, and its message
+ErrorExplainer = Callable[[Exception], tuple[int, str]]
 
 
 class AnswerStream(StreamingResponse):

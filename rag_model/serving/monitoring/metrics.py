@@ -48,7 +48,8 @@ from rag_model.serving.runtime import THREAD_NAMES, SupervisedThread
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.manifest import Manifest
 
-_Gauge = tuple[str, str, float | None]  # name, help text, value; a gauge with value None is left out
+# name, help text, value; a gauge with value None is left out
+_Gauge = tuple[str, str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +206,15 @@ class ServiceMetrics(Observer):
             (self._polls, ("ok", "failed")),
         ):
             for outcome in outcomes:
-                counter.labels(outcome)  # export 0 from the start, so that Prometheus sees the first increase
+                # export 0 from the start, so that Prometheus sees the first increase
+                counter.labels(outcome)
         self.quality, self._clock = quality or QualityMonitor(), clock
         self.quality.thread.on_thread_death = self.on_thread_death
         self._override_every = settings.override_every
         self.overrides = OverrideMonitor(settings.override_every, self._record_check, settings.request_seconds)
         self.overrides.thread.on_thread_death = self.on_thread_death
-        self._sampled_answers: Counter | None = None  # absent until a model that can be checked is served
+        # absent until a model that can be checked is served
+        self._sampled_answers: Counter | None = None
         self._override_answers: Counter | None = None
         self._unchecked_answers: Counter | None = None
         self.served: ServedSnapshotInfo | None = None
@@ -272,7 +275,8 @@ class ServiceMetrics(Observer):
             text = "Sampled answers whose check failed; they are not among the checked ones."
             self._unchecked_answers = self._counter("answers_unchecked", text)
         if loaded.model is not None:
-            tokenize("")  # takes half a second the first time; the first answer need not wait for it
+            # takes half a second the first time; the first answer need not wait for it
+            tokenize("")
         self.on_ref_moved(loaded, loaded.served_ref)
 
     def on_ref_moved(self, loaded: LoadedSnapshot, served_ref: ServedRef) -> None:
@@ -302,7 +306,8 @@ class ServiceMetrics(Observer):
             return
         self.store_seen_at = self._clock()
         if self.refusal is not None and not self.refusal.snapshot:
-            self.refusal = None  # the ref record was unreadable; if it still is, `on_refused` is called again
+            # the ref record was unreadable; if it still is, `on_refused` is called again
+            self.refusal = None
 
     def on_thread_death(self, thread: str) -> None:
         """Count the deaths of threads."""

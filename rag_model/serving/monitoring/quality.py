@@ -34,7 +34,8 @@ from rag_model.serving.monitoring.recall_check import GroundTruth, SampledQuery,
 from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
 from rag_model.store.versions.snapshot import Snapshot
 
-_QUEUE_LIMIT = 32  # sampled questions that wait for exact search; one pass over the vectors serves all of them
+# sampled questions that wait for exact search; one pass over the vectors serves all of them
+_QUEUE_LIMIT = 32
 
 
 _Value = TypeVar("_Value")
@@ -53,7 +54,8 @@ class MonitorSettings:
     def __post_init__(self) -> None:
         if min(self.window, self.min_samples - 1, self.sample_every, self.samples) < 1 or not 0 < self.share <= 1:
             raise UsageError(
-                "window, sample_every and samples must be at least 1, min_samples at least 2, and share in (0, 1], "
+                "window, sample_every and samples must be at least 1, min_samples at least 2, and "
+                "share in (0, 1], "
                 f"not {self}"
             )
         if self.min_samples > min(self.window, self.samples):
@@ -66,7 +68,8 @@ class MonitorSettings:
 class QualityMetrics:
     """The current quality metrics; None: not enough questions yet, or not measurable."""
 
-    collapse: Mapping[str, CollapseStats] = field(default_factory=dict)  # by verb; a model may have its own encoder
+    # by verb; a model may have its own encoder
+    collapse: Mapping[str, CollapseStats] = field(default_factory=dict)
     recall_mean: float | None = None
     recall_p5: float | None = None
     drift: float | None = None  # `drift.DriftReference.distance`
@@ -80,7 +83,8 @@ class SlidingWindows:
     corpus: int  # passages in the snapshot
     drift: float | None = None
     _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question
-    _passages_by_verb: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)  # by verb and question
+    # by verb and question
+    _passages_by_verb: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)
     _samples: list[SampledQuery] = field(default_factory=list)
     _recalls: deque[float] = field(default_factory=deque)
     _query_count: int = 0
@@ -168,7 +172,8 @@ class _MonitoredSnapshot:
     """The state of monitoring one snapshot."""
 
     snapshot: Snapshot
-    index: str | None  # None: the retriever combines several, so exact search cannot measure its recall
+    # None: the retriever combines several, so exact search cannot measure its recall
+    index: str | None
     parameters: Mapping[str, float]  # search parameters
     encode: QuestionEncodeFunction | None
     windows: SlidingWindows

@@ -74,7 +74,9 @@ class ExhaustiveTextSearch:
         self._index, self._parameters = index, parameters
 
     def compute_recalls(self, queries: Sequence[SampledQuery], pause: Callable[[], bool]) -> Recalls | None:
-        """Return the share of ranks with the same row as in exhaustive search, for each question."""
+        """Return the share of ranks with the same row as in exhaustive search, for each
+        question.
+        """
         recalls = []
         for query in queries:
             assert isinstance(query.question, str)

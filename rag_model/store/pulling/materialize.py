@@ -1,8 +1,8 @@
 """Materialize the files of a pull in a folder: verify existing copies, and write the others.
 
 Each file has an ordered list of strategies (`_SnapshotUpdate.strategies`), from the one that
-fetches the fewest bytes to a download of the whole file. A strategy that is not applicable, or whose result
-has the wrong digest, leaves the file to the next one.
+fetches the fewest bytes to a download of the whole file. A strategy that is not applicable, or
+whose result has the wrong digest, leaves the file to the next one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -7,7 +7,8 @@ file proves that the vectors are identical; a patched file with another digest i
 
 ```
 embeddings/part-00042.npy    a header, then the vectors of the part
-index/hnsw.faiss             a graph, then the vectors of all parts, as float32 or (`SQfp16`) float16
+index/hnsw.faiss             a graph, then the vectors of all parts, as float32 or (`SQfp16`)
+float16
 index/exact.faiss            a header, then the vectors of all parts
 ```
 The offsets of the rows follow from the manifest: they are the last bytes of the file. The entry of

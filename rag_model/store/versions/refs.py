@@ -199,7 +199,8 @@ class Refs:
         number, previous = (newest.number + 1, newest.snapshot or None) if newest else (1, None)
         if number > _MAX_NUMBER:
             raise StoreError(
-                f"ref {name} in {self._files.url} is at move {_MAX_NUMBER}, the last possible number: "
+                f"ref {name} in {self._files.url} is at move {_MAX_NUMBER}, the last possible "
+                "number: "
                 "delete the files of moves that bookwheel did not write, or use another ref"
             )
         created_at = datetime.now(UTC).isoformat(timespec="seconds")

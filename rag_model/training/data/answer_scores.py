@@ -128,10 +128,12 @@ def score_example(generator: Generator, example: ScoringExample) -> AnswerScores
         prompted_generator.logits(prompted_generator.encode_contexts([example.text], [passages]), targets),
         targets.tokens,
     )
-    log_p = token_log_p.double().masked_fill(~target_mask[:, None], 0).sum(2)[0]  # (1, k, t) -> (1, k) -> (k,)
+    # (1, k, t) -> (1, k) -> (k,)
+    log_p = token_log_p.double().masked_fill(~target_mask[:, None], 0).sum(2)[0]
     if not log_p.isfinite().all():
         raise InputError(
-            f"the generator's probability of the answer of example {example.id} is not finite: its weights are "
+            f"the generator's probability of the answer of example {example.id} is not finite: its "
+            "weights are "
             "broken, fetch or train it again"
         )
     return AnswerScores(tuple(log_p.tolist()), int(target_mask.sum()))

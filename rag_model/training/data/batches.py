@@ -33,7 +33,9 @@ class DprBatch:
 
 
 def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -> list[list[Example]]:
-    """Return shuffled groups of `size` examples; drop an incomplete one unless it is the only one."""
+    """Return shuffled groups of `size` examples; drop an incomplete one unless it is the only
+    one.
+    """
     order = rng.sample(range(len(examples)), len(examples))
     ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
     return [[examples[index] for index in order[max(0, end - size) : end]] for end in ends]
@@ -83,7 +85,8 @@ class ListBatch:
 
     examples: tuple[Example, ...]
     lists: tuple[tuple[Passage, ...], ...]  # b lists of 2 or more passages; lengths may differ
-    scores: tuple[tuple[float, ...], ...]  # teacher scores of the same lengths; empty without a teacher
+    # teacher scores of the same lengths; empty without a teacher
+    scores: tuple[tuple[float, ...], ...]
 
     @property
     def lengths(self) -> list[int]:

@@ -20,11 +20,13 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
 OnProgress = Callable[[int, int], None]  # called with the finished and the total amount
-Files = tuple[tuple[str, BlobRef], ...]  # a model's files in the store, by name; hashable, as a cache key
+# a model's files in the store, by name; hashable, as a cache key
+Files = tuple[tuple[str, BlobRef], ...]
 
 TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
 ONNX_LIBRARIES = "onnxruntime", "tokenizers"
-_MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}  # several distributions provide it, such as onnxruntime-gpu
+# several distributions provide it, such as onnxruntime-gpu
+_MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
 _LOOKUP_THREADS = 32  # on an object store, look-ups mostly wait
 
 

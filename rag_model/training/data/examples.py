@@ -39,10 +39,12 @@ class Example:
     positives: tuple[Passage, ...] = ()  # passages with an answer, best first
     negatives: tuple[Passage, ...] = ()  # hard negatives: similar, without an answer; hardest first
     pages: tuple[str, ...] = ()  # ids of pages with an answer, if only pages are known (KILT)
-    scores: tuple[float, ...] = ()  # teacher scores of the first positive and of each negative; derived
+    # teacher scores of the first positive and of each negative; derived
+    scores: tuple[float, ...] = ()
 
 
-RowParser = Callable[[Mapping[str, Any], str, int], Example]  # a row, its number, hard negatives to keep
+# a row, its number, hard negatives to keep
+RowParser = Callable[[Mapping[str, Any], str, int], Example]
 
 
 def read_examples(source: str | Path, split: str = "train", negatives: int = 30) -> list[Example]:

@@ -53,7 +53,8 @@ class _Array:
 
     def __init__(self, file: TextIO, name: str, line: int) -> None:
         self._file, self._name, self._line = file, name, line
-        self._text, self._position = "", 0  # the current text, and the position up to which it is parsed
+        # the current text, and the position up to which it is parsed
+        self._text, self._position = "", 0
 
     def iter_values(self) -> Iterator[tuple[str, Any]]:
         separator = ""  # before the next value
@@ -74,7 +75,8 @@ class _Array:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._position)
-                if end < len(self._text) or not self._read_more(size):  # a number at the end of the text may continue
+                # a number at the end of the text may continue
+                if end < len(self._text) or not self._read_more(size):
                     self._advance(end)
                     return value
             except (ValueError, RecursionError) as error:

@@ -37,13 +37,15 @@ _MIN_QUESTIONS = 5  # an interval of fewer questions says nothing
 class JudgeSettings:
     """Settings of the judge: how a generator answers a question with one passage."""
 
-    choices: tuple[str, ...] = ()  # the closed set of answers, such as labels; empty: free-form answers
+    # the closed set of answers, such as labels; empty: free-form answers
+    choices: tuple[str, ...] = ()
     max_new_tokens: int = 25  # of a free-form answer
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or len(set(self.choices)) != len(self.choices) or len(self.choices) == 1:
             raise UsageError(
-                f"max_new_tokens {self.max_new_tokens} and choices {', '.join(self.choices) or 'none'} of [judge]: use "
+                f"max_new_tokens {self.max_new_tokens} and choices "
+                f"{', '.join(self.choices) or 'none'} of [judge]: use "
                 "max_new_tokens >= 1, and no choices or at least two different ones"
             )
 
@@ -53,7 +55,8 @@ class Verdict:
     """A generator's label and score of a question with one passage."""
 
     right: bool  # the generated answer holds a gold answer; for choices: the likeliest one is gold
-    log_p: float  # log p(y|x,z) in nats of the first gold answer; for choices: of the likeliest gold one
+    # log p(y|x,z) in nats of the first gold answer; for choices: of the likeliest gold one
+    log_p: float
 
 
 class Judge:
@@ -83,7 +86,8 @@ class Judge:
             )
             if settings.choices and not set(example.answers) & set(settings.choices):
                 raise InputError(
-                    f"example {example.id} has the answers {', '.join(example.answers)}, and the choices are "
+                    f"example {example.id} has the answers {', '.join(example.answers)}, and the "
+                    "choices are "
                     f"{', '.join(settings.choices)}: correct either"
                 )
 
@@ -124,7 +128,8 @@ class Judge:
 
     def _log_p(self, contexts: Contexts, answers: Sequence[str]) -> npt.NDArray[np.float32]:
         targets = self._generator.encode_targets(answers)
-        log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)  # (n, 1, t)
+        # (n, 1, t)
+        log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)
         answer_log_p = log_p[:, 0].masked_fill(~targets.mask, 0).sum(1)
         scores: npt.NDArray[np.float32] = answer_log_p.float().cpu().numpy()
         return scores
@@ -231,8 +236,10 @@ def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[Verd
             all_wrong += 1
     if not pooled_examples:
         raise InputError(
-            f"none of {all_right + all_wrong:,} questions has a passage with which the generator answers right and "
-            f"one with which it answers wrong ({all_right:,} are all right, {all_wrong:,} all wrong): use another "
+            f"none of {all_right + all_wrong:,} questions has a passage with which the generator "
+            "answers right and "
+            f"one with which it answers wrong ({all_right:,} are all right, {all_wrong:,} all "
+            "wrong): use another "
             "generator, more passages a question, or other examples"
         )
     return ExamplePools(tuple(pooled_examples), all_right, all_wrong, estimate_mean(areas))
@@ -247,7 +254,9 @@ def check_agreement(pools: ExamplePools) -> None:
     agreement = pools.agreement
     if agreement.n < _MIN_QUESTIONS or not agreement.low > _CHANCE_AGREEMENT:
         raise RefusedError(
-            "the generator's score does not separate right passages from wrong ones (area under the curve "
-            f"{agreement}, over {agreement.n:,} questions; chance is {_CHANCE_AGREEMENT}): use another generator or "
+            "the generator's score does not separate right passages from wrong ones (area under "
+            "the curve "
+            f"{agreement}, over {agreement.n:,} questions; chance is {_CHANCE_AGREEMENT}): use "
+            "another generator or "
             "more examples, or give the choices of a closed set"
         )

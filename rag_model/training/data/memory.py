@@ -63,11 +63,13 @@ class PassageMemory:
         metrics = {entry.get("metric", "ip") for entry in snapshot.manifest.content.indexes.values()}
         if metrics - {"ip"}:
             raise UsageError(
-                f"snapshot {snapshot.id[:12]} uses metric {min(metrics - {'ip'})}, and p(z|x) needs inner "
+                f"snapshot {snapshot.id[:12]} uses metric {min(metrics - {'ip'})}, and p(z|x) "
+                "needs inner "
                 'products: reindex it with metric = "ip"'
             )
         self._partition = Partition(part.rows for part in snapshot.parts)
-        self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]  # mapped, not read
+        # mapped, not read
+        self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]
 
     def retrieve(self, questions: Sequence[str], query_vectors: Vectors, k: int) -> RetrievedBatch:
         """Retrieve the best `k` passages of each question; `query_vectors` is (b, d) float32.
@@ -138,7 +140,8 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     `candidates`. The result has the vectors and scores of `encode`, best first.
     """
     passages, positions = index_passages(hit.passage for hits in candidates.hits for hit in hits)
-    rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])  # (b, c)
+    # (b, c)
+    rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])
     vectors = encode(passages)[rows]  # (m, d) -> (b, c, d)
     scores = np.einsum("bd,bcd->bc", query_vectors, vectors)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)

@@ -45,14 +45,17 @@ class MiningSettings:
     """Settings of mining negatives and positives."""
 
     depth: int = 100  # retrieved passages per question; DPR, section 4.2: 100
-    negatives: int = 30  # kept per example, hardest first; DPR code: its sets have up to 30 for evaluation
+    # kept per example, hardest first; DPR code: its sets have up to 30 for evaluation
+    negatives: int = 30
     skip: int = 0  # first passages to skip: they may answer in other words; DPR: 0
-    find_positives: bool = True  # for examples without one; DPR, section 4.2: the first passage with an answer
+    # for examples without one; DPR, section 4.2: the first passage with an answer
+    find_positives: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.skip < self.depth or self.negatives < 0:
             raise UsageError(
-                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives}: need 0 <= skip < depth "
+                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives}: need 0 <= "
+                "skip < depth "
                 "and negatives >= 0"
             )
 
@@ -138,10 +141,13 @@ def build_search(retriever: Retriever, n: int) -> SearchFunction:
 class NegativesRecipe:
     """Settings of negatives; examples that have negatives keep them."""
 
-    search: SearchName = "bm25"  # DPR, section 5: BM25; snapshot: by `retriever`; own: the file's negatives alone
-    retriever: str | None = None  # retriever expression for the snapshot and its encoder; not set: its default
+    # DPR, section 5: BM25; snapshot: by `retriever`; own: the file's negatives alone
+    search: SearchName = "bm25"
+    # retriever expression for the snapshot and its encoder; not set: its default
+    retriever: str | None = None
     mining: MiningSettings = field(default_factory=MiningSettings)
-    ranked: int = 10_000  # passages of the snapshot that dev questions rank, besides those of the dev set
+    # passages of the snapshot that dev questions rank, besides those of the dev set
+    ranked: int = 10_000
 
     def __post_init__(self) -> None:
         if self.search not in get_args(SearchName) or self.ranked < 0:

@@ -97,7 +97,8 @@ def _parse_line(line: bytes) -> list[tuple[str, list[float]]]:
 
 
 def _digest(key: str, scores: list[float]) -> str:
-    return digest_json([key, json.dumps(scores)])  # as text, because a score may be NaN; that is an error later
+    # as text, because a score may be NaN; that is an error later
+    return digest_json([key, json.dumps(scores)])
 
 
 @dataclass(frozen=True, slots=True)

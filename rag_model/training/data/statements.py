@@ -58,7 +58,8 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:
     fewer than 5 words are left out.
     """
     rng, reservoir = random.Random(seed), dict[int, Statement]()
-    for number, statement in enumerate(_iter_leads(snapshot)):  # reservoir sampling (Vitter's algorithm R)
+    # reservoir sampling (Vitter's algorithm R)
+    for number, statement in enumerate(_iter_leads(snapshot)):
         slot = number if number < limit else rng.randrange(number + 1)
         if slot < limit:
             reservoir[slot] = statement

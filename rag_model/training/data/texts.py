@@ -157,7 +157,8 @@ class SalientSpans:
         files = [spans_path(part.name) for part in snapshot.parts]
         if not {*files} <= {*snapshot.manifest.content.files}:
             raise UsageError(
-                f"snapshot {snapshot.id[:12]} has no spans of links and dates: build it with spans = true in [chunk] "
+                f"snapshot {snapshot.id[:12]} has no spans of links and dates: build it with spans "
+                "= true in [chunk] "
                 'of the recipe, or set masks = "random"'
             )
         try:

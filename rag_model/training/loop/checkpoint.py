@@ -309,7 +309,8 @@ class TrainingFolder:
         incomplete_folders = [
             path for folder in (self.path, self.checkpoints) for path in folder.glob(f"{TEMPORARY_PREFIX}*/")
         ]
-        for path in [*paths[count:], *incomplete_folders]:  # a killed process leaves incomplete folders
+        # a killed process leaves incomplete folders
+        for path in [*paths[count:], *incomplete_folders]:
             shutil.rmtree(path)
         referenced_names = {name for path in paths[:count] for name in _list_best_folders(path)}
         for path in self.path.glob("best-*"):

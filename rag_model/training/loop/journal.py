@@ -39,7 +39,8 @@ class Journal:
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
         """Append a row; `kind` (`train`, `dev`) groups curves, `snapshot` is the searched one."""
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
+        # JSON has no NaN
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         searched = {"snapshot": snapshot} if snapshot else {}
         self._file.write(json.dumps({"kind": kind, "step": step, **searched, **finite}) + "\n")
         self._file.flush()  # a killed process loses nothing

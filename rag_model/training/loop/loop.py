@@ -49,7 +49,8 @@ class TrainingResult:
     best_measures: Measures
     best_folder: Path  # the folder with the best weights that `Task.save` wrote
     best_step: int  # 0 if no step improved the goal
-    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # by step; empty if the task searches none
+    # by step; empty if the task searches none
+    searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
 
 def train(
@@ -204,7 +205,8 @@ class _Trainer(Generic[Batch]):
             rows.append(torch.stack([torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]))
         limit = self.settings.max_gradient_norm or _NEVER
         norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), limit)
-        values = self.accelerator.gather(torch.stack(rows))  # (batches of all processes, 1 + measures)
+        # (batches of all processes, 1 + measures)
+        values = self.accelerator.gather(torch.stack(rows))
         self.check_finite_step(step, batches, values[:, 0], norm)
         self.prepared_optimizer.step()
         self.prepared_optimizer.zero_grad()
@@ -234,7 +236,8 @@ class _Trainer(Generic[Batch]):
         batch_ids = gather_object([list(self.task.ids(batch)) for batch in batches])
         if (weight_name := _find_nonfinite_weight(self.task.module)) is not None:
             raise RefusedError(
-                f"step {step} has no loss, because {weight_name} of the model is not finite: fetch the model again, "
+                f"step {step} has no loss, because {weight_name} of the model is not finite: fetch "
+                "the model again, "
                 "and train in another folder"
             )
         reported_ids = [
@@ -248,8 +251,10 @@ class _Trainer(Generic[Batch]):
         example_ids = [example_id for ids in reported_ids for example_id in ids]
         last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
-            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, the last good "
-            f"checkpoint is {last_checkpoint}; leave them out or lower the learning rate, and train in another folder"
+            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
+            "the last good "
+            f"checkpoint is {last_checkpoint}; leave them out or lower the learning rate, and "
+            "train in another folder"
         )
 
     def evaluate(self) -> Measures:
@@ -315,9 +320,11 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
 
 
 def _accelerator(settings: LoopSettings) -> Accelerator:
-    AcceleratorState._reset_state(reset_partial_state=True)  # a previous training may have used another precision
+    # a previous training may have used another precision
+    AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=settings.cpu)
-    if settings.precision == "fp16" and accelerator.scaler is None:  # accelerate would silently train in float32
+    # accelerate would silently train in float32
+    if settings.precision == "fp16" and accelerator.scaler is None:
         raise UsageError("precision fp16 needs a GPU: use bf16 or no")
     return accelerator
 

@@ -27,7 +27,8 @@ class BiEncoder(nn.Module):
         super().__init__()
         if question.dim != passage.dim:
             raise UsageError(
-                f"question encoder {question.folder} has {question.dim} dimensions, passage encoder {passage.folder} "
+                f"question encoder {question.folder} has {question.dim} dimensions, passage "
+                f"encoder {passage.folder} "
                 f"{passage.dim}: use encoders of equal dimension"
             )
         if frozen and question is passage:
@@ -79,7 +80,8 @@ class BiEncoder(nn.Module):
         ):
             encoded = torch.from_numpy(self.encode_passages(uncached)).to(self.passage.device)
             self._cached_vectors.update(zip([passage.hash for passage in uncached], encoded, strict=True))
-        return torch.stack([self._cached_vectors[passage.hash] for passage in passages])  # m times (d,) -> (m, d)
+        # m times (d,) -> (m, d)
+        return torch.stack([self._cached_vectors[passage.hash] for passage in passages])
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
         """Return (n, d) float32 vectors of questions, without gradient."""

@@ -70,8 +70,10 @@ class ColbertRecipe(GroupRecipe):
     question_length: int = 32  # tokens, for a new projection; ColBERT, section 4.1: 32
     passage_length: int = 180  # tokens, for a new projection; ColBERT's code: 180
     batch_size: int = 32  # questions per batch and process; ColBERT, section 4.1: 32
-    ways: int = 0  # passages per question, with the positive; 0: 64 with a teacher (ColBERTv2), else 2 (triples)
-    in_batch: bool = True  # cross-entropy over all passages of the batch; ColBERTv2 adds it to the distillation
+    # passages per question, with the positive; 0: 64 with a teacher (ColBERTv2), else 2 (triples)
+    ways: int = 0
+    # cross-entropy over all passages of the batch; ColBERTv2 adds it to the distillation
+    in_batch: bool = True
     missing: Missing = "drop"  # an example without a positive or a negative passage
     goal: GoalName = "average_rank"  # selects the best weights, on the dev set
     seed: int = 12345  # of the new projection, the order and the negatives
@@ -93,7 +95,8 @@ class ColbertRecipe(GroupRecipe):
 class ColbertTraining:
     """Settings of a ColBERT's training."""
 
-    loop: LoopSettings = LOOP  # ColBERTv2, section 3.2: one epoch of 400,000 steps, 20,000 of them warm-up
+    # ColBERTv2, section 3.2: one epoch of 400,000 steps, 20,000 of them warm-up
+    loop: LoopSettings = LOOP
     colbert: ColbertRecipe = field(default_factory=ColbertRecipe)
     negatives: NegativesRecipe = field(default_factory=lambda: NegativesRecipe(ranked=1_000))
 
@@ -229,7 +232,8 @@ class Colbert(Objective[ColbertTraining]):
     settings = ColbertTraining
     result = ModelDescription(
         summary="A ColBERT, which makes one vector a token and compares them by MaxSim, trained to tell each "
-        "question's passage from others (Khattab and Zaharia 2020), and by a cross-encoder's scores if it had a "
+        "question's passage from others (Khattab and Zaharia 2020), and by a cross-encoder's "
+        "scores if it had a "
         "teacher (Santhanam et al. 2022).",
         usage="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
         '[represent.tokens] encoder = "model:NAME" and [index.tokens] factory = "MaxSim"',

@@ -44,7 +44,8 @@ class CrossEncoderRecipe(GroupRecipe):
     """Settings of a cross-encoder. "Code" is github.com/luyug/Reranker, of Gao et al. 2021."""
 
     batch_size: int = 4  # questions per batch and process; code: 1 on each of 4 GPUs
-    negatives: int = 7  # per question, drawn in each epoch; code: train_group_size 8, with the positive
+    # per question, drawn in each epoch; code: train_group_size 8, with the positive
+    negatives: int = 7
     ranked: int = 30  # hardest negatives of a dev question to rank; mining keeps 30
     missing: Missing = "drop"  # an example without a positive or a negative passage
     goal: GoalName = "MRR"  # selects the best weights, on the dev set
@@ -87,9 +88,11 @@ class CrossEncoderTask(GroupTask[ListBatch, TrainableCrossEncoder, CrossEncoderR
         A positive that ties with a negative ranks below it.
         """
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.ranked, None)
-        scores = pad_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)  # (n,) -> (b, l)
+        # (n,) -> (b, l)
+        scores = pad_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)
         loss, is_first = listwise_loss(scores)
-        ranks = (scores >= scores[:, :1]).sum(1).numpy()  # (b,), from 1, because the positive counts itself
+        # (b,), from 1, because the positive counts itself
+        ranks = (scores >= scores[:, :1]).sum(1).numpy()
         return {"loss": loss.item(), "MRR": float(np.mean(1 / ranks)), "Success@1": is_first.item()}
 
     def save(self, folder: Path) -> None:

@@ -48,8 +48,10 @@ class DprRecipe(PairRecipe):
 
     batch_size: int = 128  # questions per batch and process; DPR, section 5: 128 over all 8 GPUs
     hard_negatives: int = 1  # per question; DPR, section 5: one from BM25
-    without_positive: Missing = "drop"  # an example without a positive passage; DPR, section 4.2: discarded
-    goal: GoalName = "average_rank"  # selects the best weights; DPR code: average rank on the dev set
+    # an example without a positive passage; DPR, section 4.2: discarded
+    without_positive: Missing = "drop"
+    # selects the best weights; DPR code: average rank on the dev set
+    goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
         check_bounds(self, "dpr", {"batch_size": 1, "hard_negatives": 0}, ["temperature"])
@@ -126,7 +128,8 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the passages of all processes, and the in-batch `accuracy`."""
-        passages, start = gather_all_processes(self.module.embed_passages(batch.passages))  # (m, d) -> (m of all, d)
+        # (m, d) -> (m of all, d)
+        passages, start = gather_all_processes(self.module.embed_passages(batch.passages))
         keys, _ = gather_all_processes(passage_keys(batch.passages).to(passages.device))
         gold = torch.tensor(batch.gold, device=passages.device) + start  # (b,) rows of all passages
         questions = self.module.embed_questions([example.question for example in batch.examples])

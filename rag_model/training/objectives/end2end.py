@@ -55,7 +55,8 @@ LOOP = LoopSettings(
     epochs=10,  # paper: 10
     accumulation=8,  # paper: batches of 4, 8 times
     learning_rate=3e-5,  # paper: 3e-5
-    warmup_share=0.02,  # paper: 500 steps; of SQuAD's 27,400 (87,599 examples, 10 epochs, batches of 32)
+    # paper: 500 steps; of SQuAD's 27,400 (87,599 examples, 10 epochs, batches of 32)
+    warmup_share=0.02,
     weight_decay=0.001,  # code: as the authors of RAG
     max_gradient_norm=0.1,  # code: as the authors of RAG
 )
@@ -69,12 +70,14 @@ class End2EndRecipe:
     """Settings of end-to-end RAG besides those of RAG."""
 
     marginal: Variant = "token"  # RAG-Token or RAG-Sequence; code: rag_token
-    candidates: int = 0  # retrieved passages that the current encoder reranks to k; 0: k, as in the paper
+    # retrieved passages that the current encoder reranks to k; 0: k, as in the paper
+    candidates: int = 0
 
     def __post_init__(self) -> None:
         if self.candidates < 0 or self.marginal not in ("sequence", "token"):
             raise UsageError(
-                f"candidates {self.candidates} and marginal {self.marginal!r} of [end2end]: need candidates >= 0, and "
+                f"candidates {self.candidates} and marginal {self.marginal!r} of [end2end]: need "
+                "candidates >= 0, and "
                 "marginal sequence or token"
             )
 
@@ -83,16 +86,19 @@ class End2EndRecipe:
 class ReconstructionSettings:
     """Settings of the auxiliary task, generating a statement from passages; paper, section 3.2."""
 
-    statements: str = LEADS  # leads: those of the corpus; none; or a JSON-lines file with a `statement` a line
+    # leads: those of the corpus; none; or a JSON-lines file with a `statement` a line
+    statements: str = LEADS
     most: int = 20_000  # leads
     batch_size: int = 1  # statements per batch and process
     weight: float = 1.0  # of the auxiliary loss; paper: the two losses are added
-    marker: str = "<p>"  # before a statement as the query, and in place of the question of the generator
+    # before a statement as the query, and in place of the question of the generator
+    marker: str = "<p>"
 
     def __post_init__(self) -> None:
         if not self.statements or self.most < 1 or self.batch_size < 1 or self.weight <= 0 or not self.marker.strip():
             raise UsageError(
-                f"{self} is out of bounds: statements must be leads, none or a file, most >= 1, batch_size >= 1, "
+                f"{self} is out of bounds: statements must be leads, none or a file, most >= 1, "
+                "batch_size >= 1, "
                 "weight > 0, and marker not blank"
             )
 
@@ -120,7 +126,8 @@ class End2EndTraining:
             raise UsageError('end-to-end RAG trains on inner products: leave weighed_by = "products"')
         if 0 < self.end2end.candidates < self.rag.k:
             raise UsageError(
-                f"candidates {self.end2end.candidates} of [end2end] is less than k {self.rag.k} of [rag]: raise "
+                f"candidates {self.end2end.candidates} of [end2end] is less than k {self.rag.k} of "
+                "[rag]: raise "
                 "candidates or lower k"
             )
 
@@ -240,7 +247,8 @@ class End2EndTask(RagTask):
     def _reconstruction_loss(self, batch: Sequence[QuestionAnswer]) -> Tensor:
         """Return the mean -log p(s|z) of statements; 0 if no statement has a passage left."""
         marker, texts = self._settings.reconstruction.marker, [pair.answer for pair in batch]
-        question_vectors = self.module.embed_questions([f"{marker} {text}" for text in texts])  # (s, d)
+        # (s, d)
+        question_vectors = self.module.embed_questions([f"{marker} {text}" for text in texts])
         candidates = self._memory.retrieve(
             texts, to_numpy(question_vectors), self._settings.candidates + _EXTRA_CANDIDATES
         )
@@ -281,7 +289,8 @@ class End2EndObjective(Objective[End2EndTraining]):
     tempered = "rag"
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a generator, trained together over retrieved passages, "
-        "beside an index that was rebuilt as they learned (Siriwardhana et al. 2023). Its own index is the snapshot of "
+        "beside an index that was rebuilt as they learned (Siriwardhana et al. 2023). Its own "
+        "index is the snapshot of "
         "its name.",
         usage="bookwheel answer --model NAME --ref NAME --store STORE 'QUESTION'",
         pipeline_tag="question-answering",
@@ -342,7 +351,8 @@ class End2EndObjective(Objective[End2EndTraining]):
             step + rerank_operations,
             rag_costs.evaluation_operations + passage_operations * len(job.examples["dev"]) * candidate_count,
             rebuild_operations=passage_operations * job.snapshot.n,
-            rebuilds=settings.moving.count_rebuilds(steps) + 1,  # one at the end, for the published weights
+            # one at the end, for the published weights
+            rebuilds=settings.moving.count_rebuilds(steps) + 1,
         )
 
 
@@ -361,7 +371,8 @@ def load_statements(job: Job[End2EndTraining]) -> list[Statement]:
     statements = sample_leads(job.snapshot, settings.most, job.settings.rag.seed)
     if not statements:
         raise UsageError(
-            "no page of the snapshot begins with a sentence of 5 words or more: give a file of statements, or set "
+            "no page of the snapshot begins with a sentence of 5 words or more: give a file of "
+            "statements, or set "
             'statements = "none"'
         )
     return statements

@@ -118,7 +118,8 @@ class IctTask(TextTask):
         passage_vectors, start = gather_all_processes(self.module.embed_passages(sentence_passages))
         keys, _ = gather_all_processes(passage_keys(sentence_passages).to(passage_vectors.device))
         gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + start  # (b,)
-        ignored = (keys[None] == keys[gold][:, None]).scatter(1, gold[:, None], False)  # equal passages, (b, m)
+        # equal passages, (b, m)
+        ignored = (keys[None] == keys[gold][:, None]).scatter(1, gold[:, None], False)
         loss, accuracy = in_batch_loss(
             self.module.embed_questions(sentences), passage_vectors, gold, ignored, self._recipe.temperature
         )

@@ -45,9 +45,11 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     counts = [torch.empty_like(local_count) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, local_count)
     sizes = [int(count) for count in counts]
-    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])  # (n, ...) -> (max n, ...)
+    # (n, ...) -> (max n, ...)
+    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
     gathered = _AllGather.apply(padded)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
-    gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])  # (sum of n, ...)
+    # (sum of n, ...)
+    gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])
     return gathered_rows, sum(sizes[: dist.get_rank()])
 
 
@@ -79,7 +81,8 @@ def compute_maxsim(questions: Tensor, passages: Tensor, token_mask: Tensor) -> T
     """
     with torch.autocast(questions.device.type, enabled=False):
         similarities = torch.einsum("bld,mtd->bmlt", _exact(questions), _exact(passages))
-        similarities = similarities.masked_fill(~token_mask[None, :, None, :], -torch.inf)  # (m, t) -> (1, m, 1, t)
+        # (m, t) -> (1, m, 1, t)
+        similarities = similarities.masked_fill(~token_mask[None, :, None, :], -torch.inf)
         return similarities.amax(3).sum(2)  # (b, m, l, t) -> (b, m, l) -> (b, m)
 
 
@@ -117,7 +120,8 @@ def in_batch_cross_entropy(scores: Tensor, gold: Tensor, ignored: Tensor) -> tup
 def pad_lists(flat: Tensor, lengths: Sequence[int]) -> Tensor:
     """Split (n,) concatenated scores into (b, l) scores of lists, padded with -inf."""
     lists = list(torch.split(flat, list(lengths)))
-    return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf)  # b times (l,) -> (b, l)
+    # b times (l,) -> (b, l)
+    return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf)
 
 
 def listwise_loss(scores: Tensor) -> tuple[Tensor, Tensor]:

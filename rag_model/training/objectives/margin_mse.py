@@ -53,7 +53,8 @@ class MarginMseRecipe(PairRecipe):
     """Settings of MarginMSE. "Code" is matchmaker, "paper" Hofstätter et al. 2020."""
 
     batch_size: int = 32  # questions per batch and process; code: batch_size_train 32
-    negatives: int = 1  # per question, drawn in each epoch from those with teacher scores; paper: triples
+    # per question, drawn in each epoch from those with teacher scores; paper: triples
+    negatives: int = 1
     scored: int = 8  # hardest negatives of a question that the teacher scores
     missing: Missing = "drop"  # an example without a positive or a negative passage
     goal: GoalName = "average_rank"  # selects the best weights, on the dev set
@@ -67,7 +68,8 @@ class MarginMseRecipe(PairRecipe):
 class MarginMseTraining:
     """Settings of a MarginMSE training."""
 
-    loop: LoopSettings = LOOP  # github.com/sebastian-hofstaetter/matchmaker: config/train/defaults.yaml
+    # github.com/sebastian-hofstaetter/matchmaker: config/train/defaults.yaml
+    loop: LoopSettings = LOOP
     margin_mse: MarginMseRecipe = field(default_factory=MarginMseRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
@@ -113,7 +115,8 @@ class MarginMseTask(GroupTask[ListBatch, BiEncoder, MarginMseRecipe]):
         with torch.autocast(passage_vectors.device.type, enabled=False):
             lengths = torch.tensor(batch.lengths, device=passage_vectors.device)
             questions = question_vectors.float().repeat_interleave(lengths, 0)  # (b, d) -> (n, d)
-            scores = (questions * passage_vectors.float()).sum(1) / self._recipe.temperature  # (n, d) -> (n,)
+            # (n, d) -> (n,)
+            scores = (questions * passage_vectors.float()).sum(1) / self._recipe.temperature
             return margin_mse_loss(pad_lists(scores, batch.lengths), batch.teacher_scores(scores.device))
 
 

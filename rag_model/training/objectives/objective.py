@@ -30,7 +30,8 @@ from rag_model.training.rebuilds import Rebuilder
 
 UNIT_TEMPERATURE = 0.05  # of scores of unit vectors: sentence-transformers' scale of 20
 TRAINED_COPIES = 4  # copies of a trained weight: the weight, its gradient, and Adam's two moments
-TRAINING_PASSES = 3  # cost of a training step in forward passes: backward costs two (Kaplan et al. 2020, section 2.1)
+# cost of a training step in forward passes: backward costs two (Kaplan et al. 2020, section 2.1)
+TRAINING_PASSES = 3
 
 Option = Literal["encoder", "generator", "teacher"]
 Examples = Mapping[str, Sequence[Example]]  # `train` and `dev`
@@ -65,9 +66,11 @@ class Job(Generic[S]):
     origins: InitialModels  # the initial models
     settings: S
     examples: Examples
-    digests: Mapping[str, str] = field(default_factory=dict)  # of the initial models' files, by part; {} for `costs`
+    # of the initial models' files, by part; {} for `costs`
+    digests: Mapping[str, str] = field(default_factory=dict)
     work: Path | None = None  # the training's folder, where `prepare` may cache slow results
-    on_progress: Callable[[int, int], None] = lambda _, __: None  # called with the finished and the total amount
+    # called with the finished and the total amount
+    on_progress: Callable[[int, int], None] = lambda _, __: None
     rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; None: there are none
     scorer: BlockScorer | None = None  # scores blocks on workers; None: in this process
 
@@ -78,9 +81,11 @@ class ModelDescription:
 
     summary: str  # one or two sentences for the card, with the paper
     usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
-    pipeline_tag: str  # of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
+    # of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
+    pipeline_tag: str
     parts: frozenset[str]  # folders that `Task.save` writes; see `store.versions.model_manifest`
-    rebuilds: bool = False  # the passage encoder is trained, so the passages are encoded again at the end
+    # the passage encoder is trained, so the passages are encoded again at the end
+    rebuilds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ class TrainingCosts:
     evaluation_operations: float  # operations of one evaluation
     rebuild_operations: float = 0.0  # operations of encoding all passages once
     rebuilds: int = 0  # number of rebuilds, including the one at the end
-    preparation_operations: float = 0.0  # operations before the first step, such as scoring by a generator
+    # operations before the first step, such as scoring by a generator
+    preparation_operations: float = 0.0
     loop: LoopSettings | None = None  # loop settings of this stage; None: those of the settings
     previous_stages: "tuple[TrainingCosts, ...]" = ()  # costs of the stages before this one
 
@@ -104,21 +110,26 @@ class TrainingStage:
 
     name: str  # subfolder of the training's folder; empty: the folder itself
     loop: LoopSettings
-    task: Callable[[Path | None, OnProgress], Task[Any]]  # arguments: best weights of the previous stage, on_progress
+    # arguments: best weights of the previous stage, on_progress
+    task: Callable[[Path | None, OnProgress], Task[Any]]
 
 
 @runtime_checkable
 class Objective(Protocol[S]):
     """One training. Subclass it: methods with a body are defaults."""
 
-    name: str  # name for `finetune`, and kind of the models: up to 40 lower-case letters, digits and dashes
+    # name for `finetune`, and kind of the models: up to 40 lower-case letters, digits and dashes
+    name: str
     summary: str  # a few words for the help text
     options: frozenset[Option]  # accepted command-line options
     settings: type[S]
     result: ModelDescription
-    tempered: str = ""  # table of `settings` whose `temperature` depends on vector length; empty: none
-    takes_examples: bool = True  # False: trains on the snapshot's own text; `Job.examples` are empty
-    version: int = 0  # increase it when the same inputs would give a different model, to invalidate the memo
+    # table of `settings` whose `temperature` depends on vector length; empty: none
+    tempered: str = ""
+    # False: trains on the snapshot's own text; `Job.examples` are empty
+    takes_examples: bool = True
+    # increase it when the same inputs would give a different model, to invalidate the memo
+    version: int = 0
 
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that differ from the defaults of the settings record, by table.

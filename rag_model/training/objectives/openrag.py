@@ -76,7 +76,8 @@ class OpenRagRecipe(GroupRecipe):
     """Settings of OpenRAG. "Paper" is arXiv 2503.08398; settings that it leaves open are SiDR's."""
 
     depth: int = 100  # passages per question to judge before the training; paper: 100
-    retriever: str | None = None  # retriever expression for them; None: the bag index with the initial encoder
+    # retriever expression for them; None: the bag index with the initial encoder
+    retriever: str | None = None
     pooled: int = 30  # passages of each pool to keep, those with the likeliest answers
     online: bool = True  # judge the current encoder's passages; False: train on the pools alone
     proposed: int = 20  # passages per question that the bag index proposes online; paper: 20
@@ -112,7 +113,8 @@ class OnlineJudging:
     memory: BagMemory
     judge: PairScorer  # a `Judge`, perhaps with a cache
     settings: JudgeSettings
-    scorer: PairScorer | None = None  # a judge that computes log p alone, for free-form answers; None: `judge`
+    # a judge that computes log p alone, for free-form answers; None: `judge`
+    scorer: PairScorer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +280,8 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
     def _judge_passage(self, question: str, passage: Passage, scorer: PairScorer | None = None) -> Verdict:
         judge = scorer or self._online.judge
-        return judge_passages(judge, question, [passage])[0]  # alone, so that no other passage changes the rounding
+        # alone, so that no other passage changes the rounding
+        return judge_passages(judge, question, [passage])[0]
 
     def _is_helpful(self, example: Example, verdict: Verdict) -> bool | None:
         if self._online.settings.choices:
@@ -329,7 +332,8 @@ class OpenRag(Objective[OpenRagTraining]):
     settings = OpenRagTraining
     result = ModelDescription(
         summary="A pair of encoders of weighted terms, tuned to find the passages with which a frozen generator "
-        "answers right (OpenRAG, Zhou and Chen 2025). They ask the same index of bags of tokens as before.",
+        "answers right (OpenRAG, Zhou and Chen 2025). They ask the same index of bags of tokens as "
+        "before.",
         usage="bookwheel export model:NAME DIR --store STORE, then bookwheel search QUESTION --store STORE --retriever "
         "bag --question-encoder DIR/question",
         pipeline_tag="sentence-similarity",
@@ -388,7 +392,8 @@ class OpenRag(Objective[OpenRagTraining]):
         tokens = (
             PROMPT_TOKENS + sum(2 for _ in judge.choices) if judge.choices else PROMPT_TOKENS + judge.max_new_tokens
         )
-        pair_operations = 2.0 * tokens * generator.operations_per_token  # generates an answer, and scores the gold one
+        # generates an answer, and scores the gold one
+        pair_operations = 2.0 * tokens * generator.operations_per_token
         proposed_count = recipe.batch_size * min(recipe.proposed, job.snapshot.n)
         online_operations = (
             proposed_count * (pair_operations / 2 + PASSAGE_TOKENS * count_token_operations(models[PASSAGE]))

@@ -80,7 +80,8 @@ class RaDit(Objective[RaDitTraining]):
         """
         if job.settings.ra_dit.stages != LM and job.snapshot.n < _MIN_PASSAGES:
             raise InputError(
-                "the snapshot has only one passage, so a retriever cannot be trained: use a snapshot of two passages "
+                "the snapshot has only one passage, so a retriever cannot be trained: use a "
+                "snapshot of two passages "
                 'or more, or set stages = "lm"'
             )
         lm = TrainingStage(LM, job.settings.lm_loop, lambda _, __: _build_lm_task(job))
@@ -122,7 +123,8 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     settings, device = job.settings, "cpu" if job.settings.lm_loop.cpu else None
     question = _load_question_encoder(job, settings.lm_loop)
     lister = _open_lister(job, question)
-    dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)  # may fail, so it comes before the slow lists
+    # may fail, so it comes before the slow lists
+    dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)
     generator = load_generator(job.origins.names["generator"], device=device)
     passage_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
     return LmTask(

@@ -76,12 +76,15 @@ class RetrieverRecipe:
     """Settings of R-ft, the second stage."""
 
     batch_size: int = 32  # examples per batch and process; paper: 32 per GPU, on 16
-    preference: Preference = "probability"  # generator's score; paper: probability, which underflows for long answers
+    # generator's score; paper: probability, which underflows for long answers
+    preference: Preference = "probability"
     preference_temperature: float = 0.01  # τ of p_LSR; paper: .01
-    scored_by: Scoring = "initial"  # the scoring generator; paper, section 5.2: the tuned one gave no further gain
+    # the scoring generator; paper, section 5.2: the tuned one gave no further gain
+    scored_by: Scoring = "initial"
     text_share: float = 0.95  # share of examples that are plain text of the snapshot; paper: .95
     text_tokens: int = 50  # tokens of the beginning, and at most of the continuation; paper: 50
-    goal: RetrieverGoal = "nll"  # selects the best weights, on the dev set; paper: the rank of gold passages
+    # selects the best weights, on the dev set; paper: the rank of gold passages
+    goal: RetrieverGoal = "nll"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,8 @@ class DevSet:
             log_p, _ = target_log_p(
                 generator.logits(generator.encode_contexts([example.question], [passages]), targets), targets.tokens
             )
-            products = torch.tensor([[hit.inner_product for hit in hits]], device=log_p.device)  # (1, k)
+            # (1, k)
+            products = torch.tensor([[hit.inner_product for hit in hits]], device=log_p.device)
             prior = log_prior(products, self._recipe.temperature)
             values.append(-float(sequence_likelihood(prior, log_p, targets.mask).log_p))
         return values
@@ -276,11 +280,13 @@ class LmTask:
             [passage_list.example.text for passage_list in batch], self._passages(batch, k)
         )
         targets = self._generator.encode_targets([passage_list.example.answer for passage_list in batch])
-        log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)  # (b, k, t)
+        # (b, k, t)
+        log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)
         has_passage = torch.tensor(
             [[index < len(passage_list.rows) for index in range(k)] for passage_list in batch], device=log_p.device
         )
-        token_mask = has_passage[:, :, None] & targets.mask[:, None]  # (b, k, 1) and (b, 1, t) -> (b, k, t)
+        # (b, k, 1) and (b, 1, t) -> (b, k, t)
+        token_mask = has_passage[:, :, None] & targets.mask[:, None]
         losses = -log_p.masked_fill(~token_mask, 0).sum((1, 2))  # (b, k, t) -> (b,)
         return losses.mean(), {"token_nll": losses.detach().sum() / token_mask.sum()}
 
@@ -324,7 +330,8 @@ def retriever_loss(scores: Tensor, target: Tensor, mask: Tensor, temperature: fl
     """
     with torch.autocast(scores.device.type, enabled=False):
         scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
-        log_p = scaled_scores.masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)  # (b, k)
+        # (b, k)
+        log_p = scaled_scores.masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)
         return (log_p.exp() * (log_p - target)).masked_fill(~mask, 0).sum(1)  # (b, k) -> (b,)
 
 
@@ -372,7 +379,8 @@ class RetrieverTask:
         """
         if not train:
             raise InputError(
-                "no training example has an answer and two passages or more: give questions with answers, and a "
+                "no training example has an answer and two passages or more: give questions with "
+                "answers, and a "
                 "snapshot of two passages or more"
             )
         self.module: nn.Module = question
@@ -461,7 +469,8 @@ class RetrieverTask:
         target, mask = (tensor.to(question_vectors.device) for tensor in self.compute_target(batch))
         with torch.autocast(question_vectors.device.type, enabled=False):
             vectors = torch.from_numpy(self._vectors(batch, mask.shape[1])).to(question_vectors.device)
-            scores = (vectors * question_vectors.float()[:, None]).sum(-1)  # (b, k, d) * (b, 1, d) -> (b, k)
+            # (b, k, d) * (b, 1, d) -> (b, k)
+            scores = (vectors * question_vectors.float()[:, None]).sum(-1)
         losses = retriever_loss(scores, target, mask, self._shared_recipe.temperature)
         log_p = (scores.detach() / self._shared_recipe.temperature).masked_fill(~mask, -torch.inf).log_softmax(1)
         return losses, compute_entropy(target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
@@ -492,7 +501,8 @@ class RetrieverTask:
         share = sum(is_uniform) / len(is_uniform) if is_uniform else math.nan
         if share > 1 / 2:
             _log.warning(
-                "%.0f %% of the examples have a uniform target, which teaches the encoder not to choose: set "
+                "%.0f %% of the examples have a uniform target, which teaches the encoder not to "
+                "choose: set "
                 'preference = "mean_log_probability" in [retriever]%s',
                 100 * share,
                 ", or lower text_share" if self._recipe.text_share else "",

@@ -85,21 +85,29 @@ class RagRecipe:
     """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
 
     k: int = 5  # passages per question; paper, section 3: 5 or 10 in training
-    temperature: float = 1.0  # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    temperature: float = 1.0
     label_smoothing: float = 0.1  # code: 0.1
     exclude_bos: bool = False  # code: false
     batch_size: int = 8  # questions per batch and process; code: train_batch_size 8
-    retriever: str | None = None  # a retriever expression; not set: the snapshot's default. Paper, section 3: HNSW
+    # a retriever expression; not set: the snapshot's default. Paper, section 3: HNSW
+    retriever: str | None = None
     index: str | None = None  # an index of the snapshot: the short form of `retriever`
-    retrieve: RetrievalTiming = "batch"  # paper, section 2.4: with the current encoder; once: with the initial one
-    weighed_by: PassageWeighting = "products"  # logits of p(z|x); paper, section 4.5: scores, with BM25 as retriever
-    frozen: FrozenPart = "none"  # part that is not trained; paper, section 4.5: the question encoder, as an ablation
-    targets: AnswerTargets = "each"  # of several answers; paper, appendix D: each answer makes a separate pair
+    # paper, section 2.4: with the current encoder; once: with the initial one
+    retrieve: RetrievalTiming = "batch"
+    # logits of p(z|x); paper, section 4.5: scores, with BM25 as retriever
+    weighed_by: PassageWeighting = "products"
+    # part that is not trained; paper, section 4.5: the question encoder, as an ablation
+    frozen: FrozenPart = "none"
+    # of several answers; paper, appendix D: each answer makes a separate pair
+    targets: AnswerTargets = "each"
     without_answer: Missing = "drop"  # an example without an answer cannot be trained on
-    goal: GoalName = "nll"  # selects the best weights, on the dev set; code: EM, which needs decoding
+    # selects the best weights, on the dev set; code: EM, which needs decoding
+    goal: GoalName = "nll"
     answered: int = 100  # dev questions to answer at each evaluation, for EM and F1; 0: none
     max_new_tokens: int = 25  # per answer; code: val_max_target_length 25
-    refuse_collapse: bool = True  # fail if all questions get the same passages, or answers ignore the passages
+    # fail if all questions get the same passages, or answers ignore the passages
+    refuse_collapse: bool = True
     limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
     seed: int = 12345  # of the order
 
@@ -128,7 +136,8 @@ class RagRecipe:
 class RagTraining:
     """Settings of a RAG training."""
 
-    loop: LoopSettings = LOOP  # finetune_rag.sh of transformers' examples; it warms up for 500 steps
+    # finetune_rag.sh of transformers' examples; it warms up for 500 steps
+    loop: LoopSettings = LOOP
     rag: RagRecipe = field(default_factory=RagRecipe)
 
 
@@ -268,7 +277,8 @@ class RagTask:
         logits = self._compute_logits(question_vectors, retrieved)  # (b, k)
         losses = self.module.loss(logits, *self._reader_inputs(batch, retrieved))  # (b,)
         prior = self.module.prior(logits.detach())
-        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}  # (b, k) -> (b,) -> scalar
+        # (b, k) -> (b,) -> scalar
+        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
 
     def evaluate(self) -> Measures:
         """Return the measures on the dev set.
@@ -340,7 +350,8 @@ class RagTask:
         """
         if self._recipe.weighed_by == "scores":
             return torch.tensor([[hit.score for hit in hits] for hits in retrieved.hits]).to(question_vectors)
-        vectors = self._passage_vectors(retrieved).to(question_vectors)  # sums like `retrieve.products.inner_products`
+        # sums like `retrieve.products.inner_products`
+        vectors = self._passage_vectors(retrieved).to(question_vectors)
         return (
             (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)
         )  # (b, k, d) * (b, 1, d) -> (b, k)

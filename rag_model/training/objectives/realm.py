@@ -77,13 +77,17 @@ _LOGITS = 3  # copies of the logits at masks: logits, their exponentials, and a 
 class RealmRecipe:
     """Settings of REALM. "Paper" is Guu et al. 2020, "code" google-research's language/realm."""
 
-    masks: Masks = "salient"  # paper: salient spans 38.2, random masks 32.3 (Natural Questions, dev)
-    marginal: Marginal = "sequence"  # paper: one sum over passages per text; token (code): one per masked wordpiece
+    # paper: salient spans 38.2, random masks 32.3 (Natural Questions, dev)
+    masks: Masks = "salient"
+    # paper: one sum over passages per text; token (code): one per masked wordpiece
+    marginal: Marginal = "sequence"
     candidates: int = 8  # passages per text, including the null passage; paper: 8
-    temperature: float = 1.0  # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    temperature: float = 1.0
     batch_size: int = 8  # texts per batch and process; paper: 512 over 64 TPUs
     question_tokens: int = 96  # wordpieces of a masked text, including special tokens
-    passage_tokens: int = 288  # wordpieces of a candidate that the masked language model reads; code: 288
+    # wordpieces of a candidate that the masked language model reads; code: 288
+    passage_tokens: int = 288
     most_masks: int = 10  # masked wordpieces per text; code: 10
     random_share: float = 0.15  # share of masked wordpieces, for random masks; BERT: 15 %
     dev_texts: int = 256  # held-out passages for the evaluation
@@ -113,7 +117,8 @@ class RealmTraining:
 
     loop: LoopSettings = LOOP
     realm: RealmRecipe = field(default_factory=RealmRecipe)
-    moving: MovingSettings = field(default_factory=MovingSettings)  # paper: a new index about every 500 steps
+    # paper: a new index about every 500 steps
+    moving: MovingSettings = field(default_factory=MovingSettings)
 
 
 class RealmTask(TextTask):
@@ -172,7 +177,8 @@ class RealmTask(TextTask):
             self._moving_index.ask(snapshot)
         elif snapshot != self.asked:
             raise UsageError(
-                f"the checkpoint searched snapshot {snapshot[:12]}, but this training searches {self.asked[:12]}: "
+                f"the checkpoint searched snapshot {snapshot[:12]}, but this training searches "
+                f"{self.asked[:12]}: "
                 "train in another folder"
             )
 
@@ -254,7 +260,8 @@ class RealmTask(TextTask):
     def _masking_limits(self) -> MaskingLimits:
         recipe, tokens = self._recipe, self.module.reader.tokenizer
         special_tokens = tokens.template.size - len(tokens.template.separator)
-        text_tokens = min(recipe.question_tokens, tokens.max_tokens // 2)  # leave half of a short model for the passage
+        # leave half of a short model for the passage
+        text_tokens = min(recipe.question_tokens, tokens.max_tokens // 2)
         return MaskingLimits(text_tokens - special_tokens, recipe.most_masks, recipe.random_share)
 
     def _read_spans(self, rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
@@ -287,7 +294,8 @@ class RealmObjective(Objective[RealmTraining]):
     takes_examples = False
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "
-        "a text from passages that are retrieved for it and summed over (REALM, Guu et al. 2020). Its own index is the "
+        "a text from passages that are retrieved for it and summed over (REALM, Guu et al. 2020). "
+        "Its own index is the "
         "snapshot of its name.",
         usage="bookwheel search 'QUESTION' --ref NAME --store STORE",
         pipeline_tag="sentence-similarity",

@@ -48,7 +48,8 @@ class MaskedText:
     clues: tuple[str, ...]  # the words around and under each run of masks; see `words_of`
     question: str  # the text with masks, for a question encoder
     ids: tuple[int, ...]  # its wordpieces, without special tokens
-    positions: tuple[int, ...]  # of the masks in `ids`, ascending; empty if the text has no wordpiece
+    # of the masks in `ids`, ascending; empty if the text has no wordpiece
+    positions: tuple[int, ...]
     targets: tuple[int, ...]  # the masked ids
 
 
@@ -301,7 +302,8 @@ class Realm(nn.Module):
         token_log_p: Tensor = self.reader(null_inputs, [joined for _, _, joined in candidate_inputs])  # (b + k, m)
         rows = [*range(len(texts)), *(row for row, _, _ in candidate_inputs)]
         columns = [0] * len(texts) + [column for _, column, _ in candidate_inputs]
-        log_p = token_log_p.new_zeros(len(texts), candidates.width, token_log_p.shape[1])  # (b, c, m)
+        # (b, c, m)
+        log_p = token_log_p.new_zeros(len(texts), candidates.width, token_log_p.shape[1])
         log_p[rows, columns] = token_log_p
         return log_p
 

@@ -76,14 +76,17 @@ class SidrRecipe(GroupRecipe):
     batch_size: int = 32  # questions per batch and process; code: batch_size 32
     hard_negatives: int = 1  # per question; code: hard_negatives 1
     shared: bool = False  # one encoder for questions and passages; code: shared_encoder False
-    terms: int = 768  # heaviest terms kept besides the text's own, for a new encoder; code: topk 768
+    # heaviest terms kept besides the text's own, for a new encoder; code: topk 768
+    terms: int = 768
     question_length: int = 128  # tokens, for a new encoder; code: max_len 128
     passage_length: int = 256  # tokens, for a new encoder; code: max_len 256
-    scale: int = 8  # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9
+    # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9
+    scale: int = 8
     temperature: float = 1.0  # of the scores; code: 1
     both_ways: bool = True  # also contrast the questions of a passage; code: sym_loss True
     without_positive: Missing = "drop"  # an example without a positive passage
-    goal: GoalName = "average_rank"  # selects the best weights, on the dev set; bag_…: by the bag index
+    # selects the best weights, on the dev set; bag_…: by the bag index
+    goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
         minimums = {"batch_size": 1, "hard_negatives": 0, "terms": 1, "question_length": 3, "passage_length": 3}
@@ -139,7 +142,8 @@ def semi_parametric_loss(
             "bag_asked": (question_bags.to(question_weights), passage_weights),
             "bag_read": (question_weights, passage_bags.to(question_weights)),
         }
-        scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}  # (b, m)
+        # (b, m)
+        scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}
         losses = [two_way_loss(term_scores, gold, ignored, both_ways=both_ways) for term_scores in scores.values()]
     measured = {"accuracy": scores["kept_read"], "bag_accuracy": scores["bag_read"]}
     return torch.stack(losses).mean(), {
@@ -395,7 +399,8 @@ class Sidr(Objective[SidrTraining]):
     settings = SidrTraining
     result = ModelDescription(
         summary="A pair of encoders of weighted terms, for questions and for passages, trained to tell each question's "
-        "passage from others by its weights, and by its bag of tokens alone (SiDR, Zhou et al. 2024). The index of "
+        "passage from others by its weights, and by its bag of tokens alone (SiDR, Zhou et al. "
+        "2024). The index of "
         "bags stays valid whatever is trained.",
         usage="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
         '[represent.bag] kind = "bag", encoder = "model:NAME" and [index.bag] factory = "Impact1", over = "bag"; or '

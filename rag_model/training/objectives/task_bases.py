@@ -124,7 +124,8 @@ class PairRecipe(GroupRecipe):
     """Settings of a bi-encoder's training."""
 
     shared: bool = False  # one encoder for questions and passages; DPR: two; MarginMSE's paper: one
-    freeze_passages: bool = False  # train only the question encoder, so that an index stays valid; papers: both
+    # train only the question encoder, so that an index stays valid; papers: both
+    freeze_passages: bool = False
     temperature: float = 1.0  # of the scores; the papers: 1. With vectors of unit length use 0.05
 
 
@@ -199,7 +200,8 @@ def load_teacher(job: Job[Any]) -> PairScorer:
         InputError: a file is missing or corrupt, or the model is not a cross-encoder.
     """
     folder, identity, cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
-    teacher = CrossEncoder.load(folder, device="cpu" if cpu else None)  # a wrong teacher fails before any work
+    # a wrong teacher fails before any work
+    teacher = CrossEncoder.load(folder, device="cpu" if cpu else None)
     onnx = runs_on_onnx(folder)
     if job.scorer is not None and identity and not (onnx and may_have_external_data(folder)):
         return WorkerPairScorer(job.store, folder, identity, job.scorer, job.on_progress, cpu, onnx=onnx)
