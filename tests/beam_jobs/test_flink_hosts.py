@@ -34,11 +34,11 @@ REACHES_STORE = {
 FOUND = """
 import json, sys
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import verify
+from rag_model.store.upkeep.verify import verify_version
 store, snapshot, stages = Store.open(sys.argv[1]), sys.argv[2], sys.argv[3:]
 records = {stage: sorted(store.files.list_names(f"memo/{stage}")) for stage in stages}
 reports = [found.path for found in store.files.iter_tree("runs") if found.path.endswith(".json")]
-wrong = [str(one) for one in verify(store, snapshot)]
+wrong = [str(one) for one in verify_version(store, snapshot)]
 print(json.dumps({"records": records, "reports": reports, "wrong": wrong}))
 """
 

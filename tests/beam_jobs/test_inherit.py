@@ -116,8 +116,8 @@ def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> 
         assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True]
     before, after = (listed(store, builds, "hnsw", "shards") for builds in (old, new))
     assert sorted(a == b for a, b in zip(before, after, strict=True)) == [False, True, True]
-    assert [built.trained and built.trained[0] for built in first] == [
-        built.trained and built.trained[0] for built in second
+    assert [built.training and built.training[0] for built in first] == [
+        built.training and built.training[0] for built in second
     ]
     assert all(built.plan.notes == ("trained as in snapshot 000000000000",) for built in second)
 
@@ -195,7 +195,7 @@ def test_the_same_again_makes_nothing(store: Store, months: Months) -> None:
     again, _ = build(store, months[1], first, months[0])
     third, _ = build(store, months[1], second, months[1])  # a parent that is itself: no vector is new, none is asked
     assert [built.blob for built in second] == [built.blob for built in again] == [built.blob for built in third]
-    assert [built.trained for built in second] == [built.trained for built in third]
+    assert [built.training for built in second] == [built.training for built in third]
     assert sorted(store.files.local_path("memo").rglob("*")) == files
 
 
@@ -205,9 +205,9 @@ def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months,
     files = [*months[0], *saved(tmp_path / "strange", [strange])]
     second, _ = build(store, files, first, months[0])
     for before, after in zip(first, second, strict=True):
-        assert after.trained
-        assert before.trained
-        assert after.trained[0] != before.trained[0]
+        assert after.training
+        assert before.training
+        assert after.training[0] != before.training[0]
         (note,) = after.plan.notes
         assert note.startswith("trained again: ")
         assert "with 200 new vectors" in note
@@ -228,18 +228,18 @@ def test_lists_that_miss_one_new_article_move_to_it(
     article = np.roll(strange[nearest(strange) == 0][:40], 7, axis=1)  # of so few rows that little is lost in all
     files = saved(tmp_path / "new", [parts[0], np.concatenate([parts[1], article]), parts[2]])
     (_, moved), _ = build(store, files, first, old)
-    (before,) = [built.trained for built in first if built.name == "ivf" and built.trained]
-    assert moved.trained
+    (before,) = [built.training for built in first if built.name == "ivf" and built.training]
+    assert moved.training
     (note,) = moved.plan.notes
     assert note.startswith("trained as in snapshot 000000000000, lists moved: recall is 0.")
     assert note.endswith(" of old ones'")
-    assert moved.trained[0] != before[0]
+    assert moved.training[0] != before[0]
     made = records(store, "follow")
     (_, again), _ = build(store, files, first, old)
     assert (records(store, "follow"), again.blob) == (made, moved.blob)
     monkeypatch.setattr("rag_model.index.quality.results._MAX_RECALL_LOSS", 1.0)  # whatever they miss
     (_, stayed), _ = build(store, files, first, old)
-    assert stayed.trained == before
+    assert stayed.training == before
     (_, exact) = ExactIndex(files).search(article, 10)
     recalls = []
     for built in (moved, stayed):
@@ -251,7 +251,9 @@ def test_lists_that_miss_one_new_article_move_to_it(
 def test_cells_that_are_worn_out_are_learnt_anew_though_nothing_is_new(store: Store, months: Months) -> None:
     first, _ = build(store, months[0])
     worn = [
-        replace(built, trained=(built.trained[0], built.trained[1].used(2.9))) for built in first if built.plan.shards
+        replace(built, training=(built.training[0], built.training[1].used(2.9)))
+        for built in first
+        if built.plan.shards
     ]
     (hnsw, _), _ = build(store, months[0], worn, months[0])
     assert hnsw.plan.notes == ("trained again: the largest cell has grown to 2.90 times the mean",)
@@ -261,6 +263,6 @@ def test_how_even_the_cells_are_is_passed_on(store: Store, months: Months) -> No
     (hnsw, ivf), _ = build(store, months[0])
     rows = np.bincount(nearest(np.concatenate([np.load(path) for path in months[0]])))
     assert (
-        hnsw.trained[1].imbalance == hnsw.trained[1].imbalance_now == pytest.approx(3 * rows.max() / rows.sum(), 1e-3)
+        hnsw.training[1].imbalance == hnsw.training[1].imbalance_now == pytest.approx(3 * rows.max() / rows.sum(), 1e-3)
     )
-    assert ivf.trained[1].imbalance_now == 0
+    assert ivf.training[1].imbalance_now == 0

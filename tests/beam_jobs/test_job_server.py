@@ -90,8 +90,8 @@ def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:
     code = (
         "import signal\n"
         "from apache_beam.options.pipeline_options import PipelineOptions\n"
-        "from beam_jobs.flink import reach\n"
-        f"reach(PipelineOptions({flags}), {flags}); print('there', flush=True); signal.pause()"
+        "from beam_jobs.flink import set_job_server\n"
+        f"set_job_server(PipelineOptions({flags}), {flags}); print('there', flush=True); signal.pause()"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
@@ -112,7 +112,7 @@ def test_none_is_started_where_none_is_needed(others: list[str]) -> None:
 def test_why_none_starts_is_one_sentence(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"^Flink's job server did not start \(.*no-java.*\): it needs Java"):
         reached([*flags, "--job_server_java_launcher=no-java"])
-    with pytest.raises(ResourceError, match=r"^Beam cannot fetch the job server of its version .*absent.jar"):
+    with pytest.raises(ResourceError, match=r"^Beam cannot download its job server .*absent.jar"):
         reached([*flags, f"--flink_job_server_jar={tmp_path}/absent.jar"])
 
 

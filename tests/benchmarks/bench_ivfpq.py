@@ -45,10 +45,10 @@ def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Pat
     """Build a plan both ways; return what it took and whether the answers are equal."""
     trained, one, merged = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]
-    training = alone(kind.train, plan, parts, trained)
+    training = alone(kind.KIND.train, plan, parts, trained)
     whole = alone(one_shot, trained, parts, one)
-    coded = [alone(kind.scatter, plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
-    merge = alone(kind.merge, plan, trained, parts, [path_opener(piece) for piece in pieces], [], merged)
+    coded = [alone(kind.KIND.scatter, plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
+    merge = alone(kind.KIND.merge, plan, trained, parts, [path_opener(piece) for piece in pieces], [], merged)
     return {
         "factory": plan.factory,
         **same_answers(one, merged, questions),

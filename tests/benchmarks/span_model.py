@@ -148,7 +148,7 @@ def checked(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return EM and F1 of the saved model, each from the question's own context alone, with 95 % intervals."""
     model, said = SpanModel.load(folder), []
     for row in rows:
-        _, start, end, _ = model.score(row["question"], [row["context"]]).best(model.longest)
+        _, start, end, _ = model.score(row["question"], [row["context"]]).find_best(model.max_span)
         said.append((row["context"][start:end], row["answers"]))
     found = {name: estimate_mean([of(*one) for one in said]) for name, of in (("EM", exact_match), ("F1", token_f1))}
     return {name: [round(value, 3) for value in (one.value, one.low, one.high)] for name, one in found.items()}

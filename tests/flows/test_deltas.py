@@ -12,7 +12,8 @@ from flows.reindex import reindex
 from flows.takedown import takedown
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.digest import digest_file
-from rag_model.evaluation.gate import Floor, GateRecipe
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.quality.results import RecallFloor
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.diff import diff_snapshots
@@ -27,7 +28,7 @@ from tests.fixtures.held_text import told
 
 pytestmark = pytest.mark.xdist_group("flows")
 
-LOOSE = Floor(0.0, 0.0)  # the neighbours of random vectors are hard to find
+LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find
 RECIPE = replace(
     Recipe(chunk=ChunkRecipe(words=10)),
     index={"hnsw": IndexRecipe("HNSW8"), "lists": IndexRecipe("IVF4,SQ8"), "words": IndexRecipe("BM25")},

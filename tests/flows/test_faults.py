@@ -21,13 +21,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from flows.reindex import reindex
 from rag_model.errors import BookwheelError
-from rag_model.evaluation.gate import Floor, GateRecipe
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.quality.results import RecallFloor
 from rag_model.index.recipe import IndexRecipe
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.months import NEW, OLD, RECIPE, Page
 
-LOOSE = Floor(0.0, 0.0)  # the neighbours of random vectors are hard to find
+LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find
 SMALL = replace(
     RECIPE,
     part_bytes=5_000,

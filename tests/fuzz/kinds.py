@@ -327,7 +327,7 @@ def _static(folder: Path) -> Path:
 
 def _read_static(path: Path) -> object:
     table = StaticTable.open(path.parent)
-    return table.digest(), table.vectors().tobytes()
+    return table.digest(), table.read_vectors().tobytes()
 
 
 def _tokenizer(folder: Path) -> Path:

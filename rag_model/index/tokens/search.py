@@ -6,9 +6,8 @@ The tokens of all passages are concatenated in row order. The file is mapped, so
 passages are read.
 
 MaxSim: S(q, d) = sum over the query's tokens of the largest inner product with a token of the
-    passage (Khattab and
-Zaharia 2020, ColBERT, section 3.3). Passages are concatenated, so no padding is compared. A passage
-without tokens scores -inf.
+passage (Khattab and Zaharia 2020, ColBERT, section 3.3). Passages are concatenated, so no padding
+is compared. A passage without tokens scores -inf.
 """
 
 from collections.abc import Iterator

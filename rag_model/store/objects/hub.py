@@ -165,7 +165,7 @@ def parse_repository(path: str) -> HfUri:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn the Hub's errors into `OSError`s with a message of one line."""
+    """Raise the errors of the Hub as `OSError` with a message of one line."""
     try:
         yield
     except OfflineModeIsEnabled as offline:
