@@ -112,7 +112,7 @@ def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> 
         "merge": 2,
     }
     for name in RECIPES:
-        before, after = (listed(store, builds, name, "scattered") for builds in (old, new))
+        before, after = (listed(store, builds, name, "pieces") for builds in (old, new))
         assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True]
     before, after = (listed(store, builds, "hnsw", "shards") for builds in (old, new))
     assert sorted(a == b for a, b in zip(before, after, strict=True)) == [False, True, True]
@@ -130,7 +130,7 @@ def test_of_a_part_that_changed_only_new_vectors_are_coded(
     index_of = [built.blob for built in build(store, months[1], first, months[0])[0]]
     found = {record.stats["encoded"] for record in scattered(store) if "encoded" in record.stats}
     assert found == {*SIZES, 2}
-    for lost in listed(store, old, "ivf", "scattered")[:1]:  # the piece of which it was made
+    for lost in listed(store, old, "ivf", "pieces")[:1]:  # the piece of which it was made
         store.files.local_path(lost.path).unlink()
     for record in scattered(store):
         if record.stats.get("encoded") == 2:
@@ -149,7 +149,7 @@ def test_a_damaged_piece_of_the_parent_is_not_carried(
 ) -> None:
     monkeypatch.setitem(RECIPES, "ivf", CODED)
     first, old = build(store, months[0])
-    lost = store.files.local_path(listed(store, old, "ivf", "scattered")[0].path)
+    lost = store.files.local_path(listed(store, old, "ivf", "pieces")[0].path)
     data = bytearray(lost.read_bytes())
     data[-1] ^= 1  # a code: the piece is as long as it was
     lost.write_bytes(data)
@@ -232,7 +232,7 @@ def test_lists_that_miss_one_new_article_move_to_it(
     assert moved.training
     (note,) = moved.plan.notes
     assert note.startswith("trained as in snapshot 000000000000, lists moved: recall is 0.")
-    assert note.endswith(" of old ones'")
+    assert note.endswith(" for old ones")
     assert moved.training[0] != before[0]
     made = records(store, "follow")
     (_, again), _ = build(store, files, first, old)
@@ -251,7 +251,7 @@ def test_lists_that_miss_one_new_article_move_to_it(
 def test_cells_that_are_worn_out_are_learnt_anew_though_nothing_is_new(store: Store, months: Months) -> None:
     first, _ = build(store, months[0])
     worn = [
-        replace(built, training=(built.training[0], built.training[1].used(2.9)))
+        replace(built, training=(built.training[0], built.training[1].with_imbalance(2.9)))
         for built in first
         if built.plan.shards
     ]
