@@ -14,15 +14,14 @@ _ENGINE_FAILURES = (  # Flink's message, the error class, and the text that foll
         re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),
         errors.ResourceError,
         "lost workers more often than the engine retries, perhaps because they ran out of memory: "
-        "finished "
-        "work is recorded; give each worker more memory, or run fewer on a machine, and run again",
+        "finished work is recorded; give each worker more memory, or run fewer on a machine, and "
+        "run again",
     ),
     (
         re.compile(r"TimeoutException: Timeout has occurred: \d+ ms"),  # of a request for slots
         errors.ResourceError,
         "timed out waiting for as many slots as --parallelism requests; perhaps a machine was "
-        "lost: "
-        "finished work is recorded; add TaskManagers or request fewer slots, and run again",
+        "lost: finished work is recorded; add TaskManagers or request fewer slots, and run again",
     ),
     (
         re.compile(r"JobCancellationException|in state CANCELLED"),
@@ -53,9 +52,8 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
     if WORKER_DIED in str(failure):
         return errors.ResourceError(
             f"a worker process of the {stage} job was killed, perhaps because memory ran out (log: "
-            f"{log}): finished "
-            "work is recorded; run again, with one worker (-- --direct_num_workers=1) if it "
-            "happens again"
+            f"{log}): finished work is recorded; run again, with one worker (-- "
+            "--direct_num_workers=1) if it happens again"
         )
     for pattern, error_class, sentence in _ENGINE_FAILURES:
         if pattern.search(str(failure)):

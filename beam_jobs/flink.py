@@ -100,9 +100,8 @@ class JobServer:
         self.stop()
         raise errors.ResourceError(
             "Flink's job server did not start "
-            f"({log_lines[-1] if log_lines else 'its log is empty'}): it needs Java "
-            "11 or later on this machine's PATH (or --job_server_java_launcher), or a server that "
-            "runs elsewhere, "
+            f"({log_lines[-1] if log_lines else 'its log is empty'}): it needs Java 11 or later on "
+            "this machine's PATH (or --job_server_java_launcher), or a server that runs elsewhere, "
             "named with --job_endpoint"
         )
 

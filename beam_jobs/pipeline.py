@@ -76,16 +76,14 @@ class Worker(beam.DoFn, Generic[Task]):
         except errors.StoreError as error:
             raise errors.StoreError(
                 f"a worker cannot reach the store ({error}): use a store that all machines reach, "
-                "and give its "
-                "endpoint and credentials to the workers as well"
+                "and give its endpoint and credentials to the workers as well"
             ) from error
 
     def _check_version(self) -> None:
         if version("bookwheel") != self.version:
             raise errors.UsageError(
                 f"a worker runs bookwheel {version('bookwheel')} and the launcher runs "
-                f"{self.version}: install the "
-                "same version on both"
+                f"{self.version}: install the same version on both"
             )
 
 
@@ -193,7 +191,6 @@ def _read_reports(store: Store, run: str, stage: str, expected: int) -> list[Rep
     if len(reports) != expected:
         raise errors.StoreError(
             f"{expected - len(reports)} of {expected} reports of the {stage} job are missing under "
-            f"runs/{run}/{stage} "
-            f"in {store.url}: run the same command again"
+            f"runs/{run}/{stage} in {store.url}: run the same command again"
         )
     return reports

@@ -60,16 +60,14 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
     except MemoryError as error:
         raise errors.ResourceError(
             f"a worker ran out of memory ({str(error) or 'no details'}): give each worker more "
-            "memory, run fewer "
-            "workers, or make parts smaller (part_bytes of the recipe), and run the same command "
-            "again"
+            "memory, run fewer workers, or make parts smaller (part_bytes of the recipe), and run "
+            "the same command again"
         ) from error
     except OSError as error:
         path = error.filename or tempfile.gettempdir()
         raise errors.ResourceError(
             f"a worker could not read or write {path} ({error.strerror or error}): free space or "
-            "give access "
-            "there, and run the same command again"
+            "give access there, and run the same command again"
         ) from error
 
 

@@ -118,8 +118,8 @@ def check_recipe(content: Content, recipe: Recipe) -> None:
     if missing_representations := sorted({*recipe.represent} - {*vectors}):
         raise UsageError(
             f"the snapshot has no representation {missing_representations[0]!r}, and add-index "
-            "encodes nothing: "
-            f"build it with `reindex`, or leave [represent.{missing_representations[0]}] out"
+            "encodes nothing: build it with `reindex`, or leave "
+            f"[represent.{missing_representations[0]}] out"
         )
     check_indexes_and_retrievers(recipe, vectors, content.indexes)
 

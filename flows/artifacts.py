@@ -53,8 +53,7 @@ def show_retrievers(outcome: CompareOutcome) -> None:
     ]
     table_description = (
         f"Retrievers of snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions judged by "
-        f"{outcome.judged_by}: "
-        f"{outcome.advice}"
+        f"{outcome.judged_by}: {outcome.advice}"
     )
     create_table(rows, key="compare-figures", description=table_description)
     if outcome.report:

@@ -206,8 +206,7 @@ def check_ref(job: Finetuning, name: str) -> None:
     if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:
         raise UsageError(
             f"the model's own index would be named {name!r}, and ref {name} names a snapshot that "
-            "was built from a "
-            "dump: give another --name"
+            "was built from a dump: give another --name"
         )
 
 

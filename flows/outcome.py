@@ -75,8 +75,7 @@ def create_gate_error(outcome: BuildOutcome, reason: str) -> GateRefusedError:
     """Return the error for a published snapshot to which the gate did not let the ref move."""
     return GateRefusedError(
         f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: "
-        f"{reason}; "
-        f"see {outcome.report}",
+        f"{reason}; see {outcome.report}",
         outcome,
     )
 

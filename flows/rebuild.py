@@ -122,8 +122,7 @@ class RebuildProcess:
         except (OSError, ValueError) as error:
             raise BookwheelError(
                 f"the process that rebuilds ended {_describe_exit(self._process.returncode)} "
-                f"{self._starts} times: see "
-                f"{self._log}"
+                f"{self._starts} times: see {self._log}"
             ) from error
         if "made" not in outcome:
             raise error_from_dict(**outcome)
@@ -184,9 +183,8 @@ class RebuildLauncher:
             child = RebuildProcess(order.folder, self._environment)
         except OSError as error:
             raise ResourceError(
-                f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): "
-                "free space, or "
-                "raise the limit of processes"
+                f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): free "
+                "space, or raise the limit of processes"
             ) from error
         self._children.append(child)
         return child

@@ -191,15 +191,13 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
         raise UsageError(f"model {model} and a training are given, and only one model is evaluated: leave one out")
     if GENERATOR not in result.parts:
         raise UsageError(
-            f"`finetune {training.kind}` makes no model that answers questions: train it by "
-            "itself, and release what "
-            "is built or ranked with it"
+            f"`finetune {training.kind}` makes no model that answers questions: train it by itself, "
+            "and release what is built or ranked with it"
         )
     if result.rebuilds:
         raise UsageError(
             f"`finetune {training.kind}` makes an index of its own for its model, which is not the "
-            "snapshot that is "
-            "released: run it by itself, and move its ref with `tag`"
+            "snapshot that is released: run it by itself, and move its ref with `tag`"
         )
 
 

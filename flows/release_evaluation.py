@@ -118,6 +118,5 @@ class ReleaseEvaluator:
         except (AttributeError, KeyError, ValueError) as error:
             raise StoreError(
                 f"{OUTCOME} of evaluation {manifest.id[:12]} in {self.store.url} is damaged "
-                f"({error}): "
-                "restore it from a copy"
+                f"({error}): restore it from a copy"
             ) from error

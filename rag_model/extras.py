@@ -66,9 +66,8 @@ def check_single_faiss() -> None:
     if len(packages := list_faiss_packages()) > 1:
         raise MissingExtraError(
             f"{' and '.join(packages)} are installed over each other, as both write the module "
-            "faiss: run `pip "
-            f"uninstall --yes {' '.join(packages)}`, then `pip install --no-deps` with the one to "
-            "keep"
+            f"faiss: run `pip uninstall --yes {' '.join(packages)}`, then `pip install --no-deps` "
+            "with the one to keep"
         )
 
 

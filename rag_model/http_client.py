@@ -20,6 +20,6 @@ def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
         raise UsageError(
             "the proxy or the certificates from the environment are unusable "
-            f"({format_error(error)}): correct "
-            "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE or SSL_CERT_DIR"
+            f"({format_error(error)}): correct HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, "
+            "SSL_CERT_FILE or SSL_CERT_DIR"
         ) from error

@@ -76,8 +76,7 @@ class Registry(Generic[T]):
         if len(entry_points_by_value) > 1:
             raise InputError(
                 f"{self.noun} {name!r} is registered by "
-                f"{' and by '.join(sorted(entry_points_by_value))}: "
-                "uninstall one of them"
+                f"{' and by '.join(sorted(entry_points_by_value))}: uninstall one of them"
             )
         return next(iter(entry_points_by_value.values()), None)
 
@@ -87,7 +86,6 @@ class Registry(Generic[T]):
         except Exception as error:  # importing a package may raise any exception
             raise InputError(
                 f"{self.noun} {entry_point.name!r} ({entry_point.value}) cannot be imported "
-                f"({error}): "
-                "repair or uninstall its package"
+                f"({error}): repair or uninstall its package"
             ) from error
         return plugin

@@ -165,8 +165,7 @@ def _secret_error(scheme: str, problem: str) -> UsageError:
     variable = _VARIABLES.get(scheme) or f"FSSPEC_{re.sub(r'[^A-Z0-9]', '_', scheme.upper())} (fsspec settings as JSON)"
     return UsageError(
         f"the {scheme} URL {problem}, which may be a secret and would be written into logs and "
-        "manifests: leave it "
-        f"out, and set {variable} in the environment"
+        f"manifests: leave it out, and set {variable} in the environment"
     )
 
 

@@ -69,8 +69,7 @@ def _try_patterns(file: Path, digest: str) -> None:
     except ChildDiedError as error:
         raise InputError(
             f"the tokenizer {file} {error} on texts of {_TRIAL_LENGTH:,} characters: one of its "
-            "patterns is too slow, "
-            "so use another model"
+            "patterns is too slow, so use another model"
         ) from error
 
 

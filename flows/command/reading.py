@@ -16,8 +16,7 @@ ReaderOption = Annotated[
     Parameter(
         help="`marginal` reads each passage separately and weighs answers by p(z|x), as in the RAG paper; `concat` "
         "reads all passages in one prompt; `extractive` takes a span of a passage, with a folder "
-        "of a "
-        "question-answering head or DPR's reader. By default marginal, and concat for a model "
+        "of a question-answering head or DPR's reader. By default marginal, and concat for a model "
         "behind an endpoint."
     ),
 ]

@@ -146,8 +146,7 @@ def get_limits(effective_limits: RunLimits | None, pool: str) -> RunLimits:
     if not (1 <= effective_limits.cores <= 1024 and 0 <= effective_limits.gpus <= 64):
         raise UsageError(
             f"a run needs a core, and cannot have {effective_limits.cores} cores and "
-            f"{effective_limits.gpus} GPUs: "
-            "correct `most`"
+            f"{effective_limits.gpus} GPUs: correct `most`"
         )
     return effective_limits
 

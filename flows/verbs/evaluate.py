@@ -101,8 +101,8 @@ def evaluate(
             negative="",
             help="With --model: also measure closed book, the gold passage, shuffled passages, several k, the hits of "
             "BM25 and of the frozen retriever for this same model (the paper trains one with "
-            "each), and all passages "
-            "if they fit into one prompt; and say whether retrieval is worth its cost.",
+            "each), and all passages if they fit into one prompt; and say whether retrieval is "
+            "worth its cost.",
         ),
     ] = False,
     abstain: Annotated[

@@ -61,8 +61,7 @@ def pull(
         if index or no_embeddings or passages_only or no_mapped:
             raise UsageError(
                 f"{ref} is {catalog.noun_phrase}, of which all files are pulled: leave out the "
-                "options "
-                "that select files"
+                "options that select files"
             )
         version = f"{catalog.noun}:{catalog.resolve_trusted(name)}"
     else:

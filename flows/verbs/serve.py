@@ -67,8 +67,8 @@ def serve(
             negative="",
             help="A host name that requests may use, and whose pages may call the service; repeat it for more; * "
             "allows any. localhost, 127.0.0.1 and [::1] stay allowed. By default only these, or "
-            "any name if --host "
-            "is reachable from other machines. /healthz and /readyz are answered under any name.",
+            "any name if --host is reachable from other machines. /healthz and /readyz are "
+            "answered under any name.",
         ),
     ] = (),
     tokens: Annotated[
@@ -76,8 +76,7 @@ def serve(
         Parameter(
             help="A file of bearer tokens, one a line; all requests but /healthz and /readyz need one. Changes take "
             "effect within two seconds: if the file is empty no token is valid; if it is deleted "
-            "or unreadable the "
-            "tokens stay as they are."
+            "or unreadable the tokens stay as they are."
         ),
     ] = None,
     tls_certificate: Annotated[
@@ -130,10 +129,8 @@ def serve(
         Parameter(
             help="With --model: check one answer in this many for an override, in which the model prefers its own "
             "memory to the passages. A check costs about as much as a short answer, in the "
-            "background, and nothing if "
-            "a passage supports the answer; behind an endpoint it is one more call, without "
-            "passages. By default 20; "
-            "0: none."
+            "background, and nothing if a passage supports the answer; behind an endpoint it is "
+            "one more call, without passages. By default 20; 0: none."
         ),
     ] = None,
     common: Common | None = None,

@@ -31,9 +31,8 @@ def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Commo
     lines = [f"{problem.path}: {problem.what}" for problem in problems]
     refusal = (
         f"{opened_store.url} is not as it was published; problems: {len(problems)}, the first "
-        f"{lines[0]}: "
-        "restore them from a copy of the store, or delete them and run reindex again, which makes "
-        "what is missing"
+        f"{lines[0]}: restore them from a copy of the store, or delete them and run reindex again, "
+        "which makes what is missing"
     )
     return Reply(document, "\n".join(lines), refusal)
 

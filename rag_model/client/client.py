@@ -214,8 +214,7 @@ class Client:
         except ValueError as error:
             raise ServiceError(
                 f"{self.url}/{endpoint} did not send a reply of bookwheel ({error}): check the "
-                "address, and that the "
-                "service is as new as this client"
+                "address, and that the service is as new as this client"
             ) from error
 
     def _create_status_error(self, endpoint: str, reply: httpx.Response, attempts: int) -> UsageError | ServiceError:
@@ -238,8 +237,7 @@ class Client:
         reason = format_error(error)[:_MAX_DETAIL]
         return ServiceError(
             f"{self.url} cannot be reached in {_format_tries(attempts)} ({reason}): check the "
-            "address, and that the "
-            "service runs"
+            "address, and that the service runs"
         )
 
 

@@ -215,8 +215,7 @@ class _Tally:
             first_page = self.quarantined[0]
             raise InputError(
                 f"{unparsable} pages of {part.name} cannot be parsed and the recipe allows "
-                f"{max_unparsable:.0f}, "
-                f"the first is {first_page.title!r} ({first_page.reason}): "
+                f"{max_unparsable:.0f}, the first is {first_page.title!r} ({first_page.reason}): "
                 "check the dump, or raise quarantine_share in the recipe"
             )
 

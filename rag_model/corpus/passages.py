@@ -278,8 +278,7 @@ class PassageFile:
         if size > self._max_decoded:
             raise InputError(
                 f"{self._name} decodes to more than {self._max_decoded >> 20:,} MiB, far more than "
-                "its size: build or "
-                "pull it again"
+                "its size: build or pull it again"
             )
 
     @contextmanager

@@ -147,14 +147,12 @@ def check_is_encoder(folder: Path) -> None:
     if is_token_encoder(folder):
         raise InputError(
             f"encoder {folder} is a ColBERT, which makes many vectors per text: name it in "
-            "[represent.tokens] of a "
-            "recipe"
+            "[represent.tokens] of a recipe"
         )
     if is_sparse_encoder(folder):
         raise InputError(
             f"encoder {folder} is a sparse encoder, which makes weighted terms: name it in "
-            "[represent.sparse] of a "
-            "recipe"
+            "[represent.sparse] of a recipe"
         )
     architecture = next(iter(config.get("architectures") or [""]))
     has_encoder_record = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
@@ -163,6 +161,5 @@ def check_is_encoder(folder: Path) -> None:
     if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
         raise InputError(
             f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no "
-            "vectors for "
-            "search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
+            "vectors for search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
         )

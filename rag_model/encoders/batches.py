@@ -90,8 +90,8 @@ def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Ite
             if len(rows) == 1:
                 raise ResourceError(
                     "the GPU's memory does not hold the model and one text: end other programs on "
-                    "this GPU, lower the "
-                    "encoder's max_length, or set CUDA_VISIBLE_DEVICES to another GPU"
+                    "this GPU, lower the encoder's max_length, or set CUDA_VISIBLE_DEVICES to "
+                    "another GPU"
                 ) from error
         else:
             yield rows, result

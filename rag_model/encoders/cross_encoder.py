@@ -119,8 +119,7 @@ def not_a_cross_encoder_error(folder: Path, reason: str) -> InputError:
     """Return the error for a folder that holds no cross-encoder."""
     return InputError(
         f"{folder} {reason}: give a cross-encoder, a folder with a model for sequence "
-        "classification, such as "
-        "cross-encoder/ms-marco-MiniLM-L6-v2"
+        "classification, such as cross-encoder/ms-marco-MiniLM-L6-v2"
     )
 
 

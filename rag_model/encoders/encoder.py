@@ -101,8 +101,7 @@ class Encoder:
         if words.vocabulary_size > table.size:
             raise InputError(
                 f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and "
-                f"{table.size:,} have a "
-                "vector: use the tokenizer that the model was made with"
+                f"{table.size:,} have a vector: use the tokenizer that the model was made with"
             )
         model = import_module("rag_model.encoders.model").StaticModel.from_table(table, normalize=spec.normalize)
         return cls(name, folder, spec, words.tokenizer, model, words)
@@ -179,8 +178,7 @@ class Encoder:
             row = first_row + int(bad_rows[0])
             raise InputError(
                 f"encoder {self.name} computed a vector that is not finite, of row {row}: its "
-                "weights are damaged, "
-                "fetch the model again"
+                "weights are damaged, fetch the model again"
             )
 
 

@@ -205,8 +205,7 @@ def _read_pooling(path: Path) -> str:
     if len(modes) != 1 or modes[0] not in _POOLING:
         raise InputError(
             f"encoder file {path} asks for pooling {'+'.join(modes) or 'none'}, which is not "
-            "supported: "
-            "use a model that pools by cls, mean or last token"
+            "supported: use a model that pools by cls, mean or last token"
         )
     if config.get("include_prompt") is False:
         raise InputError(f"encoder file {path} pools without the prompt, which is not supported: use another model")
@@ -243,8 +242,7 @@ def resolve_folder(name: str | Path) -> Path:
     except Exception as error:  # the hub may also raise any exception of its HTTP library
         raise InputError(
             f"model {name} is not a local folder, and cannot be fetched from the hub "
-            f"({type(error).__name__}):  "
-            "check the name and the network, or give a local folder"
+            f"({type(error).__name__}):  check the name and the network, or give a local folder"
         ) from error
 
 

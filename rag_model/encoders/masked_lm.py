@@ -94,8 +94,7 @@ class MaskedLMTokenizer:
         if not ids:
             raise InputError(
                 f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked "
-                "language model, such as "
-                "BERT"
+                "language model, such as BERT"
             )
         pad_candidates = [
             read_optional_json(folder / CONFIG).get("pad_token_id"),
@@ -162,8 +161,7 @@ class TrainableMaskedLM(nn.Module):
         if missing_body_tensors:
             raise InputError(
                 f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is "
-                f"{missing_body_tensors[0]}: "
-                "fetch it again"
+                f"{missing_body_tensors[0]}: fetch it again"
             )
         needs_new_head = any(not name.startswith(body) for name in missing_tensors)
         if needs_new_head:

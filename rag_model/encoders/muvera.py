@@ -50,10 +50,8 @@ class Muvera:
         if not is_valid:
             raise UsageError(
                 f"repetitions {self.repetitions}, bits {self.bits} and projected {self.projected} "
-                "of MUVERA are "
-                f"invalid: give 1 or more repetitions, 0 to {_MAX_BITS} bits, and 1 to {self.dim} "
-                "projected "
-                "components"
+                f"of MUVERA are invalid: give 1 or more repetitions, 0 to {_MAX_BITS} bits, and 1 "
+                f"to {self.dim} projected components"
             )
 
     @property

@@ -121,8 +121,7 @@ def _find_unsupported(key: str, value: Any) -> str | None:
     if key == "position_embedding_type" and value in _UNSUPPORTED_POSITIONS:
         return (
             f"says {key} {_abbreviate(value)}, and such positions are not read: give a model whose "
-            "positions are "
-            "absolute"
+            "positions are absolute"
         )
     if value and (_VISION_KEYS.search(key) or (key == "model_type" and _VISION_KEYS.search(str(value)))):
         return (

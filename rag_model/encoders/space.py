@@ -139,8 +139,8 @@ def check_same_space(query_space: Space, passage_space: Space) -> None:
     ]
     raise RefusedError(
         f"questions of encoder {query_space.name} cannot search a snapshot of encoder "
-        f"{passage_space.name}, whose "
-        f"{' and '.join(differences)} differ: use the encoder that the snapshot carries, or reindex"
+        f"{passage_space.name}, whose {' and '.join(differences)} differ: use the encoder that the "
+        "snapshot carries, or reindex"
     )
 
 

@@ -140,8 +140,8 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
     if not architecture.endswith(_HEAD_SUFFIX) and folder_settings.get("activation") != SIDR:
         raise InputError(
             f"encoder {folder} is a {architecture or config.get('model_type')}, which has no "
-            "weights over its "
-            f"vocabulary: give a masked-language model (a BertForMaskedLM), such as a SPLADE"
+            "weights over its vocabulary: give a masked-language model (a BertForMaskedLM), such "
+            "as a SPLADE"
         )
     try:
         spec = SparseSpec(max_length=read_max_tokens(folder)).with_fields(folder_settings)
@@ -180,7 +180,6 @@ def _check_vocabulary(folder: Path, model_size: int, length: int) -> None:
     tokenizer_size = load_tokenizer(folder, length).get_vocab_size()
     if tokenizer_size > model_size:
         raise InputError(
-            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model "
-            f"weighs {model_size:,}: "
-            "use the tokenizer that the model was trained with"
+            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model weighs "
+            f"{model_size:,}: use the tokenizer that the model was trained with"
         )

@@ -69,14 +69,12 @@ class StaticTable:
         if embeddings is None:
             raise InputError(
                 f"encoder {folder} has no tensor {_EMBEDDINGS} or {_EMBEDDING}: give the folder of "
-                "a static encoder, "
-                "as model2vec or sentence-transformers saves it"
+                "a static encoder, as model2vec or sentence-transformers saves it"
             )
         if len(embeddings.shape) != 2 or not 0 < embeddings.shape[1] <= _MAX_DIM or not embeddings.shape[0]:
             raise InputError(
-                f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, "
-                "which is not tokens by "
-                f"dimensions: {_FETCH_AGAIN}"
+                f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, which "
+                f"is not tokens by dimensions: {_FETCH_AGAIN}"
             )
         rows = embeddings.shape[0]
         mapping = _flatten(stored[_MAPPING].memory_map_integers()) if _MAPPING in stored else None
@@ -137,8 +135,7 @@ class StaticTable:
         if not (nonzero_tokens if self.weights is None else nonzero_tokens & (self.weights != 0)).any():
             raise InputError(
                 f"encoder {self.folder} has a zero vector for every token, so that all texts are "
-                "alike: "
-                f"{_FETCH_AGAIN}, or save it after its training"
+                f"alike: {_FETCH_AGAIN}, or save it after its training"
             )
 
     def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:

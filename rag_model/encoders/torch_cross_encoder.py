@@ -81,9 +81,8 @@ class TorchPairModel:
         transformers_model, missing_tensors = load_classifier(folder)
         if missing_tensors:
             raise InputError(
-                f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, "
-                f"{missing_tensors[0]} first: fetch it "
-                "again"
+                f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, {missing_tensors[0]} "
+                "first: fetch it again"
             )
         transformers_model = transformers_model.to(resolved_device).eval().requires_grad_(False)
         return cls(
@@ -163,8 +162,7 @@ class TrainableCrossEncoder(nn.Module):
         ]:
             raise InputError(
                 f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is "
-                f"{missing_body_tensors[0]}: "
-                "fetch it again"
+                f"{missing_body_tensors[0]}: fetch it again"
             )
         return cls(model, PairTokenizer.load(folder), folder).train()
 

@@ -142,8 +142,7 @@ def list_weight_files(folder: Path) -> list[Path]:
     if any(folder.glob("*.bin")):
         raise InputError(
             f"model {folder} has only pickled weights, which can execute code when read: write "
-            f"{WEIGHTS} with "
-            "`model.save_pretrained(folder)` on a machine where you trust them"
+            f"{WEIGHTS} with `model.save_pretrained(folder)` on a machine where you trust them"
         )
     raise InputError(f"model {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
 

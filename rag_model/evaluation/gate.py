@@ -195,8 +195,7 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
             else f"{_short_digest(summary.space)}, the parent's is {_short_digest(parent.space)}",
             "the parent's",
             "Services that follow the ref would refuse the snapshot: publish it under another ref, "
-            "or allow a new "
-            "space.",
+            "or allow a new space.",
         )
     yield Check(
         "newest revision",

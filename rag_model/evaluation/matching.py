@@ -122,8 +122,7 @@ def _matches(pattern: str, method: str, text: str) -> bool:
     except TimeoutError:
         raise InputError(
             f"the answer pattern {pattern[:80]!r} takes more than {_TIMEOUT_SECONDS:g} s on "
-            f"{text[:80]!r}: "
-            "write it without nested repetitions"
+            f"{text[:80]!r}: write it without nested repetitions"
         ) from None
 
 
@@ -152,12 +151,10 @@ def compile_pattern(pattern: str) -> Any:
 _MIN_KEY_SHARE = 0.75  # of the key tokens that are not numbers
 _STOP_WORDS = (
     "a about after all also an and any are as at be because been before but by can could did do "
-    "does for from had has "
-    "have he her his how i if in into is it its may more most no not of on or other our over s she "
-    "so some such t than "
-    "that the their them then there these they this those to under up was we were what when where "
-    "which while who whom "
-    "whose why will with would you your"
+    "does for from had has have he her his how i if in into is it its may more most no not of on "
+    "or other our over s she so some such t than that the their them then there these they this "
+    "those to under up was we were what when where which while who whom whose why will with would "
+    "you your"
 )
 _STOP_WORD_SET = frozenset(_STOP_WORDS.split())
 

@@ -281,8 +281,7 @@ def _parse_kilt_outputs(outputs: Any, location: str) -> tuple[tuple[str, ...], t
     except (TypeError, KeyError, AttributeError):
         raise InputError(
             f"{location}: write KILT's `output` as a list of objects with `answer`, and "
-            "`provenance` with "
-            "`wikipedia_id`"
+            "`provenance` with `wikipedia_id`"
         ) from None
     return tuple(dict.fromkeys(_check_answers(answers, location))), tuple(
         frozenset(page_set) for page_set in pages if page_set

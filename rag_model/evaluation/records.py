@@ -115,8 +115,7 @@ def compare_evaluations(store: Store, before: EvaluationManifest, after: Evaluat
     if not any(pairs.values()):
         raise UsageError(
             f"evaluations {before.id[:12]} and {after.id[:12]} have no measure of one retriever in "
-            "common: compare two "
-            "with the same retrievers and judgements"
+            "common: compare two with the same retrievers and judgements"
         )
     return EvaluationComparison(before, after, pairs)
 

@@ -204,8 +204,7 @@ def label_tokens(generator: Generator, words: Sequence[str]) -> list[int]:
         if len(label_ids) != 1:
             raise UsageError(
                 f"the label's word {word!r} is {len(label_ids)} tokens of this model: give a word "
-                "of one token for it, "
-                "as in --label SUPPORTS=true"
+                "of one token for it, as in --label SUPPORTS=true"
             )
         token_ids += label_ids
     if len(set(token_ids)) < len(token_ids):

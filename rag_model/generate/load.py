@@ -160,8 +160,7 @@ def _check_is_generator(folder: Path, config: Any) -> None:
     ):
         raise InputError(
             f"generator {folder} is a {architectures[0]}, not a generator: give an encoder-decoder "
-            "or a decoder-only "
-            "model"
+            "or a decoder-only model"
         )
 
 
@@ -182,8 +181,7 @@ def _load_module(folder: Path, family: Any, arguments: dict[str, Any]) -> Any:
     if missing_tensors := sorted(loading["missing_keys"]):
         raise InputError(
             f"generator {folder} lacks {len(missing_tensors)} tensors, the first is "
-            f"{missing_tensors[0]}: "
-            "fetch it again"
+            f"{missing_tensors[0]}: fetch it again"
         )
     if "gguf_file" in arguments:  # the weights are now plain floats, which can be trained and saved
         module.hf_quantizer = None

@@ -251,8 +251,7 @@ def render_prompts(
     if len(questions) != len(passages) or len(passage_counts) != 1 or 0 in passage_counts:
         raise UsageError(
             f"{len(questions)} questions with {sorted(passage_counts)} passages cannot be read "
-            "together: give equally "
-            "many, and an empty one where there is no passage"
+            "together: give equally many, and an empty one where there is no passage"
         )
     pairs = zip(questions, passages, strict=True)
     return [

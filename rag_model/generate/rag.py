@@ -54,8 +54,8 @@ class RagSettings:
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(
                 f"k {self.k}, temperature {self.temperature} and label_smoothing "
-                f"{self.label_smoothing} of a RAG "
-                "model are invalid: give k >= 1, temperature > 0 and 0 <= label_smoothing < 1"
+                f"{self.label_smoothing} of a RAG model are invalid: give k >= 1, temperature > 0 "
+                "and 0 <= label_smoothing < 1"
             )
 
 
@@ -150,6 +150,6 @@ def _check_shapes(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
     if (contexts.k, len(contexts.tokens), len(targets.tokens)) != (k, b * k, b):
         raise UsageError(
             f"{b} questions with {k} scores do not match {len(contexts.tokens)} contexts, "
-            f"{contexts.k} per question,  "
-            f"and {len(targets.tokens)} targets: give all three for the same questions and passages"
+            f"{contexts.k} per question,  and {len(targets.tokens)} targets: give all three for the "
+            "same questions and passages"
         )

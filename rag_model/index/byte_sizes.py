@@ -47,6 +47,5 @@ def check_disk(folder: Path, size: int, work: str, other: str) -> None:
     if size > free:
         raise ResourceError(
             f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free)} are "
-            "free: "
-            f"free some, or {other}"
+            f"free: free some, or {other}"
         )

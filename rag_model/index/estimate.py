@@ -114,8 +114,7 @@ def fit_into_memory(
         advice = f"use {fit_into_memory(alternatives, n, d, memory, part_rows, serving=serving).factory}"
     raise ResourceError(
         f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed)} of "
-        f"memory to {work}, and "
-        f"{format_bytes(memory)} are free: {advice}"
+        f"memory to {work}, and {format_bytes(memory)} are free: {advice}"
     )
 
 

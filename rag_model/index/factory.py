@@ -184,8 +184,7 @@ def _check_divides(text: str, pieces: int | None, width: int, name: str) -> None
     if pieces is not None and width % pieces:
         raise UsageError(
             f"{text} is wrong: {name}{pieces} cannot cut {width} dimensions into {pieces} equal "
-            "pieces, "
-            f"but {name}{largest_divisor(width, pieces)} can"
+            f"pieces, but {name}{largest_divisor(width, pieces)} can"
         )
 
 
@@ -233,8 +232,7 @@ def _parse_refinement(text: str, pieces: list[str]) -> str | None:
     if match is None or len(pieces) > 1:
         raise UsageError(
             f"{text!r} is not a factory string: {','.join(pieces)!r} is unknown; after the codes "
-            "use "
-            "Refine(Flat), Refine(SQfp16), Refine(SQ8) or Refine(vectors)"
+            "use Refine(Flat), Refine(SQfp16), Refine(SQ8) or Refine(vectors)"
         )
     return match[1]
 

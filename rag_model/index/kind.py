@@ -479,8 +479,7 @@ def get_kind_for_factory(factory: str) -> "IndexKind":
     except UsageError as error:
         raise UsageError(
             f"{error}; other kinds: BM25 over text, Impact or Impact1 over weighted terms, MaxSim "
-            "over token "
-            "vectors, or install the package of the kind"
+            "over token vectors, or install the package of the kind"
         ) from error
     raise AssertionError(f"no index kind takes {factory!r}")  # pragma: no cover
 

@@ -87,8 +87,7 @@ def check_vector_recipe(recipe: IndexRecipe) -> None:
     if recipe.recall_target is not None and not 0 < recipe.recall_target < 1:
         raise UsageError(
             f"recall_target is {recipe.recall_target}: it is a share between 0 and 1, for example "
-            "0.95; "
-            "Flat is the index with recall 1"
+            "0.95; Flat is the index with recall 1"
         )
     if recipe.drift < 1:
         raise UsageError(f"drift is {recipe.drift}: it is a factor of 1 or more; 1 trains again with every build")

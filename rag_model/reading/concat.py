@@ -129,8 +129,7 @@ class ConcatReader:
         if capacity < 1:
             raise UsageError(
                 f"the question does not fit into the {self.writer.max_prompt_tokens} prompt tokens "
-                "of "
-                f"{self.writer.id}: ask a shorter question, or for a shorter answer"
+                f"of {self.writer.id}: ask a shorter question, or for a shorter answer"
             )
         budget = capacity if self.settings.budget is None else min(capacity, self.settings.budget)
         return assemble(hits, self.writer.count_tokens, budget, self.settings.order, dated=self.settings.is_dated)

@@ -190,8 +190,7 @@ def _inner_products(hits: Sequence[Hit]) -> list[float]:
     if None in products:
         raise UsageError(
             f"passage {hits[products.index(None)].passage.id} has no inner product to weigh it by: "
-            "open the retriever "
-            "with products=True"
+            "open the retriever with products=True"
         )
     return [product for product in products if product is not None]
 

@@ -43,13 +43,11 @@ class ReaderSettings:
         if behind and self.reader == "marginal":
             raise UsageError(
                 f"{model} does not give the likelihood of a text, so its answers cannot be "
-                "marginalised: leave "
-                "--reader marginal out"
+                "marginalised: leave --reader marginal out"
             )
         if behind and self.required_signal == "passages":
             raise UsageError(
                 f"{model} does not give the likelihood of a text, which a threshold for `passages` "
-                "needs: "
-                "choose one for `retrieval` or `likelihood`"
+                "needs: choose one for `retrieval` or `likelihood`"
             )
         return self.reader or ("concat" if behind else "marginal")

@@ -229,8 +229,7 @@ def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tup
         index_text, retriever_text = (quote_expression(", ".join(texts)) for texts in choices)
         raise UsageError(
             f"the index {index_text} and the retriever {retriever_text} are both given: leave one "
-            "out, on the command "
-            "line or in the settings"
+            "out, on the command line or in the settings"
         )
     return choices[0] if choices else ()
 

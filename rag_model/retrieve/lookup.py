@@ -38,8 +38,7 @@ def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
     if row is None:
         raise NotFoundError(
             f"snapshot {snapshot.id[:12]} has no passage {passage_id[:_MAX_QUOTED]!r}: use an id "
-            "from a search of "
-            "this snapshot"
+            "from a search of this snapshot"
         )
     rows = [near_row for near_row in (row - 1, row, row + 1) if 0 <= near_row < snapshot.n]
     neighbours = dict(zip(rows, snapshot.passages(rows), strict=True))

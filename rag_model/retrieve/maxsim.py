@@ -137,8 +137,7 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     if len(call.arguments) not in {2, 3}:
         raise call.error(
             "maxsim takes a retriever, an index over token vectors and how many passages it "
-            "scores: maxsim(hnsw:100, "
-            "tokens, 500)"
+            "scores: maxsim(hnsw:100, tokens, 500)"
         )
     leg = factory.leg(call.arguments[0])
     tokens = factory.tokens(call.arguments[1])

@@ -168,9 +168,8 @@ TOOLS = {
         AgentTool(
             "search",
             "Find passages for a question, best first, each with its id, title, section, text, "
-            "address, the day of "
-            "its revision and the line of credit to show with it. Ask again with other words where "
-            "none answers it.",
+            "address, the day of its revision and the line of credit to show with it. Ask again "
+            "with other words where none answers it.",
             SearchArguments,
             _search,
         ),

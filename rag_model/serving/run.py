@@ -109,8 +109,7 @@ def run(
     if ANY_HOST in settings.allowed_hosts:
         _LOG.warning(
             "programs may use any host name, but pages and GET requests only an address or a name "
-            "without dots: "
-            "give --allow-host NAME, the service's host name"
+            "without dots: give --allow-host NAME, the service's host name"
         )
     tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
     certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)

@@ -63,13 +63,11 @@ class Parent:
             return cls(store.snapshots.get(store.snapshots.resolve_trusted(ref_name)))
         except UnsignedError as error:
             raise RefusedError(
-                f"no key of the trust file signed ref {ref_name} in {store.url}, the parent of "
-                "this build, or its "
-                f"snapshot: inspect them with `log --ref {ref_name}` and `show {ref_name}`; `tag "
-                f"{ref_name}@NUMBER "
-                f"{ref_name}` moves the ref back to a signed snapshot, and if this one is yours, "
-                f"`tag {ref_name} "
-                f"{ref_name}` without a trust file signs it"
+                f"no key of the trust file signed ref {ref_name} in {store.url}, the parent of this "
+                f"build, or its snapshot: inspect them with `log --ref {ref_name}` and `show "
+                f"{ref_name}`; `tag {ref_name}@NUMBER {ref_name}` moves the ref back to a signed "
+                f"snapshot, and if this one is yours, `tag {ref_name} {ref_name}` without a trust "
+                "file signs it"
             ) from error
 
     def part_boundaries(self, recipe: Recipe) -> PartBoundaries | None:

@@ -116,9 +116,8 @@ def _protect_files(store: Store, manifest: Manifest) -> Iterator[None]:
         if problems := find_missing_files(store, manifest.content):
             raise StoreError(
                 f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} "
-                "of its files were "
-                f"deleted meanwhile (first {problems[0].path}): run the same command again to make "
-                "them"
+                f"of its files were deleted meanwhile (first {problems[0].path}): run the same "
+                "command again to make them"
             )
         yield
 
@@ -145,9 +144,8 @@ def _refuse_removed_pages(store: Store, manifest: Manifest, pages: Collection[st
     if occurrences := find_pages(store, manifest.content, pages):
         raise StoreError(
             f"snapshot {manifest.id[:12]} cannot be published in {store.url}: page "
-            f"{occurrences[0].page} in it "
-            f"({occurrences[0].title!r}) was taken down meanwhile: run the same command again to "
-            "leave it out"
+            f"{occurrences[0].page} in it ({occurrences[0].title!r}) was taken down meanwhile: run "
+            "the same command again to leave it out"
         )
 
 

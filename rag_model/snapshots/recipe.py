@@ -194,8 +194,7 @@ def _check_retriever(drafted: Snapshot, expression: str) -> None:
         if model.startswith(("/", ".", "~")) or Path(model).exists():
             raise UsageError(
                 f"the recipe's retriever {expression!r} names the folder {model}, which other "
-                "machines do not "
-                "have: put the model into the store, and name it as model:NAME"
+                "machines do not have: put the model into the store, and name it as model:NAME"
             )
 
 

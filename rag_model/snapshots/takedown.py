@@ -238,9 +238,8 @@ def _check_kinds(manifest: Manifest) -> None:
     if unknown:
         raise RefusedError(
             f"snapshot {manifest.id[:12]} has files in {min(unknown)}/, which may contain the page "
-            "and which this "
-            "version cannot rewrite: upgrade bookwheel, or remove the snapshot with `tag --delete` "
-            "and `expire`"
+            "and which this version cannot rewrite: upgrade bookwheel, or remove the snapshot with "
+            "`tag --delete` and `expire`"
         )
 
 

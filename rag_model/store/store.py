@@ -129,8 +129,7 @@ class Store:
         if type(format_number) is not int or not 1 <= format_number <= FORMAT:
             raise StoreError(
                 f"the store at {files.url} has format {format_number!r}, which is newer than "
-                f"{FORMAT}: "
-                "upgrade bookwheel"
+                f"{FORMAT}: upgrade bookwheel"
             )
         return cls(files)
 

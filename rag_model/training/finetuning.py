@@ -215,8 +215,8 @@ class Finetuning:
         if missing_parts := self.objective.result.parts - saved:
             raise UsageError(
                 f"the task of objective {self.objective.name!r} saved no "
-                f"{', '.join(sorted(missing_parts))} in "
-                f"{folder}: write them in its `save`, or remove them from `result.parts`"
+                f"{', '.join(sorted(missing_parts))} in {folder}: write them in its `save`, or "
+                "remove them from `result.parts`"
             )
 
     def _build_lineage(self) -> dict[str, Any]:

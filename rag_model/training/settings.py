@@ -79,8 +79,7 @@ def _check_tables(objective: Objective[Any], tables: Mapping[str, Any]) -> None:
             advice = f"put it below {homes}" if homes else f"the tables are {', '.join(f'[{home}]' for home in known)}"
             raise UsageError(
                 f"the recipe's {key!r} is in {location}: {advice} (`bookwheel finetune "
-                f"{objective.name} "
-                "--print-settings` shows all)"
+                f"{objective.name} --print-settings` shows all)"
             )
 
 

@@ -328,7 +328,7 @@ def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: P
     [
         ("dpr", "", "makes no model that answers questions"),
         ("rag-end2end", "", "makes an index of its own"),
-        ("rag-sequence", "model", "leave one of them out"),
+        ("rag-sequence", "model", "leave one out"),
         ("rag-sequence", "steps = 1", "has no setting 'steps'"),
     ],
 )

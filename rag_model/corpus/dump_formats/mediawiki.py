@@ -380,8 +380,7 @@ def _check_stream(run: PageRun, index: str) -> None:
     if not _STREAM_MAGIC.match(head):
         raise InputError(
             f"{basename(index)} places a stream at byte {byte_slice.offset} of "
-            f"{basename(byte_slice.url)}, "
-            f"but no bz2 stream begins there: {_ADVICE}"
+            f"{basename(byte_slice.url)}, but no bz2 stream begins there: {_ADVICE}"
         )
     for _ in FORMAT.read_slice(byte_slice):
         pass

@@ -129,8 +129,7 @@ class PageFormat:
             if page.page_id <= last:
                 raise InputError(
                     f"page {page.page_id} follows page {last} in {part.name}, though its index has "
-                    "them in order: "
-                    f"{_MISMATCH_ADVICE}"
+                    f"them in order: {_MISMATCH_ADVICE}"
                 )
             last = page.page_id
             yield page
@@ -179,6 +178,5 @@ class PageFormat:
 def _mismatch_error(byte_slice: Slice, problem: str) -> InputError:
     return InputError(
         f"{describe_slice(byte_slice)} should hold pages {byte_slice.first_page} to "
-        f"{byte_slice.last_page} by its "
-        f"index, but {problem}: {_MISMATCH_ADVICE}"
+        f"{byte_slice.last_page} by its index, but {problem}: {_MISMATCH_ADVICE}"
     )

@@ -47,8 +47,7 @@ class PassageTable(RecordFormat):
                 if len(row) <= max(order.values()):
                     raise InputError(
                         f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and "
-                        "title, "
-                        "separated by tabs"
+                        "title, separated by tabs"
                     )
                 if not row[order["id"]].strip():
                     raise InputError(f"line {rows.line_num} of {name} has no id: give every passage one")

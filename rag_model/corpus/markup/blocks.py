@@ -27,8 +27,8 @@ from rag_model.corpus.markup.tex import render_tex
 # dropped as in DPR: they are listings and diagrams, not prose. Code inside a sentence is kept.
 _DROPPED_TAGS = (
     "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles "
-    "graph "
-    "mapframe maplink inputbox categorytree indicator section labeledsectiontransclusion rss pre"
+    "graph mapframe maplink inputbox categorytree indicator section labeledsectiontransclusion rss "
+    "pre"
 )
 
 
@@ -137,20 +137,14 @@ APPARATUS_HEADINGS: dict[str, frozenset[str]] = {
     for language, names in {
         "en": "references, external links, see also, further reading, bibliography, notes, sources, "
         "citations, footnotes, notes and references, references and notes, works cited, external "
-        "sources, "
-        "references and sources, notes and citations, citations and references, sources and "
-        "references, "
-        "references and further reading, general references, cited sources, literature cited, "
-        "endnotes, "
-        "notes and sources, links, further reading and external links, literature, related "
-        "reading, see "
-        "also and references, explanatory notes, citations and notes, notes citations and "
-        "references, "
-        "reference list, primary sources, secondary sources, references and external links, "
-        "external links "
-        "and references, additional reading, additional sources, suggested reading, selected "
-        "bibliography, "
-        "general sources, bibliography and further reading, cited references",
+        "sources, references and sources, notes and citations, citations and references, sources "
+        "and references, references and further reading, general references, cited sources, "
+        "literature cited, endnotes, notes and sources, links, further reading and external links, "
+        "literature, related reading, see also and references, explanatory notes, citations and "
+        "notes, notes citations and references, reference list, primary sources, secondary "
+        "sources, references and external links, external links and references, additional "
+        "reading, additional sources, suggested reading, selected bibliography, general sources, "
+        "bibliography and further reading, cited references",
         "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, nachweise",
         "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, "
         "articles connexes, annexes, lien externe, sources, note",

@@ -112,8 +112,7 @@ RENDERERS = build_renderers(
     ),
     (
         "birthdate and age, birth year and age, bya, birth year, death date, death-date, death "
-        "year, dod, "
-        "date of birth",
+        "year, dod, date of birth",
         _render_date,
     ),
     (

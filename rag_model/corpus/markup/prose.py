@@ -18,10 +18,8 @@ _BLOCK = (
 )
 _INLINE = (
     "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd "
-    "mark math "
-    "nobr noinclude nowiki onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp small "
-    "source span "
-    "strike strong sub sup syntaxhighlight time timeline tt u var wbr"
+    "mark math nobr noinclude nowiki onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp "
+    "small source span strike strong sub sup syntaxhighlight time timeline tt u var wbr"
 )
 _BLOCKS = frozenset(_BLOCK.split())
 _TAG = re.compile(rf"</?({'|'.join([*_BLOCK.split(), *_INLINE.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)

@@ -14,31 +14,22 @@ MAX_DEPTH = 20  # nested groups
 
 _PAIRS = (
     "alpha α beta β gamma γ delta δ epsilon ε varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι "
-    "kappa κ "
-    "lambda λ mu μ nu ν xi ξ pi π rho ρ sigma σ tau τ upsilon υ phi φ varphi φ chi χ psi ψ omega ω "
-    "Gamma Γ "
-    "Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ Phi Φ Psi Ψ Omega Ω infty ∞ partial ∂ nabla ∇ hbar "
-    "ħ ell ℓ "
-    "aleph ℵ emptyset ∅ varnothing ∅ times × cdot · pm ± mp ∓ div ÷ leq ≤ le ≤ geq ≥ ge ≥ neq ≠ ne "
-    "≠ approx "
-    "≈ sim ∼ simeq ≃ cong ≅ equiv ≡ propto ∝ in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ supset ⊃ "
-    "supseteq ⊇ cup ∪ "
-    "cap ∩ setminus ∖ forall ∀ exists ∃ neg ¬ lnot ¬ land ∧ wedge ∧ lor ∨ vee ∨ oplus ⊕ otimes ⊗ "
-    "to → "
-    "rightarrow → longrightarrow → leftarrow ← leftrightarrow ↔ Rightarrow ⇒ implies ⇒ "
-    "Leftrightarrow ⇔ iff "
-    "⇔ mapsto ↦ rightleftharpoons ⇌ sum ∑ prod ∏ int ∫ oint ∮ iint ∬ ldots … cdots … dots … vdots "
-    "… circ ∘ "
-    "dotsb … dotsc … dotsi … dotsm … dotso … ddots … "
-    "bullet • star ⋆ ast ∗ prime ′ angle ∠ perp ⊥ parallel ∥ mid | vert | langle ⟨ rangle ⟩ lceil "
-    "⌈ rceil ⌉ "
-    "lfloor ⌊ rfloor ⌋ ll ≪ gg ≫ lbrace ( rbrace ) degree ° R ℝ N ℕ Z ℤ Q ℚ C ℂ"
+    "kappa κ lambda λ mu μ nu ν xi ξ pi π rho ρ sigma σ tau τ upsilon υ phi φ varphi φ chi χ psi ψ "
+    "omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ Phi Φ Psi Ψ Omega Ω infty ∞ "
+    "partial ∂ nabla ∇ hbar ħ ell ℓ aleph ℵ emptyset ∅ varnothing ∅ times × cdot · pm ± mp ∓ div ÷ "
+    "leq ≤ le ≤ geq ≥ ge ≥ neq ≠ ne ≠ approx ≈ sim ∼ simeq ≃ cong ≅ equiv ≡ propto ∝ in ∈ notin ∉ "
+    "ni ∋ subset ⊂ subseteq ⊆ supset ⊃ supseteq ⊇ cup ∪ cap ∩ setminus ∖ forall ∀ exists ∃ neg ¬ "
+    "lnot ¬ land ∧ wedge ∧ lor ∨ vee ∨ oplus ⊕ otimes ⊗ to → rightarrow → longrightarrow → "
+    "leftarrow ← leftrightarrow ↔ Rightarrow ⇒ implies ⇒ Leftrightarrow ⇔ iff ⇔ mapsto ↦ "
+    "rightleftharpoons ⇌ sum ∑ prod ∏ int ∫ oint ∮ iint ∬ ldots … cdots … dots … vdots … circ ∘ "
+    "dotsb … dotsc … dotsi … dotsm … dotso … ddots … bullet • star ⋆ ast ∗ prime ′ angle ∠ perp ⊥ "
+    "parallel ∥ mid | vert | langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ lfloor ⌊ rfloor ⌋ ll ≪ gg ≫ lbrace "
+    "( rbrace ) degree ° R ℝ N ℕ Z ℤ Q ℚ C ℂ"
 )
 _SYMBOLS = dict(zip(_PAIRS.split()[::2], _PAIRS.split()[1::2], strict=True))
 _FUNCTIONS = (
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf "
-    "det dim ker "
-    "deg gcd arg mod bmod pmod Pr Re Im"
+    "det dim ker deg gcd arg mod bmod pmod Pr Re Im"
 )
 _TOKEN = re.compile(r"\\([A-Za-z]+)\*?|\\(.)|\s+|(.)", re.DOTALL)
 _MARK_COMMANDS = {

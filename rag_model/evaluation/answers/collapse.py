@@ -64,18 +64,15 @@ class CollapseStats:
         if self.k and self.spread < limits.least_spread:
             return (
                 f"retrieval has collapsed: {self.questions:,} questions got {self.distinct:,} "
-                "distinct passages"
-                f" (spread {self.spread:.2f}, wanted {limits.least_spread:g}): use an earlier "
-                "checkpoint, or"
-                " lower the question encoder's learning rate"
+                f"distinct passages (spread {self.spread:.2f}, wanted {limits.least_spread:g}): use "
+                "an earlier checkpoint, or lower the question encoder's learning rate"
             )
         if self.unchanged is not None and self.unchanged > limits.most_unchanged:
             return (
                 f"the model ignores its passages: {self.unchanged:.0%} of {self.questions:,} "
-                "answers do not change when"
-                f" the passages are another question's (at most {limits.most_unchanged:.0%} "
-                "wanted): train on"
-                " questions that it cannot answer without passages"
+                "answers do not change when the passages are another question's (at most "
+                f"{limits.most_unchanged:.0%} wanted): train on questions that it cannot answer "
+                "without passages"
             )
         return ""
 

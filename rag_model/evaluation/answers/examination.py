@@ -120,9 +120,7 @@ class AnswerCache:
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"the cached answers memo/{ANSWER_STAGE}/{record.key[:12]}… in {self.store.url} "
-                "cannot be read "
-                f"({error}): "
-                "delete that record and run again"
+                f"cannot be read ({error}): delete that record and run again"
             ) from error
 
 

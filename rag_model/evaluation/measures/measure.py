@@ -119,8 +119,7 @@ def load_measures() -> Mapping[str, Measure]:
         if not isinstance(measure, Measure):
             raise InputError(
                 f"the measure {name!r} of an installed package is {type(measure).__name__}: "
-                "register a "
-                "RankingMeasure, an AnswerMeasure or a CorpusMeasure"
+                "register a RankingMeasure, an AnswerMeasure or a CorpusMeasure"
             )
         measures[name] = measure
     return measures

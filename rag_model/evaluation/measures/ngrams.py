@@ -16,16 +16,12 @@ _QUESTION_WORDS = frozenset(["what", "which", "why", "who", "whom", "whose", "wh
 _OPEN_QUESTION_WORDS = ("what", "which")  # the next word belongs to the question word
 _FUNCTION_WORDS = (
     "a about above after again against all am an and any are as at be because been before being "
-    "below between both but "
-    "by can did do does doing don down during each few for from further had has have having he her "
-    "here hers herself "
-    "him himself his i if in into is it its itself just me more most my myself no nor not now of "
-    "off on once only or "
-    "other our ours ourselves out over own s same she should so some such t than that the their "
-    "theirs them themselves "
-    "then there these they this those through to too under until up very was we were while will "
-    "with you your yours "
-    "yourself yourselves"
+    "below between both but by can did do does doing don down during each few for from further had "
+    "has have having he her here hers herself him himself his i if in into is it its itself just "
+    "me more most my myself no nor not now of off on once only or other our ours ourselves out "
+    "over own s same she should so some such t than that the their theirs them themselves then "
+    "there these they this those through to too under until up very was we were while will with "
+    "you your yours yourself yourselves"
 )
 _FUNCTION_WORD_SET = frozenset(_FUNCTION_WORDS.split())
 

@@ -100,8 +100,7 @@ def _collapse_verdict(report: AnswerReport) -> tuple[str, Node]:
     collapse = report.collapse
     facts = (
         f"{collapse.distinct:,} distinct passages for {collapse.questions:,} questions, spread "
-        f"{collapse.spread:.2f} "
-        "(0: all questions have the same, 1: evenly spread)"
+        f"{collapse.spread:.2f} (0: all questions have the same, 1: evenly spread)"
     )
     if collapse.unchanged is not None:
         facts += f"; {collapse.unchanged:.0%} of the answers do not change with another question's passages"
@@ -138,10 +137,8 @@ def _ablations_section(report: AnswerReport) -> Node:
         table(titles, rows),
         note(
             "Closed book measures the knowledge in the weights. 1 minus gold passage is the loss "
-            "of the generator, "
-            "gold passage minus open book is the loss of the retriever. In brackets: 95 % "
-            "intervals; differences "
-            "are over the shared questions."
+            "of the generator, gold passage minus open book is the loss of the retriever. In "
+            "brackets: 95 % intervals; differences are over the shared questions."
         ),
         *(note(to_sentence(clause)) for clause in report.notes),
         *(_sweep_chart(sweep) if len(sweep) > 1 else ()),
@@ -183,8 +180,8 @@ def _cost_sections(report: AnswerReport) -> Iterator[Node]:
         )
     explanation = (
         "Search: the median over queries that were run one by one. Reading: the mean over the "
-        "questions, with an "
-        "equal share of the batch's time for each; assembly and generation are its stages."
+        "questions, with an equal share of the batch's time for each; assembly and generation are "
+        "its stages."
     )
     curve = [
         ChartPoint(row.k, ms, ms, ms)

@@ -121,9 +121,8 @@ def _recall_section(
         pair(trade_off_chart(curves, k, "distances", settings), trade_off_chart(curves, k, "milliseconds", settings)),
         note(
             f"A point is the mean recall@{k} of the sampled queries, its whisker their 5th "
-            f"percentile.{rings} "
-            "Distance computations are the same on every machine; for lists they count the "
-            "compared codes."
+            f"percentile.{rings} Distance computations are the same on every machine; for lists "
+            "they count the compared codes."
         ),
         tag("details", tag("summary", "the numbers"), table(titles, rows)),
     )

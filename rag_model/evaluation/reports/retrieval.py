@@ -93,10 +93,8 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
     ]
     explanation = (
         "Below a value: its 95 % interval; then the paired difference to the first retriever, with "
-        "its "
-        f"interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. Bytes: "
-        "the files that a "
-        "search reads, with those of the question encoder."
+        f"its interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. "
+        "Bytes: the files that a search reads, with those of the question encoder."
     )
     titles = ("retriever", *names, "ms a question", "bytes")
     return section("Retrievers", table(titles, rows), note(explanation))
@@ -135,8 +133,7 @@ def _trade_off_section(report: RetrievalReport) -> Node:
     ]
     explanation = (
         "A line is a retriever. A point is the result list of a stage, at the time until it is "
-        "known. A whisker is "
-        "the interval."
+        "known. A whisker is the interval."
     )
     return section("Quality over time", legend(names), pair(*charts), note(explanation))
 

@@ -29,9 +29,8 @@ MAX_SHARED_STEMS = 2  # stems
 # Lucene's English stop words and those of questions, which any question shares with any passage.
 _QUESTION_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
-    "there these they this "
-    "to was will with did do does from had has have how many much s were what when where which who "
-    "whom whose why"
+    "there these they this to was will with did do does from had has have how many much s were "
+    "what when where which who whom whose why"
 )
 
 
@@ -54,9 +53,8 @@ def read_gold_texts(snapshot: Snapshot, judge: RetrievalJudge) -> dict[str, list
     if relevant_ids and not texts:
         raise InputError(
             f"snapshot {snapshot.id[:12]} has none of the {len(relevant_ids):,} {judge.judged_by} "
-            "that the questions "
-            f"name, such as {min(relevant_ids)!r}: use ids of this corpus, such as {name!r}, or "
-            "judge by answers"
+            f"that the questions name, such as {min(relevant_ids)!r}: use ids of this corpus, such "
+            f"as {name!r}, or judge by answers"
         )
     return texts
 
@@ -296,8 +294,8 @@ def advise_retriever(
     if words is not None:
         return (
             f"the whole corpus has about {words:,} words, {words * _TOKENS_PER_WORD:,.0f} tokens, "
-            "and fits a prompt: "
-            "answer from all of it first, and keep a retriever only if that is worse or too slow"
+            "and fits a prompt: answer from all of it first, and keep a retriever only if that is "
+            "worse or too slow"
         )
     return recommend_retriever(measured, measure, resampling)
 
@@ -342,9 +340,8 @@ def recommend_retriever(
     difference = differences[choice.name]
     return (
         f"{summary} a question; the best, {best.name}, has {best.quality.value:.3f} at "
-        f"{best.milliseconds:.3g} ms, and "
-        f"the interval of the difference, {difference.low:+.3f} to {difference.high:+.3f}, does "
-        "not lie below 0"
+        f"{best.milliseconds:.3g} ms, and the interval of the difference, {difference.low:+.3f} to "
+        f"{difference.high:+.3f}, does not lie below 0"
     )
 
 

@@ -92,8 +92,7 @@ class VectorFiles:
         if (files.n, files.dim) != (n, dim):
             raise InputError(
                 f"the vectors from {paths[0]} on are {files.n} x {files.dim}, not the plan's {n} x "
-                f"{dim}: "
-                "plan the index again"
+                f"{dim}: plan the index again"
             )
         return files
 

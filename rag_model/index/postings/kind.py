@@ -162,8 +162,8 @@ def _load_analyzer(settings: Any) -> Analyzer:
     if analyzer.fingerprint != settings["analyzer"]:
         raise StoreError(
             f"the index was built by another analyzer of {analyzer.language} words than "
-            f"{analyzer.versions}: install "
-            "the versions that the snapshot's provenance names, or build the index again"
+            f"{analyzer.versions}: install the versions that the snapshot's provenance names, or "
+            "build the index again"
         )
     return analyzer
 

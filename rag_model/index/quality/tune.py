@@ -150,8 +150,7 @@ def _explain_missed_target(
     advice += "" if index.structure == "hnsw" or "refine" in index.defaults else " or a refinement, Refine(SQfp16),"
     return (
         f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so "
-        f"{format_setting(search)} is set, "
-        f"which finds {recall:.3f}: {advice} would find more"
+        f"{format_setting(search)} is set, which finds {recall:.3f}: {advice} would find more"
     )
 
 

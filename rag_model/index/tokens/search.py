@@ -155,8 +155,7 @@ class TokenIndexFile:
         if queries.ndim != 3 or queries.shape[2] != self.dim:
             raise UsageError(
                 f"questions of shape {queries.shape} do not fit token vectors of {self.dim} "
-                "dimensions: give (q, l, "
-                f"{self.dim})"
+                f"dimensions: give (q, l, {self.dim})"
             )
         if not np.isfinite(queries).all():
             raise UsageError("a question's token vectors contain NaN or infinity: encode it again")

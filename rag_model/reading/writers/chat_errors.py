@@ -66,8 +66,7 @@ class EndpointErrors:
         """Return the error for a reply that violates the protocol."""
         return self._failed_attempt(
             f"sent what is not a chat completion ({self._sanitize(str(reason))}): check that the "
-            "base URL ends as its "
-            "API's, as in /v1"
+            "base URL ends as its API's, as in /v1"
         )
 
     def reply_incomplete(self) -> FailedAttemptError:
@@ -108,8 +107,8 @@ class EndpointErrors:
         return FailedAttemptError(
             PromptTooLongError(
                 f"the prompt is longer than {self.model} at {self.endpoint.host} "
-                f"reads{self._parenthesize(message)}: "
-                "give fewer passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
+                f"reads{self._parenthesize(message)}: give fewer passages, or set "
+                "BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
             )
         )
 

@@ -99,9 +99,8 @@ class ChatSettings:
         if self.max_new_tokens + CHAT_TEMPLATE_TOKENS >= self.context:
             raise UsageError(
                 f"an answer of {self.max_new_tokens} tokens, with {CHAT_TEMPLATE_TOKENS} for the "
-                "chat's format, leaves "
-                f"no room in a context of {self.context}: ask for a shorter answer, or set "
-                "BOOKWHEEL_LLM_CONTEXT"
+                f"chat's format, leaves no room in a context of {self.context}: ask for a shorter "
+                "answer, or set BOOKWHEEL_LLM_CONTEXT"
             )
 
     @classmethod
@@ -176,9 +175,8 @@ class Endpoint:
         except UsageError:  # its advice concerns stores; the secret is not repeated
             raise UsageError(
                 "the endpoint's base URL has a user, a password, a query or a port that is no "
-                "number, which may be a "
-                f"secret: set a base URL such as http://localhost:8000/v1, and {self.key_variable} "
-                "to the key"
+                "number, which may be a secret: set a base URL such as http://localhost:8000/v1, "
+                f"and {self.key_variable} to the key"
             ) from None
         if not _is_usable_url(self.url):
             raise UsageError(

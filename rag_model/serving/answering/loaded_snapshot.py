@@ -235,8 +235,7 @@ class LoadedSnapshot:
                     raise
                 raise UsageError(
                     f"the retriever {built.retriever.name} cannot be answered from, since the "
-                    "service was started "
-                    "without the passages' vectors: ask for another one"
+                    "service was started without the passages' vectors: ask for another one"
                 ) from error
             reader = self._create_reader(built.retriever)
         return reader

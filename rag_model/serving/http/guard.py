@@ -96,14 +96,12 @@ def _read_token_digests(path: Path) -> tuple[bytes, ...]:
     if wrong_line := next((number for number, token in tokens.items() if not _PRINTABLE.fullmatch(token)), None):
         raise UsageError(
             f"the token in line {wrong_line} of {path} holds a space or a character other than "
-            "printable ASCII: "
-            "use `openssl rand -hex 32`"
+            "printable ASCII: use `openssl rand -hex 32`"
         )
     if short_line := next((number for number, token in tokens.items() if len(token) < _MIN_TOKEN_LENGTH), None):
         raise UsageError(
             f"the token in line {short_line} of {path} has less than {_MIN_TOKEN_LENGTH} "
-            "characters, so it can be "
-            "guessed: use `openssl rand -hex 32`"
+            "characters, so it can be guessed: use `openssl rand -hex 32`"
         )
     return tuple(hashlib.sha256(token).digest() for token in tokens.values())
 

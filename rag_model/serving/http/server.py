@@ -63,8 +63,7 @@ class CertificateFiles:
             reason = getattr(error, "reason", None) or error.__class__.__name__
             raise UsageError(
                 f"{self.certificate} and {self.key} are no certificate with its key ({reason}): "
-                "give two PEM files, "
-                "and a key without a password"
+                "give two PEM files, and a key without a password"
             ) from error
 
 

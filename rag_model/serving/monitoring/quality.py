@@ -55,8 +55,7 @@ class MonitorSettings:
         if min(self.window, self.min_samples - 1, self.sample_every, self.samples) < 1 or not 0 < self.share <= 1:
             raise UsageError(
                 "window, sample_every and samples must be at least 1, min_samples at least 2, and "
-                "share in (0, 1], "
-                f"not {self}"
+                f"share in (0, 1], not {self}"
             )
         if self.min_samples > min(self.window, self.samples):
             raise UsageError(

@@ -200,8 +200,8 @@ class Refs:
         if number > _MAX_NUMBER:
             raise StoreError(
                 f"ref {name} in {self._files.url} is at move {_MAX_NUMBER}, the last possible "
-                "number: "
-                "delete the files of moves that bookwheel did not write, or use another ref"
+                "number: delete the files of moves that bookwheel did not write, or use another "
+                "ref"
             )
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         move = RefMove(number, snapshot, created_at, previous, secrets.token_hex(16), note)

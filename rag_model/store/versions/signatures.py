@@ -262,8 +262,7 @@ def _load_private_key() -> Any:
         # The cause may contain the key, so it is left out.
         raise UsageError(
             f"{SIGNING_KEY_VARIABLE} is not a readable private key ({type(error).__name__}): give "
-            "one "
-            "as PEM, without a passphrase, or the path of its file"
+            "one as PEM, without a passphrase, or the path of its file"
         ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise UsageError(

@@ -133,8 +133,7 @@ def score_example(generator: Generator, example: ScoringExample) -> AnswerScores
     if not log_p.isfinite().all():
         raise InputError(
             f"the generator's probability of the answer of example {example.id} is not finite: its "
-            "weights are "
-            "broken, fetch or train it again"
+            "weights are broken, fetch or train it again"
         )
     return AnswerScores(tuple(log_p.tolist()), int(target_mask.sum()))
 

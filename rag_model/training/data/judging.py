@@ -87,8 +87,7 @@ class Judge:
             if settings.choices and not set(example.answers) & set(settings.choices):
                 raise InputError(
                     f"example {example.id} has the answers {', '.join(example.answers)}, and the "
-                    "choices are "
-                    f"{', '.join(settings.choices)}: correct either"
+                    f"choices are {', '.join(settings.choices)}: correct either"
                 )
 
     def identity(self, digest: str) -> str:
@@ -237,10 +236,9 @@ def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[Verd
     if not pooled_examples:
         raise InputError(
             f"none of {all_right + all_wrong:,} questions has a passage with which the generator "
-            "answers right and "
-            f"one with which it answers wrong ({all_right:,} are all right, {all_wrong:,} all "
-            "wrong): use another "
-            "generator, more passages a question, or other examples"
+            f"answers right and one with which it answers wrong ({all_right:,} are all right, "
+            f"{all_wrong:,} all wrong): use another generator, more passages a question, or other "
+            "examples"
         )
     return ExamplePools(tuple(pooled_examples), all_right, all_wrong, estimate_mean(areas))
 
@@ -255,8 +253,7 @@ def check_agreement(pools: ExamplePools) -> None:
     if agreement.n < _MIN_QUESTIONS or not agreement.low > _CHANCE_AGREEMENT:
         raise RefusedError(
             "the generator's score does not separate right passages from wrong ones (area under "
-            "the curve "
-            f"{agreement}, over {agreement.n:,} questions; chance is {_CHANCE_AGREEMENT}): use "
-            "another generator or "
-            "more examples, or give the choices of a closed set"
+            f"the curve {agreement}, over {agreement.n:,} questions; chance is "
+            f"{_CHANCE_AGREEMENT}): use another generator or more examples, or give the choices of "
+            "a closed set"
         )

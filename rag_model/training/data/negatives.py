@@ -55,8 +55,7 @@ class MiningSettings:
         if not 0 <= self.skip < self.depth or self.negatives < 0:
             raise UsageError(
                 f"depth {self.depth}, skip {self.skip} and negatives {self.negatives}: need 0 <= "
-                "skip < depth "
-                "and negatives >= 0"
+                "skip < depth and negatives >= 0"
             )
 
 

@@ -237,8 +237,7 @@ class _Trainer(Generic[Batch]):
         if (weight_name := _find_nonfinite_weight(self.task.module)) is not None:
             raise RefusedError(
                 f"step {step} has no loss, because {weight_name} of the model is not finite: fetch "
-                "the model again, "
-                "and train in another folder"
+                "the model again, and train in another folder"
             )
         reported_ids = [
             ids for ids, is_nonfinite in zip(batch_ids, nonfinite.tolist(), strict=True) if is_nonfinite
@@ -251,10 +250,9 @@ class _Trainer(Generic[Batch]):
         example_ids = [example_id for ids in reported_ids for example_id in ids]
         last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
-            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
-            "the last good "
-            f"checkpoint is {last_checkpoint}; leave them out or lower the learning rate, and "
-            "train in another folder"
+            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, the "
+            f"last good checkpoint is {last_checkpoint}; leave them out or lower the learning rate, "
+            "and train in another folder"
         )
 
     def evaluate(self) -> Measures:

@@ -233,8 +233,7 @@ class Colbert(Objective[ColbertTraining]):
     result = ModelDescription(
         summary="A ColBERT, which makes one vector a token and compares them by MaxSim, trained to tell each "
         "question's passage from others (Khattab and Zaharia 2020), and by a cross-encoder's "
-        "scores if it had a "
-        "teacher (Santhanam et al. 2022).",
+        "scores if it had a teacher (Santhanam et al. 2022).",
         usage="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
         '[represent.tokens] encoder = "model:NAME" and [index.tokens] factory = "MaxSim"',
         pipeline_tag="sentence-similarity",

@@ -77,8 +77,7 @@ class End2EndRecipe:
         if self.candidates < 0 or self.marginal not in ("sequence", "token"):
             raise UsageError(
                 f"candidates {self.candidates} and marginal {self.marginal!r} of [end2end]: need "
-                "candidates >= 0, and "
-                "marginal sequence or token"
+                "candidates >= 0, and marginal sequence or token"
             )
 
 
@@ -98,8 +97,7 @@ class ReconstructionSettings:
         if not self.statements or self.most < 1 or self.batch_size < 1 or self.weight <= 0 or not self.marker.strip():
             raise UsageError(
                 f"{self} is out of bounds: statements must be leads, none or a file, most >= 1, "
-                "batch_size >= 1, "
-                "weight > 0, and marker not blank"
+                "batch_size >= 1, weight > 0, and marker not blank"
             )
 
 
@@ -127,8 +125,7 @@ class End2EndTraining:
         if 0 < self.end2end.candidates < self.rag.k:
             raise UsageError(
                 f"candidates {self.end2end.candidates} of [end2end] is less than k {self.rag.k} of "
-                "[rag]: raise "
-                "candidates or lower k"
+                "[rag]: raise candidates or lower k"
             )
 
     @property
@@ -290,8 +287,7 @@ class End2EndObjective(Objective[End2EndTraining]):
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a generator, trained together over retrieved passages, "
         "beside an index that was rebuilt as they learned (Siriwardhana et al. 2023). Its own "
-        "index is the snapshot of "
-        "its name.",
+        "index is the snapshot of its name.",
         usage="bookwheel answer --model NAME --ref NAME --store STORE 'QUESTION'",
         pipeline_tag="question-answering",
         parts=frozenset({"question", "passage", "generator"}),

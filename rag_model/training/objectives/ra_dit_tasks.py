@@ -380,8 +380,7 @@ class RetrieverTask:
         if not train:
             raise InputError(
                 "no training example has an answer and two passages or more: give questions with "
-                "answers, and a "
-                "snapshot of two passages or more"
+                "answers, and a snapshot of two passages or more"
             )
         self.module: nn.Module = question
         self.goal = Goal(recipe.goal, larger=False)

@@ -178,8 +178,7 @@ class RealmTask(TextTask):
         elif snapshot != self.asked:
             raise UsageError(
                 f"the checkpoint searched snapshot {snapshot[:12]}, but this training searches "
-                f"{self.asked[:12]}: "
-                "train in another folder"
+                f"{self.asked[:12]}: train in another folder"
             )
 
     def switch_to(self, snapshot: Snapshot) -> None:
@@ -295,8 +294,7 @@ class RealmObjective(Objective[RealmTraining]):
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "
         "a text from passages that are retrieved for it and summed over (REALM, Guu et al. 2020). "
-        "Its own index is the "
-        "snapshot of its name.",
+        "Its own index is the snapshot of its name.",
         usage="bookwheel search 'QUESTION' --ref NAME --store STORE",
         pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage", MASKED_LM}),

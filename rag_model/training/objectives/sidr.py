@@ -400,8 +400,7 @@ class Sidr(Objective[SidrTraining]):
     result = ModelDescription(
         summary="A pair of encoders of weighted terms, for questions and for passages, trained to tell each question's "
         "passage from others by its weights, and by its bag of tokens alone (SiDR, Zhou et al. "
-        "2024). The index of "
-        "bags stays valid whatever is trained.",
+        "2024). The index of bags stays valid whatever is trained.",
         usage="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
         '[represent.bag] kind = "bag", encoder = "model:NAME" and [index.bag] factory = "Impact1", over = "bag"; or '
         '[represent.sparse] encoder = "model:NAME" and [index.sidr] factory = "Impact"',
