@@ -47,7 +47,7 @@ def test_a_library_there_is_read(there: Hub, library: Path, bookwheel: Any, tmp_
         one for one in bookwheel("doctor", "--store", URL, "--json").json["findings"] if "store" in one["what"]
     ]
     assert finding["ok"]
-    assert "never written where it lies" in finding["found"]
+    assert "stores of this kind are never written" in finding["found"]
     assert len(there.repositories["datasets/me/library"].commits) == 1
 
 
@@ -83,7 +83,7 @@ def test_it_is_exported_there_and_read_again(
     assert (made.code, made.json["path"]) == (0, "hf://datasets/me/new")
     assert bookwheel("verify", "--store", "hf://datasets/me/new").code == 0
     again = bookwheel("export", "latest", "hf://datasets/me/new", *given)
-    assert (again.code, again.complaint[:18]) == (2, "there is something")
+    assert (again.code, "is not empty" in again.complaint) == (2, True)
     assert bookwheel("export", "latest", "hf://datasets/me/more", *given, "--no-embeddings").code == 2
     assert bookwheel("export", "latest", "hf://me/wiki", "--store", library).code == 2
     assert set(there.repositories) == {"datasets/me/library", "datasets/me/new"}
