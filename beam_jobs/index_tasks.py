@@ -19,12 +19,12 @@ from rag_model.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class IndexStageResult:
-    """What a task of an index's stage reports."""
+    """The result of one task of an index job."""
 
-    blob: BlobRef | None  # the stage's file; None: the inherited one stays
-    stats: IndexStats  # what the kind says of its work
-    is_new: bool = False  # by this run, and not by an earlier one
-    note: str = ""  # of the plan: why it was trained; empty: nothing to say
+    blob: BlobRef | None  # the file that the stage wrote; None: the reused file stays
+    stats: IndexStats  # statistics that the index kind reports
+    is_new: bool = False  # whether this run wrote the file, and not an earlier one
+    note: str = ""  # a note for the plan, such as why the index was trained again
 
     def to_json(self) -> Report:
         """Return the record as JSON values."""
@@ -40,55 +40,51 @@ class IndexStageResult:
 
 @dataclass(frozen=True, slots=True)
 class IndexInProgress:
-    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the
-    record stays small.
+    """An index while it is built; each job adds one more file.
+
+    Lists of blobs are stored as blobs themselves, so that the record stays small.
     """
 
     name: str
     plan: IndexPlan
     rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
-    reused: ReusedTraining | None = None  # used instead of training, if it fits
-    parent_index: BlobRef | None = (
-        None  # the parent's index, of which it may be made (`snapshots.earlier_index`), as JSON
-    )
-    derived: IndexStageResult | None = None  # the index, made of that one: no other job has work
+    reused: ReusedTraining | None = None  # the parent's trained file, used if it fits
+    parent_index: BlobRef | None = None  # JSON of a `ParentIndex`, from which this may be derived
+    derived: IndexStageResult | None = None  # the derived index; the other jobs then skip it
     trained: BlobRef | None = None  # the trained file, which all workers read
-    # if it is the parent's: what the parent has of each part (`Heirloom.before`)
+    # With a reused trained file: the parent's rows of each part (`ReusedTraining.parent_rows`).
     parent_rows: BlobRef | None = None
-    training_fit: TrainingStats | None = None  # how well it fitted its training vectors
+    training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
     pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    # of each shard's slice in each piece: `slices.PLACES`, (shards, parts)
+    # Array of `SLICE_LOCATION_DTYPE`, (shards, parts): where each shard's slice of each piece is.
     slice_locations: BlobRef | None = None
-    # JSON list: for each shard its rows, and digests of its slices and of their places
+    # JSON list: for each shard its rows, and digests of its slices and of their locations.
     cells: BlobRef | None = None
     shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterTask:
-    """One part's rows, to be scattered."""
+    """The rows of one part, to be sorted by shard."""
 
     build: IndexInProgress
     number: int
     rows: BlobRef
-    # the parent's of its pages, whose pieces hold most of its vectors
+    # Parts of the parent with the same pages, whose pieces have most of the vectors.
     parent_parts: tuple[ParentRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One worker's share of an index."""
+    """One shard of an index, to be built from its slices of all pieces."""
 
     build: IndexInProgress
     number: int
-    rows: int  # members of its cell
-    slices: str  # digest of the slices that it is built from
-    places: str  # digest of their places
-    concurrent_shards: int = (
-        # shards to be built, this one included: of fewer than there are cores, each is given
-        # several
-        1
-    )
+    rows: int  # number of vectors in its cell
+    slices: str  # digest of the slices
+    places: str  # digest of the locations of the slices
+    # Number of shards to build, this one included. If there are more cores, each shard gets several.
+    concurrent_shards: int = 1
 
 
 def index_inputs(plan: IndexPlan) -> dict[str, Any]:
@@ -97,8 +93,9 @@ def index_inputs(plan: IndexPlan) -> dict[str, Any]:
 
 
 def piece_inputs(plan: IndexPlan) -> dict[str, Any]:
-    """Return the inputs that decide a piece or a shard, without its files: none depends on the size
-    of the corpus.
+    """Return the inputs that decide a piece or a shard, without its files.
+
+    None of them depends on the size of the corpus.
     """
     kind = get_kind(plan.kind)
     return {"plan": plan.piece_inputs(), "code": kind.VERSION, "libraries": get_versions(*kind.libraries)}

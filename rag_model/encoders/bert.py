@@ -24,7 +24,7 @@ from rag_model.encoders.weights import StoredTensor, canonicalize_names, read_te
 # `model_type` in config.json.
 _BERT, _ROBERTA = ("bert", "dpr"), ("roberta", "xlm-roberta", "camembert")
 _DEFAULT_PAD_IDS = dict.fromkeys(_BERT, 0) | dict.fromkeys(_ROBERTA, 1)  # default ids
-_CONFIG_KEYS = {  # fields of `BertShape`, and their names in a config
+_CONFIG_KEYS = {  # fields of `BertSizes`, and their names in a config
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "hidden": "hidden_size",

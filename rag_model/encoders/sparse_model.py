@@ -51,7 +51,7 @@ class SparseModel(nn.Module):
     def load(
         cls, folder: Path, spec: SparseSpec, *, device: str | None = None, dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Load the model of `folder`; `device` as of `device_named`.
+        """Load the model of `folder`; `device` as of `resolve_device`.
 
         Raises:
             InputError: weights are missing or corrupt.
@@ -180,7 +180,7 @@ class SidrModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> Self:
-        """Load the SiDR of a folder; `device` as of `device_named`.
+        """Load the SiDR of a folder; `device` as of `resolve_device`.
 
         Raises:
             InputError: weights are missing or corrupt.

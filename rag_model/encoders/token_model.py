@@ -39,7 +39,7 @@ class TokenModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> Self:
-        """Load the ColBERT of `folder`; `device` as of `device_named`.
+        """Load the ColBERT of `folder`; `device` as of `resolve_device`.
 
         Raises:
             InputError: weights are missing or corrupt, or their shapes do not match.

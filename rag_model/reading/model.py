@@ -82,7 +82,7 @@ class ReadingModel:
 
 
 def resolve_model_id(store: Store, model: str) -> str:
-    """Resolve the name of a model to its id, as `rag_id`; the name of an endpoint is its id.
+    """Resolve the name of a model to its id, as `resolve_rag_id`; the name of an endpoint is its id.
 
     Raises:
         StoreError: the store has no such model.
@@ -95,7 +95,7 @@ def load_reading_model(store: Store | None, identity: str, reader: ReaderName, a
     """Load the model with an id of `resolve_model_id`; a folder needs no store.
 
     `reader` is a reader that will use the model: for `concat` the model may be a generator alone,
-    for `extractive` it is the folder of an extractive model. For `asks` see `load_named`.
+    for `extractive` it is the folder of an extractive model. For `asks` see `load_rag_by_id`.
 
     Raises:
         StoreError: a file of the model is missing or damaged.

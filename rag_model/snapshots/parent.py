@@ -137,7 +137,7 @@ def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> lis
     any.
 
     Raises:
-        StoreError: as `local_files`.
+        StoreError: as `fetch_parent_files`.
     """
     existing = [part for part in parent_parts if part.spans is None or store.blobs.exists(part.spans)]
     return [

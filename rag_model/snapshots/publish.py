@@ -69,7 +69,8 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
     """Write a manifest that replaces a snapshot, move the refs of that snapshot, and return the
     moves.
 
-    It is published unseen, so it is signed only if what it replaces was (`Shelf.vouched`).
+    No person looks at it first, so it is signed only if the replaced snapshot was
+    (`Catalog.has_trusted_signature`).
 
     Raises:
         StoreError: as `publish`.

@@ -30,7 +30,7 @@ NO_PARENT = "no parent"
 NO_RECORD = "no record"
 _SAMPLED_PARTS = 8  # number of changed parts, and of unchanged ones, from which vectors are sampled
 
-# fields of `trained_entry`
+# Fields of an entry of `build_training_entry`.
 _ENTRY_FIELDS = {"plan", "code", "losses", "imbalance", "imbalance_now"}
 
 
@@ -61,7 +61,7 @@ class ReusedTraining:
     # vectors of changed parts; the parent's
     changed_parts: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()
     unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
-    # JSON list: for each part with rows the parent's `EarlierRows` of its pages
+    # JSON list: for each part with rows the parent's `ParentRows` of its pages
     parent_rows: BlobRef | None = None
 
     def fits_untested(self, drift: float) -> bool:

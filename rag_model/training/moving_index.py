@@ -17,7 +17,7 @@ With several processes the first one starts the rebuilds, and all move at the sa
 snapshot that it names; if one of them cannot open it, none moves.
 
 A rebuild that fails, or whose snapshot the gate refuses, is logged and counted, and the trainer
-goes on with the current snapshot. A `Lease` protects that snapshot from `expire` and `gc` until the
+goes on with the current snapshot. A `SnapshotLease` protects that snapshot from `expire` and `gc` until the
 trainer has moved on.
 
 The rebuilds of a training are files in its folder, so that a run that resumes finds those that were

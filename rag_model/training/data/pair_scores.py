@@ -146,7 +146,7 @@ class WorkerPairScorer:
     on_progress: OnProgress = lambda _, __: None
     cpu: bool = False
     block: int = BLOCK  # pairs a block
-    onnx: bool = False  # `by_onnx` of the folder; the graph must be a single file
+    onnx: bool = False  # `runs_on_onnx` of the folder; the graph must be a single file
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 scores of n pairs, in order.
