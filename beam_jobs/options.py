@@ -45,9 +45,9 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
     refuse_secrets(flags)
     if secret_flags := [match for flag in flags if (match := _SECRET.match(flag))]:
         raise UsageError(
-            f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs and "
-            "process lists: set a variable such as AWS_SECRET_ACCESS_KEY in the environment of the "
-            "workers"
+            f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs "
+            "and process lists: set a variable such as AWS_SECRET_ACCESS_KEY in the environment "
+            "of the workers"
         )
     argparse_output = io.StringIO()
     try:

@@ -183,8 +183,8 @@ class RebuildLauncher:
             child = RebuildProcess(order.folder, self._environment)
         except OSError as error:
             raise ResourceError(
-                f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): free "
-                "space, or raise the limit of processes"
+                f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): "
+                "free space, or raise the limit of processes"
             ) from error
         self._children.append(child)
         return child

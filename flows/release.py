@@ -191,8 +191,8 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
         raise UsageError(f"model {model} and a training are given, and only one model is evaluated: leave one out")
     if GENERATOR not in result.parts:
         raise UsageError(
-            f"`finetune {training.kind}` makes no model that answers questions: train it by itself, "
-            "and release what is built or ranked with it"
+            f"`finetune {training.kind}` makes no model that answers questions: train it by "
+            "itself, and release what is built or ranked with it"
         )
     if result.rebuilds:
         raise UsageError(

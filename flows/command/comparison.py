@@ -22,8 +22,8 @@ def iter_metric_lines(metrics: Mapping[str, float], intervals: Mapping[str, tupl
 def _iter_comparison_lines(outcome: CompareOutcome) -> Iterator[str]:
     first = outcome.standings[outcome.first_retriever]
     yield (
-        f"{outcome.n} questions on snapshot {outcome.snapshot[:12]}, judged by {outcome.judged_by}, "
-        f"retriever {outcome.first_retriever}"
+        f"{outcome.n} questions on snapshot {outcome.snapshot[:12]}, judged by "
+        f"{outcome.judged_by}, retriever {outcome.first_retriever}"
     )
     yield from iter_metric_lines({**first["metrics"], **first["ranks"]}, first["intervals"])
     if len(outcome.standings) > 1:

@@ -34,8 +34,9 @@ def expire(
         *(f"model     {model[:12]}" for model in report.models),
         *(f"evaluation {evaluation[:12]}" for evaluation in report.evaluations),
         *(f"training  {key[:12]}" for key in report.trainings),
-        f"{'deleted' if yes else 'would delete'} {len(report.moves)} moves, {len(report.snapshots)} "
-        f"snapshots, {len(report.models)} models, {len(report.evaluations)} evaluations and "
+        f"{'deleted' if yes else 'would delete'} {len(report.moves)} moves, "
+        f"{len(report.snapshots)} snapshots, {len(report.models)} models, "
+        f"{len(report.evaluations)} evaluations and "
         f"{len(report.trainings)} trainings" + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     return Reply({"dry_run": not yes, **asdict(report)}, "\n".join(lines))

@@ -55,8 +55,8 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
             for stage, core_seconds in seconds.items()
         ),
         f"memory    {format_bytes(needed_bytes)} to build, {format_bytes(cost.search_bytes)} to search",
-        f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} bytes "
-        f"a passage; {format_bytes(cost.work_bytes)} while it is built",
+        f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} "
+        f"bytes a passage; {format_bytes(cost.work_bytes)} while it is built",
         f"{kind.represents:<9} {format_bytes(n * row)} on disk in addition to the index, {row:,} bytes a passage",
         f"time      {sum(seconds.values()) / 60:,.1f} minutes of one core, about",
     ]

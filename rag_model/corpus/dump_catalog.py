@@ -230,8 +230,9 @@ def _check_disk_space(published: PublishedDump, folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if missing_bytes > free_bytes:
         raise ResourceError(
-            f"the disk of {folder} is full: {missing_bytes:,} bytes of the dump of {published.date} "
-            f"have to be fetched and {free_bytes:,} are free; make room, or name another folder"
+            f"the disk of {folder} is full: {missing_bytes:,} bytes of the dump of "
+            f"{published.date} have to be fetched and {free_bytes:,} are free; make room, or name "
+            "another folder"
         )
 
 
@@ -302,8 +303,8 @@ def _append_bytes(file: DumpFile, partial: Path, on_progress: Callable[[int], ob
                 if out.tell() + len(block) > file.size:
                     partial.unlink()
                     raise UntrustedServerError(
-                        f"{file.url} is longer than the {file.size} bytes that its status says, and "
-                        "was deleted: try again later"
+                        f"{file.url} is longer than the {file.size} bytes that its status says, "
+                        "and was deleted: try again later"
                     )
                 out.write(block)
                 on_progress(out.tell())

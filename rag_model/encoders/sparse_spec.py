@@ -180,6 +180,6 @@ def _check_vocabulary(folder: Path, model_size: int, length: int) -> None:
     tokenizer_size = load_tokenizer(folder, length).get_vocab_size()
     if tokenizer_size > model_size:
         raise InputError(
-            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model weighs "
-            f"{model_size:,}: use the tokenizer that the model was trained with"
+            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model "
+            f"weighs {model_size:,}: use the tokenizer that the model was trained with"
         )

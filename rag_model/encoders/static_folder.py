@@ -73,8 +73,8 @@ class StaticTable:
             )
         if len(embeddings.shape) != 2 or not 0 < embeddings.shape[1] <= _MAX_DIM or not embeddings.shape[0]:
             raise InputError(
-                f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, which "
-                f"is not tokens by dimensions: {_FETCH_AGAIN}"
+                f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, "
+                f"which is not tokens by dimensions: {_FETCH_AGAIN}"
             )
         rows = embeddings.shape[0]
         mapping = _flatten(stored[_MAPPING].memory_map_integers()) if _MAPPING in stored else None

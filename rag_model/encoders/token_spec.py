@@ -144,8 +144,8 @@ def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
     """
     if not is_token_encoder(folder):
         raise InputError(
-            f"{folder} is no ColBERT (it has no {METADATA} and no Dense module): give the folder of "
-            "one, or train one with `finetune colbert`"
+            f"{folder} is no ColBERT (it has no {METADATA} and no Dense module): give the folder "
+            "of one, or train one with `finetune colbert`"
         )
     spec = TokenSpec().with_fields(_read_folder_settings(folder)).with_fields(overrides or {})
     limit = min(read_max_tokens(folder), read_json_object(folder / CONFIG).get("max_position_embeddings") or 1 << 30)

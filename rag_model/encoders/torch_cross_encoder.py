@@ -81,8 +81,8 @@ class TorchPairModel:
         transformers_model, missing_tensors = load_classifier(folder)
         if missing_tensors:
             raise InputError(
-                f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, {missing_tensors[0]} "
-                "first: fetch it again"
+                f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, "
+                f"{missing_tensors[0]} first: fetch it again"
             )
         transformers_model = transformers_model.to(resolved_device).eval().requires_grad_(False)
         return cls(

@@ -116,9 +116,9 @@ class TrainableEncoder(nn.Module):
             return declared
         if not (self.folder / CONFIG).is_file():
             raise InputError(
-                f"question encoder {self.folder} does not declare its passage encoder: name it with "
-                f"--asks, or put its space, as `show --json` prints it, into {RECORD_FILE} there as "
-                "`asks`"
+                f"question encoder {self.folder} does not declare its passage encoder: name it "
+                f"with --asks, or put its space, as `show --json` prints it, into {RECORD_FILE} "
+                "there as `asks`"
             )
         return name_space_by_content(compute_space(self.folder, self.spec), self.folder)
 

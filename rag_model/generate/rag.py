@@ -150,6 +150,6 @@ def _check_shapes(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
     if (contexts.k, len(contexts.tokens), len(targets.tokens)) != (k, b * k, b):
         raise UsageError(
             f"{b} questions with {k} scores do not match {len(contexts.tokens)} contexts, "
-            f"{contexts.k} per question,  and {len(targets.tokens)} targets: give all three for the "
-            "same questions and passages"
+            f"{contexts.k} per question,  and {len(targets.tokens)} targets: give all three for "
+            "the same questions and passages"
         )

@@ -114,8 +114,8 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
     config = read_json_object(folder / CONFIG)
     if config.get("model_type") != "rag":
         raise InputError(
-            f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model, or "
-            "read a generator alone with --reader concat"
+            f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model, "
+            "or read a generator alone with --reader concat"
         )
     with tempfile.TemporaryDirectory(prefix="bookwheel-rag-") as name:
         for part in (QUESTION, GENERATOR):

@@ -115,9 +115,9 @@ def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> Run
         stage_memory = work.compute_stage_memory(1)
         largest_stage = max(stage_memory, key=stage_memory.__getitem__)
         raise ResourceError(
-            f"it takes {format_bytes(candidates[0].memory)} of memory to {largest_stage}, and a run "
-            f"may have {format_bytes(memory_limit)}: raise the limit, or take smaller batches, "
-            "fewer passages or a smaller model"
+            f"it takes {format_bytes(candidates[0].memory)} of memory to {largest_stage}, and a "
+            f"run may have {format_bytes(memory_limit)}: raise the limit, or take smaller "
+            "batches, fewer passages or a smaller model"
         )
     in_time = (candidate for candidate in candidates_in_memory if candidate.hours <= max(hours, 1 / 3600))
     return next(in_time, min(candidates_in_memory, key=lambda candidate: candidate.hours))

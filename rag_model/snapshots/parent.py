@@ -63,8 +63,8 @@ class Parent:
             return cls(store.snapshots.get(store.snapshots.resolve_trusted(ref_name)))
         except UnsignedError as error:
             raise RefusedError(
-                f"no key of the trust file signed ref {ref_name} in {store.url}, the parent of this "
-                f"build, or its snapshot: inspect them with `log --ref {ref_name}` and `show "
+                f"no key of the trust file signed ref {ref_name} in {store.url}, the parent of "
+                f"this build, or its snapshot: inspect them with `log --ref {ref_name}` and `show "
                 f"{ref_name}`; `tag {ref_name}@NUMBER {ref_name}` moves the ref back to a signed "
                 f"snapshot, and if this one is yours, `tag {ref_name} {ref_name}` without a trust "
                 "file signs it"

@@ -291,8 +291,8 @@ def _parse_date(value: Any, where: str) -> int | None:
         return check_seconds(value) if type(value) is int else parse_seconds(value)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{where} has {str(value)[:40]!r} as its `{DATE_FIELD}`: give a date such as 2026-11-01 "
-            "or 2026-11-01T12:00:00Z"
+            f"{where} has {str(value)[:40]!r} as its `{DATE_FIELD}`: give a date such as "
+            "2026-11-01 or 2026-11-01T12:00:00Z"
         ) from error
 
 

@@ -64,8 +64,8 @@ class CollapseStats:
         if self.k and self.spread < limits.least_spread:
             return (
                 f"retrieval has collapsed: {self.questions:,} questions got {self.distinct:,} "
-                f"distinct passages (spread {self.spread:.2f}, wanted {limits.least_spread:g}): use "
-                "an earlier checkpoint, or lower the question encoder's learning rate"
+                f"distinct passages (spread {self.spread:.2f}, wanted {limits.least_spread:g}): "
+                "use an earlier checkpoint, or lower the question encoder's learning rate"
             )
         if self.unchanged is not None and self.unchanged > limits.most_unchanged:
             return (

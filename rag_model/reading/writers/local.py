@@ -67,8 +67,8 @@ class LocalWriter:
         )
         if self.max_prompt_tokens < 1:
             raise UsageError(
-                f"{self._max_new_tokens} tokens of a text leave no room for a prompt in {model_id}, "
-                f"which reads {generator.max_tokens}: ask for fewer"
+                f"{self._max_new_tokens} tokens of a text leave no room for a prompt in "
+                f"{model_id}, which reads {generator.max_tokens}: ask for fewer"
             )
 
     @property
@@ -176,8 +176,9 @@ class LocalWriter:
             if (tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._max_context_tokens(max_new_tokens):
                 limit = max(0, self._max_context_tokens(max_new_tokens))
                 raise UsageError(
-                    f"a prompt has {tokens} tokens, and {self.id} reads {limit} before an answer of "
-                    f"{max_new_tokens}: give fewer or shorter passages, or ask for a shorter answer"
+                    f"a prompt has {tokens} tokens, and {self.id} reads {limit} before an answer "
+                    f"of {max_new_tokens}: give fewer or shorter passages, or ask for a shorter "
+                    "answer"
                 )
         generator: Generator = replace(
             self._generator, prompt_template=self._build_template(prompts[0].system, max_new_tokens)

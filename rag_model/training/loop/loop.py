@@ -250,9 +250,9 @@ class _Trainer(Generic[Batch]):
         example_ids = [example_id for ids in reported_ids for example_id in ids]
         last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
-            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, the "
-            f"last good checkpoint is {last_checkpoint}; leave them out or lower the learning rate, "
-            "and train in another folder"
+            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
+            f"the last good checkpoint is {last_checkpoint}; leave them out or lower the learning "
+            "rate, and train in another folder"
         )
 
     def evaluate(self) -> Measures:
