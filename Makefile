@@ -33,7 +33,7 @@ fuzz: .venv/dev
 # left out kills processes or starts a second one: it is about files and messages, and most of its time is imports.
 test-avx2: .venv/dev
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(addprefix tests/rag_model/, \
-	  encoders generate reading training serving/following/test_desk.py) --ignore-glob='*/test_benchmarks.py' \
+	  encoders generate reading training serving/following/test_snapshot_slot.py) --ignore-glob='*/test_benchmarks.py' \
 	  -k 'not killed and not two_processes' $(ARGS)
 
 lint: .venv/dev

@@ -21,7 +21,7 @@ FACTS = ChunkStats(
 )
 
 
-def test_a_report_survives_json() -> None:
+def test_a_chunk_result_survives_json() -> None:
     whole = ChunkResult(BLOBS[0], FACTS, BLOBS[1], is_new=True)
-    for cut in (whole, replace(whole, article_log=None, made=False), ChunkResult(BLOBS[0], ChunkStats(3))):
-        assert ChunkResult.from_json(json.loads(json.dumps(cut.to_json()))) == cut
+    for result in (whole, replace(whole, article_log=None, is_new=False), ChunkResult(BLOBS[0], ChunkStats(3))):
+        assert ChunkResult.from_json(json.loads(json.dumps(result.to_json()))) == result
