@@ -110,7 +110,7 @@ def estimate_from_sums(
 
     Args:
         counts: (n, c), one row per question.
-        figure: a function of (c,) sums; called once per resample.
+        statistic: a function of (c,) sums; called once per resample.
         resampling: how the interval is drawn.
 
     Raises:

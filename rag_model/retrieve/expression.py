@@ -2,9 +2,13 @@
 into a tree.
 
 ```
-node    = word | list | word "(" [argument {"," argument}] ")" [":" number] argument = node | word
-"=" node list    = "[" [word {"," word}] "]" word    = any characters but spaces, brackets, commas,
-quotes and "=", or anything in quotes ``` The call decides whether its words name an index or a
+node     = word | list | word "(" [argument {"," argument}] ")" [":" number]
+argument = node | word "=" node
+list     = "[" [word {"," word}] "]"
+word     = any characters but spaces, brackets, commas, quotes and "=", or anything in quotes
+```
+
+The call decides whether its words name an index or a
 model, or are numbers. Nothing is evaluated, and the length and the nesting are limited, so an
 expression may come from an untrusted user.
 """

@@ -153,13 +153,12 @@ def check_indexes_and_retrievers(
         recipe: what will be built.
         representations: the encoded representations that there will be, and what each has of a
             passage.
-        beside: entries of the indexes that are there already, by name.
+        existing_indexes: entries of the indexes that the snapshot has already, by name.
 
     Raises:
         InputError: questions that the gate asks cannot be read.
         UsageError: a name is unknown, a model of the retriever is a folder, which other machines do
-            not have, or the
-            gate's questions cannot be judged as it says.
+            not have, or the gate's questions cannot be judged as it says.
     """
     for name, index in recipe.index.items():
         over, required = representation_of(index), get_kind_for_factory(index.factory).represents

@@ -10,8 +10,10 @@ learning_rate = 2e-5
 [dpr]               # or [cross_encoder], [margin_mse], [rag], or a table of another objective
 batch_size = 32
 
-[negatives]         # for dpr, colbert, cross-encoder and margin-mse; ra-dit has [ra_dit], [lm],
-[retriever], [lm_loop] search = "bm25" ```
+# For dpr, colbert, cross-encoder and margin-mse; ra-dit has [ra_dit], [lm], [retriever], [lm_loop].
+[negatives]
+search = "bm25"
+```
 
 An unedited file of `render_settings` trains exactly as no file does. A setting whose value TOML
 cannot express (None), or whose default depends on the encoder, is therefore written as a comment.

@@ -199,7 +199,7 @@ def describe_retrieval_worth(
     """Return one sentence on whether retrieval is worth its cost; empty without the closed book.
 
     Args:
-        results: the open book first.
+        all_results: the open book first.
         measure: the measure that decides whether an answer is correct.
         search_milliseconds: per question, by stage of retrieval; empty: unknown.
     """

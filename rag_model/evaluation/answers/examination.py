@@ -152,7 +152,7 @@ def open_other_retrievers(
     Args:
         snapshot: the snapshot to search; a retriever that it does not have is left out.
         store: holds the models that expressions name.
-        own_retriever: expression of the reader's retriever; None: the snapshot's default.
+        own: expression of the reader's retriever; None: the snapshot's default.
         encoder: question encoder of a model that weighs passages by inner products; None: no
             weights.
     """

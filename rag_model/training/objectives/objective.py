@@ -4,8 +4,10 @@ An objective defines one training: its name, initial models, settings, task, res
 built-in ones are in this folder, such as `dpr.py` and `rag.py`. Another package registers its own
 as an entry point:
 
-```toml [project.entry-points."bookwheel.objectives"] mine = "my_package.mine:MINE"          # an
-instance of a subclass of `Objective` whose name is `mine` ```
+```toml
+[project.entry-points."bookwheel.objectives"]
+mine = "my_package.mine:MINE"  # an instance of a subclass of `Objective` whose name is `mine`
+```
 """
 
 import logging
