@@ -4,7 +4,7 @@
   `index_work` hold the tasks of the index jobs.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
 * `launch`, `options`, `allowed`, `workers`: the settings of a run, and its workers.
-* `flink`, `local_worker`, `lease`, `failure`: runners, worker processes, and errors of failed jobs.
+* `flink`, `local_worker`: a runner and the local worker process.
 * `explain`: which results a build would reuse.
 """
 

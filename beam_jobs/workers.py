@@ -1,12 +1,20 @@
 """The workers of a run: where they run, their number, their memory and their start-up time.
 
 Beam is not imported here, because that takes a second and a small rebuild does not need it.
+
+A lease ties local worker processes to the launcher that started them. The launcher holds an
+exclusive lock on a file while its job runs, and every worker waits for that lock in a thread. The
+kernel releases it when the launcher ends by any means, `kill -9` included, and a worker that gets
+it exits at once: no process is orphaned, and no process polls.
 """
 
+import fcntl
 import os
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -125,3 +133,29 @@ def _available_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return 1024 * int(line.split()[1])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def hold_lease() -> Iterator[Path]:
+    """Hold a new lease while the block runs; yield the path that workers wait on."""
+    descriptor, name = tempfile.mkstemp(prefix="bookwheel-lease-")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def exit_with_holder(lease: Path) -> None:
+    """End this process as soon as the holder of `lease` has ended; returns at once."""
+    threading.Thread(target=_wait_and_exit, args=(lease,), daemon=True, name="lease").start()
+
+
+def _wait_and_exit(lease: Path) -> None:
+    try:
+        with lease.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        pass  # deleted before this worker started: the launcher has ended
+    os._exit(1)

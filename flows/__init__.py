@@ -13,7 +13,7 @@ Builds:
     takedown, maintain: remove pages; rebuild and expire by schedule.
 
 Models and evaluation:
-    finetune, training, forms, watch: train a model; its settings, their form, its progress.
+    finetune, training: train a model; its settings and their form.
     rebuild: rebuild the index of a training in a child process.
     compare, evaluate, evaluation_records: measure retrievers and models, and record the results.
     release, release_evaluation: rebuild, train, evaluate, and move the ref if it is accepted.

@@ -19,7 +19,7 @@ from rag_model.errors import BookwheelError
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import BuiltIndex, build_provenance, count_passages, list_row_files
-from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot
+from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.parent_index import ParentIndex
 from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot
@@ -27,7 +27,6 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.report import write_report
 from rag_model.snapshots.reused_training import ReusedTraining
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
-from rag_model.snapshots.tuning import tune_searches
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.lease import exit_with_holder, hold_lease
+from beam_jobs.workers import exit_with_holder, hold_lease
 from flows.reencode import reencode
 from flows.stage import run_flow
 from rag_model.atomic_write import atomic_write

@@ -1,14 +1,84 @@
-"""Types of fine-tuning settings, for the command line and for the forms of deployments."""
+"""Types of fine-tuning settings, for the command line and for the forms of deployments.
 
+In the Prefect UI each objective's settings are one choice of the form, which the server checks
+before a run starts. The description of a setting shows its default, which the form does not send,
+because some defaults depend on the model; the temperature, for example, depends on the norm of the
+encoder's vectors.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import WithJsonSchema
+from pydantic import PydanticUserError, TypeAdapter, WithJsonSchema
 
-from flows.forms import build_form
 from rag_model.toml import read_toml
-from rag_model.training.objectives.objective import list_objective_names, list_objectives
-from rag_model.training.settings import Tables
+from rag_model.training.objectives.objective import Objective, list_objective_names, list_objectives
+from rag_model.training.settings import Tables, parse_field_comments
+
+_DEFINED = "#/$defs/"
+
+
+def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
+    """Return the JSON schema of the settings of any of these objectives, or null.
+
+    Each choice is titled by the names of its objectives.
+    """
+    names_by_settings: dict[type[Any], list[str]] = {}
+    for objective in objectives:
+        names_by_settings.setdefault(objective.settings, []).append(objective.name)
+    return {
+        "anyOf": [
+            *(_build_table_schema(settings, names) for settings, names in names_by_settings.items()),
+            {"type": "null"},
+        ]
+    }
+
+
+def _build_table_schema(settings: type[Any], names: list[str]) -> dict[str, Any]:
+    try:
+        schema = TypeAdapter(settings).json_schema()
+    except PydanticUserError:  # a package's type without a form: its tables are entered as JSON
+        return {"title": ", ".join(names), "type": "object"}
+    inlined_schema = _inline_references({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
+    return _describe_defaults(inlined_schema, settings())
+
+
+def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a schema with its references inlined, since the server's forms do not resolve them."""
+    if isinstance(node, list):
+        return [_inline_references(element, definitions) for element in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inline_references(definitions[node["$ref"].removeprefix(_DEFINED)], definitions)
+    return {name: _inline_references(value, definitions) for name, value in node.items() if name != "$defs"}
+
+
+def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """Return the schema of a table that refuses unknown settings and only describes defaults."""
+    properties: dict[str, Any] = {}
+    comments = parse_field_comments(type(settings))
+    for name, property_schema in schema["properties"].items():
+        value = getattr(settings, name)
+        if is_dataclass(value) and "properties" in property_schema:
+            properties[name] = _describe_defaults(property_schema, value)
+        else:
+            default = f"by default {json.dumps(value, default=_default_to_json)}"
+            properties[name] = {
+                **property_schema,
+                "description": "; ".join(filter(None, (comments.get(name), default))),
+            }
+            properties[name].pop("default", None)
+    header = {name: schema[name] for name in ("title", "type")}
+    return {**header, "properties": properties, "additionalProperties": False}
+
+
+def _default_to_json(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
 
 RecipeTables = Annotated[dict[str, dict[str, Any]] | None, WithJsonSchema(build_form(list_objectives()))]
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ retriever.
 * `retriever`: the base of all retrievers; `timing` measures them stage by stage
 * `expression`: parses retriever expressions; `factory` builds and opens their retrievers
 * `context`: the needs of a retriever, and the indexes, vectors and models that it reads
-* `index_retriever`, `dense`: retrievers of one index
+* `dense`: retrievers of one index
 * `fusion`, `rerank`, `maxsim`, `products`: retrievers of other retrievers
 * `indexes`, `models`: indexes and models by name; `lookup`: passages by id
 """

@@ -61,7 +61,7 @@ def script_url(base: str) -> str:
     Wikis with short URLs keep their scripts in another folder: `/w/index.php` goes with
     `/wiki/Main_Page`, as on Wikipedia.
 
-    >>> script_of("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
+    >>> script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'
     """
     address = _ADDRESS.fullmatch(base)

@@ -30,8 +30,8 @@ from rag_model.retrieve.context import (
     RetrieverContext,
     RetrieverNeeds,
 )
+from rag_model.retrieve.dense import IndexRetriever
 from rag_model.retrieve.expression import Call, Node, Word, parse
-from rag_model.retrieve.index_retriever import IndexRetriever
 from rag_model.retrieve.indexes import check_search_parameters, index_kind, index_names, unknown_index_message
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.products import ProductRetriever

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.failure import explain_failure
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
 from beam_jobs.options import is_local, pipeline_options, worker_threads
-from beam_jobs.pipeline import Worker
+from beam_jobs.pipeline import Worker, explain_failure
 from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
 from rag_model.store.store import Store
 from tests.beam_jobs import works

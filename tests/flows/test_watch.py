@@ -1,6 +1,6 @@
 """What a training of several stages says of itself: which stage, how much is scored, how many evaluations are left."""
 
-from flows.watch import TrainingWatch
+from flows.finetune import TrainingWatch
 from rag_model.training.rebuilds import MovingSettings
 
 

@@ -21,10 +21,10 @@ from rag_model.reading.reader import (
     retrieve_hits,
 )
 from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
+from rag_model.retrieve.dense import IndexRetriever
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.factory import BuiltRetriever, RequestLimits, build_retriever, plan_retriever
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.index_retriever import IndexRetriever
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.retriever import Queries, SnapshotRetriever
 from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder

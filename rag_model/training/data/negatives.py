@@ -23,9 +23,9 @@ from rag_model.index.build import run_stages
 from rag_model.index.kind import IndexFiles, get_kind_for_factory, get_kind_of_entry
 from rag_model.index.recipe import IndexRecipe
 from rag_model.resources.estimates import estimate_retriever_bytes
+from rag_model.retrieve.dense import TextRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Retriever
-from rag_model.retrieve.index_retriever import TextRetriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.versions.manifest import TEXT
 from rag_model.store.versions.snapshot import Snapshot

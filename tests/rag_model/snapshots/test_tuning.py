@@ -11,8 +11,7 @@ from rag_model.index.files.engine import faiss
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots import measure as measuring
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.snapshots.measure import measure_snapshot, sample_vector_queries
-from rag_model.snapshots.tuning import tune_searches
+from rag_model.snapshots.measure import measure_snapshot, sample_vector_queries, tune_searches
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest

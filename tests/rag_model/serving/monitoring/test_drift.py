@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
-from rag_model.serving.monitoring.drift import DriftReference
+from rag_model.serving.monitoring.quality import DriftReference
 
 DIM = 384
 

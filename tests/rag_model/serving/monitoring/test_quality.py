@@ -11,10 +11,9 @@ import pytest
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
-from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.dense import DenseRetriever, IndexRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.index_retriever import IndexRetriever
 from rag_model.serving.monitoring.quality import MonitorSettings, QualityMetrics, QualityMonitor
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.forms import build_form
+from flows.training import build_form
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import get_objective
 from tests.fixtures.toy_objective import Toy
