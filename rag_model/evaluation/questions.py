@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -52,6 +52,7 @@ class Question:
     evidence: tuple[frozenset[str], ...] = ()  # KILT's alternatives: each is a set of page ids
     passages: tuple[str, ...] = ()  # ids of the passages that answer it
     source: str = ""  # the data set of the question; reports group by it
+    own_document: str = ""  # id of the document that the question itself is; not among its hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
     The file name extension selects the format (`.csv` and `.tsv`: DPR's; `.jsonl`; `.txt`: one
     question per line). For other extensions and for streams, the first line does. `.gz` and other
     compressed files are decompressed. Ids are those of the file (`id` or `_id` in JSONL), else the
-    question's number from 0. From a BEIR folder, the questions in `qrels/<split>.tsv` are read.
+    question's number from 0. From a BEIR folder, the questions in `qrels/<split>.tsv` are read, and
+    a document with the question's id is its `own_document` unless the file grades it above 0.
 
     Raises:
         InputError: the source is unreadable, is not UTF-8, has no questions, has a malformed line
@@ -105,7 +107,19 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
     questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
     if not questions:
         raise InputError(f"{path} judges no question of queries.jsonl: use the qrels of the same data set")
-    return QuestionSet(questions, {question.id: grades[question.id] for question in questions})
+    return QuestionSet(
+        tuple(_name_own_document(question, grades[question.id]) for question in questions),
+        {question.id: grades[question.id] for question in questions},
+    )
+
+
+def _name_own_document(question: Question, grades: Mapping[str, int]) -> Question:
+    """Name the document with the question's id, which BEIR's evaluator drops from the results.
+
+    In ArguAna and Quora it is the question itself. A document that is graded as relevant stays,
+    because the question could not be answered without it.
+    """
+    return question if grades.get(question.id, 0) > 0 else replace(question, own_document=question.id)
 
 
 def _read_lines(path: Path) -> Iterator[str]:

@@ -135,7 +135,10 @@ def digest_folder(folder: Path) -> dict[str, str]:
 
 
 def _question_to_json(question: Question) -> dict[str, Any]:
-    return {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
+    fields = {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
+    if not question.own_document:  # evaluations that were recorded without this field keep their identity
+        del fields["own_document"]
+    return fields
 
 
 def _resolve_models(store: Store, snapshot: Snapshot, retrievers: Sequence[str], encoder: str | None) -> dict[str, str]:

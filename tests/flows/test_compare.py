@@ -120,3 +120,31 @@ def test_passages_of_another_corpus_are_one_sentence(library: Path, tmp_path: Pa
     ran = bookwheel("evaluate", "--store", library, "--questions", path)
     assert ran.code == 1
     assert "has none of the 1 passages that the questions name, such as 'nq-1'" in ran.complaint
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "exact"])
+def test_a_question_does_not_find_itself(
+    tmp_path: Path, tiny: Path, reindex: Bookwheel, bookwheel: Bookwheel, retriever: str
+) -> None:
+    """As in BEIR's ArguAna; the first question is so long that its document has several passages."""
+    long_text = "Zoos protect endangered animals from extinction by breeding them. " * 60
+    folder, recipe = tmp_path / "beir", tmp_path / "recipe.toml"
+    (folder / "qrels").mkdir(parents=True)
+    texts = {"q1": long_text, "c1": "Breeding in captivity does not save animals from extinction.", "q2": "Homework"}
+    queries = "".join(json.dumps({"_id": name, "text": texts[name]}) + "\n" for name in ("q1", "q2"))
+    (folder / "queries.jsonl").write_text(queries)
+    (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\tc1\t1\nq2\tc1\t1\n")
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for name, text in texts.items())
+    )
+    recipe.write_text('[index.bm25]\nfactory = "BM25"\n[index.hnsw]\nfactory = "HNSW8"\n')
+    built = reindex(tmp_path / "store", dump=corpus, recipe=recipe)
+    assert built.code == 0, built.err
+    assert built.json["counts"]["passages"] > 4
+    words = ["evaluate", "--store", tmp_path / "store", "--questions", folder, "--retriever", retriever]
+    rows = tmp_path / "rows.jsonl"
+    ran = bookwheel(*words, "-k", 1, "--rows", rows, "--json")
+    assert ran.code == 0, ran.err
+    first, _ = map(json.loads, rows.read_text().splitlines())
+    assert [hit["page_id"] for hit in first["hits"]] == ["c1"]

@@ -38,7 +38,13 @@ from rag_model.evaluation.answers.scores import check_gold_answers, deciding_mea
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.questions import Question, QuestionSet
-from rag_model.evaluation.retrieval.judging import RetrievalJudge, RetrievalResult, rank_metrics, retrieve
+from rag_model.evaluation.retrieval.judging import (
+    RetrievalJudge,
+    RetrievalResult,
+    rank_metrics,
+    retrieve,
+    search_questions,
+)
 from rag_model.evaluation.retrieval.staged import ENCODER, PASSAGES, TimingSettings, time_stages
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.reader import Reader, ReaderName
@@ -274,7 +280,9 @@ class AnswerEvaluation:
             self.outcomes.append(outcome)
             on_progress(len(self.outcomes), len(questions))
         texts = [question.text for question in questions]
-        self._other_hits = {name: retriever.search(texts, self.k) for name, retriever in self._other_retrievers.items()}
+        self._other_hits = {
+            name: search_questions(retriever, questions, self.k) for name, retriever in self._other_retrievers.items()
+        }
         if isinstance(self._retriever, SnapshotRetriever):
             costs = time_stages([self._retriever], texts, self.k, _TIMING_SETTINGS)[0]
             encoding = {ENCODER: sum(costs.encoders.values())} if costs.encoders else {}

@@ -11,7 +11,7 @@ of its best passage.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Self
@@ -29,6 +29,7 @@ from rag_model.evaluation.measures.measure import (
 from rag_model.evaluation.measures.retrieval import NDCG, Evidence, distinct_pages, r_precision, recall_at
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit, Retriever
+from rag_model.retrieve.retriever import SnapshotRetriever
 
 QUERY_BATCH = 256  # fills an encoder's batch, and bounds the memory for hits
 
@@ -61,6 +62,51 @@ def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = Fals
     return RetrievalResult(question, tuple(hits), tuple(matches(hit.passage.text) for hit in hits))
 
 
+def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
+    """Return the hits without passages of the document that the question is, ranked from 1.
+
+    Some data sets search for counterparts of their own documents. BEIR's evaluator drops a document
+    with the question's id, which would always be the first.
+    """
+    if not question.own_document:
+        return list(hits)
+    others = (hit for hit in hits if question.own_document not in {hit.page_id, hit.id})
+    return [replace(hit, rank=rank) for rank, hit in enumerate(others, start=1)]
+
+
+def choose_search_depth(questions: Sequence[Question], k: int, most: int) -> int:
+    """Return the depth at which each question has `k` hits without one of its own document."""
+    return min(k + 1, most) if any(question.own_document for question in questions) else k
+
+
+def deepen_search(depth: int, most: int, n_missing: int) -> int | None:
+    """Return the next depth if own documents took `n_missing` more places than expected.
+
+    None: nothing is missing, or the retriever cannot search deeper.
+    """
+    return min(depth + n_missing, most) if n_missing > 0 and depth < most else None
+
+
+def search_questions(retriever: Retriever, questions: Sequence[Question], k: int) -> list[list[Hit]]:
+    """Return up to `k` hits of each question, without passages of its own document.
+
+    Raises:
+        UsageError: as in `Retriever.search`.
+    """
+    most = max(k, retriever.most) if isinstance(retriever, SnapshotRetriever) else k
+    depth: int | None = choose_search_depth(questions, k, most)
+    hit_lists: list[list[Hit]] = []
+    while depth is not None:
+        found = retriever.search([question.text for question in questions], depth)
+        hit_lists = [drop_own_document(question, hits)[:k] for question, hits in zip(questions, found, strict=True)]
+        n_missing = max(
+            (k - len(hits) for hits, all_hits in zip(hit_lists, found, strict=True) if len(all_hits) == depth),
+            default=0,
+        )
+        depth = deepen_search(depth, most, n_missing)
+    return hit_lists
+
+
 def retrieve(
     retriever: Retriever, questions: Sequence[Question], k: int, *, patterns: bool = False
 ) -> Iterator[RetrievalResult]:
@@ -74,7 +120,7 @@ def retrieve(
     """
     for start in range(0, len(questions), QUERY_BATCH):
         batch = questions[start : start + QUERY_BATCH]
-        hit_lists = retriever.search([question.text for question in batch], k)
+        hit_lists = search_questions(retriever, batch, k)
         yield from (
             match_hits(question, hits, patterns=patterns) for question, hits in zip(batch, hit_lists, strict=True)
         )

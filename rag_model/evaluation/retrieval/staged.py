@@ -14,7 +14,15 @@ import numpy as np
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
-from rag_model.evaluation.retrieval.judging import QUERY_BATCH, RetrievalJudge, RetrievalResult, answer_matcher
+from rag_model.evaluation.retrieval.judging import (
+    QUERY_BATCH,
+    RetrievalJudge,
+    RetrievalResult,
+    answer_matcher,
+    choose_search_depth,
+    deepen_search,
+    drop_own_document,
+)
 from rag_model.retrieve.models import list_model_files
 from rag_model.retrieve.retriever import Queries, RankedRows, SnapshotRetriever, check_queries
 from rag_model.retrieve.timing import RetrieverStage, StageTimer, label_stages
@@ -187,10 +195,13 @@ def measure_stages(
     values: dict[str, dict[str, list[float]]] = {}
     outcomes: list[RetrievalResult] = []
     for batch, questions in query_batches.batches:
-        candidates = query_batches.watch.time_batch(retriever, questions, k)
-        *_, final_results = stage_results = _build_stage_results(
-            retriever, candidates, query_batches.watch.stages, batch, k, judge
-        )
+        depth: int | None = choose_search_depth(batch, k, retriever.most)
+        while depth is not None:
+            candidates = query_batches.watch.time_batch(retriever, questions, depth)
+            *_, final_results = stage_results = _build_stage_results(
+                retriever, candidates.truncate(depth), query_batches.watch.stages, batch, depth, k, judge
+            )
+            depth = deepen_search(depth, retriever.most, _count_missing(candidates, final_results, depth, k))
         for label, results in zip(label_stages(query_batches.watch.stages), stage_results, strict=True):
             columns = values.setdefault(label, {name: [] for name in names})
             for name, numbers in judge.values(results, names).items():
@@ -205,14 +216,15 @@ def _build_stage_results(
     candidates: RankedRows,
     stages: Sequence[RetrieverStage],
     batch: Sequence[Question],
+    depth: int,
     k: int,
     judge: RetrievalJudge,
 ) -> list[list[RetrievalResult]]:
-    """Return the results of each stage for each question.
+    """Return the first `k` results of each stage for each question, from `depth` passages.
 
     Each passage is read once, and matched once per question.
     """
-    rankings = [stage.ranked.truncate(k) for stage in stages]
+    rankings = [stage.ranked.truncate(depth) for stage in stages]
     known_passages = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
     passages = retriever.read_passages(np.concatenate([ranking.rows.ravel() for ranking in rankings]), known_passages)
     stage_hits = [
@@ -223,13 +235,20 @@ def _build_stage_results(
     for position, question in enumerate(batch):
         matches, has_answer = answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
         for stage_results, hits in zip(results, stage_hits, strict=True):
-            for hit in hits[position]:
+            question_hits = drop_own_document(question, hits[position])[:k]
+            for hit in question_hits:
                 if hit.row not in has_answer:
                     has_answer[hit.row] = matches(hit.passage.text)
             stage_results.append(
-                RetrievalResult(question, tuple(hits[position]), tuple(has_answer[hit.row] for hit in hits[position]))
+                RetrievalResult(question, tuple(question_hits), tuple(has_answer[hit.row] for hit in question_hits))
             )
     return results
+
+
+def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
+    """Return how many of `k` hits a question lacks although its search found `depth` passages."""
+    n_candidates = (candidates.rows >= 0).sum(axis=1)
+    return max((k - len(result.hits) for result, n in zip(results, n_candidates, strict=True) if n >= depth), default=0)
 
 
 def combine_metrics(lists: StageRankings, costs: StageTimings) -> RetrieverMetrics:

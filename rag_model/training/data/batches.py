@@ -69,13 +69,16 @@ def passage_keys(passages: Sequence[Passage]) -> Tensor:
 
 
 def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
-    """Return a (b, m) bool mask of the positives of each question other than its row `gold`.
+    """Return a (b, m) bool mask of passages that are no negatives of a question.
 
-    As in-batch negatives they would be false negatives. With several processes the gold passage
-    itself may occur twice.
+    They are its positives other than its row `gold`, and the document that the question itself is.
+    With several processes the gold passage itself may occur twice.
     """
+    known_passages = [
+        (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples
+    ]
     # b times (m,) -> (b, m)
-    ignored = torch.stack([torch.isin(keys, passage_keys(example.positives).to(keys.device)) for example in examples])
+    ignored = torch.stack([torch.isin(keys, passage_keys(passages).to(keys.device)) for passages in known_passages])
     return ignored.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)
 
 

@@ -39,6 +39,8 @@ class Example:
     positives: tuple[Passage, ...] = ()  # passages with an answer, best first
     negatives: tuple[Passage, ...] = ()  # hard negatives: similar, without an answer; hardest first
     pages: tuple[str, ...] = ()  # ids of pages with an answer, if only pages are known (KILT)
+    # the document that the question itself is (BEIR's ArguAna and Quora); never a negative or a result
+    own_document: Passage | None = None
     # teacher scores of the first positive and of each negative; derived
     scores: tuple[float, ...] = ()
 
@@ -54,7 +56,8 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
     `positive_ctxs`), KILT (`input` and `output`), triples (`question` and `context`), else a
     question file, whose examples have answers but no passages. Ids are those of the file, else the
     example's number from 0. The first `negatives` hard negatives of an example are kept. From a
-    BEIR folder, the questions in `qrels/<split>.tsv` are read with the documents graded above 0.
+    BEIR folder, the questions in `qrels/<split>.tsv` are read with the documents graded above 0,
+    and with the document that the question itself is, if there is one.
 
     Raises:
         InputError: the file is unreadable, a line is malformed (the message names its number), two
@@ -99,7 +102,8 @@ def index_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str
 
 def _content(example: Example) -> list[Any]:
     passage_hashes = [[passage.hash for passage in passages] for passages in (example.positives, example.negatives)]
-    return [example.id, example.question, example.answers, *passage_hashes, example.pages]
+    own_hashes = [example.own_document.hash] if example.own_document else []
+    return [example.id, example.question, example.answers, *passage_hashes, example.pages, *own_hashes]
 
 
 def _read_file(url: str, negatives: int) -> Iterator[Example]:
@@ -216,11 +220,12 @@ def _parse_context(value: Mapping[str, Any]) -> Passage:
 def _read_beir(folder: Path, split: str) -> list[Example]:
     question_set = read_questions(folder, split)
     relevant_ids = {doc for grades in question_set.qrels.values() for doc, grade in grades.items() if grade > 0}
+    needed_ids = relevant_ids | {question.own_document for question in question_set.questions}
     documents: dict[str, Passage] = {}
     corpus = str(next(iter(sorted(folder.glob("corpus.jsonl*"))), folder / "corpus.jsonl"))
     for location, value in _iter_objects(corpus):
         try:
-            if (identity := str(value["_id"])) in relevant_ids:
+            if (identity := str(value["_id"])) in needed_ids:
                 documents[identity] = build_passage(
                     _check_string(value.get("title", "")), _check_string(value["text"]), identity
                 )
@@ -236,6 +241,7 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
             question.text,
             question.answers,
             tuple(documents[doc] for doc in _list_relevant(question_set.qrels[question.id])),
+            own_document=documents.get(question.own_document),
         )
         for question in question_set.questions
     ]

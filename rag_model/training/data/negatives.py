@@ -70,8 +70,8 @@ def mine_negatives(
     `on_progress` is called with the number of questions searched, and of all questions.
 
     A negative holds no answer (DPR's token match, in text or title), is not a positive, and is not
-    of a page that the example names. An example with a blank question, or without answers,
-    positives and pages, is unchanged.
+    of a page that the example names, nor of the document that the question itself is. An example
+    with a blank question, or without answers, positives and pages, is unchanged.
     """
     chosen_settings = settings or MiningSettings()
     mined = list(examples)
@@ -91,6 +91,8 @@ def _can_be_judged(example: Example) -> bool:
 
 def _mine_example(example: Example, candidates: Sequence[Passage], settings: MiningSettings) -> Example:
     answers = AnswerMatcher(example.answers)
+    if (own := example.own_document) is not None:
+        candidates = [passage for passage in candidates if own.id != passage.page_id and own.hash != passage.hash]
     holds_answer = [answers.match(passage.text) for passage in candidates]
     positives = example.positives
     if not positives and settings.find_positives:

@@ -30,6 +30,7 @@ class RankingEvaluator:
         self.questions = [example.question for example in examples]
         self.pool = tuple({passage.hash: passage for passage in (*corpus, *example_passages)}.values())
         self.rows = {passage.hash: row for row, passage in enumerate(self.pool)}
+        self._own_rows = self._find_own_rows()
         self.with_positives = [index for index, example in enumerate(examples) if example.positives]
         if not self.examples or not self.pool:
             raise UsageError("the dev set has no example or no passage to rank: give a dev file with passages")
@@ -52,7 +53,8 @@ class RankingEvaluator:
         """Return the measures of `evaluate` from (b, m) blocks of the examples' scores."""
         answer_ranks, positive_ranks = list[int | None](), list[int]()
         score_rows = (pool_scores for block in blocks for pool_scores in block)
-        for example, pool_scores in zip(self.examples, score_rows, strict=True):
+        for index, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
+            pool_scores = self._without_own_document(index, all_scores)
             answer_ranks.append(self._rank_of_first_answer(example, pool_scores))
             if example.positives:
                 positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
@@ -66,10 +68,31 @@ class RankingEvaluator:
     def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
         """Return (n,) bool: whether the first `k` passages of an example answer it; k <= 20."""
         answer_ranks = [
-            self._rank_of_first_answer(example, question_vector @ passage_vectors.T)
-            for example, question_vector in zip(self.examples, question_vectors, strict=True)
+            self._rank_of_first_answer(example, self._without_own_document(index, question_vector @ passage_vectors.T))
+            for index, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
         ]
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
+
+    def _find_own_rows(self) -> dict[int, list[int]]:
+        """Return the pool's rows of the document that an example is, by the example's index."""
+        own_documents = {
+            index: example.own_document for index, example in enumerate(self.examples) if example.own_document
+        }
+        rows_by_page: dict[str, list[int]] = {}
+        for row, passage in enumerate(self.pool if own_documents else ()):
+            rows_by_page.setdefault(passage.page_id, []).append(row)
+        return {
+            index: [*rows_by_page.get(own.id, ()), *([self.rows[own.hash]] if own.hash in self.rows else [])]
+            for index, own in own_documents.items()
+        }
+
+    def _without_own_document(self, index: int, scores: Vectors) -> Vectors:
+        """Return the scores of an example with its own document last."""
+        if not self._own_rows.get(index):
+            return scores
+        other_scores = scores.copy()
+        other_scores[self._own_rows[index]] = -np.inf
+        return other_scores
 
     def _rank_of_first_answer(self, example: Example, scores: Vectors) -> int | None:
         """Return the rank, from 1, of the first answering passage; None if it is above 20."""

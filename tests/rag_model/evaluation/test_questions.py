@@ -68,8 +68,15 @@ def test_beir_folder_keeps_the_judged_questions(tmp_path: Path) -> None:
     written(tmp_path, "queries.jsonl", '{"_id": "q1", "text": "One?"}\n{"_id": "q2", "text": "Two?"}\n')
     written(tmp_path, "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\t10\t2\r\nq2\t12\t0\n\n")
     read = read_questions(tmp_path)
-    assert read.questions == (Question("q2", "Two?"),)
+    assert read.questions == (Question("q2", "Two?", own_document="q2"),)
     assert read.qrels == {"q2": {"10": 2, "12": 0}}
+
+
+@pytest.mark.parametrize(("grade", "own"), [(1, ""), (0, "q2")])
+def test_document_of_the_question_is_dropped_unless_it_is_relevant(tmp_path: Path, grade: int, own: str) -> None:
+    written(tmp_path, "queries.jsonl", '{"_id": "q2", "text": "Two?"}\n')
+    written(tmp_path, "qrels/test.tsv", f"q2\tq2\t{grade}\nq2\t12\t1\n")
+    assert [question.own_document for question in read_questions(tmp_path).questions] == [own]
 
 
 @pytest.mark.parametrize(

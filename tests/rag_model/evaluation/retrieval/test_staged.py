@@ -32,6 +32,11 @@ ASKED = (
 )
 QUESTIONS = QuestionSet(ASKED, {question.id: dict.fromkeys(question.passages, 1) for question in ASKED})
 ANSWERS = RetrievalJudge("answers")
+OWN = (
+    Question("1", "Animal Farm is an allegorical novella by George Orwell", own_document="1"),
+    Question("7", "The Japanese abacus is called soroban", own_document="7"),
+    Question("x", "Aikido is a modern Japanese martial art", own_document="x"),
+)
 
 
 def measured(
@@ -57,6 +62,26 @@ def test_each_stage_has_the_figures_that_it_has_alone(snapshot: Snapshot, encode
             assert values == judge.values(outcomes, [*judge.measures(3), *judge.rank_measures(3)])
         assert list(seen.outcomes) == outcomes
     assert told == [(4, 4)] * 3
+
+
+def test_hits_of_the_question_itself_are_dropped(snapshot: Snapshot, encoder: Encoder) -> None:
+    judge = RetrievalJudge("pages", {question.id: {"10": 1} for question in OWN})
+    retriever = open_retriever(snapshot, "rrf(hnsw, exact)", encoder=encoder)
+    seen = measure_stages(retriever, retriever.name, QueryBatches(OWN), judge, 3)
+    deep = retriever.search([question.text for question in OWN], 5)
+    assert [hits[0].page_id for hits in deep] == ["1", "7", "8"]
+    expected = [
+        [hit.page_id for hit in hits if hit.page_id != question.own_document][:3]
+        for question, hits in zip(OWN, deep, strict=True)
+    ]
+    for outcomes in (seen.outcomes, list(retrieve(retriever, OWN, 3))):
+        assert [[hit.page_id for hit in outcome.hits] for outcome in outcomes] == expected
+        assert [[hit.rank for hit in outcome.hits] for outcome in outcomes] == [[1, 2, 3]] * 3
+    for stage, values in seen.values.items():
+        alone = list(retrieve(open_retriever(snapshot, stage, encoder=encoder), OWN, 3))
+        assert values == judge.values(alone, list(values))
+    every_hit = list(retrieve(retriever, OWN, snapshot.n))
+    assert [len(outcome.hits) for outcome in every_hit] == [snapshot.n - 1, snapshot.n - 1, snapshot.n]
 
 
 def test_time_and_bytes_add_up(snapshot: Snapshot, encoder: Encoder) -> None:

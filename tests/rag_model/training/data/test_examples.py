@@ -100,6 +100,12 @@ def test_beir_folders(tmp_path: Path) -> None:
     corpus = lines(*({"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)))
     (example,) = read_examples(beir(tmp_path / "nq", corpus))
     assert [(one.id, one.page_id, one.title) for one in example.positives] == [("d3", "d3", "T3"), ("d2", "d2", "T2")]
+    assert example.own_document is None
+    corpus += lines({"_id": "q1", "text": "who?"})
+    (counterpart,) = read_examples(beir(tmp_path / "arguana", corpus))
+    assert counterpart.own_document == build_passage("", "who?", "q1")
+    assert counterpart.positives == example.positives
+    assert digest_examples([counterpart]) != digest_examples([example])
     with pytest.raises(InputError, match=r"corpus.jsonl lacks document 'd2', which train.tsv lists"):
         read_examples(beir(tmp_path / "short", lines({"_id": "d3", "text": ""})))
     with pytest.raises(InputError, match=r"corpus.jsonl, line 1 is not a document in BEIR's .*\(it has no 'text'\)"):

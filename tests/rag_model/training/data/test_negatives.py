@@ -44,6 +44,15 @@ def test_positives_of_ones_own_stay_and_are_no_negatives(words: SearchFunction) 
     assert (left.positives, [one.title for one in left.negatives]) == ((), ["Farm"])
 
 
+def test_the_question_itself_is_no_negative(words: SearchFunction) -> None:
+    passage = CORPUS[1]  # mined by its hash, and in a snapshot by the page of its passages
+    for own in (passage, build_passage("", "the whole article", passage.page_id)):
+        example = Example("1", "an animal farm keeps cows", positives=(CORPUS[0],), own_document=own)
+        (mined,) = mine_negatives([example], words)
+        assert mined.negatives
+        assert passage not in mined.negatives
+
+
 def test_pages_that_kilt_names_hold_the_positive_and_no_negative() -> None:
     """FEVER's answers are labels; those of other sets are words, and a passage may hold them by chance."""
 

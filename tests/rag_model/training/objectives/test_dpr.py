@@ -84,6 +84,10 @@ def test_equal_passages_of_a_batch_are_one_and_other_positives_are_ignored(kings
     assert batch.passages == (first.positives[0], both.positives[0], first.negatives[0], both.negatives[0])
     ignored = mask_other_positives(batch.examples, passage_keys(batch.passages), torch.tensor(batch.gold))
     assert ignored.tolist() == [[False] * 4, [False] * 4, [True, False, False, False]]
+    own = dataclasses.replace(second, own_document=both.positives[0])
+    own_batch = build_dpr_batch([first, own, both], 1, None)
+    ignored = mask_other_positives(own_batch.examples, passage_keys(batch.passages), torch.tensor(batch.gold))
+    assert ignored.tolist() == [[False] * 4, [False, True, False, False], [True, False, False, False]]
 
 
 def test_an_epoch_is_shuffled_and_holds_each_example_once(tiny: Path, kings: list[Example]) -> None:
@@ -145,6 +149,16 @@ def test_success_counts_answers_and_rank_counts_the_positive(kings: list[Example
     assert measures["Success@1"] == 0.5
     assert measures["Success@20"] == (1.0 if rank <= 20 else 0.5)
     assert ranking.successes(asked, read, 1).tolist() == [True, False]
+
+
+def test_the_question_itself_is_not_ranked(kings: list[Example]) -> None:
+    own, positive = kings[0].positives[0], kings[4].positives[0]
+    example = dataclasses.replace(kings[4], answers=(), own_document=own)
+    ranking = RankingEvaluator([example], [own, positive])
+    scores = np.zeros((1, len(ranking.pool)), np.float32)
+    scores[0, ranking.rows[own.hash]], scores[0, ranking.rows[positive.hash]] = 2.0, 1.0
+    assert ranking.evaluate(scores, np.eye(len(ranking.pool), dtype=np.float32))["Success@1"] == 1.0
+    assert ranking.evaluate_scores([scores])["average_rank"] == 1.0
 
 
 def test_encoders_that_do_not_fit_are_refused(tiny: Path, tmp_path: Path) -> None:
