@@ -95,7 +95,7 @@ def serve(
             env_var_split=keep_whole,
             help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); repeat it for "
             "more. The first is the default. Requests may combine their indexes in others. By "
-            "default the snapshot's.",
+            "default every index of the snapshot that fits into memory.",
         ),
     ] = (),
     index: Annotated[
@@ -137,9 +137,10 @@ def serve(
 ) -> None:
     """Serve passages, and with a model answers, from the snapshot of a ref; follow the ref.
 
-    The service goes on without a pause when the ref moves.     The address is printed on standard
-    error, or with --json as one line on standard output. With --mcp nothing is printed, and the
-    service ends with its standard input.
+    The service goes on without a pause when the ref moves. The address is printed on standard error
+    when connections are accepted, or with --json as one line on standard output, and once more when
+    the snapshot is served. With --mcp nothing is printed, and the service ends with its standard
+    input.
     """
     # before torch and faiss: threads that spin starve HTTP
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -181,12 +182,16 @@ def serve(
     source_name = ref if folder is None else str(folder)
 
     def announce_address(address: Any) -> None:
+        """Print the address as soon as connections are accepted; the snapshot is loaded meanwhile."""
         if common is not None and common.json:
             print(json.dumps({"url": address.url, "health": address.health_url, "ref": source_name}), flush=True)
         health = f", its health at {address.health_url}" if address.health_url else ""
-        print(f"serving {source_name} at {address.url}{health}", file=sys.stderr, flush=True)
+        print(f"listening at {address.url}{health}; loading {source_name} …", file=sys.stderr, flush=True)
 
-    serving.run(source, settings, bind_settings, evaluation_questions, announce_address)
+    def announce_service(address: Any) -> None:
+        print(f"serving {source_name} at {address.url}", file=sys.stderr, flush=True)
+
+    serving.run(source, settings, bind_settings, evaluation_questions, announce_address, announce_service)
 
 
 def _build_source(

@@ -283,11 +283,12 @@ class RetrieverFactory:
         return node.text
 
     def _check_index(self, node: Node, name: str) -> None:
-        names = self._index_names()
+        names, snapshot = self._index_names(), self._context.snapshot
         if name not in names:
-            message = unknown_index_message(self._context.snapshot, name)
+            message = unknown_index_message(snapshot, name)
             if self._limits is not None:
-                message = f"index {name!r} is not served here: choose one of {', '.join(names)}"
+                advice = f", or start the service with --retriever {name}" if name in index_names(snapshot) else ""
+                message = f"index {name!r} is not served here: choose one of {', '.join(names)}{advice}"
             raise node.error(message)
         self._searched_indexes.append(name)
         if len(self._searched_indexes) > MAX_LEGS:

@@ -85,6 +85,7 @@ def run(
     bind_settings: BindSettings,
     evaluation_questions: Sequence[str] = (),
     on_listening: Callable[[ServiceUrls], None] = lambda urls: None,
+    on_ready: Callable[[ServiceUrls], None] = lambda urls: None,
 ) -> None:
     """Serve until a signal arrives.
 
@@ -95,6 +96,7 @@ def run(
         evaluation_questions: Questions of the evaluation, against which drift is measured.
         on_listening: Called with the URLs once connections are accepted, which may be long before
             the first snapshot is loaded.
+        on_ready: Called with the URLs once the first snapshot is served.
 
     Raises:
         StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
@@ -135,7 +137,12 @@ def run(
         if health_listener is not None:
             health_port = HealthPort(create_health_app(service, exposition), health_listener)
         server = ServiceServer(
-            create_app(service, exposition, tokens), service, lambda: on_listening(urls), health_port, certificate
+            create_app(service, exposition, tokens),
+            service,
+            lambda: on_listening(urls),
+            health_port,
+            certificate,
+            lambda: on_ready(urls),
         )
         server.stop_if(lambda: bool(fatal_errors))
 

@@ -25,13 +25,14 @@ from rag_model.retrieve.dense import IndexRetriever
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.factory import BuiltRetriever, RequestLimits, build_retriever, plan_retriever
 from rag_model.retrieve.hits import Hit
+from rag_model.retrieve.indexes import representation_kind
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.retriever import Queries, SnapshotRetriever
 from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder
-from rag_model.serving.memory import page_in
+from rag_model.serving.memory import get_free_bytes, page_in
 from rag_model.serving.runtime import count_search_threads
 from rag_model.serving.settings import ServiceSettings
-from rag_model.store.versions.manifest import QUESTION_ENCODER
+from rag_model.store.versions.manifest import QUESTION_ENCODER, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _WARM_UP_QUERIES = 3  # before the snapshot serves
@@ -48,7 +49,10 @@ class AvailableRetrievers:
 
     @classmethod
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
-        """Plan the retrievers of the settings, or the snapshot's default retriever.
+        """Plan the retrievers of the settings, or all that the snapshot offers.
+
+        Without settings, these are the snapshot's default retriever, its other indexes that fit
+        (`_choose_retrievers`), and the fusion of the default with BM25 if both are there.
 
         Args:
             snapshot: The snapshot to serve.
@@ -59,7 +63,7 @@ class AvailableRetrievers:
             UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
         """
         content = snapshot.manifest.content
-        retrievers = settings.retrievers or (content.default_retriever,)
+        retrievers = settings.retrievers or _choose_retrievers(snapshot, settings, uses_inner_products)
         needs = RetrieverNeeds.merge(
             plan_retriever(snapshot, expression, products=uses_inner_products) for expression in retrievers
         )
@@ -284,6 +288,65 @@ class LoadedSnapshot:
     @property
     def _uses_inner_products(self) -> bool:
         return self.model is not None and self.model.uses_inner_products
+
+
+def _choose_retrievers(snapshot: Snapshot, settings: ServiceSettings, uses_inner_products: bool) -> tuple[str, ...]:
+    """Return the snapshot's default retriever, then each other index whose resources fit.
+
+    An index does not fit if a file of it was not pulled, if its kind is not installed, if it reads
+    vectors that the settings leave out, or if its encoder (and with `in_memory` its files) needs
+    more memory than is free.
+    """
+    content = snapshot.manifest.content
+    default = content.default_retriever
+    default_needs = plan_retriever(snapshot, default, products=uses_inner_products)
+    may_read_vectors = settings.pull_embeddings or default_needs.reads_vectors(content)
+    opened_files = _list_resource_files(snapshot, default_needs, settings)
+    free_bytes = get_free_bytes()
+    retrievers = [default]
+    for name in content.indexes:
+        if name == default:
+            continue
+        try:
+            needs = plan_retriever(snapshot, name, products=uses_inner_products)
+            files = _list_resource_files(snapshot, needs, settings)
+        except (StoreError, UsageError):  # of a kind that is not installed here, for example
+            continue
+        if needs.reads_vectors(content) and not may_read_vectors:
+            continue
+        if isinstance(snapshot.location, Path) and not _are_pulled(snapshot, [*needs.files(snapshot), *files]):
+            continue
+        needed_bytes = sum(size for path, size in (opened_files | files).items())
+        if free_bytes is not None and needed_bytes > free_bytes and not files.keys() <= opened_files.keys():
+            continue
+        opened_files |= files
+        retrievers.append(name)
+    text_index = next((name for name in retrievers if name in content.indexes and _takes_text(snapshot, name)), None)
+    if default in content.indexes and text_index not in (None, default):
+        retrievers.append(str(parse(f"rrf({default}, {text_index})")))
+    return tuple(retrievers)
+
+
+def _takes_text(snapshot: Snapshot, name: str) -> bool:
+    return representation_kind(snapshot, name) == "text"
+
+
+def _list_resource_files(snapshot: Snapshot, needs: RetrieverNeeds, settings: ServiceSettings) -> dict[str, int]:
+    """Return the files that a retriever loads into memory, in bytes by path."""
+    content = snapshot.manifest.content
+    encoded = [name for name in needs.index_names if not _takes_text(snapshot, name)]
+    folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in encoded}
+    sizes = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
+    return sizes | (_list_index_files(snapshot, needs.index_names) if settings.in_memory else {})
+
+
+def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:
+    try:
+        for path in paths:
+            snapshot.path(path)
+    except StoreError:
+        return False
+    return True
 
 
 def _open_retriever(context: RetrieverContext, expression: str, *, products: bool = False) -> SnapshotRetriever:

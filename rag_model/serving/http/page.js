@@ -245,11 +245,11 @@ async function grown(reply, words) {
   throw new Error("The answer ended half-way. Ask again.");
 }
 
-async function post(verb, question, k, signal) {
+async function post(verb, question, k, retriever, signal) {
   const headers = { "Content-Type": "application/json" };
   if (verb === "answer" && STREAMS) headers.Accept = `${EVENTS}, application/json`;
   k = Math.min(k, snapshot?.passages ?? k); // a small library has no more
-  const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify({ questions: [question], k }), signal });
+  const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify({ questions: [question], k, retriever }), signal });
   if (!reply.ok) throw new Error(await problemOf(reply));
   return (reply.headers.get("Content-Type") ?? "").startsWith(EVENTS) ? grown(reply, wordsOf(question)) : reply.json();
 }
@@ -263,7 +263,7 @@ function show({ status = "", error = "", answer = [], passages = [] }) {
   byId("passages").replaceChildren(...passages);
 }
 
-async function ask(question, k, verb) {
+async function ask(question, k, verb, retriever) {
   asking?.abort();
   const mine = (asking = new AbortController());
   document.body.classList.add("asked");
@@ -272,7 +272,7 @@ async function ask(question, k, verb) {
   show({ status: verb === "answer" ? "Reading…" : "Looking…" });
   const began = performance.now();
   try {
-    const reply = await post(verb, question, k, mine.signal);
+    const reply = await post(verb, question, k, retriever, mine.signal);
     const took = `${((performance.now() - began) / 1000).toFixed(2)} s`;
     const found = reply.answers?.[0] ?? reply.results[0];
     const hits = found.passages ?? found.hits;
@@ -295,9 +295,12 @@ function askAddress() {
   if (!question) return;
   byId("question").value = question;
   if ([...byId("k").options].some((option) => option.value === wanted.get("k"))) byId("k").value = wanted.get("k");
+  const retrievers = byId("retriever");
+  if ([...retrievers.options].some((option) => option.value === wanted.get("by"))) retrievers.value = wanted.get("by");
+  else retrievers.selectedIndex = retrievers.options.length ? 0 : -1;
   const verb = snapshot?.model && wanted.get("show") !== "passages" ? "answer" : "search";
   for (const choice of document.querySelectorAll("[name=verb]")) choice.checked = choice.value === verb;
-  ask(question, Number(byId("k").value), verb);
+  ask(question, Number(byId("k").value), verb, retrievers.value || null);
 }
 
 function submit(event) {
@@ -305,6 +308,7 @@ function submit(event) {
   const question = byId("question").value.trim();
   if (!question) return byId("question").focus();
   const wanted = new URLSearchParams({ q: question, k: byId("k").value });
+  if (byId("retriever").selectedIndex > 0) wanted.set("by", byId("retriever").value); // the first is the default
   if (document.querySelector("[name=verb]:checked").value === "search") wanted.set("show", "passages");
   if (location.hash.slice(1) === wanted.toString()) askAddress();
   else location.hash = wanted;
@@ -320,6 +324,15 @@ function ago(time) {
   return "just now";
 }
 
+// The retrievers of the snapshot that is served now; the choice is kept if it is still offered.
+function offerRetrievers(names) {
+  const retrievers = byId("retriever");
+  const chosen = retrievers.value;
+  retrievers.replaceChildren(...names.map((name) => make("option", { value: name, textContent: name })));
+  if (names.includes(chosen)) retrievers.value = chosen;
+  byId("by").hidden = names.length < 2;
+}
+
 async function look() {
   try {
     const reply = await fetch("snapshot");
@@ -331,6 +344,7 @@ async function look() {
   }
   const { snapshot: id, ref, number, created_at: time, model, passages, refused } = snapshot;
   byId("verbs").hidden = !model;
+  offerRetrievers(snapshot.retrievers ?? []);
   if (passages) byId("about").textContent = `${passages.toLocaleString("en")} passages, open to your question.`;
   const named = [`snapshot `, make("code", { textContent: id.slice(0, 12), title: id })];
   if (number) named.push(` · ${ref}@${number}`);
@@ -342,6 +356,7 @@ async function look() {
 
 byId("ask").addEventListener("submit", submit);
 byId("k").addEventListener("change", () => byId("question").value.trim() && submit());
+byId("retriever").addEventListener("change", () => byId("question").value.trim() && submit());
 byId("verbs").addEventListener("change", () => byId("question").value.trim() && submit());
 addEventListener("hashchange", askAddress);
 addEventListener("keydown", (event) => {

@@ -119,8 +119,13 @@ class ServiceServer(uvicorn.Server):
         on_listening: Callable[[], None],
         health: HealthPort | None = None,
         certificate: ReloadingCertificate | None = None,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare the server; `on_listening` is called once connections are accepted."""
+        """Prepare the server.
+
+        `on_listening` is called once connections are accepted, and `on_ready` once the first
+        snapshot is served.
+        """
         settings = service.settings
         files = None if certificate is None else certificate.files
         tls = {} if files is None else {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}
@@ -132,6 +137,7 @@ class ServiceServer(uvicorn.Server):
         self._health_state = ServerState()
         self._exit_time = float("inf")  # monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
+        self._on_ready, self._was_ready = on_ready, False
 
     def stop_if(self, should_stop: Callable[[], bool]) -> None:
         """Let the server stop once `should_stop` returns True; it is called ten times a second."""
@@ -151,7 +157,12 @@ class ServiceServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check ten times a second for the end, and once a second for a new certificate."""
+        """Check ten times a second for the end and for the first snapshot, and once a second for a
+        new certificate.
+        """
+        if not self._was_ready and self._service.slot.served_ref is not None:
+            self._was_ready = True
+            self._on_ready()
         if time.monotonic() >= self._exit_time or self._should_stop():
             self.should_exit = True
         if self._certificate is not None and self.config.ssl is not None and counter % 10 == 0:

@@ -12,14 +12,19 @@ from rag_model.client.replies import SearchReply
 from rag_model.reading.answer import answer_json
 from rag_model.reading.model import open_reader
 from rag_model.retrieve.factory import open_retriever
+from rag_model.serving.answering import loaded_snapshot
+from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers
 from rag_model.serving.http import messages
 from rag_model.serving.monitoring.metrics import ServiceMetrics
 from rag_model.serving.monitoring.quality import MonitorSettings, QualityMonitor
 from rag_model.serving.settings import ServiceSettings
+from rag_model.store.pulling.pull import pull
+from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import Gate, Library, Serving, rounded, serving, until, with_limits
-from tests.fixtures.tiny import save_cross_encoder
+from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_rag import save_tiny_rag
+from tests.fixtures.tiny_snapshot import publish_tiny
 
 ASKED = ["who was the king of the river?", "born in city number 7"]
 FUSED = "rrf(hnsw, exact:7, k=10)"
@@ -178,3 +183,52 @@ def test_a_fused_default_is_watched_for_collapse_and_not_for_recall(shared_libra
         assert metrics.quality.compute_metrics().recall_mean is None
         assert metrics.served is not None
         assert metrics.served.index == "rrf(hnsw, exact)"
+
+
+ARTICLES = {f"Town {number}": f"The town {number} has a mill by river {number % 5}." for number in range(40)}
+ALL_RETRIEVERS = ["hnsw", "bm25", "flat", "rrf(hnsw, bm25)"]
+
+
+@pytest.fixture(scope="module")
+def several_indexes(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    encoder = save_bert(tmp_path_factory.mktemp("bert"))
+    store = Store.open(str(tmp_path_factory.mktemp("several")), create=True)
+    publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True, more={"flat": "Flat"})
+    return store
+
+
+def test_every_index_is_served_by_default_and_the_fusion_with_bm25(several_indexes: Store, dest: Path) -> None:
+    with serving(several_indexes.url, dest) as found:
+        assert found.snapshot()["retrievers"] == ALL_RETRIEVERS
+        assert found.snapshot()["indexes"] == ["hnsw", "bm25", "flat"]
+        for retriever in [None, *ALL_RETRIEVERS]:
+            body = {"questions": ["the mill of town 7"], "k": 3, "retriever": retriever}
+            reply = found.client.post("/search", json=body).json()
+            with Snapshot.open(several_indexes.url) as snapshot:
+                hits = open_retriever(snapshot, retriever or "hnsw").search(body["questions"], 3)
+            assert reply["results"][0]["hits"] == rounded([hit.to_json() for hit in hits[0]])
+
+
+def test_a_pulled_folder_offers_the_indexes_that_were_pulled(several_indexes: Store, dest: Path) -> None:
+    pull(several_indexes, "latest", dest, select=lambda file: file != "index/flat.faiss")
+    with Snapshot.from_folder(dest) as snapshot:
+        plan = AvailableRetrievers.plan(snapshot, with_limits(), uses_inner_products=False)
+    assert plan.retrievers == ("hnsw", "bm25", "rrf(hnsw, bm25)")
+
+
+def test_an_index_that_is_not_served_is_refused_with_the_option_that_serves_it(
+    several_indexes: Store, dest: Path
+) -> None:
+    with serving(several_indexes.url, dest, with_limits(retrievers=("hnsw",))) as found:
+        reply = found.client.post("/search", json={"questions": ["a"], "k": 1, "retriever": "bm25"})
+    assert reply.json()["detail"].endswith("choose one of hnsw, or start the service with --retriever bm25")
+
+
+@pytest.mark.parametrize(("free_bytes", "indexes"), [(None, ["hnsw", "bm25", "flat"]), (0, ["hnsw"])])
+def test_an_index_that_does_not_fit_into_memory_is_left_out(
+    free_bytes: int | None, indexes: list[str], several_indexes: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: free_bytes)
+    with Snapshot.open(several_indexes.url) as snapshot:
+        plan = AvailableRetrievers.plan(snapshot, with_limits(in_memory=True), uses_inner_products=False)
+    assert list(plan.indexes) == indexes

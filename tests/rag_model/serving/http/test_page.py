@@ -125,6 +125,25 @@ def test_a_question_has_an_address_and_a_way_back(page: Page, service: Serving) 
     expect(page.get_by_label("Your question")).to_have_value("who is the king?")
 
 
+def test_the_page_searches_by_the_retriever_that_is_chosen(
+    page: Page, encoder: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True)
+    with serving(store.url, tmp_path / "dest") as serves:
+        page.goto(serves.url)
+        choice = page.get_by_label("Retriever")
+        expect(choice.locator("option")).to_have_text(["hnsw", "bm25", "rrf(hnsw, bm25)"])
+        ask(page, "Alaska")
+        expect(page.locator(".passage")).to_have_count(3)
+        choice.select_option("bm25")
+        expect(page.locator(".passage")).to_have_count(1)  # BM25 finds only texts with the word
+        assert "by=bm25" in page.url
+        page.go_back()
+        expect(page.locator(".passage")).to_have_count(3)
+        expect(choice).to_have_value("hnsw")
+
+
 def test_hostile_text_is_shown_and_does_nothing(page: Page, service: Serving) -> None:
     question = "<img src=x onerror='window.hacked=2'> \"><script>window.hacked=3</script> mountain"
     page.goto(service.url)
