@@ -57,7 +57,8 @@ class SearchArguments(Arguments):
     question: str = Field(description="A question, or words, in the language of the passages.")
     k: int = Field(5, description="Passages to return, best first.")
     retriever: str | None = Field(
-        None, description="How to find them, made of the indexes that `snapshot` lists, such as rrf(hnsw, bm25)."
+        None,
+        description="How to find them, made of the indexes that `snapshot` lists, such as rrf(hnsw, bm25).",
     )
 
 
@@ -128,7 +129,10 @@ async def _snapshot(service: Service, arguments: NoArguments) -> dict[str, Any]:
 def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
     with service.slot.acquire() as loaded:
         located = locate_passage(loaded.snapshot, passage_id)
-        passage, attribution = located.passage, Attribution.from_corpus(loaded.snapshot.manifest.content.corpus)
+        passage, attribution = (
+            located.passage,
+            Attribution.from_corpus(loaded.snapshot.manifest.content.corpus),
+        )
         return {
             "snapshot": loaded.id,
             **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "text")},
@@ -209,7 +213,8 @@ def create_mcp_server(service: Service) -> "Server[dict[str, object]]":
     """Create the MCP server of a service, for any transport."""
 
     async def list_tools(
-        context: ServerRequestContext[dict[str, object]], parameters: types.PaginatedRequestParams | None
+        context: ServerRequestContext[dict[str, object]],
+        parameters: types.PaginatedRequestParams | None,
     ) -> types.ListToolsResult:
         return types.ListToolsResult(
             tools=[

@@ -41,7 +41,12 @@ class SupervisedThread:
     `BaseException`.
     """
 
-    def __init__(self, name: str, run: Callable[[], None], on_death: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[], None],
+        on_death: Callable[[str], None] = lambda name: None,
+    ) -> None:
         """Prepare the thread; `on_death` receives its name at each death, and may be set later."""
         self.name, self.on_thread_death, self._run = name, on_death, run
         self._is_ending = threading.Event()

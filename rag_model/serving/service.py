@@ -9,7 +9,12 @@ from rag_model.serving.answering import execution
 from rag_model.serving.answering.batcher import Batcher
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
 from rag_model.serving.answering.progress import AnswerProgress
-from rag_model.serving.following.follower import FolderFollower, FollowedRef, PulledFolder, RefFollower
+from rag_model.serving.following.follower import (
+    FolderFollower,
+    FollowedRef,
+    PulledFolder,
+    RefFollower,
+)
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, notify
 from rag_model.serving.runtime import (
@@ -42,7 +47,11 @@ class Service:
             observer: Receives the service's events.
             on_fatal: Called with the error if nothing can be served.
         """
-        self.target, self.settings, self.observer = target, settings or ServiceSettings(), observer or Observer()
+        self.target, self.settings, self.observer = (
+            target,
+            settings or ServiceSettings(),
+            observer or Observer(),
+        )
         self.slot = SnapshotSlot(partial(notify, self.observer.on_freed))
         self.follower = self._create_follower(on_fatal)
         self._search_batcher = self._create_search_batcher()
@@ -149,7 +158,10 @@ class Service:
         return RefFollower(self.target, self.slot, self.settings, self.observer, on_fatal)
 
     def _create_search_batcher(self) -> Batcher[SearchResult]:
-        threads, lone_threads = count_search_threads(self.settings), count_lone_threads(self.settings)
+        threads, lone_threads = (
+            count_search_threads(self.settings),
+            count_lone_threads(self.settings),
+        )
         return Batcher(
             "search",
             partial(execution.search_batch, self.slot, self.observer),

@@ -92,9 +92,22 @@ class ServiceSettings:
         positive_settings = {
             name: getattr(self, name)
             for name in (
-                *("max_questions", "max_question_chars", "max_k", "max_depth", "max_body_bytes", "body_seconds"),
+                *(
+                    "max_questions",
+                    "max_question_chars",
+                    "max_k",
+                    "max_depth",
+                    "max_body_bytes",
+                    "body_seconds",
+                ),
                 "request_seconds",
-                *("queue_questions", "queue_answers", "batch_questions", "batch_answers", "poll_seconds"),
+                *(
+                    "queue_questions",
+                    "queue_answers",
+                    "batch_questions",
+                    "batch_answers",
+                    "poll_seconds",
+                ),
                 *("retry_seconds", "keep", "connections", "idle_seconds", "write_seconds"),
                 *("connections_per_client", "unsent_bytes_per_client"),
             )

@@ -21,7 +21,14 @@ from rag_model.store.pulling.deltas import find_delta
 from rag_model.store.pulling.deltas import iter_delta_steps as steps_of
 from rag_model.store.pulling.overlap import Overlap, Patch
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, EMBEDDINGS, Content, PartEntry, file_kind, passages_path
+from rag_model.store.versions.manifest import (
+    BUILD_ONLY_KINDS,
+    EMBEDDINGS,
+    Content,
+    PartEntry,
+    file_kind,
+    passages_path,
+)
 from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
@@ -81,7 +88,10 @@ def _match_parts(
 
     Parts with equal files are left out.
     """
-    parts_before, parts_after = _list_changed_parts(before, after), _list_changed_parts(after, before)
+    parts_before, parts_after = (
+        _list_changed_parts(before, after),
+        _list_changed_parts(after, before),
+    )
     # A page range does not identify a part.
     if not (_are_disjoint(before.parts) and _are_disjoint(after.parts)):
         return [], parts_before, parts_after
@@ -246,7 +256,12 @@ def _list_settings(content: Content) -> dict[str, Any]:
     value = content.to_json()
     sections = {name: value[name] for name in ("corpus", "recipe", "indexes")}
     spaces = {name: dict(entry.get("space") or {}) for name, entry in content.representations.items()}
-    return {**sections, "space": spaces.pop(EMBEDDINGS, None), "spaces": spaces, "retriever": content.default_retriever}
+    return {
+        **sections,
+        "space": spaces.pop(EMBEDDINGS, None),
+        "spaces": spaces,
+        "retriever": content.default_retriever,
+    }
 
 
 def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -273,7 +288,10 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
 
     def estimate_fetched(ref: BlobRef) -> int:
         patch = overlap.find_patch(paths[ref]) if overlap and ref not in files_before else None
-        fetched_bytes, step = 0 if ref in files_before else _fetched_bytes(ref.size, patch), steps.get(ref)
+        fetched_bytes, step = (
+            0 if ref in files_before else _fetched_bytes(ref.size, patch),
+            steps.get(ref),
+        )
         if store and step and (patch or not step.head_bytes) and (delta := find_delta(store, step)):
             fetched_bytes -= (step.head_bytes or ref.size) - delta.size
         return fetched_bytes

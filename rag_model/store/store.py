@@ -81,7 +81,10 @@ class Store:
         self.snapshots = Catalog(files, self.refs, "snapshot", Manifest.from_bytes)
         self.models = Catalog(files, Refs(files, "models/refs", "model"), "model", ModelManifest.from_bytes)
         self.evaluations = Catalog(
-            files, Refs(files, "evaluations/refs", "evaluation"), "evaluation", EvaluationManifest.from_bytes
+            files,
+            Refs(files, "evaluations/refs", "evaluation"),
+            "evaluation",
+            EvaluationManifest.from_bytes,
         )
         self.runs = RunReports(files)
         self.intents = Intents(files)

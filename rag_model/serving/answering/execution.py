@@ -120,7 +120,10 @@ def answer_batch(
 
 
 def _search_with_retriever(
-    loaded: LoadedSnapshot, observer: Observer, retriever: str | None, requests: Sequence[QueuedRequest[SearchResult]]
+    loaded: LoadedSnapshot,
+    observer: Observer,
+    retriever: str | None,
+    requests: Sequence[QueuedRequest[SearchResult]],
 ) -> list[SearchResult | BookwheelError]:
     """Search with one retriever: encode all questions, then search once per value of `k`."""
     start_time = time.perf_counter()

@@ -23,7 +23,12 @@ from rag_model.reading.reader import (
 from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
 from rag_model.retrieve.dense import IndexRetriever
 from rag_model.retrieve.expression import parse
-from rag_model.retrieve.factory import BuiltRetriever, RequestLimits, build_retriever, plan_retriever
+from rag_model.retrieve.factory import (
+    BuiltRetriever,
+    RequestLimits,
+    build_retriever,
+    plan_retriever,
+)
 from rag_model.retrieve.hits import Hit
 from rag_model.retrieve.indexes import representation_kind
 from rag_model.retrieve.models import PairScorerCache
@@ -140,12 +145,17 @@ class LoadedSnapshot:
         try:
             _check_not_empty(snapshot)
             available = AvailableRetrievers.plan(
-                snapshot, settings, uses_inner_products=model is not None and model.uses_inner_products
+                snapshot,
+                settings,
+                uses_inner_products=model is not None and model.uses_inner_products,
             )
             encoder_loader = _EncoderLoader(snapshot, settings, _find_reusable_encoder(snapshot, previous))
             if not settings.in_memory:
                 mapped_files = _list_index_files(previous.snapshot, previous.indexes) if previous else {}
-                page_in(map(snapshot.path, _list_index_files(snapshot, available.indexes)), sum(mapped_files.values()))
+                page_in(
+                    map(snapshot.path, _list_index_files(snapshot, available.indexes)),
+                    sum(mapped_files.values()),
+                )
             context = RetrieverContext(snapshot, encoder_loader.load, scorers, mmap=not settings.in_memory)
             return cls(served_ref, available, context, settings, model)
         except BaseException:
@@ -321,7 +331,10 @@ def _choose_retrievers(snapshot: Snapshot, settings: ServiceSettings, uses_inner
             continue
         opened_files |= files
         retrievers.append(name)
-    text_index = next((name for name in retrievers if name in content.indexes and _takes_text(snapshot, name)), None)
+    text_index = next(
+        (name for name in retrievers if name in content.indexes and _takes_text(snapshot, name)),
+        None,
+    )
     if default in content.indexes and text_index not in (None, default):
         retrievers.append(str(parse(f"rrf({default}, {text_index})")))
     return tuple(retrievers)

@@ -23,14 +23,25 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from rag_model.errors import BookwheelError, InputError, MissingExtraError, NotFoundError, RefusedError, UsageError
+from rag_model.errors import (
+    BookwheelError,
+    InputError,
+    MissingExtraError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+)
 from rag_model.reading.model import find_model_folder, resolve_model_id
 from rag_model.reading.settings import ReaderSettings
 from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.retrieve.indexes import derive_index_file
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.secrets import mask_secrets
-from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers, LoadedSnapshot, ServedRef
+from rag_model.serving.answering.loaded_snapshot import (
+    AvailableRetrievers,
+    LoadedSnapshot,
+    ServedRef,
+)
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.following.trials import try_encoders, try_indexes, try_model
@@ -115,7 +126,12 @@ class RefFollower:
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
     ) -> None:
         """Prepare to follow; `on_fatal` receives the error if the first version is unusable."""
-        self._target_ref, self._slot, self._settings, self._observer = target_ref, slot, settings, observer
+        self._target_ref, self._slot, self._settings, self._observer = (
+            target_ref,
+            slot,
+            settings,
+            observer,
+        )
         self._on_fatal = on_fatal
         self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
@@ -179,7 +195,11 @@ class RefFollower:
             for snapshot_id in remove_taken_down(self._target_ref.dest, self._taken_down, Manifest.from_bytes):
                 _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
         except OSError as error:
-            _LOG.error("cannot delete snapshots that were taken down from %s: %s", self._target_ref.dest, error)
+            _LOG.error(
+                "cannot delete snapshots that were taken down from %s: %s",
+                self._target_ref.dest,
+                error,
+            )
 
     def _run(self) -> None:
         # not every system has priorities for single threads
@@ -203,7 +223,8 @@ class RefFollower:
         else:
             served_ref = ServedRef(target_ref.ref, 0, store.snapshots.resolve(target_ref.ref), "")
         return _TargetVersion(
-            served_ref, None if target_ref.model is None else resolve_model_id(store, target_ref.model)
+            served_ref,
+            None if target_ref.model is None else resolve_model_id(store, target_ref.model),
         )
 
     def _handle_poll_error(self, error: BookwheelError) -> None:
@@ -237,7 +258,9 @@ class RefFollower:
             model = None if target_ref.model is None else self._load_model(None, target_ref.model)
             with Snapshot.from_folder(folder) as snapshot:
                 available = AvailableRetrievers.plan(
-                    snapshot, self._settings, uses_inner_products=self._target_ref.uses_inner_products
+                    snapshot,
+                    self._settings,
+                    uses_inner_products=self._target_ref.uses_inner_products,
                 )
                 self._run_trials(folder, snapshot.manifest.content, available.indexes)
             self._open_and_swap(folder, ServedRef(target_ref.ref, 0, snapshot_id, ""), model, None, time.monotonic())
@@ -314,7 +337,11 @@ class RefFollower:
         if self._settings.run_trials and folder is not None:
             try_model(target_ref.dest, folder, target_ref.reader_settings.reader_for(model_id))
         return ServedModel.load(
-            store, model_id, target_ref.reader_settings, target_ref.passage_encoder, self._settings.batch_answers
+            store,
+            model_id,
+            target_ref.reader_settings,
+            target_ref.passage_encoder,
+            self._settings.batch_answers,
         )
 
     def _open_and_swap(
@@ -333,7 +360,13 @@ class RefFollower:
             loaded.close()
             raise
         self._refused_version, seconds = None, time.monotonic() - start_time
-        _LOG.info("%s@%d: snapshot %s serves, after %.1f s", served_ref.ref, served_ref.number, loaded.id[:12], seconds)
+        _LOG.info(
+            "%s@%d: snapshot %s serves, after %.1f s",
+            served_ref.ref,
+            served_ref.number,
+            loaded.id[:12],
+            seconds,
+        )
         notify(self._observer.on_swap, loaded, seconds)
         self._slot.swap(loaded)
         self._has_served = True
@@ -343,14 +376,24 @@ class RefFollower:
         try:
             record_name(self._target_ref.dest, store.url, served_ref.ref, served_ref.snapshot)
         except OSError as error:
-            _LOG.error("cannot record in %s what %s names: %s", self._target_ref.dest, served_ref.ref, error)
+            _LOG.error(
+                "cannot record in %s what %s names: %s",
+                self._target_ref.dest,
+                served_ref.ref,
+                error,
+            )
 
     def _check_stopping(self, done: int, total: int) -> None:
         if self._stop_event.is_set():
             raise _FollowerStoppedError("the service shuts down")
 
     def _refuse(
-        self, target: _TargetVersion | None, served_ref: ServedRef, error: BaseException, *, final: bool
+        self,
+        target: _TargetVersion | None,
+        served_ref: ServedRef,
+        error: BaseException,
+        *,
+        final: bool,
     ) -> None:
         previous = self._refused_version
         tries = previous[1].tries + 1 if previous is not None and previous[0] == target else 1
@@ -358,7 +401,13 @@ class RefFollower:
         reason = " ".join(reason.split())
         refused_at = datetime.now(UTC).isoformat(timespec="seconds")
         refusal = Refusal(
-            served_ref.ref, served_ref.number, served_ref.snapshot, mask_secrets(reason), refused_at, tries, final
+            served_ref.ref,
+            served_ref.number,
+            served_ref.snapshot,
+            mask_secrets(reason),
+            refused_at,
+            tries,
+            final,
         )
         pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
         self._retry_time = float("inf") if final else time.monotonic() + min(pause, self._settings.retry_seconds)
@@ -403,7 +452,12 @@ class FolderFollower:
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
     ) -> None:
         """Prepare to follow; `on_fatal` receives the error if the first snapshot is unusable."""
-        self._folder, self._slot, self._settings, self._observer = target.folder, slot, settings, observer
+        self._folder, self._slot, self._settings, self._observer = (
+            target.folder,
+            slot,
+            settings,
+            observer,
+        )
         self._on_fatal = on_fatal
         self._rejected_root: Path | None = None  # the snapshot that was refused last
         self._stop_event = threading.Event()

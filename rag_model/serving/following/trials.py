@@ -44,7 +44,13 @@ _ENGINES = ("faiss-cpu", "torch", "transformers", "tokenizers")
 
 
 def run_trial(
-    dest: Path, subject: Any, action: str, advice: str, trial: Callable[[], object], *, record_success: bool = False
+    dest: Path,
+    subject: Any,
+    action: str,
+    advice: str,
+    trial: Callable[[], object],
+    *,
+    record_success: bool = False,
 ) -> None:
     """Run a trial unless its verdict is recorded.
 
@@ -211,7 +217,13 @@ def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None
         files = {path: ref for path, ref in content.files.items() if path.startswith(f"{name}/")}
         if files:
             subject = {path: ref.to_json() for path, ref in files.items()}
-            _run_model_trial(folder.parent, "encoder", folder / name, subject, sum(ref.size for ref in files.values()))
+            _run_model_trial(
+                folder.parent,
+                "encoder",
+                folder / name,
+                subject,
+                sum(ref.size for ref in files.values()),
+            )
 
 
 def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:

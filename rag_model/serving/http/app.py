@@ -50,7 +50,12 @@ from rag_model.serving.following.snapshot_slot import NotReadyError
 from rag_model.serving.http import messages
 from rag_model.serving.http.connections import cancel_on_disconnect
 from rag_model.serving.http.guard import BearerTokens, RequestGuard
-from rag_model.serving.http.messages import AnswerRequest, MalformedError, SearchRequest, create_model
+from rag_model.serving.http.messages import (
+    AnswerRequest,
+    MalformedError,
+    SearchRequest,
+    create_model,
+)
 from rag_model.serving.http.streaming import EVENT_STREAM_TYPE, AnswerStream, accepts_event_stream
 from rag_model.serving.monitoring.observer import notify
 from rag_model.serving.service import Service
@@ -151,7 +156,12 @@ def create_app(
     guard = RequestGuard(service.settings, tokens)
     # No redirects: they would contain the host that the client sent.
     app = _ServiceApp(
-        guard, title="bookwheel", description=about, docs_url=None, redoc_url=None, redirect_slashes=False
+        guard,
+        title="bookwheel",
+        description=about,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     _add_query_endpoints(app, service)
     _add_snapshot_endpoint(app, service)
@@ -162,7 +172,13 @@ def create_app(
 
 def create_health_app(service: Service, metrics: MetricsExposition | None = None) -> FastAPI:
     """Create the application of the health port."""
-    app = FastAPI(title="bookwheel health", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="bookwheel health",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     add_health(app, service, metrics)
     return app
 
@@ -178,7 +194,10 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
 
         return await _handle_request(service, "search", request, SearchRequest, run)
 
-    @app.post("/answer", **_describe_endpoint(AnswerRequest, AnswerReply, other_media_type=EVENT_STREAM_TYPE))
+    @app.post(
+        "/answer",
+        **_describe_endpoint(AnswerRequest, AnswerReply, other_media_type=EVENT_STREAM_TYPE),
+    )
     async def answer(request: Request) -> Response:
         """Answer questions with the service's model, each with the passages that the model read."""
 

@@ -45,7 +45,12 @@ class _BufferedTransport:
         exceeds_limit: Callable[[], bool],
     ) -> None:
         """Give a client `seconds` to read, unless `exceeds_limit` returns True."""
-        self._transport, self._loop, self._seconds, self._exceeds_limit = transport, loop, seconds, exceeds_limit
+        self._transport, self._loop, self._seconds, self._exceeds_limit = (
+            transport,
+            loop,
+            seconds,
+            exceeds_limit,
+        )
         self._pending: list[bytes] = []
         self._total_written = 0  # bytes handed to the transport so far
         self._mark = 0  # bytes that the client must have read by `_deadline` (the loop's clock)
@@ -132,7 +137,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self.clients[self._client_key] += 1
         if self.clients[self._client_key] > self.max_connections_per_client:
             self._refuse(
-                429, f"{self.max_connections_per_client} connections of your address are open: close some, or use them"
+                429,
+                f"{self.max_connections_per_client} connections of your address are open: close some, or use them",
             )
         elif len(self.connections) > self.max_connections and not self._evict_idle_connection():
             self._refuse(503, f"all {self.max_connections} connections are in use: ask again in a moment")
@@ -212,7 +218,11 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if not candidates:
             return False
         oldest = min(
-            candidates, key=lambda connection: (-self.clients[connection._client_key], connection._last_received)
+            candidates,
+            key=lambda connection: (
+                -self.clients[connection._client_key],
+                connection._last_received,
+            ),
         )
         self.connections.discard(oldest)
         oldest.transport.abort()

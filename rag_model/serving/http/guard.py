@@ -122,12 +122,14 @@ class Rejection:
 
 
 _WRONG_HOST = Rejection(
-    421, "the service does not accept this host name: use another one, or start it with --allow-host NAME"
+    421,
+    "the service does not accept this host name: use another one, or start it with --allow-host NAME",
 )
 _MISSING_HOST = Rejection(400, "the request names no host: send one Host header, such as Host: localhost:8000")
 _SEVERAL_HOSTS = Rejection(421, "the request has several Host headers: send one")
 _WRONG_ORIGIN = Rejection(
-    403, "the service does not accept requests of this page: start it with --allow-host NAME, the page's host name"
+    403,
+    "the service does not accept requests of this page: start it with --allow-host NAME, the page's host name",
 )
 _MISSING_TOKEN = Rejection(
     401,

@@ -163,7 +163,8 @@ def _create_request_error(error: ValidationError) -> UsageError:
         )
     field_path = ".".join(map(str, first_error["loc"]))[:_MAX_FIELD_NAME] or "the body"
     advice = _ADVICE_BY_TYPE.get(
-        first_error["type"], f"cannot be read ({first_error['msg']}): /openapi.json says what the service takes"
+        first_error["type"],
+        f"cannot be read ({first_error['msg']}): /openapi.json says what the service takes",
     )
     return MalformedError(f"{' '.join(field_path.split())} {advice}")
 

@@ -47,7 +47,12 @@ class AnswerStream(StreamingResponse):
         explain_error: ErrorExplainer,
     ) -> None:
         """Prepare to send `first_updates` and all further ones; `start` creates the arguments."""
-        self._questions, self._progress, self._task, self._explain_error = questions, progress, task, explain_error
+        self._questions, self._progress, self._task, self._explain_error = (
+            questions,
+            progress,
+            task,
+            explain_error,
+        )
         self._status = _STATUS_OK
         self.on_end: Callable[[int], None] = lambda status: None  # receives the final HTTP status
         self._events = self._iter_events(first_updates)
@@ -132,4 +137,7 @@ def _format_update(questions: Sequence[str], update: RetrievedPassages | AnswerD
         {"question": question, "passages": [hit.to_json() for hit in hits]}
         for question, hits in zip(questions, update.hits, strict=True)
     ]
-    return format_event("passages", to_json({"snapshot": update.snapshot, "model": update.model, "answers": answers}))
+    return format_event(
+        "passages",
+        to_json({"snapshot": update.snapshot, "model": update.model, "answers": answers}),
+    )

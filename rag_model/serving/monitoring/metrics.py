@@ -94,13 +94,23 @@ class ScrapeState:
     def iter_metrics(self) -> Iterator[Metric]:
         """Yield the metric families of the state."""
         if self.served is not None:
-            names = {"snapshot": self.served.snapshot, "ref": self.served.ref, "index": self.served.index}
+            names = {
+                "snapshot": self.served.snapshot,
+                "ref": self.served.ref,
+                "index": self.served.index,
+            }
             yield InfoMetricFamily("bookwheel_snapshot", "What is served.", value=names)
         if self.refusal is not None:
-            names = {"snapshot": self.refusal.snapshot, "ref": self.refusal.ref, "number": str(self.refusal.number)}
+            names = {
+                "snapshot": self.refusal.snapshot,
+                "ref": self.refusal.ref,
+                "number": str(self.refusal.number),
+            }
             yield InfoMetricFamily("bookwheel_snapshot_refused", "The refused version that the ref names.", value=names)
         for name, text, value in chain(
-            self._iter_store_gauges(), _iter_snapshot_gauges(self.served, self.now), _iter_quality_gauges(self.quality)
+            self._iter_store_gauges(),
+            _iter_snapshot_gauges(self.served, self.now),
+            _iter_quality_gauges(self.quality),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)
@@ -117,9 +127,17 @@ class ScrapeState:
 def _iter_snapshot_gauges(served: ServedSnapshotInfo | None, now: float) -> Iterator[_Gauge]:
     if served is not None:
         yield "ref_number", "The ref's move that is served.", served.number
-        yield "snapshot_age_seconds", "Time since the snapshot was built.", _compute_age(now, served.created)
+        yield (
+            "snapshot_age_seconds",
+            "Time since the snapshot was built.",
+            _compute_age(now, served.created),
+        )
         yield "gate_recall_mean_ratio", "The index's recall by its gate, mean.", served.recall_mean
-        yield "gate_recall_p5_ratio", "The index's recall by its gate, 5th percentile.", served.recall_p5
+        yield (
+            "gate_recall_p5_ratio",
+            "The index's recall by its gate, 5th percentile.",
+            served.recall_p5,
+        )
 
 
 def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> Iterator[Metric]:
@@ -134,8 +152,16 @@ def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> It
 
 
 def _iter_quality_gauges(quality: QualityMetrics) -> Iterator[_Gauge]:
-    yield "recall_mean_ratio", "Recall of sampled questions against exact search, mean.", quality.recall_mean
-    yield "recall_p5_ratio", "Recall of sampled questions against exact search, 5th percentile.", quality.recall_p5
+    yield (
+        "recall_mean_ratio",
+        "Recall of sampled questions against exact search, mean.",
+        quality.recall_mean,
+    )
+    yield (
+        "recall_p5_ratio",
+        "Recall of sampled questions against exact search, 5th percentile.",
+        quality.recall_p5,
+    )
     text = "Drift of live questions from the evaluation's: squared MMD over its variance."
     yield "question_drift_ratio", text, quality.drift
 
@@ -168,14 +194,20 @@ class ServiceMetrics(Observer):
     """The metrics of one service, updated by its events. Thread-safe."""
 
     def __init__(
-        self, settings: ServiceSettings, quality: QualityMonitor | None = None, clock: Callable[[], float] = time.time
+        self,
+        settings: ServiceSettings,
+        quality: QualityMonitor | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Create the metrics of a service; `clock` returns the Unix time in seconds."""
         self._registry = CollectorRegistry()
         self._limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
         self._requests = self._histogram("request_seconds", "Time of a request.", _SECONDS, "verb", "status")
         self._queue = self._histogram(
-            "queue_filled_ratio", "Share of the queue in use when a request entered it.", _SHARES, "verb"
+            "queue_filled_ratio",
+            "Share of the queue in use when a request entered it.",
+            _SHARES,
+            "verb",
         )
         self._batch_sizes = self._histogram("batch_questions", "Questions in a batch.", _SIZES)
         self._encode_seconds = self._histogram("batch_encode_seconds", "Time to encode a batch.", _SECONDS)
@@ -195,7 +227,9 @@ class ServiceMetrics(Observer):
         text = "Answers given whose words, numbers and names are in none of their passages."
         self._unsupported = self._counter("answers_unsupported", text)
         self._numbered_answers = self._counter(
-            "answers_numbered", "Answers given from numbered passages, with or without a citation.", "cited"
+            "answers_numbered",
+            "Answers given from numbered passages, with or without a citation.",
+            "cited",
         )
         text = "Tokens that models read and wrote, for answers and for override checks."
         self._tokens = self._counter("tokens", text, "use", "kind")
@@ -225,7 +259,13 @@ class ServiceMetrics(Observer):
 
     def collect_state(self) -> ScrapeState:
         """Collect the state for a scrape."""
-        return ScrapeState(self._clock(), self.served, self.refusal, self.store_seen_at, self.quality.compute_metrics())
+        return ScrapeState(
+            self._clock(),
+            self.served,
+            self.refusal,
+            self.store_seen_at,
+            self.quality.compute_metrics(),
+        )
 
     def render_exposition(self) -> bytes:
         """Return all metrics in the exposition format of `CONTENT_TYPE`."""

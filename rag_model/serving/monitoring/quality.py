@@ -156,7 +156,13 @@ class SlidingWindows:
         self._add_to_window(self._passages_by_verb.setdefault(verb, OrderedDict()), question, list(passages))
 
     def add_search(
-        self, question: str, vector: Vectors | None, k: int, hits: Sequence[Hit], *, sampled: bool = True
+        self,
+        question: str,
+        vector: Vectors | None,
+        k: int,
+        hits: Sequence[Hit],
+        *,
+        sampled: bool = True,
     ) -> None:
         """Add a search to the windows, and every n-th one to the samples.
 
@@ -365,7 +371,10 @@ class QualityMonitor:
             try:
                 self._run_task(monitored)
             except BaseException:  # also a native panic: missing metrics are better than a dead thread
-                _LOG.exception("the quality of snapshot %s is not monitored any more", monitored.snapshot.id[:12])
+                _LOG.exception(
+                    "the quality of snapshot %s is not monitored any more",
+                    monitored.snapshot.id[:12],
+                )
                 with self._changed:
                     self._monitored = None if self._monitored is monitored else self._monitored
             monitored = None  # do not keep an old snapshot in memory while waiting

@@ -127,7 +127,11 @@ class ExactVectorSearch:
                 return None
         recalls = [
             compute_recall(
-                query.rows[None], exact_rows[None], exact_scores[None], len(query.rows), partial(self._score, vector)
+                query.rows[None],
+                exact_rows[None],
+                exact_scores[None],
+                len(query.rows),
+                partial(self._score, vector),
             )
             for query, vector, exact_rows, exact_scores in zip(queries, vectors, rows, scores, strict=True)
         ]
@@ -139,5 +143,9 @@ class ExactVectorSearch:
         for start, part in zip(self._starts, self._parts, strict=False):
             is_in_part = (rows >= start) & (rows < start + part.n)
             if is_in_part.any():
-                scores = np.where(is_in_part, part.score(vector[None], np.where(is_in_part, rows - start, -1)), scores)
+                scores = np.where(
+                    is_in_part,
+                    part.score(vector[None], np.where(is_in_part, rows - start, -1)),
+                    scores,
+                )
         return scores

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from azure.core.exceptions import AzureError, HttpResponseError
-from azure.storage.blob import BlobClient, BlobPrefix, BlobProperties, BlobServiceClient, ExponentialRetry
+from azure.storage.blob import (
+    BlobClient,
+    BlobPrefix,
+    BlobProperties,
+    BlobServiceClient,
+    ExponentialRetry,
+)
 
 from rag_model.errors import UsageError
 from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
@@ -42,7 +48,9 @@ class Azure(Bucket):
                 return BlobServiceClient.from_connection_string(connection_string, **options)
             address = f"https://{_get_account_name()}.blob.core.windows.net"
             return BlobServiceClient(
-                address, _get_setting("ACCOUNT_KEY") or _get_setting("SAS_TOKEN") or _create_credential(), **options
+                address,
+                _get_setting("ACCOUNT_KEY") or _get_setting("SAS_TOKEN") or _create_credential(),
+                **options,
             )
         except ValueError as wrong:
             raise UsageError(
@@ -64,7 +72,7 @@ class Azure(Bucket):
         container = self.client.get_container_client(bucket)
         with _translate_errors():
             for item in container.list_blobs(prefix) if deep else container.walk_blobs(prefix):
-                yield folder_entry(bucket, item.name) if isinstance(item, BlobPrefix) else _to_entry(bucket, item)
+                yield (folder_entry(bucket, item.name) if isinstance(item, BlobPrefix) else _to_entry(bucket, item))
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
         """Download a blob or a range of its bytes."""

@@ -238,7 +238,11 @@ class Blobs:
             raise self.damaged_error(ref)
 
     def assemble(
-        self, ref: BlobRef, dest: Path, chunks: ChunkSource, on_bytes: Callable[[int], None] = lambda size: None
+        self,
+        ref: BlobRef,
+        dest: Path,
+        chunks: ChunkSource,
+        on_bytes: Callable[[int], None] = lambda size: None,
     ) -> bool:
         """Write a blob to a local path as `fetch` does, from the bytes that `chunks` yields.
 
@@ -252,7 +256,11 @@ class Blobs:
         return self._copy_to(ref, dest, partial(chunks, partial(self.files.read_range, ref.path)), on_bytes)
 
     def _copy_to(
-        self, ref: BlobRef, dest: Path, chunks: Callable[[int], Iterator[bytes]], on_bytes: Callable[[int], None]
+        self,
+        ref: BlobRef,
+        dest: Path,
+        chunks: Callable[[int], Iterator[bytes]],
+        on_bytes: Callable[[int], None],
     ) -> bool:
         def read_from(start: int) -> Iterator[bytes]:
             on_bytes(start)

@@ -23,7 +23,11 @@ from rag_model.extras import require
 
 _DELETE_THREADS = 8
 _QUERY = re.compile(r"\?[^\s)'\"]+")  # query string of a URL in a message; it may hold a signature
-_ERROR_TYPES: dict[int, type[OSError]] = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
+_ERROR_TYPES: dict[int, type[OSError]] = {
+    401: PermissionError,
+    403: PermissionError,
+    404: FileNotFoundError,
+}
 _ERRNOS = {400: errno.EINVAL, 501: errno.ENOSYS}  # the server does not support conditional writes
 
 

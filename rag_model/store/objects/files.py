@@ -160,7 +160,10 @@ class RangeFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the position, as `io.IOBase.seek` does, and return it."""
-        self._position = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence])
+        self._position = max(
+            0,
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence],
+        )
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -414,7 +417,10 @@ class Files:
     def _upload_remote(self, source: Path, path: str) -> None:
         """Upload a file, a large one in parts; by default s3fs holds 500 MB of it in memory."""
         size = source.stat().st_size
-        bounds = {"chunksize": max(_CHUNK, -(-size // _MAX_CHUNKS)), "max_concurrency": CHUNKS_AHEAD}
+        bounds = {
+            "chunksize": max(_CHUNK, -(-size // _MAX_CHUNKS)),
+            "max_concurrency": CHUNKS_AHEAD,
+        }
         try:
             self._fs.put_file(str(source), self._full_path(path), **(bounds if self._cloud else {}))
         except FileNotFoundError:

@@ -105,7 +105,13 @@ def _translate_errors() -> Iterator[None]:
         yield
     except RetryError as given_up:
         raise _to_os_error(given_up.cause or given_up) from given_up
-    except (GoogleAPICallError, InvalidResponse, DataCorruption, GoogleAuthError, requests.RequestException) as error:
+    except (
+        GoogleAPICallError,
+        InvalidResponse,
+        DataCorruption,
+        GoogleAuthError,
+        requests.RequestException,
+    ) as error:
         raise _to_os_error(error) from error
 
 

@@ -30,7 +30,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import HfUri, get_session, hf_raise_for_status, parse_hf_uri, parse_ratelimit_headers
+from huggingface_hub.utils import (
+    HfUri,
+    get_session,
+    hf_raise_for_status,
+    parse_hf_uri,
+    parse_ratelimit_headers,
+)
 from huggingface_hub.utils.logging import get_logger
 
 from rag_model.errors import BookwheelError, ReadOnlyError, StoreError, UsageError, format_error
@@ -276,7 +282,13 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
     with TemporaryDirectory(prefix="bookwheel-") as folder:
         yield Path(folder)
         with _translate_commit_errors(url):
-            _send_commit(api, repository, Path(folder), parent or _create_repository(api, repository), summary)
+            _send_commit(
+                api,
+                repository,
+                Path(folder),
+                parent or _create_repository(api, repository),
+                summary,
+            )
 
 
 @contextmanager

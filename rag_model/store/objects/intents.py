@@ -102,7 +102,9 @@ class Intents:
         """
         return [
             Intent(
-                name, value.get("started") or modified, None if value["needs"] is None else frozenset(value["needs"])
+                name,
+                value.get("started") or modified,
+                None if value["needs"] is None else frozenset(value["needs"]),
             )
             for name, modified, value in self._iter_valid("intents", store_time - INTENT_VALID_SECONDS)
         ]

@@ -45,7 +45,11 @@ class S3(S3FileSystem):  # type: ignore[misc]
     errors = (botocore.exceptions.BotoCoreError, aiohttp.ClientError)  # not subclasses of `OSError`
 
     def __init__(self, *args: Any, config_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        config = {"max_pool_connections": MAX_REQUESTS, **(config_kwargs or {}), "retries": {"total_max_attempts": 1}}
+        config = {
+            "max_pool_connections": MAX_REQUESTS,
+            **(config_kwargs or {}),
+            "retries": {"total_max_attempts": 1},
+        }
         super().__init__(*args, config_kwargs=config, **kwargs)
 
     async def _call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +57,12 @@ class S3(S3FileSystem):  # type: ignore[misc]
         return await _retry(lambda: call(method, *args, **kwargs))
 
     async def _cat_file(
-        self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any
+        self,
+        path: str,
+        version_id: str | None = None,
+        start: int | None = None,
+        end: int | None = None,
+        **_: Any,
     ) -> Any:
         """Read a file or a range by one request; s3fs sends several."""
         read = super()._cat_file

@@ -55,9 +55,17 @@ class DeltaStep:
     def inputs(self) -> dict[str, Any]:
         """Return the memo inputs: everything that determines the delta's bytes."""
         if self.base is None:
-            return {"after": self.target.id, "head": self.head_bytes, "code": delta_files.PACK_VERSION}
+            return {
+                "after": self.target.id,
+                "head": self.head_bytes,
+                "code": delta_files.PACK_VERSION,
+            }
         if not self.is_passages:
-            return {"before": self.base.id, "after": self.target.id, "splice": delta_files.SPLICE_VERSION}
+            return {
+                "before": self.base.id,
+                "after": self.target.id,
+                "splice": delta_files.SPLICE_VERSION,
+            }
         versions = {"code": passage_delta.VERSION, "libraries": {"pyarrow": pa.__version__}}
         return {"before": self.base.id, "after": self.target.id, **versions}
 

@@ -32,7 +32,10 @@ def parse_destination(text: str) -> Destination:
 
 
 def export_files(
-    store: Store, files: Mapping[str, BlobRef], out: Destination, kind: Literal["dataset", "model"] = "dataset"
+    store: Store,
+    files: Mapping[str, BlobRef],
+    out: Destination,
+    kind: Literal["dataset", "model"] = "dataset",
 ) -> int:
     """Write a version's files, each verified, to the new folder `out`; return the number of bytes.
 

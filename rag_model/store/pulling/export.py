@@ -80,7 +80,10 @@ def export_store(store: Store, name: str, out: Destination) -> ExportReport:
         UsageError: `out` exists already.
     """
     identity = store.snapshots.resolve_trusted(name)
-    manifest, is_signed = store.snapshots.get(identity), store.snapshots.has_trusted_signature(identity)
+    manifest, is_signed = (
+        store.snapshots.get(identity),
+        store.snapshots.has_trusted_signature(identity),
+    )
     with open_destination(out) as building:
         exported_store = Store.open(str(building), create=True)
         for ref in {*manifest.content.files.values()}:
@@ -122,13 +125,19 @@ def _write_jsonl(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
                 columns = [*texts, to_seconds(dates)]
                 for passage_id, title, text, revised in zip(*map(pa.Array.to_pylist, columns), strict=True):
                     date = {} if revised is None else {DATE: format_iso(revised)}
-                    line = json.dumps({"id": passage_id, "contents": f"{title}\n{text}", **date}, ensure_ascii=False)
+                    line = json.dumps(
+                        {"id": passage_id, "contents": f"{title}\n{text}", **date},
+                        ensure_ascii=False,
+                    )
                     file.write(line + "\n")
 
 
 def _write_datasets(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
     (folder / "data").mkdir()
-    fields = [*(pa.field(name, pa.string()) for name in ("id", "text", "title")), PASSAGE_SCHEMA.field(DATE)]
+    fields = [
+        *(pa.field(name, pa.string()) for name in ("id", "text", "title")),
+        PASSAGE_SCHEMA.field(DATE),
+    ]
     schema = pa.schema([*fields, pa.field("embeddings", pa.list_(pa.float32()))] if vectors else fields)
     for number, part in enumerate(snapshot.parts):
         path = folder / "data" / f"train-{number:05d}-of-{len(snapshot.parts):05d}.parquet"
@@ -156,7 +165,11 @@ def _render_readme(manifest: Manifest, out: Destination, layout: Layout, vectors
     """Render a dataset card: metadata for the Hub, then text for people."""
     content, corpus = manifest.content, manifest.content.corpus
     licence_name = str(corpus.get("licence") or "")
-    metadata = ["tags:", "- bookwheel", *([f"license: {_LICENCES[licence_name]}"] if licence_name in _LICENCES else [])]
+    metadata = [
+        "tags:",
+        "- bookwheel",
+        *([f"license: {_LICENCES[licence_name]}"] if licence_name in _LICENCES else []),
+    ]
     licence = f", {licence_name}, by its authors; excerpts, markup removed" if licence_name else ""
     space = f"Vectors: {content.space.get('name')}.\n" if vectors and content.space else ""
     source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"

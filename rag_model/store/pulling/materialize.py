@@ -21,7 +21,12 @@ from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef, ChunkSource
 from rag_model.store.pulling.deltas import DeltaStep, rebuild_file, unpack_head
-from rag_model.store.pulling.folder import blob_copy_path, mapped_copy_path, mapped_stamp_name, open_folder_stamps
+from rag_model.store.pulling.folder import (
+    blob_copy_path,
+    mapped_copy_path,
+    mapped_stamp_name,
+    open_folder_stamps,
+)
 from rag_model.store.pulling.overlap import Overlap, PulledVectors, is_convertible
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest, file_kind
@@ -98,7 +103,12 @@ class Puller:
         """
         with ThreadPoolExecutor(_THREADS) as pool, self.progress.stop_on_failure():
             largest_first = sorted(blobs, key=lambda ref: -ref.size)
-            return sum(pool.map(materialize or partial(self.materialize, strategies=[self.fetch_whole]), largest_first))
+            return sum(
+                pool.map(
+                    materialize or partial(self.materialize, strategies=[self.fetch_whole]),
+                    largest_first,
+                )
+            )
 
     def materialize(self, ref: BlobRef, strategies: Iterable[Strategy]) -> int:
         """Verify the copy of a blob, or write it by the first strategy that succeeds.
@@ -126,7 +136,12 @@ class Puller:
 
 
 def materialize_snapshot(
-    puller: Puller, manifest: Manifest, files: dict[str, BlobRef], *, mapped: bool, derive: DeriveIndex = derive_nothing
+    puller: Puller,
+    manifest: Manifest,
+    files: dict[str, BlobRef],
+    *,
+    mapped: bool,
+    derive: DeriveIndex = derive_nothing,
 ) -> int:
     """Materialize files of a snapshot, given by path; return the number of bytes fetched.
 
@@ -185,7 +200,12 @@ class _SnapshotUpdate:
         if file_kind(path) == "passages":
             return [self._rebuild_from_delta, self._puller.fetch_whole]
         if path in self._index_paths:
-            return [self._derive_index, self._rebuild_from_delta, self._patch_vectors, self._puller.fetch_whole]
+            return [
+                self._derive_index,
+                self._rebuild_from_delta,
+                self._patch_vectors,
+                self._puller.fetch_whole,
+            ]
         return [self._patch_vectors, self._puller.fetch_whole]
 
     def _derive_index(self, ref: BlobRef, copy: Path) -> Attempt:

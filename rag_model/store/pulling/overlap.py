@@ -33,7 +33,13 @@ from rag_model.arrays import Partition, Rows
 from rag_model.errors import BookwheelError, StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import read_ahead
-from rag_model.store.versions.manifest import EMBEDDINGS, Content, PartEntry, embeddings_path, passages_path
+from rag_model.store.versions.manifest import (
+    EMBEDDINGS,
+    Content,
+    PartEntry,
+    embeddings_path,
+    passages_path,
+)
 from rag_model.store.versions.snapshot import Snapshot
 
 _NPY_HEADER_BYTES = 128  # numpy pads the header of a two-dimensional array
@@ -146,7 +152,10 @@ class PageRanges:
 
     def within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
         """Yield number and entry of the parts that overlap pages [first_page, last_page]."""
-        first_number, end_number = bisect_left(self._lasts, first_page), bisect_right(self._firsts, last_page)
+        first_number, end_number = (
+            bisect_left(self._lasts, first_page),
+            bisect_right(self._firsts, last_page),
+        )
         for number in range(first_number, end_number):
             part = self._parts[number]
             if part.first_page <= last_page and first_page <= part.last_page:
@@ -264,7 +273,9 @@ class Overlap:
 
     def _join_parts(self, parts: Sequence[PartEntry]) -> Iterator[Rows]:
         return read_ahead(
-            self._previous_rows_of, parts, min(_MAX_AHEAD, max(self._previous.concurrency, self._target.concurrency))
+            self._previous_rows_of,
+            parts,
+            min(_MAX_AHEAD, max(self._previous.concurrency, self._target.concurrency)),
         )
 
     def _previous_rows_of(self, part: PartEntry) -> Rows:
@@ -283,7 +294,10 @@ class Overlap:
                 self._target, part
             ):
                 return np.arange(part.rows) + self._starts[number]
-        hashes, previous_rows = self._read_hashes(self._target, part), np.full(part.rows, -1, np.int64)
+        hashes, previous_rows = (
+            self._read_hashes(self._target, part),
+            np.full(part.rows, -1, np.int64),
+        )
         for number, entry in self._ranges.within(part.first_page, part.last_page):
             positions = pc.index_in(hashes, value_set=self._read_hashes(self._previous, entry)).fill_null(-1).to_numpy()
             previous_rows = np.where(positions < 0, previous_rows, positions + self._starts[number])

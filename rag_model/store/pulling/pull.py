@@ -42,7 +42,13 @@ from rag_model.store.pulling.folder import (
     prune,
     record_name,
 )
-from rag_model.store.pulling.materialize import DeriveIndex, Puller, PullProgress, derive_nothing, materialize_snapshot
+from rag_model.store.pulling.materialize import (
+    DeriveIndex,
+    Puller,
+    PullProgress,
+    derive_nothing,
+    materialize_snapshot,
+)
 from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.signatures import PulledSignatures, Signatures, TrustedKeys
@@ -180,7 +186,11 @@ def _copy_signatures(catalog: Catalog[Any], identity: str, folder: Path) -> None
 
 
 def _publish_folder(
-    manifest: Any, identity: str, files: dict[str, BlobRef], dest: Path, copy_signatures: Callable[[Path], None]
+    manifest: Any,
+    identity: str,
+    files: dict[str, BlobRef],
+    dest: Path,
+    copy_signatures: Callable[[Path], None],
 ) -> None:
     """Build the snapshot's folder under a temporary name, and rename it."""
     staging = dest / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"

@@ -102,7 +102,10 @@ class _ExpirePlanner:
             [],
             {*view.needed_paths, *map(self.store.snapshots.manifest_path, kept_by_trainings)},
         )
-        for catalog, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
+        for catalog, files in (
+            (self.store.snapshots, view.moves),
+            (self.store.models, view.models),
+        ):
             logs = _group_moves(files)
             newest = {ref: (ref, max(moves)) for ref, moves in logs.items()}
             names = _read_named(catalog, [*newest.values()])

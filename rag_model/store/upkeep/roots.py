@@ -25,7 +25,12 @@ from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.signatures import SIGNATURE_PATH
-from rag_model.store.versions.trainings import CHECKPOINT_PATH, FOLDER, TRAINING_STAGE, StoredCheckpoint
+from rag_model.store.versions.trainings import (
+    CHECKPOINT_PATH,
+    FOLDER,
+    TRAINING_STAGE,
+    StoredCheckpoint,
+)
 
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 _MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
@@ -116,7 +121,11 @@ class _CatalogFiles:
 def _read_catalog_files(
     catalog: Catalog[Any], manifests: Iterable[StoredFile], moves: Iterable[StoredFile]
 ) -> _CatalogFiles:
-    current_ids, files, manifest_ids = _read_current(catalog, moves), _CatalogFiles(set(), set()), set[str]()
+    current_ids, files, manifest_ids = (
+        _read_current(catalog, moves),
+        _CatalogFiles(set(), set()),
+        set[str](),
+    )
     for manifest in _iter_manifests(catalog, manifests):
         digests = _manifest_digests(manifest)
         manifest_ids.add(manifest.id)
@@ -170,7 +179,10 @@ def _missing_error(catalog: Catalog[Any], identity: str, ref: str) -> StoreError
 
 
 def _find_origins(
-    store: Store, files: Iterable[str], records: Iterable[_MemoRecord], blobs: Mapping[str, StoredFile]
+    store: Store,
+    files: Iterable[str],
+    records: Iterable[_MemoRecord],
+    blobs: Mapping[str, StoredFile],
 ) -> set[str]:
     """Return the files and all their origins; trained outputs are kept without their inputs."""
     makers: dict[str, list[_MemoRecord]] = defaultdict(list)

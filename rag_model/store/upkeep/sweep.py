@@ -117,7 +117,10 @@ def _delete_batches(
 ) -> bool:
     """Delete the files in batches; return False as soon as the plan is out of date."""
     for start in range(0, len(files), _BATCH_FILES):
-        batch, deadline = files[start : start + _BATCH_FILES], time.monotonic() + SWEEP_VALID_SECONDS / 2
+        batch, deadline = (
+            files[start : start + _BATCH_FILES],
+            time.monotonic() + SWEEP_VALID_SECONDS / 2,
+        )
         store_time = condemn(batch, view.intents)
         if not view.is_current(StoreView.read(store, store_time)):
             return False
@@ -144,7 +147,10 @@ def _open_sweep(store: Store) -> Iterator[Condemn]:
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
     def condemn(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
-        value = {"condemned": [file.path for file in files], "knows": [intent.name for intent in known_intents]}
+        value = {
+            "condemned": [file.path for file in files],
+            "knows": [intent.name for intent in known_intents],
+        }
         return store.intents.write_timed(path, {"format": 1, **value})
 
     try:

@@ -64,7 +64,10 @@ def find_missing_files(store: Store, content: HasFiles) -> list[StoreProblem]:
 
 
 def _check_version(
-    store: Store, catalog: Catalog[Any], identity: str, check: Callable[[Store, BlobRef], str | None]
+    store: Store,
+    catalog: Catalog[Any],
+    identity: str,
+    check: Callable[[Store, BlobRef], str | None],
 ) -> list[StoreProblem]:
     try:
         manifest = catalog.get(identity)
@@ -78,7 +81,9 @@ def _check_files(store: Store, content: HasFiles, check: Callable[[Store, BlobRe
     for path, ref in content.files.items():
         paths[ref].append(path)
     verdicts = read_ahead(
-        partial(check, store), [*paths], _THREADS if check is _check_hash else store.files.concurrency
+        partial(check, store),
+        [*paths],
+        _THREADS if check is _check_hash else store.files.concurrency,
     )
     results = list(zip(paths, verdicts, strict=True))
     return [StoreProblem(path, ref.id, what) for ref, what in results if what is not None for path in paths[ref]]

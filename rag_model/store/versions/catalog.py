@@ -11,7 +11,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.versions.refs import Refs
-from rag_model.store.versions.signatures import Signatures, TrustedKeys, has_signing_key, normalize_json
+from rag_model.store.versions.signatures import (
+    Signatures,
+    TrustedKeys,
+    has_signing_key,
+    normalize_json,
+)
 from rag_model.store.versions.takedowns import Takedowns
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -165,7 +170,10 @@ class Catalog(Generic[ManifestT]):
         """
         path = self.manifest_path(identity)
         return trust.check(
-            Signatures(self.files), path, self.files.read_json(path), f"{self.noun} {identity[:12]} in {self.files.url}"
+            Signatures(self.files),
+            path,
+            self.files.read_json(path),
+            f"{self.noun} {identity[:12]} in {self.files.url}",
         )
 
     def describe_signature(self, name: str) -> str:
@@ -207,7 +215,10 @@ class Catalog(Generic[ManifestT]):
         return name, move.number
 
     def _check_move(self, trust: TrustedKeys, ref: str, number: int, identity: str) -> None:
-        path, description = self.refs.move_path(ref, number), f"the move {ref}@{number} in {self.files.url}"
+        path, description = (
+            self.refs.move_path(ref, number),
+            f"the move {ref}@{number} in {self.files.url}",
+        )
         stored_move = self.files.read_json(path) or {}
         trust.check(Signatures(self.files), path, stored_move, description)
         if stored_move.get(self.noun) != identity:

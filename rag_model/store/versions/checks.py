@@ -40,9 +40,15 @@ def check_fields(value: Any, expected: set[str], where: str) -> dict[str, Any]:
         StoreError: the value is not an object, or a field is missing or unknown.
     """
     check(isinstance(value, dict), f"{where}, which is not an object")
-    missing_fields, unknown_fields = sorted(expected - value.keys()), sorted(value.keys() - expected)
+    missing_fields, unknown_fields = (
+        sorted(expected - value.keys()),
+        sorted(value.keys() - expected),
+    )
     check(not missing_fields, f"{where}, which lacks {', '.join(missing_fields)}")
-    check(not unknown_fields, f"{where}, which has the unknown field {', '.join(map(repr, unknown_fields))}")
+    check(
+        not unknown_fields,
+        f"{where}, which has the unknown field {', '.join(map(repr, unknown_fields))}",
+    )
     fields: dict[str, Any] = value
     return fields
 
@@ -89,7 +95,10 @@ def check_paths(files: Mapping[str, BlobRef]) -> None:
         is_safe = len(segments) <= _MAX_DEPTH and all(map(_SEGMENT.fullmatch, segments)) and path != "manifest.json"
         check(is_safe, f"file path {path!r}")
     for folder, next_path in pairwise(sorted(path.split("/") for path in files)):
-        check(next_path[: len(folder)] != folder, f"file path {'/'.join(folder)!r}, which is a folder as well")
+        check(
+            next_path[: len(folder)] != folder,
+            f"file path {'/'.join(folder)!r}, which is a folder as well",
+        )
 
 
 def compute_id(content: Mapping[str, Any]) -> str:

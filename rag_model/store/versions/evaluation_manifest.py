@@ -45,12 +45,18 @@ class EvaluationSubject:
 
     def __post_init__(self) -> None:
         """Check the ids and digests."""
-        check(isinstance(self.snapshot, str) and FULL_ID.fullmatch(self.snapshot), f"snapshot {self.snapshot!r}")
+        check(
+            isinstance(self.snapshot, str) and FULL_ID.fullmatch(self.snapshot),
+            f"snapshot {self.snapshot!r}",
+        )
         is_model = isinstance(self.model, str) and (
             FULL_ID.fullmatch(self.model) or _EXTERNAL_MODEL.fullmatch(self.model)
         )
         check(is_model or self.model == "", f"model {self.model!r}")
-        check(isinstance(self.questions, str) and _DIGEST.fullmatch(self.questions), f"questions {self.questions!r}")
+        check(
+            isinstance(self.questions, str) and _DIGEST.fullmatch(self.questions),
+            f"questions {self.questions!r}",
+        )
         check(isinstance(self.settings, Mapping), "field 'settings', which is not an object")
 
     @property

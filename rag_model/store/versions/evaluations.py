@@ -158,7 +158,10 @@ def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEval
 def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
     """Return the manifest paths of an evaluation's snapshot and model, with which it expires."""
     model = subject.stored_model
-    return [store.snapshots.manifest_path(subject.snapshot), *([store.models.manifest_path(model)] if model else [])]
+    return [
+        store.snapshots.manifest_path(subject.snapshot),
+        *([store.models.manifest_path(model)] if model else []),
+    ]
 
 
 def _check_subject(store: Store, subject: EvaluationSubject) -> None:

@@ -98,7 +98,10 @@ class PartEntry:
         for label in ("first_page", "last_page"):
             value = getattr(self, label)
             check(type(value) is int and abs(value) <= MAX_PAGE, f"{label} {value!r} of {self.name}")
-        check(type(self.rows) is int and 0 <= self.rows <= MAX_ROWS, f"row count {self.rows!r} of {self.name}")
+        check(
+            type(self.rows) is int and 0 <= self.rows <= MAX_ROWS,
+            f"row count {self.rows!r} of {self.name}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,10 @@ class Content:
         representation_fields: dict[str, Any] = (
             {"space": None if self.space is None else dict(self.space)}
             if format_number == 1
-            else {"representations": _sort_entries(self.representations), "retriever": self.retriever}
+            else {
+                "representations": _sort_entries(self.representations),
+                "retriever": self.retriever,
+            }
         )
         return representation_fields | {
             "corpus": dict(self.corpus),
@@ -208,7 +214,15 @@ class Content:
             _check_representation(name, entry)
         for name, entry in fields["indexes"].items():
             _check_index(name, entry, files)
-        return cls(fields["corpus"], parts, files, fields["recipe"], representations, fields["indexes"], retriever)
+        return cls(
+            fields["corpus"],
+            parts,
+            files,
+            fields["recipe"],
+            representations,
+            fields["indexes"],
+            retriever,
+        )
 
 
 def embeddings_in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -236,7 +250,10 @@ def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
         check(type(number) is int and 0 <= number <= MAX_ROWS, f"{label} of index {name!r}")
     for label in ("search", "settings"):
         check(isinstance(entry.get(label, {}), dict), f"{label} of index {name!r}")
-    check(entry.get("file", index_path(name)) in files or "file" not in entry, f"file of index {name!r}")
+    check(
+        entry.get("file", index_path(name)) in files or "file" not in entry,
+        f"file of index {name!r}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +328,11 @@ def file_kind(path: str) -> str:
 
 
 def select_files(
-    content: Content, *, indexes: Sequence[str] = (), embeddings: bool = True, passages_only: bool = False
+    content: Content,
+    *,
+    indexes: Sequence[str] = (),
+    embeddings: bool = True,
+    passages_only: bool = False,
 ) -> Callable[[str], bool]:
     """Return the `select` argument of `pull`: files for readers, or only passages.
 
@@ -335,5 +356,9 @@ def select_files(
         if ranking_selected := sorted({*ranking} & {*indexes}):
             raise UsageError(f"index {ranking_selected[0]} ranks its hits by the embeddings: pull them too")
         unwanted += ranking
-    left_out = {*BUILD_ONLY_KINDS, *(f"index/{name}" for name in unwanted), *([] if embeddings else ["embeddings"])}
+    left_out = {
+        *BUILD_ONLY_KINDS,
+        *(f"index/{name}" for name in unwanted),
+        *([] if embeddings else ["embeddings"]),
+    }
     return lambda path: file_kind(path) == "passages" if passages_only else file_kind(path) not in left_out

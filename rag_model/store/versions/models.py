@@ -117,7 +117,10 @@ def _list_files(folder: Path) -> dict[str, Path]:
 
 
 def _publish(store: Store, manifest: ModelManifest, ref: str, note: str) -> StoredModel:
-    needs = {store.models.manifest_path(manifest.id), *(blob.path for blob in manifest.content.files.values())}
+    needs = {
+        store.models.manifest_path(manifest.id),
+        *(blob.path for blob in manifest.content.files.values()),
+    }
     with store.intents.hold(f"publish-{secrets.token_hex(8)}", needs):
         if problems := find_missing_files(store, manifest.content):
             raise StoreError(

@@ -145,13 +145,25 @@ def _find_previous(catalog: Catalog[Any], ref: str, current: RefMove) -> RefMove
     )
 
 
-def _move(store: Store, catalog: Catalog[Any], ref: str, identity: str, expected: RefMove | None, note: str) -> RefMove:
+def _move(
+    store: Store,
+    catalog: Catalog[Any],
+    ref: str,
+    identity: str,
+    expected: RefMove | None,
+    note: str,
+) -> RefMove:
     with store.intents.hold(f"move-{secrets.token_hex(8)}", [catalog.manifest_path(identity)]):
         return _check_and_move(store, catalog, ref, identity, expected, note)
 
 
 def _check_and_move(
-    store: Store, catalog: Catalog[Any], ref: str, identity: str, expected: RefMove | None, note: str
+    store: Store,
+    catalog: Catalog[Any],
+    ref: str,
+    identity: str,
+    expected: RefMove | None,
+    note: str,
 ) -> RefMove:
     if problems := find_missing(store, catalog, identity):
         raise RefusedError(

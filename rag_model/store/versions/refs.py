@@ -69,7 +69,10 @@ class RefMove:
         for name in ("created_at", "nonce", "note"):
             if not isinstance(getattr(move, name), str):
                 raise StoreError(f"a ref's log is damaged: {name} is {getattr(move, name)!r}, which is not text")
-        if not _SNAPSHOT.fullmatch(str(move.snapshot)) and (format_number, move.snapshot) != (_DELETION_FORMAT, ""):
+        if not _SNAPSHOT.fullmatch(str(move.snapshot)) and (format_number, move.snapshot) != (
+            _DELETION_FORMAT,
+            "",
+        ):
             raise StoreError(f"a ref's log is damaged: {move.snapshot!r} is not a {noun} id")
         return move
 

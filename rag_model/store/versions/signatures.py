@@ -131,7 +131,8 @@ class Signatures:
         if key := _load_private_key():
             signature = base64.b64encode(key.sign(_signed_message(path, value))).decode()
             self.files.write(
-                _signature_path(path, value, key.public_key()), json_bytes({"format": _FORMAT, "signature": signature})
+                _signature_path(path, value, key.public_key()),
+                json_bytes({"format": _FORMAT, "signature": signature}),
             )
 
     def withdraw(self, path: str, value: Any) -> None:

@@ -129,7 +129,10 @@ class Snapshot:
         if trust := TrustedKeys.from_environment():
             manifest_path = f"snapshots/{manifest.id}.json"
             trust.check(
-                PulledSignatures(root), manifest_path, json.loads(data), f"snapshot {manifest.id[:12]} in {root}"
+                PulledSignatures(root),
+                manifest_path,
+                json.loads(data),
+                f"snapshot {manifest.id[:12]} in {root}",
             )
         stamps = open_folder_stamps(root.parent)
 
@@ -248,7 +251,11 @@ class Snapshot:
         unique_rows, passages = np.unique(requested), dict[int, Passage]()
         for part_number, span, local in self._partition.split(unique_rows):
             passages.update(
-                zip(unique_rows[span].tolist(), self._read_rows(self.parts[part_number], local.tolist()), strict=True)
+                zip(
+                    unique_rows[span].tolist(),
+                    self._read_rows(self.parts[part_number], local.tolist()),
+                    strict=True,
+                )
             )
         return [passages[row] for row in requested.tolist()]
 

@@ -86,7 +86,10 @@ class StoredCheckpoint:
         fields = check_fields(value, {"format", "files", *_FIELDS}, "checkpoint")
         progress = {name: fields[name] for name in _FIELDS}
         for name, kind in _FIELDS.items():
-            check(type(progress[name]) is kind and (kind is str or progress[name] >= 0), f"{name} {progress[name]!r}")
+            check(
+                type(progress[name]) is kind and (kind is str or progress[name] >= 0),
+                f"{name} {progress[name]!r}",
+            )
         check(FULL_ID.fullmatch(progress["snapshot"]), f"snapshot {progress['snapshot']!r}")
         check(_STAGE.fullmatch(progress["stage"]), f"stage {progress['stage']!r}")
         files = parse_files(fields["files"])
