@@ -31,7 +31,7 @@ from rag_model.corpus.salient_spans import SalientSpan, SpanWriter, find_article
 from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError, UsageError
 
-VERSION = 5  # increase it when the same page would give other passages; then no article is reused
+VERSION = 6  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
 # A passage, and its spans if known.
 _PassageWithSpans = tuple[Passage, Sequence[SalientSpan] | None]

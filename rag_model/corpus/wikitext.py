@@ -20,13 +20,20 @@ and the remaining markup (`prose`).
 **Kept and dropped content.** Words, numbers, quotations, lists (one line per item),
 pronunciations and short formulas are kept, because sentences need them. Tables, infoboxes, pictures
 with their captions, references, notices that point elsewhere ("Main article: …"), blocks of code,
-and sections without prose (`blocks.APPARATUS_HEADINGS`) are dropped, as in DPR.
+and what is no sentence in sections of references and links (`blocks.APPARATUS_HEADINGS`) are
+dropped, as in DPR.
 """
 
-from rag_model.corpus.markup.blocks import is_apparatus, split_sections, strip_extensions, strip_tables
-from rag_model.corpus.markup.links import Links, find_link_spans, remove_marks
-from rag_model.corpus.markup.literal import LINK_END, LINK_START, remove_noncharacters
-from rag_model.corpus.markup.prose import to_plain_text
+from rag_model.corpus.markup.blocks import (
+    is_apparatus,
+    may_have_prose,
+    split_sections,
+    strip_extensions,
+    strip_tables,
+)
+from rag_model.corpus.markup.links import Links, find_link_spans
+from rag_model.corpus.markup.literal import LINK_END, LINK_START, remove_marks, remove_noncharacters
+from rag_model.corpus.markup.prose import to_plain_text, to_running_text
 from rag_model.corpus.markup.scanner import Scanner
 from rag_model.corpus.markup.templates import Templates, is_dropped
 from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
@@ -34,14 +41,16 @@ from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
 __all__ = ["MAX_CHARS", "UnparsablePageError", "clean_wikitext"]
 
 MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
+_NO_LEVEL = 7  # below the deepest heading
 
 
 def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: bool = False) -> tuple[Section, ...]:
     """Return the sections of a page that contain text, in order; the lead is first (heading `""`).
 
-    Sections without prose (references, external links, see also) are dropped with their
-    subsections. With `anchors` each section also has the spans of its links (`find_link_spans`);
-    its text is the same. Time and memory are linear in the length of the page.
+    Of sections with the title of an apparatus (references, see also, literature) and of their
+    subsections only sentences are kept, not list items, links and references. With `anchors` each
+    section also has the spans of its links (`find_link_spans`); its text is the same. Time and
+    memory are linear in the length of the page.
 
     Raises:
         UnparsablePageError: The page exceeds `MAX_CHARS`.
@@ -52,16 +61,18 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
     scanner = Scanner(Templates(title).render, Links(siteinfo.namespaces).render, is_dropped, marks=marks)
     body = strip_tables(strip_extensions(remove_noncharacters(text)))
     sections: list[Section] = []
-    dropped_level = 7  # level of the current dropped section; deeper headings belong to it
+    apparatus_level = _NO_LEVEL  # level of the apparatus that contains the current section
     for level, heading, raw in split_sections(body):
-        if 0 < dropped_level < level:
+        if level > apparatus_level and not may_have_prose(raw):
             continue
         heading_text = to_plain_text(remove_marks(scanner.expand(heading))) if heading else ""
-        dropped_level = level if is_apparatus(heading_text, siteinfo.language) else 7
-        if dropped_level == 7:
-            expanded = scanner.expand(raw)
-            if text := to_plain_text(remove_marks(expanded)):
-                sections.append(
-                    Section(" ".join(heading_text.split()), text, find_link_spans(text, expanded) if anchors else ())
-                )
+        if level <= apparatus_level:
+            apparatus_level = level if is_apparatus(heading_text, siteinfo.language) else _NO_LEVEL
+            if apparatus_level == level and not may_have_prose(raw):
+                continue
+        clean = to_plain_text if apparatus_level == _NO_LEVEL else to_running_text
+        expanded = scanner.expand(raw)
+        if text := clean(remove_marks(expanded)):
+            links = find_link_spans(text, expanded, clean) if anchors else ()
+            sections.append(Section(" ".join(heading_text.split()), text, links))
     return tuple(sections)

@@ -9,10 +9,11 @@ Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's c
 passage of cells without headers answers no question. It also spares the template scanner their many
 pipes.
 
-Sections under headings without prose are dropped with their subsections, as in DPR: lists of
-references, links and books answer no question and would be a tenth of all passages. The table of
-these headings is small on purpose: a missing heading costs a few useless passages, a wrong one
-costs answers ("Works" and "Filmography" are kept).
+Under the headings of `APPARATUS_HEADINGS` and in their subsections only running text is kept, as
+in DPR: lists of references, links and books answer no question and would be a tenth of all
+passages. The heading alone does not decide, because "Literature", "Sources" and "Notes" are also
+subjects. The table of these headings is small on purpose: a missing heading costs a few useless
+passages, a wrong one costs answers ("Works" and "Filmography" are kept whole).
 """
 
 import html
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rag_model.corpus.markup.literal import GAP, protect
+from rag_model.corpus.markup.prose import SENTENCE_ENDS
 from rag_model.corpus.markup.tex import render_tex
 
 # References, media and apparatus contain no running text. Blocks of code and preformatted text are
@@ -189,9 +191,22 @@ def split_sections(text: str) -> Iterator[RawSection]:
 
 
 def is_apparatus(heading: str, language: str) -> bool:
-    """Return whether a section with this heading has only references or links."""
+    """Return whether a section with this heading usually has only references or links."""
     name = heading.strip(" :").replace(",", "").lower()
     return name in APPARATUS_HEADINGS.get(language, frozenset()) or name in APPARATUS_HEADINGS["en"]
+
+
+# A line with the end of a sentence that is no list item, no cell, and not just a template or a link.
+_SENTENCE = re.compile(
+    r"^(?![ \t]*(?:[*#:;|!]|\{\{[^{}\n]*\}\}[ \t]*$|\[\[[^\[\]\n]*\]\][ \t]*$))"
+    rf"[^{SENTENCE_ENDS}\n]+[{SENTENCE_ENDS}]",
+    re.MULTILINE,
+)
+
+
+def may_have_prose(body: str) -> bool:
+    """Return False if no line of a section's wikitext can be running text; fast, errs on True."""
+    return _SENTENCE.search(body) is not None
 
 
 def _count_equals(text: str) -> int:

@@ -5,10 +5,9 @@ around them (`LINK_START`, `LINK_END`), and the section is cleaned with and with
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from rag_model.corpus.markup.literal import LINK_END, LINK_START
-from rag_model.corpus.markup.prose import to_plain_text
+from rag_model.corpus.markup.literal import LINK_END, LINK_START, remove_marks
 from rag_model.corpus.records import UnparsablePageError
 
 _FILE, _CATEGORY = 6, 14
@@ -50,18 +49,12 @@ class Links:
 
 
 _MARKS = re.compile(f"([{LINK_START}{LINK_END}])")
-_REMOVE_MARKS = str.maketrans("", "", LINK_START + LINK_END)
 
 
-def remove_marks(text: str) -> str:
-    """Remove the marks of links from a text."""
-    return text.translate(_REMOVE_MARKS)
-
-
-def find_link_spans(prose: str, expanded: str) -> tuple[tuple[int, int], ...]:
+def find_link_spans(prose: str, expanded: str, clean: Callable[[str], str]) -> tuple[tuple[int, int], ...]:
     """Return the (start, end) characters of the words of links in `prose`, ascending and disjoint.
 
-    `prose` is the clean text of `expanded` without marks. The section is cleaned again with the
+    `prose` is what `clean` returns for `expanded` without marks. The section is cleaned again with the
     marks. They can change the result (a space before and a space after a mark are not merged), so
     links in changed lines are skipped, as are links in templates. In real articles nearly all lines
     are equal.
@@ -69,7 +62,7 @@ def find_link_spans(prose: str, expanded: str) -> tuple[tuple[int, int], ...]:
     if LINK_START not in expanded:
         return ()
     try:
-        marked_lines = to_plain_text(expanded).split("\n")
+        marked_lines = clean(expanded).split("\n")
     except UnparsablePageError:
         return ()
     lines = prose.split("\n")

@@ -19,6 +19,14 @@ _REVEAL |= {LINK_START: LINK_START, LINK_END: LINK_END}
 GAP = "\ufdef"  # replaces dropped markup, so that its neighbours do not join into new markup
 
 
+_REMOVE_MARKS = str.maketrans("", "", LINK_START + LINK_END)
+
+
+def remove_marks(text: str) -> str:
+    """Remove the marks of links from a text."""
+    return text.translate(_REMOVE_MARKS)
+
+
 def protect(text: str) -> str:
     """Replace every character that can be markup by its substitute."""
     return text.translate(_PROTECT)

@@ -8,7 +8,7 @@ lengths.
 import html
 import re
 
-from rag_model.corpus.markup.literal import GAP, protect, reveal
+from rag_model.corpus.markup.literal import GAP, protect, remove_marks, reveal
 from rag_model.corpus.markup.tex import format_superscript
 
 MAX_LEFTOVERS = 10  # passes over unpaired brackets; real pages need one
@@ -75,6 +75,43 @@ def to_plain_text(text: str) -> str:
         if not _LEFTOVER.search(text):  # the removal joined no new bracket
             return reveal(text)
     return reveal(_tidy(_BRACKET.sub("", text)))  # nested so that each removal creates new brackets
+
+
+SENTENCE_ENDS = ".!?…。！？؟۔।॥։"  # a character class
+_LIST_ITEM = re.compile(rf"^[ \t{GAP}]*(?:[*#:;]|<(?:ul|ol|dl|li|dd|dt)\b).*$", re.MULTILINE | re.IGNORECASE)
+_SENTENCE_END = re.compile(rf"[{SENTENCE_ENDS}][\"'”’»›」』)\]]{{0,4}}$")
+_REFERENCE_MARK = re.compile(r"\b(?:ISBN|ISSN|OCLC|doi)\b|https?:|\b(?:pp?|[Ss]|[Сс])\. ?\d")
+_PUBLISHED = re.compile(r"([^\d]{3,150}?)(?:[.,:;] |\()(?:1[4-9]|20)\d\d[a-z]?\)?[.,:]")
+_WORD = re.compile(r"[^\W\d_]+")
+_MIN_LOWER_SHARE = 0.25  # of the words of a sentence; names and titles of books have fewer
+
+
+def to_running_text(text: str) -> str:
+    """Convert as `to_plain_text` does, and keep only the lines that are sentences.
+
+    For sections of references and links: drops list items, labels, links and references.
+    """
+    lines = to_plain_text(_LIST_ITEM.sub("", text)).split("\n")
+    return "\n".join(line for line in lines if _is_sentence(remove_marks(line)))
+
+
+def _is_sentence(line: str) -> bool:
+    """Return whether a line of clean text is a sentence and not a label or a reference."""
+    if not _SENTENCE_END.search(line) or _REFERENCE_MARK.search(line):
+        return False
+    if (published := _PUBLISHED.match(line)) and _is_author_list(published[1]):
+        return False
+    words = [word for word in _WORD.findall(line) if word.lower() != word.upper()]
+    return not words or sum(map(str.islower, words)) >= _MIN_LOWER_SHARE * len(words)
+
+
+def _is_author_list(text: str) -> bool:
+    """Return whether a text is a list of names: with punctuation and without longer small words.
+
+    >>> _is_author_list("Mann, Noel, Wendy Smith and Eva Ujlakyova"), _is_author_list("He wrote A, B")
+    (True, False)
+    """
+    return ("," in text or "." in text) and not any(word.islower() and len(word) > 3 for word in _WORD.findall(text))
 
 
 def _tidy(text: str) -> str:

@@ -99,6 +99,78 @@ def test_sections_come_by_heading() -> None:
     )
 
 
+def test_prose_under_the_title_of_an_apparatus_is_kept() -> None:
+    page = (
+        "Lead.\n== Culture ==\n=== Literature ===\nNizami Ganjavi was a [[poet]].{{sfn|Rypka|1968}}\n"
+        "* {{cite book|title=A book.}}\n* Annotated: this book tells of the poets.\n"
+        "==== Modern ====\nMirza Fatali wrote ''Hekayat'' (1850), ''Aldanmis'' (1857) and comedies.\n"
+        "==== Books ====\n* A\n=== Music ===\n* Mugham\n"
+        "== Sources ==\nThe Kura has its sources in Turkey.\n== References ==\n{{reflist}}\n"
+    )
+    sections = (
+        Section("", "Lead."),
+        Section("Literature", "Nizami Ganjavi was a poet."),
+        Section("Modern", "Mirza Fatali wrote Hekayat (1850), Aldanmis (1857) and comedies."),
+        Section("Music", "Mugham"),
+        Section("Sources", "The Kura has its sources in Turkey."),
+    )
+    assert clean_wikitext(page, ENGLISH) == sections
+    with_links = clean_wikitext(page, ENGLISH, anchors=True)
+    assert [section.text[slice(*span)] for section in with_links for span in section.links] == ["poet"]
+
+
+@pytest.mark.parametrize(
+    ("language", "heading", "sentence"),
+    [
+        ("de", "Literatur", "Thomas Mann schrieb Romane."),
+        ("de", "Quellen", "Der Fluss hat zwei Quellen im Schwarzwald, die sich in Donaueschingen vereinen."),
+        ("fr", "Notes", "Les notes de musique sont au nombre de sept."),
+        ("es", "Fuentes", "La ciudad tiene tres fuentes del siglo XVII."),
+        ("it", "Fonti", "Le fonti del Nilo furono cercate per secoli."),
+        ("ru", "Литература", "Первый роман на этом языке вышел в 1899 году."),
+        ("bg", "Източници", "Реката има три източници в Рила."),
+        ("ja", "出典", "この川は富士山に発する。"),
+        ("zh", "参考文献", "這本書是第一部小說。"),
+        ("ko", "각주", "이 강은 산에서 시작한다."),
+        ("ar", "مصادر", "للنهر مصدران في الجبال."),
+        ("en", "Links", "He asked: “Who built the links?”"),
+    ],
+)
+def test_prose_is_kept_in_each_language(language: str, heading: str, sentence: str) -> None:
+    page = f"== {heading} ==\n{sentence}\n* [[A]], B. 1990.\n"
+    assert clean_wikitext(page, Siteinfo("wiki", language, "")) == (Section(heading, sentence),)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "* A long annotation of a book, which says in a whole sentence what it is about.",
+        "# First note.",
+        ": Quoted words.",
+        "; Term.",
+        "<ul><li>An item of a list.</li></ul>",
+        "{{cite book|title=A book. Its subtitle.|year=1990}}",
+        "{{cite book\n| title=A book.\n| publisher = A house.\n}}",
+        "{{refbegin}}\n* A book.\n{{refend}}",
+        "[[Category:St. Louis]]",
+        "[[Portal:History of the U.S.]]",
+        "[http://a.org The home page]",
+        "'''Multimedia'''",
+        "NASA reports:",
+        "David Birmingham, African Affairs, Vol. 77, No. 309 (Oct., 1978), pp. 554–564",
+        "Mann, Noel, Wendy Smith and Eva Ujlakyova. 2009. ''Linguistic clusters: an overview of the "
+        "language families.'' Chiang Mai: Payap University.",
+        "Smith, J. (2009). The effect of the weather on the growth of plants. ''Botany'', 3(2).",
+        "Rypka, Jan: ''History of Iranian Literature''. Dordrecht.",
+        "A history of the world in two volumes, ISBN 0-306-40615-2.",
+        "The weather of the coast, p. 12.",
+    ],
+)
+def test_references_links_and_list_items_are_dropped(line: str) -> None:
+    for heading in ("Literature", "See also", "External links", "Further reading", "Notes"):
+        assert clean_wikitext(f"== {heading} ==\n{line}\n=== More ===\n{line}", ENGLISH) == ()
+
+
 def test_sections_without_prose_go_with_what_lies_below_them() -> None:
     page = "Lead.\n==See also==\n*x\n===Books===\n*y\n==Life==\nA.\n==External links==\n[http://a b]\n"
     page += "== Notes, citations, and references: ==\nn"
