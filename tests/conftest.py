@@ -28,7 +28,13 @@ settings.load_profile("bookwheel")
 # Prefect sets up its logging: the worker's output is gone, and all its later tests fail.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
-pytest_plugins = ["tests.fixtures.clouds", "tests.fixtures.exports", "tests.fixtures.faulty", "tests.fixtures.hub"]
+pytest_plugins = [
+    "tests.fixtures.clouds",
+    "tests.fixtures.exports",
+    "tests.fixtures.faulty",
+    "tests.fixtures.hub",
+    "anyio.pytest_plugin",
+]
 
 ROOT = Path(__file__).parents[1]
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"

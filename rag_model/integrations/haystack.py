@@ -42,10 +42,12 @@ class BookwheelRetriever:
         retriever: str | None = None,
         encoder: str | None = None,
         top_k: int = 5,
+        search_metadata: bool = False,
     ) -> None:
         """Check the arguments, which `SourceSettings` describes.
 
-        `warm_up` or the first query opens the source.
+        `warm_up` or the first query opens the source. `search_metadata` adds rank, score and legs
+        to the `meta` of documents, which are then no longer equal in two searches.
 
         Raises:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `top_k` is
@@ -54,7 +56,7 @@ class BookwheelRetriever:
         _check_top_k(top_k)
         secret = None if token is None else token.resolve_value()
         self.source = LazySource(SourceSettings(store, ref, dest, folder, service, secret, retriever, encoder))
-        self.token, self.top_k = token, top_k
+        self.token, self.top_k, self.search_metadata = token, top_k, search_metadata
 
     def warm_up(self) -> None:
         """Open the source, so that the first query does not wait for it."""
@@ -67,7 +69,8 @@ class BookwheelRetriever:
             ValueError: The token is a literal and not an environment variable
                 (`Secret.from_env_var`).
         """
-        return default_to_dict(self, **asdict(self.source.settings) | {"token": self.token, "top_k": self.top_k})
+        own_settings = {"token": self.token, "top_k": self.top_k, "search_metadata": self.search_metadata}
+        return default_to_dict(self, **asdict(self.source.settings) | own_settings)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -85,7 +88,12 @@ class BookwheelRetriever:
         result = self.source.search(query, self.top_k if top_k is None else top_k)
         return {
             "documents": [
-                Document(id=hit.id, content=hit.text, meta=build_metadata(hit, result.snapshot), score=hit.score)
+                Document(
+                    id=hit.id,
+                    content=hit.text,
+                    meta=build_metadata(hit, result.snapshot, search_metadata=self.search_metadata),
+                    score=hit.score,
+                )
                 for hit in result.hits
             ]
         }

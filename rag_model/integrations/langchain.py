@@ -38,6 +38,10 @@ class BookwheelRetriever(BaseRetriever):
     retriever: str | None = Field(None, description="Retriever expression, such as `rrf(hnsw, bm25)`.")
     encoder: str | None = Field(None, description="Question encoder instead of the snapshot's.")
     k: int = Field(5, ge=1, description="Passages a query.")
+    search_metadata: bool = Field(
+        False,
+        description="Add rank, score and legs to the metadata, by which LangChain then tells equal passages apart.",
+    )
 
     def model_post_init(self, context: Any) -> None:
         """Check the arguments.
@@ -61,6 +65,10 @@ class BookwheelRetriever(BaseRetriever):
         """Return the passages of a query; `invoke(query, k=3)` overrides their number."""
         result = self.source.search(query, self.k if k is None else k)
         return [
-            Document(id=hit.id, page_content=hit.text, metadata=build_metadata(hit, result.snapshot))
+            Document(
+                id=hit.id,
+                page_content=hit.text,
+                metadata=build_metadata(hit, result.snapshot, search_metadata=self.search_metadata),
+            )
             for hit in result.hits
         ]

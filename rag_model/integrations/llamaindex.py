@@ -36,8 +36,12 @@ class BookwheelRetriever(BaseRetriever):
         retriever: str | None = None,
         encoder: str | None = None,
         k: int = 5,
+        search_metadata: bool = False,
     ) -> None:
         """Check the arguments, which `SourceSettings` describes. The first query opens the source.
+
+        `search_metadata` adds rank, score and legs to the metadata; LlamaIndex then tells equal
+        passages of two searches apart and does not fuse them.
 
         Raises:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `k` is below
@@ -46,16 +50,14 @@ class BookwheelRetriever(BaseRetriever):
         super().__init__()
         if k < 1:
             raise UsageError(f"k is {k}: ask for at least 1 passage")
-        self.source, self.k = (
-            LazySource(SourceSettings(store, ref, dest, folder, service, token, retriever, encoder)),
-            k,
-        )
+        self.source = LazySource(SourceSettings(store, ref, dest, folder, service, token, retriever, encoder))
+        self.k, self.search_metadata = k, search_metadata
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         result = self.source.search(query_bundle.query_str, self.k)
         nodes = []
         for hit in result.hits:
-            metadata = build_metadata(hit, result.snapshot)
+            metadata = build_metadata(hit, result.snapshot, search_metadata=self.search_metadata)
             hidden_names = [name for name in metadata if name not in _PROMPT_METADATA]
             node = TextNode(
                 id_=hit.id,

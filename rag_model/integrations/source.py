@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rag_model.client import Client
     from rag_model.retrieve.retriever import SnapshotRetriever
 
+_SEARCH_METADATA = ("rank", "score", "legs")  # they differ from search to search
 _SOURCES_OF_SETTING = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
 
 
@@ -189,11 +190,13 @@ def _open_snapshot_source(settings: SourceSettings) -> SnapshotSource:
         raise
 
 
-def build_metadata(hit: Hit, snapshot: str) -> dict[str, Any]:
+def build_metadata(hit: Hit, snapshot: str, *, search_metadata: bool = False) -> dict[str, Any]:
     """Build the metadata of a passage, for attribution and tracing; all values are plain JSON.
 
-    `legs` is empty if the retriever has only one leg, which would repeat rank and score.
+    Frameworks recognise a passage by its text and metadata when they merge the results of several
+    queries or retrievers. So the metadata are equal in every search. Only `search_metadata` adds
+    `rank`, `score` and `legs`, which is empty if the retriever has only one leg.
     """
     metadata = hit.to_json() | {"legs": [asdict(leg) for leg in hit.visible_legs], "snapshot": snapshot}
-    del metadata["text"]
-    return metadata
+    hidden_names = ("text",) if search_metadata else ("text", *_SEARCH_METADATA)
+    return {name: value for name, value in metadata.items() if name not in hidden_names}

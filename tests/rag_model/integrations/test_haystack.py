@@ -1,5 +1,7 @@
 """The retriever in a real Haystack pipeline that answers, also one that was written and read back."""
 
+from collections import Counter
+
 import pytest
 
 from rag_model.errors import StoreError, UsageError
@@ -11,6 +13,7 @@ from tests.rag_model.integrations.conftest import ASKED
 # isort: split
 from haystack import Pipeline, component, telemetry
 from haystack.components.builders import AnswerBuilder, PromptBuilder
+from haystack.components.joiners import DocumentJoiner
 from haystack.utils import Secret
 
 TEMPLATE = "{% for document in documents %}{{ document.content }}\n{% endfor %}\n{{ query }}"
@@ -67,6 +70,24 @@ def test_a_pipeline_is_written_and_read_back(places: dict[str, dict[str, str]], 
     assert {one.id for one in read.run(ASKED)["documents"]} == {hit.id for hit in expected}
     assert len(read.run(ASKED, top_k=1)["documents"]) == 1
     read.source.close()
+
+
+def test_joiner_sums_the_ranks_of_a_passage(places: dict[str, dict[str, str]]) -> None:
+    retrievers = [
+        BookwheelRetriever(**places["folder"], retriever=name, top_k=3)  # type: ignore[arg-type]
+        for name in ("exact", "rrf(hnsw, exact)")
+    ]
+    lists = [retriever.run(ASKED)["documents"] for retriever in retrievers]
+    assert {one.id: one.meta for one in lists[0]} == {one.id: one.meta for one in lists[1]}
+    scores = Counter[str]()
+    for documents in lists:
+        for rank, one in enumerate(documents):
+            scores[one.id] += 1 / (61 + rank)
+    joined = DocumentJoiner("reciprocal_rank_fusion").run(lists)["documents"]
+    assert {one.id for one in joined} == set(scores)
+    assert [scores[one.id] for one in joined] == sorted(scores.values(), reverse=True)
+    for retriever in retrievers:
+        retriever.source.close()
 
 
 def test_a_token_is_written_as_the_name_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 """The retriever in a real query engine of LlamaIndex that answers; the language model is LlamaIndex's own for tests."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import MetadataMode
 
 from rag_model.errors import StoreError, UsageError
@@ -31,6 +34,27 @@ def test_a_query_engine_answers_from_the_passages(
     assert (first.metadata["snapshot"], first.metadata["page_id"]) == (made_library.red, expected[0].page_id)
     assert "licence" not in first.get_content(MetadataMode.LLM)
     retriever.source.close()
+
+
+def test_fusion_sums_the_ranks_of_a_passage(places: dict[str, dict[str, str]]) -> None:
+    retrievers = [
+        BookwheelRetriever(**places["folder"], retriever=name, k=3)  # type: ignore[arg-type]
+        for name in ("exact", "rrf(hnsw, exact)")
+    ]
+    scores = Counter[str]()
+    for retriever in retrievers:
+        for rank, one in enumerate(retriever.retrieve(ASKED)):
+            scores[one.node.node_id] += 1 / (60 + rank)
+    fusion = QueryFusionRetriever(
+        retrievers, llm=MockLLM(), num_queries=1, mode=FUSION_MODES.RECIPROCAL_RANK, similarity_top_k=6, use_async=False
+    )
+    fused = {one.node.node_id: one.score for one in fusion.retrieve(ASKED)}
+    assert fused == pytest.approx(dict(scores))
+    assert max(scores.values()) > 1 / 60
+    retrievers[0].search_metadata = True
+    assert "score" in retrievers[0].retrieve(ASKED)[0].node.metadata
+    for retriever in retrievers:
+        retriever.source.close()
 
 
 def test_it_is_asked_asynchronously(places: dict[str, dict[str, str]]) -> None:

@@ -22,7 +22,7 @@ def test_every_place_gives_the_same_passages(place: dict[str, str], expected: li
 def test_a_retriever_is_asked_for_by_its_expression(place: dict[str, str]) -> None:
     source = open_source(SourceSettings(**place, retriever="rrf(hnsw, exact)"))
     (hit,) = source.search(ASKED, 1).hits
-    told = build_metadata(hit, "id")
+    told = build_metadata(hit, "id", search_metadata=True)
     assert [leg["leg"] for leg in told["legs"]] == ["hnsw", "exact"]
     source.close()
 
