@@ -25,7 +25,7 @@ from xml.parsers import expat
 
 from rag_model.corpus.articles import get_language
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
-from rag_model.corpus.dump_formats.page_format import PageFormat
+from rag_model.corpus.dump_formats.page_format import PageFormat, get_recency
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
 from rag_model.corpus.records import MAX_TITLE, Compression, Page, Section, Siteinfo, Slice
 from rag_model.corpus.source import (
@@ -59,7 +59,7 @@ _CAPTURED = {
 def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
     """Yield the pages of an export, or of a run of `<page>` elements from one, in order.
 
-    If a page has several revisions, the one with the highest id is used.
+    If a page has several revisions, the newest is used: by its time, then by its id.
 
     Raises:
         InputError: The bytes are not well-formed, not a MediaWiki export, or hostile; the message
@@ -186,11 +186,14 @@ class PageParser:
     def _keep_newest_revision(self) -> None:
         """Keep the revision if it is the newest of the page so far."""
         revision = {name: self._fields.pop(name) for name in _REVISION_FIELDS if name in self._fields}
-        newest_number, number = (
-            self._parse_number(fields.get(f"{_REVISION}/id", "0")) for fields in (self._newest_revision, revision)
-        )
-        if number >= newest_number:
+        newest = self._newest_revision
+        if not newest or self._get_revision_recency(revision) >= self._get_revision_recency(newest):
             self._newest_revision = revision
+
+    def _get_revision_recency(self, revision: dict[str, str]) -> tuple[int, int]:
+        """Return what orders revisions: an imported old one has a recent id, but its own time."""
+        time = self._parse_time(revision.get(f"{_REVISION}/timestamp", ""))
+        return get_recency(time, self._parse_number(revision.get(f"{_REVISION}/id", "0")))
 
     def _build_page(self) -> Page:
         page, revision = self._fields, self._newest_revision

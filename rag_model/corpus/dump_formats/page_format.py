@@ -14,6 +14,8 @@ from rag_model.errors import InputError
 
 _MISMATCH_ADVICE = "download the dump and its index again, both of one date"
 
+_UNKNOWN_TIME = -(1 << 63)
+
 
 class PageFormat:
     """A dump format of wiki pages. Subclasses read siteinfo, split files, parse and clean pages.
@@ -99,8 +101,8 @@ class PageFormat:
         """Yield the pages of the part's range of ids, in the order of the dump, each id once.
 
         If the plan found the ids in order, the pages are streamed. Otherwise the part is read
-        twice, first for the ids only: of several pages with the same id the one with the highest
-        `rev_id` is used, and of equal ones the first.
+        twice, first for the ids only: of several pages with the same id the one with the newest
+        revision is used (by `get_recency`), and of equal ones the first.
 
         Raises:
             InputError: A slice is unreadable, damaged or hostile, or lacks pages that the plan
@@ -135,12 +137,13 @@ class PageFormat:
             yield page
 
     def _read_newest(self, part: Part) -> Iterator[Page]:
-        newest_revisions: dict[int, int] = {}
+        newest: dict[int, tuple[int, int]] = {}
         for page in self._iter_in_range(part):
-            newest_revisions[page.page_id] = max(page.rev_id, newest_revisions.get(page.page_id, -1))
+            recency = get_recency(page.revised, page.rev_id)
+            newest[page.page_id] = max(recency, newest.get(page.page_id, recency))
         for page in self._iter_in_range(part):
-            if newest_revisions.get(page.page_id) == page.rev_id:
-                del newest_revisions[page.page_id]
+            if newest.get(page.page_id) == get_recency(page.revised, page.rev_id):
+                del newest[page.page_id]
                 yield page
 
     def _iter_in_range(self, part: Part) -> Iterator[Page]:
@@ -163,16 +166,41 @@ class PageFormat:
     def _take_first_articles(
         self, runs: Iterable[PageRun], limit: int, siteinfo: Siteinfo
     ) -> tuple[list[PageRun], int | None]:
-        """Return the runs with the first `limit` articles, and the last id if ids are in order."""
+        """Return the first runs, and the last id such that `limit` of their articles are selected.
+
+        If ids are out of order, whole runs are read, and the articles with the lowest ids are
+        selected. The last id is None if all articles are selected.
+        """
         selected_runs: list[PageRun] = []
+        newest: dict[int, tuple[tuple[int, int], bool]] = {}  # page id -> recency, is an article
         n_articles = 0
         for run in runs:
             selected_runs.append(run)
-            for page in self.read_slice(run.slice):
-                n_articles += self.classify(page, siteinfo) is page
-                if n_articles == limit:
-                    return selected_runs, page.page_id if is_ordered(selected_runs) else None
+            if not newest and is_ordered(selected_runs[-2:]):
+                for page in self.read_slice(run.slice):
+                    n_articles += self.classify(page, siteinfo) is page
+                    if n_articles == limit:
+                        return selected_runs, page.page_id
+                continue
+            unread_runs = [run] if newest else selected_runs
+            for page in chain.from_iterable(self.read_slice(each.slice) for each in unread_runs):
+                state = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
+                if page.page_id not in newest or state[0] > newest[page.page_id][0]:
+                    newest[page.page_id] = state
+            if len(newest) >= limit:
+                ids = sorted(page_id for page_id, (_, is_article) in newest.items() if is_article)
+                if len(ids) >= limit:
+                    return selected_runs, ids[limit - 1]
         return selected_runs, None
+
+
+def get_recency(revised: int | None, rev_id: int) -> tuple[int, int]:
+    """Return what orders the revisions of a page: their time (unknown: the oldest), then their id.
+
+    >>> max(get_recency(2_000, 7), get_recency(1_000, 9), get_recency(None, 11))
+    (2000, 7)
+    """
+    return (_UNKNOWN_TIME if revised is None else revised, rev_id)
 
 
 def _mismatch_error(byte_slice: Slice, problem: str) -> InputError:

@@ -1,6 +1,7 @@
 import bz2
 import gc
 import gzip
+import re
 import shutil
 import tracemalloc
 import weakref
@@ -55,11 +56,25 @@ def test_other_slots_of_a_revision_are_no_text(page_xml) -> None:
     assert (page.text, page.model) == ("main", "wikitext")
 
 
-def test_of_several_revisions_the_highest_is_taken(page_xml) -> None:
+@pytest.mark.parametrize("new_first", [True, False])
+@pytest.mark.parametrize(
+    ("old_id", "old_time"),
+    [
+        (5, "2026-10"),
+        (5, "2026-11"),  # of the same time the higher id
+        (12, "2026-10"),  # imported later
+        (12, ""),
+    ],
+)
+def test_the_newest_revision_is_taken(page_xml, old_id: int, old_time: str, *, new_first: bool) -> None:
     page = page_xml(1, "new", rev_id=9)
-    old = page_xml(1, "old", rev_id=5).partition("<revision>")[2].partition("</revision>")[0]
-    old = old.replace("2026-11", "2027-01")  # a clock that was wrong
-    both = page.replace("</revision>", f"</revision><revision>{old}</revision>")
+    new, old = (
+        each.partition("<revision>")[2].partition("</revision>")[0]
+        for each in (page, page_xml(1, "old", rev_id=old_id))
+    )
+    old = old.replace("2026-11", old_time) if old_time else re.sub("<timestamp>.*</timestamp>", "", old)
+    revisions = [new, old] if new_first else [old, new]
+    both = page.replace(new, "</revision><revision>".join(revisions))
     assert [(page.rev_id, page.text, page.revised) for page in pages_of(both.encode())] == [(9, "new", NOON)]
 
 
@@ -256,27 +271,43 @@ def test_a_part_survives_its_json(tmp_path, make_multistream, plan) -> None:
         assert Part.from_json(part.to_json()) == part
 
 
-revisions = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=30)
+# Page id, time and id of each revision: an imported old revision has a high id.
+revisions = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=30)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-@given(revisions=revisions, pages_a_stream=st.integers(1, 5), files=st.integers(1, 3), multistream=st.booleans())
-def test_of_duplicates_the_highest_revision_wins_in_any_order(
-    tmp_path, page_xml, export_xml, make_multistream, plan, *, revisions, pages_a_stream, files, multistream
+@given(
+    revisions=revisions,
+    pages_a_stream=st.integers(1, 5),
+    files=st.integers(1, 3),
+    multistream=st.booleans(),
+    limit=st.none() | st.integers(1, 13),
+)
+def test_of_duplicates_the_newest_revision_wins_in_any_order(
+    tmp_path, page_xml, export_xml, make_multistream, plan, *, revisions, pages_a_stream, files, multistream, limit
 ) -> None:
     folder = tmp_path / "dumps"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    written = [page_xml(page_id, f"{page_id}.{rev} {'x' * 100_000}", rev_id=rev) for page_id, rev in revisions]
+    written = [
+        page_xml(page_id, f"{page_id}.{rev} {'x' * 100_000}", rev_id=rev).replace("2026-11", f"2026-0{time}")
+        for page_id, time, rev in revisions
+    ]
     source = folder / "all.xml"
     source.write_bytes(export_xml(*written))
     if multistream:
         make_multistream(folder, source, pages_a_stream=pages_a_stream, files=files)
         source.unlink()
-    read = [(page.page_id, page.rev_id) for page in read_pages_of(plan(f"{folder}/*.*", part_bytes=1 + 200 * files))]
-    newest = {page_id: max(rev for other, rev in revisions if other == page_id) for page_id, _ in revisions}
-    assert dict(read) == newest
-    assert len(read) == len(newest)
+    dump_plan = plan(f"{folder}/*.*", part_bytes=1 + 200 * files, limit=limit)
+    read = [(page.page_id, page.rev_id) for page in read_pages_of(dump_plan)]
+    newest = {
+        page_id: max((time, rev) for other, time, rev in revisions if other == page_id)[1]
+        for page_id, _, _ in revisions
+    }
+    assert len(read) == min(len(newest), limit or len(newest))
+    assert len(dict(read)) == len(read)
+    if limit is None:  # a limit leaves newer revisions unread
+        assert dict(read) == newest
 
 
 def test_unordered_ids_are_told_from_ordered_ones(tmp_path, page_xml, export_xml, plan) -> None:

@@ -69,6 +69,15 @@ def test_a_limit_takes_the_first_articles(tmp_path, make_multistream, plan, smal
     assert articles(plan(make_multistream(tmp_path, small_dump, files=2), limit=limit)) == expected
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5, 11, 12])
+def test_a_limit_is_exact_when_ids_are_out_of_order(tmp_path, page_xml, export_xml, plan, limit: int) -> None:
+    ids = [50, 3, 7, 1, 9, 2, 8, 4, 6, 5, 10, 11]
+    redirect = page_xml(12, "#REDIRECT [[A]]")
+    (tmp_path / "dump.xml").write_bytes(export_xml(*(page_xml(page_id, "Words.") for page_id in ids), redirect))
+    read = articles(plan(tmp_path / "dump.xml", limit=limit))
+    assert sorted(article.page_id for article in read) == sorted(ids)[:limit]
+
+
 def test_a_limit_leaves_the_rest_of_the_dump_unread(tmp_path, make_multistream, small_dump, plan) -> None:
     dump = Path(make_multistream(tmp_path, small_dump, pages_a_stream=10))
     end = plan(dump, limit=3).parts[-1].slices[-1]
