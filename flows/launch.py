@@ -30,7 +30,8 @@ def estimate_rebuild(
         recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS
     )  # for chunkers without a number of words assume the default's
     count = estimate_passages(dump, words, limit)
-    work = estimate_build(count, resolve_folder(passage_encoder or encoder), recipe.index, memory if local else None)
+    folder, memory_limit = resolve_folder(passage_encoder or encoder), memory if local else None
+    work = estimate_build(count, folder, recipe.index, memory_limit, recipe.encode.spec)
     return (
         work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
     )  # the workers are not this run's

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rag_model.encoders.files import CONFIG, read_optional_json, resolve_folder
 from rag_model.encoders.space import Space, compute_space, list_tokenizer_files, read_declared_space
-from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, find_known_prompts, read_encoder_spec
+from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, find_known_settings, read_encoder_spec
 from rag_model.encoders.static_folder import StaticTable, find_static_body
 from rag_model.encoders.tokens import WordTokenizer, limit_tokenizer, load_tokenizer, tokenize
 from rag_model.encoders.weights import list_weight_files
@@ -81,7 +81,7 @@ class Encoder:
         """
         folder = resolve_folder(name)
         _check_role(folder, role)
-        spec = read_encoder_spec(folder, {**find_known_prompts(str(name)), **(overrides or {})})
+        spec = read_encoder_spec(folder, {**find_known_settings(str(name)), **(overrides or {})})
         torch = require("torch", "model")
         if threads is not None:
             torch.set_num_threads(threads)
@@ -92,7 +92,7 @@ class Encoder:
             return cls._load_static(str(name), folder, spec)
         model_module = import_module("rag_model.encoders.model")
         model = model_module.load_model(folder, spec, device, dtype, trainable=trainable)
-        return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model)
+        return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length, spec.end_token), model)
 
     @classmethod
     def _load_static(cls, name: str, folder: Path, spec: EncoderSpec) -> Self:
@@ -103,7 +103,7 @@ class Encoder:
                 f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and "
                 f"{table.size:,} have a vector: use the tokenizer that the model was made with"
             )
-        model = import_module("rag_model.encoders.model").StaticModel.from_table(table, normalize=spec.normalize)
+        model = import_module("rag_model.encoders.model").StaticModel.from_table(table, spec)
         return cls(name, folder, spec, words.tokenizer, model, words)
 
     @property
@@ -195,7 +195,7 @@ def read_passage_space(name: str | Path) -> Space:
     if (declared := read_declared_space(folder)) is not None:
         return declared
     _check_role(folder, "passage")
-    return compute_space(folder, read_encoder_spec(folder, find_known_prompts(str(name))), str(name))
+    return compute_space(folder, read_encoder_spec(folder, find_known_settings(str(name))), str(name))
 
 
 def static_encoder_error(folder: Path) -> UsageError:

@@ -7,7 +7,7 @@ true` (to version 5) and `pooling_mode: "mean"` (from 6). A sparse encoder (`Spa
 consists of `MLMTransformer` (to version 5.3) or `Transformer`, and `SpladePooling`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ MODULES = "modules.json"
 SPLADE = "SpladePooling"
 _SUPPORTED = ("Transformer", "Pooling", "Normalize")
 _SUPPORTED_SPARSE = ("Transformer", "MLMTransformer", SPLADE)
+_SETTINGS = "config_sentence_transformers.json"
+_OTHER_SIMILARITIES = ("euclidean", "manhattan")  # as sentence-transformers names them
 _POOLING = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -119,12 +121,41 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
     modules = read_supported_modules(folder, _SUPPORTED)
     if "Pooling" not in modules or modules.get("Transformer") != "":
         raise InputError(f"encoder {folder} has no Transformer in its top folder, or no Pooling: use one that has both")
+    _check_text_case(folder)
     return {
         "pooling": _read_pooling(folder / modules["Pooling"] / "config.json"),
-        "normalize": "Normalize" in modules,
         "max_length": _read_max_length(folder),
+        **read_vector_settings(folder, modules),
         **read_prompts(folder),
     }
+
+
+def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, Any]:
+    """Read `normalize` and `truncate_dim` of a folder with these modules, as fields of
+    `EncoderSpec`.
+
+    Indexes rank by inner product, so the vectors of a cosine model are normalised even if it has no
+    Normalize module. As in sentence-transformers, cosine is the default.
+
+    Raises:
+        InputError: the similarity is not supported, or a value has a wrong type.
+    """
+    settings = read_optional_json(folder / _SETTINGS)
+    similarity = settings.get("similarity_fn_name") or "cosine"
+    has_unit_vectors = "Normalize" in modules
+    # Unit vectors have the same order by Euclidean distance and by inner product.
+    if similarity in _OTHER_SIMILARITIES and not (similarity == "euclidean" and has_unit_vectors):
+        raise InputError(
+            f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in {_SETTINGS}), "
+            "which is not supported: use a model of cosine or dot"
+        )
+    truncate_dim = settings.get("truncate_dim") or 0
+    if not isinstance(truncate_dim, int) or truncate_dim < 0:
+        raise InputError(
+            f"encoder file {folder / _SETTINGS} has truncate_dim {truncate_dim!r}: "
+            "change it to a positive whole number, or remove it"
+        )
+    return {"normalize": has_unit_vectors or similarity != "dot", "truncate_dim": truncate_dim}
 
 
 def has_splade_pooling(folder: Path) -> bool:
@@ -159,10 +190,16 @@ def read_splade(folder: Path) -> dict[str, Any]:
 def read_prompts(folder: Path) -> dict[str, str]:
     """Read the prompts of passages and questions, as fields of a spec.
 
+    `default_prompt_name` applies to neither: sentence-transformers' `encode_query` and
+    `encode_document` do not use it.
+
     Raises:
         InputError: the file is damaged.
     """
-    prompts = read_optional_json(folder / "config_sentence_transformers.json")
+    settings = read_optional_json(folder / _SETTINGS)
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise InputError(f"encoder file {folder / _SETTINGS} is corrupt: fetch the model again")
     return {
         "passage_prompt": _find_prompt(prompts, _PASSAGE_PROMPTS),
         "question_prompt": _find_prompt(prompts, _QUESTION_PROMPTS),
@@ -217,10 +254,68 @@ def _read_max_length(folder: Path) -> int:
     return min(int(limit or read_max_tokens(folder)), read_max_tokens(folder))
 
 
-def _find_prompt(config: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    prompts = config.get("prompts") or {}
-    candidates = [prompts.get(name) for name in (*names, config.get("default_prompt_name"))]
-    return next((str(prompt) for prompt in candidates if prompt), "")
+def _find_prompt(prompts: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    return next((str(prompts[name]) for name in names if prompts.get(name)), "")
+
+
+def _check_text_case(folder: Path) -> None:
+    """Check that the tokenizer converts texts to lower case if the model expects it.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not read_optional_json(folder / "sentence_bert_config.json").get("do_lower_case"):
+        return
+    # Older tokenizers, without `tokenizer.json`, have the setting in their own config.
+    tokenizer = read_optional_json(folder / TOKENIZER)
+    if tokenizer and not _has_step(tokenizer.get("normalizer"), _converts_to_lower_case):
+        raise InputError(
+            f"encoder {folder} expects texts in lower case (do_lower_case in sentence_bert_config.json), and its "
+            f"{TOKENIZER} does not convert them: add a Lowercase normalizer to {TOKENIZER}"
+        )
+
+
+def read_missing_end_token(folder: Path) -> str:
+    """Return the end token that a tokenizer's settings request and its `tokenizer.json` does not
+    add; empty if there is none.
+
+    transformers 4 added it for `add_eos_token`; transformers 5 reads only `tokenizer.json`.
+
+    Raises:
+        InputError: the settings request an end token and do not name it.
+    """
+    settings = read_optional_json(folder / "tokenizer_config.json")
+    if settings.get("add_eos_token") is not True:
+        return ""
+    token = settings.get("eos_token") or read_optional_json(folder / "special_tokens_map.json").get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str) or not token:
+        raise InputError(
+            f"encoder file {folder / 'tokenizer_config.json'} sets add_eos_token and names no eos_token: "
+            "fetch the model again"
+        )
+    post_processor = read_optional_json(folder / TOKENIZER).get("post_processor")
+    return "" if _has_step(post_processor, lambda step: _find_last_token(step) == token) else token
+
+
+def _has_step(rule: Any, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
+    """Return whether a rule of `tokenizer.json`, or a step of its sequence, matches."""
+    if not isinstance(rule, dict):
+        return False
+    steps = rule.get("normalizers") or rule.get("processors") or []
+    return matches(rule) or any(_has_step(step, matches) for step in steps)
+
+
+def _converts_to_lower_case(normalizer: Mapping[str, Any]) -> bool:
+    return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
+
+
+def _find_last_token(post_processor: Mapping[str, Any]) -> Any:
+    """Return the last special token of a post-processor, or None."""
+    if post_processor.get("type") in {"RobertaProcessing", "BertProcessing"}:
+        return (post_processor.get("sep") or [None])[0]
+    template = post_processor.get("single") or [{}]
+    return (template[-1].get("SpecialToken") or {}).get("id")
 
 
 def resolve_folder(name: str | Path) -> Path:

@@ -126,6 +126,7 @@ class Model:
     def _project(self, vectors: Tensor) -> Tensor:
         if self.projection is not None:
             vectors = self.projection(vectors.to(self.dtype)).float()  # (b, h) -> (b, d)
+        vectors = vectors[:, : self.dim]  # (b, h) -> (b, d), if the spec truncates
         return nn.functional.normalize(vectors) if self.spec.normalize else vectors
 
     def _pool(self, hidden: Tensor, mask: Tensor | None, lengths: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ def load_model(
                 bert,
                 None,
                 spec,
-                sizes.hidden,
+                spec.truncate_dim or sizes.hidden,
                 sizes.pad_id,
                 resolved_device,
                 resolved_dtype,
@@ -200,7 +201,7 @@ def wrap_transformers_model(
         body,
         projection,
         spec,
-        dim,
+        spec.truncate_dim or dim,
         pad_id,
         device,
         transformers_model.dtype,
@@ -267,14 +268,16 @@ class StaticModel:
     table: Tensor  # (r, d) float32
     rows: Tensor | None  # (v,) int32: table row of each token id; None: row = token id
     weights: Tensor | None  # (v,) float32: weight of each token; None: 1
+    dim: int  # of a vector: that of the table, or fewer if the spec truncates
     normalize: bool
     transformers_model: None = None  # a static encoder cannot be trained
 
     @classmethod
-    def from_table(cls, table: StaticTable, *, normalize: bool) -> Self:
+    def from_table(cls, table: StaticTable, spec: EncoderSpec) -> Self:
         """Load the table of a folder."""
         rows, weights = (None if array is None else torch.from_numpy(array) for array in (table.mapping, table.weights))
-        return cls(torch.from_numpy(table.read_vectors()), rows, weights, normalize)
+        vectors = torch.from_numpy(table.read_vectors())
+        return cls(vectors, rows, weights, spec.truncate_dim or table.dim, spec.normalize)
 
     @property
     def device(self) -> torch.device:
@@ -285,11 +288,6 @@ class StaticModel:
     def dtype(self) -> torch.dtype:
         """Return float32."""
         return self.table.dtype
-
-    @property
-    def dim(self) -> int:
-        """Return the length of a vector."""
-        return self.table.shape[1]
 
     @torch.inference_mode()
     def encode(self, tokens: Sequence[TokenIds], *, batch_invariant: bool = False) -> npt.NDArray[np.float32]:
@@ -308,6 +306,6 @@ class StaticModel:
             mode="sum",
             per_sample_weights=None if self.weights is None else self.weights[ids],
         )  # (t,), (r, d) -> (n, d)
-        means = sums / lengths.clamp(min=1)[:, None]
+        means = (sums / lengths.clamp(min=1)[:, None])[:, : self.dim]
         vectors: npt.NDArray[np.float32] = (nn.functional.normalize(means) if self.normalize else means).numpy()
         return vectors

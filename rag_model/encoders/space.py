@@ -86,16 +86,18 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
     """
     body_folder = find_static_body(folder) if spec.is_static else folder
     static_table = StaticTable.open(body_folder) if spec.is_static else None
+    tokenizer = digest_tokenizer(body_folder)
+    dim = read_dim(folder) if static_table is None else static_table.dim
     return Space(
         name=name or folder.name,
         weights=digest_weights(folder) if static_table is None else static_table.digest(),
-        tokenizer=digest_tokenizer(body_folder),
+        tokenizer=digest_json({"rules": tokenizer, "end_token": spec.end_token}) if spec.end_token else tokenizer,
         pooling=spec.pooling,
         normalize=spec.normalize,
         max_length=spec.max_length,
         layout=spec.layout,
         passage_prompt=spec.passage_prompt,
-        dim=read_dim(folder) if static_table is None else static_table.dim,
+        dim=spec.truncate_dim or dim,
     )
 
 

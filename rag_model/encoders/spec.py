@@ -15,13 +15,21 @@ from typing import Any, Literal, Self, get_args
 from rag_model.encoders.files import (
     CONFIG,
     MODULES,
+    read_dim,
     read_json_object,
     read_max_tokens,
+    read_missing_end_token,
     read_optional_json,
     read_position_limit,
     read_sentence_transformers,
 )
-from rag_model.encoders.static_folder import STATIC_POOLINGS, has_static_layout, read_static_settings
+from rag_model.encoders.static_folder import (
+    STATIC_POOLINGS,
+    StaticTable,
+    find_static_body,
+    has_static_layout,
+    read_static_settings,
+)
 from rag_model.errors import UsageError
 
 RECORD_FILE = "bookwheel.json"
@@ -29,15 +37,21 @@ Pooling = Literal["cls", "mean", "last", "static", "static-known"]
 Layout = Literal["joined", "pair", "text"]
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
+_NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that older records lack
 _MIN_TOKENS = 3  # two special tokens and one token of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
-# Model families, by hub name, whose folders lack the prompts of their model cards.
-_KNOWN_PROMPTS = (
+# Settings of model families, by hub name, that their folders lack: the prompts of their model cards,
+# and models for the dot product that were saved before folders could declare it.
+_KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         r"intfloat/(multilingual-)?e5-(small|base|large)(-v2)?",
         {"passage_prompt": "passage: ", "question_prompt": "query: "},
     ),
     (r"BAAI/bge-(small|base|large)-en(-v1\.5)?", {"question_prompt": _BGE_QUESTION}),
+    (
+        r"sentence-transformers/(.+-dot-(prod-)?v\d|msmarco-.+-(tas-b|ance-firstp|co-condensor)|facebook-dpr-.+)",
+        {"normalize": False},
+    ),
 )
 
 
@@ -56,6 +70,11 @@ class EncoderSpec:
     layout: Layout = "joined"
     passage_prompt: str = ""  # prepended unchanged to every passage, such as E5's `passage: `
     question_prompt: str = ""  # prepended unchanged to every question, such as E5's `query: `
+    # Number of dimensions that a Matryoshka model's vectors are truncated to, before they are
+    # normalised; 0: all.
+    truncate_dim: int = 0
+    # Appended to every input, for a tokenizer that does not add it itself; empty: nothing.
+    end_token: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -69,6 +88,8 @@ class EncoderSpec:
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
         if self.max_length < _MIN_TOKENS:
             raise UsageError(f"max_length {self.max_length} leaves no room for text: use {_MIN_TOKENS} or more")
+        if self.truncate_dim < 0:
+            raise UsageError(f"truncate_dim {self.truncate_dim} is negative: use 0 for all dimensions, or 1 or more")
 
     @property
     def is_static(self) -> bool:
@@ -78,8 +99,11 @@ class EncoderSpec:
         return self.pooling in STATIC_POOLINGS
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values."""
-        return asdict(self)
+        """Return the spec as JSON values, without newer fields that have no effect.
+
+        So the ids of models and snapshots that do not use them stay the same.
+        """
+        return {name: value for name, value in asdict(self).items() if value or name not in _NEWER_FIELDS}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -115,8 +139,18 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
     spec = replace(folder_spec, **_check_names(overrides or {}))
     if spec.is_static != folder_spec.is_static:
         raise UsageError(f"pooling {spec.pooling!r} does not apply to encoder {folder}: leave it out")
+    if spec.truncate_dim:
+        full_dim = read_full_dim(folder, spec)
+        if spec.truncate_dim > full_dim:
+            raise UsageError(
+                f"truncate_dim {spec.truncate_dim} is more than the {full_dim} dimensions of encoder "
+                f"{folder}: use {full_dim} or less"
+            )
     if spec.is_static:
         return spec
+    # The vector of last-token pooling is that of the end token. A record has decided already.
+    if spec.pooling == "last" and not spec.end_token and not read_optional_json(folder / RECORD_FILE).get("spec"):
+        spec = replace(spec, end_token=read_missing_end_token(folder))
     # A record may exceed the limit a little; the tokenizer truncates.
     is_explicit = "max_length" in (overrides or {})
     limit = (
@@ -125,6 +159,15 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
     if limit and spec.max_length > limit:
         raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
     return spec
+
+
+def read_full_dim(folder: Path, spec: EncoderSpec) -> int:
+    """Return the dimension of the vectors before truncation.
+
+    Raises:
+        InputError: the folder does not name it.
+    """
+    return StaticTable.open(find_static_body(folder)).dim if spec.is_static else read_dim(folder)
 
 
 def is_static_encoder(folder: Path) -> bool:
@@ -139,14 +182,14 @@ def is_static_encoder(folder: Path) -> bool:
     return has_static_layout(folder)
 
 
-def find_known_prompts(name: str) -> dict[str, str]:
-    """Return the prompts that a model card has and the files lack, by hub name; an empty dict if
+def find_known_settings(name: str) -> dict[str, Any]:
+    """Return the settings that a model card has and the files lack, by hub name; an empty dict if
     there are none.
 
-    >>> find_known_prompts("intfloat/e5-small-v2")["question_prompt"]
+    >>> find_known_settings("intfloat/e5-small-v2")["question_prompt"]
     'query: '
     """
-    return next((dict(prompts) for family, prompts in _KNOWN_PROMPTS if re.fullmatch(family, name)), {})
+    return next((dict(settings) for family, settings in _KNOWN_SETTINGS if re.fullmatch(family, name)), {})
 
 
 def _read_folder_spec(folder: Path) -> EncoderSpec:

@@ -28,6 +28,7 @@ from rag_model.encoders.files import (
     read_optional_json,
     read_prompts,
     read_supported_modules,
+    read_vector_settings,
 )
 from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_headers
 from rag_model.errors import InputError
@@ -187,9 +188,12 @@ def read_static_settings(folder: Path) -> dict[str, Any]:
     normalize = read_optional_json(folder / CONFIG).get("normalize") if is_model2vec else None
     tokenizer_limit = (read_json_object(body_folder / TOKENIZER).get("truncation") or {}).get("max_length")
     default_limit = _DEFAULT_MAX_TOKENS if is_model2vec else _UNLIMITED_TOKENS
+    # model2vec's own folders declare no similarity.
+    is_plain_model2vec = is_model2vec and not modules
+    vector_settings = {"normalize": bool(normalize)} if is_plain_model2vec else read_vector_settings(folder, modules)
     return {
+        **vector_settings,
         "pooling": STATIC_POOLINGS[is_model2vec],
-        "normalize": bool(normalize) if normalize is not None else "Normalize" in modules,
         "max_length": min(default_limit, tokenizer_limit) if isinstance(tokenizer_limit, int) else default_limit,
         **read_prompts(folder),
     }

@@ -14,6 +14,7 @@ import shutil
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -29,7 +30,7 @@ from rag_model.extras import require
 from rag_model.tokenizer import load_tokenizer_file
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 _TEXTS_PER_CALL = 256  # the encodings of tokenizers take 20 times the memory of the ids
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
@@ -53,18 +54,20 @@ _WORDS_PER_TEXT = 64  # new words that are tokenized as one text
 _TEXTS_PER_BATCH = 1024  # the encodings of tokenizers take 20 times the memory of the ids
 
 
-def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
+def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Tokenizer":
     """Load the tokenizer of `folder`, truncating at `max_length` tokens, special tokens included.
 
     If the model has fewer positions than `max_length`, inputs are truncated at the number of
-    positions.
+    positions. Every input ends with `end_token`, unless it is empty.
 
     Raises:
-        InputError: its files are missing or corrupt.
+        InputError: its files are missing or corrupt, or it has no such token.
     """
     files = list_tokenizer_files(folder)
     try:
         tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _load_converted(folder)
+        if end_token:
+            _append_end_token(tokenizer, end_token, folder)
     except BookwheelError:
         raise
     except Exception as error:  # tokenizers raises only Exception
@@ -74,6 +77,40 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
     tokenizer.enable_truncation(min(max_length, read_position_limit(folder) or max_length))
     tokenizer.no_padding()
     return tokenizer
+
+
+def _append_end_token(tokenizer: "Tokenizer", token: str, folder: Path) -> None:
+    """Extend the template of special tokens by an end token, unless it ends with this token."""
+    if tokenizer.token_to_id(token) is None:
+        raise InputError(
+            f"the tokenizer of encoder {folder} has no end token {token!r}: fetch the model again, or "
+            "change end_token of its spec"
+        )
+    single, pair = tokenizer.encode("a"), tokenizer.encode("a", "a")
+    if single.tokens[-1:] == [token]:
+        return
+    special_tokens = {(name, tokenizer.token_to_id(name)) for name in (*_list_special_tokens(pair), token)}
+    tokenizer.post_processor = import_module("tokenizers.processors").TemplateProcessing(
+        single=[*_list_template(single), f"{token}:0"],
+        pair=[*_list_template(pair), f"{token}:1"],
+        special_tokens=sorted(special_tokens),
+    )
+
+
+def _list_special_tokens(encoding: "Encoding") -> list[str]:
+    is_special = encoding.special_tokens_mask
+    return [token for token, special in zip(encoding.tokens, is_special, strict=True) if special]
+
+
+def _list_template(encoding: "Encoding") -> list[str]:
+    """Return the pieces of the template that an encoding of texts `a` was built with."""
+    pieces = list[str]()
+    columns = encoding.tokens, encoding.special_tokens_mask, encoding.sequence_ids, encoding.type_ids
+    for token, special, sequence, type_id in zip(*columns, strict=True):
+        piece = f"{token}:{type_id}" if special else f"${'AB'[sequence or 0]}:{type_id}"
+        if special or pieces[-1:] != [piece]:
+            pieces.append(piece)
+    return pieces
 
 
 def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenIds]:

@@ -7,7 +7,7 @@ dropout.
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,7 +63,7 @@ class TrainableEncoder(nn.Module):
         Raises:
             InputError: as `Encoder.load`.
         """
-        overrides = spec.to_json() if spec else None
+        overrides = asdict(spec) if spec else None
         encoder = Encoder.load(folder, role, overrides, device=device, dtype="float32", trainable=True)
         return cls(encoder, role).train()
 

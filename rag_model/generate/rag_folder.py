@@ -154,7 +154,9 @@ def _convert_to_dpr(
     """
     spec = question.spec
     fits_dpr = (
-        spec.pooling == "cls" and not spec.normalize and not spec.question_prompt and rag.settings.temperature == 1
+        spec.pooling == "cls"
+        and not (spec.normalize or spec.truncate_dim or spec.question_prompt)
+        and rag.settings.temperature == 1
     )
     if (
         rag.passage is not None

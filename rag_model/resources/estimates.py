@@ -14,6 +14,7 @@ from rag_model.corpus.dump_formats.dump_format import drop_companions
 from rag_model.corpus.source import basename, expand_pattern, get_size
 from rag_model.encoders.architecture import Architecture, read_architecture
 from rag_model.encoders.files import CONFIG, read_dim
+from rag_model.encoders.spec import read_encoder_spec
 from rag_model.encoders.token_spec import DIM
 from rag_model.index.kind import get_kind, get_kind_for_factory
 from rag_model.index.plan import IndexPlan
@@ -99,7 +100,11 @@ def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
 
 
 def estimate_build(
-    passages: int, encoder: Path, indexes: Mapping[str, IndexRecipe], memory: int | None
+    passages: int,
+    encoder: Path,
+    indexes: Mapping[str, IndexRecipe],
+    memory: int | None,
+    settings: Mapping[str, Any] | None = None,
 ) -> WorkEstimate:
     """Estimate the work of a build, by stage.
 
@@ -108,13 +113,14 @@ def estimate_build(
         encoder: folder of the passage encoder.
         indexes: the recipes of the indexes, by name.
         memory: memory limit in bytes, into which indexes are planned to fit; None if unknown.
+        settings: fields of the encoder's spec that a recipe replaces.
 
     Raises:
         InputError: The folder is not an encoder.
         ResourceError: An index does not fit; the message names one that does.
     """
     model = read_architecture(encoder)
-    d = read_dim(encoder) if model.layers else model.hidden
+    d = read_encoder_spec(encoder, settings).truncate_dim or (read_dim(encoder) if model.layers else model.hidden)
     stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(model)}
     seconds, disk = passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
     # The encoder does not fit into less than PROCESS_BYTES.

@@ -17,7 +17,7 @@ from rag_model.encoders.row_formats import RowFormatName
 from rag_model.encoders.space import Space, check_same_space, compute_space, name_space_by_content, read_declared_space
 from rag_model.encoders.sparse_encoder import collect_sparse_encoder_files, compute_sparse_space
 from rag_model.encoders.sparse_spec import SparseSpec, read_sparse_spec
-from rag_model.encoders.spec import EncoderSpec, find_known_prompts, read_encoder_spec
+from rag_model.encoders.spec import EncoderSpec, find_known_settings, read_encoder_spec
 from rag_model.encoders.token_encoder import collect_token_encoder_files, compute_token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
@@ -95,7 +95,7 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
         raise UsageError(f"{name} encodes only questions: name a model of `finetune dpr`")
     folder = resolve_folder(names.passage)
     check_is_encoder(folder)
-    settings = {**find_known_prompts(name), **recipe.spec}
+    settings = {**find_known_settings(name), **recipe.spec}
     spec = read_encoder_spec(folder, settings)
     space = name_space_by_content(compute_space(folder, spec), folder)
     question_folder = resolve_folder(recipe.question_encoder or names.question)

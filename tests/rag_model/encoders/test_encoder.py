@@ -3,12 +3,15 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import semantic_search
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -17,6 +20,8 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
+    MistralConfig,
+    MistralModel,
     RobertaConfig,
     RobertaModel,
     T5Config,
@@ -26,6 +31,7 @@ from transformers import (
 from rag_model.encoders.encoder import Encoder, prefetch
 from rag_model.encoders.spec import read_encoder_spec
 from rag_model.errors import InputError, UsageError
+from tests.fixtures.tiny import write_json
 
 Build = Callable[..., Path]
 Texts = tuple[list[str], list[str]]
@@ -53,21 +59,124 @@ def test_bf16_stays_within_a_thousandth_of_fp32(minilm: Path, texts: Texts) -> N
     assert cosine.min() >= 0.999
 
 
+PROMPTS = {"query": "query: ", "document": "passage: "}
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_pooling_prompts_and_length_are_those_of_sentence_transformers(
-    tiny_st: Build, texts: Texts, pooling: str, normalize: bool
+@pytest.mark.parametrize("has_normalize", [True, False])
+@pytest.mark.parametrize("similarity", [None, "cosine", "dot", "maxsim"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prompts": PROMPTS},
+        {"prompts": {**PROMPTS, "sts": "who "}, "default_prompt_name": "sts"},
+        {"prompts": {"sts": "who "}, "default_prompt_name": "sts"},
+        {"prompts": {"query": "", "document": "", "sts": "who "}, "default_prompt_name": "sts", "truncate_dim": None},
+        {"prompts": PROMPTS, "truncate_dim": 8},
+        {},
+    ],
+)
+def test_vectors_and_scores_are_those_of_sentence_transformers(
+    tiny_st: Build, texts: Texts, pooling: str, has_normalize: bool, similarity: str | None, settings: dict[str, Any]
 ) -> None:
     folder = tiny_st(
         pooling={"word_embedding_dimension": 32, "pooling_mode": pooling},
-        modules=["Transformer", "Pooling", *(["Normalize"] if normalize else [])],
-        prompts={"prompts": {"query": "query: ", "document": "passage: "}},
+        modules=["Transformer", "Pooling", *(["Normalize"] if has_normalize else [])],
+        prompts={**settings, "similarity_fn_name": similarity},
     )
     ours = Encoder.load(folder, dtype="float32")
     peer = SentenceTransformer(str(folder), device="cpu")
     joined = [f"{title} {text}".strip() for title, text in zip(*texts, strict=True)]
-    np.testing.assert_allclose(ours.encode_passages(*texts), peer.encode_document(joined), atol=1e-5)
-    np.testing.assert_allclose(ours.encode_questions(joined), peer.encode_query(joined), atol=1e-5)
+    passages, questions = ours.encode_passages(*texts), ours.encode_questions(joined)
+    assert ours.dim == ours.space().dim == passages.shape[1] == peer.get_embedding_dimension()
+    # A cosine model's vectors are normalised, so that the inner product is its similarity. So are
+    # truncated vectors of a model with Normalize.
+    is_unit = has_normalize or peer.similarity_fn_name == "cosine"
+    assert ours.space().normalize == is_unit
+    peer_passages = peer.encode_document(joined, normalize_embeddings=is_unit)
+    peer_questions = peer.encode_query(joined, normalize_embeddings=is_unit)
+    np.testing.assert_allclose(passages, peer_passages, atol=1e-5)
+    np.testing.assert_allclose(questions, peer_questions, atol=1e-5)
+    scores = peer.similarity(peer_questions, peer_passages).numpy()
+    np.testing.assert_allclose(questions @ passages.T, scores, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cosine_model_without_normalize_ranks_as_semantic_search(minilm: Path, tmp_path: Path) -> None:
+    folder = copied(minilm, tmp_path / "cosine")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([m for m in modules if not m["type"].endswith("Normalize")]))
+    (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "cosine"}')
+    question = "What is the tallest building?"
+    texts = ["Structural engineering is related to the design of buildings.", "The tower stands 309 feet tall. " * 9]
+    peer, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder, dtype="float32")
+    (hits,) = semantic_search(peer.encode_query([question]), peer.encode_document(texts))
+    scores = ours.encode_questions([question]) @ ours.encode_passages(["", ""], texts).T
+    assert np.argsort(-scores[0]).tolist() == [hit["corpus_id"] for hit in hits]
+    np.testing.assert_allclose(np.sort(scores[0])[::-1], [hit["score"] for hit in hits], atol=1e-5)
+
+
+@pytest.fixture
+def end_token_folder(tmp_path: Path) -> Path:
+    """A folder like e5-mistral's: the config requests an end token, which tokenizer.json does not add."""
+    folder = tmp_path / "mistral"
+    folder.mkdir()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["the king of the river"] * 20, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>", "model_max_length": 64}
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True, **names})
+    shape = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    MistralModel(MistralConfig(**shape, **heads, initializer_range=0.3, sliding_window=None)).save_pretrained(folder)
+    types = ["Transformer", "Pooling", "Normalize"]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for number, (name, path) in enumerate(zip(types, paths, strict=True))
+    ]
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64})
+    return folder
+
+
+def test_a_requested_end_token_ends_every_input(end_token_folder: Path, tmp_path: Path) -> None:
+    ours = Encoder.load(end_token_folder, dtype="float32")
+    texts = ["Who wrote it?", "", "the king " * 100]
+    assert {ours.tokenizer.encode(text).tokens[-1] for text in texts} == {"</s>"}
+    assert ours.tokenizer.encode("the", "king").tokens[-1] == "</s>"
+    assert len(ours.tokenizer.encode(texts[2]).ids) == 64
+    # The oracle's tokenizer.json adds the token itself.
+    mended = copied(end_token_folder, tmp_path / "mended")
+    tokenizer = Tokenizer.from_file(str(mended / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.save(str(mended / "tokenizer.json"))
+    peer = SentenceTransformer(str(mended), device="cpu")
+    np.testing.assert_allclose(ours.encode_questions(texts), peer.encode_query(texts), atol=1e-5)
+    assert read_encoder_spec(mended).end_token == ""
+    # Without the token the vectors are others, so the space is another one.
+    without = Encoder.load(end_token_folder, overrides={"pooling": "mean"}, dtype="float32")
+    assert without.spec.end_token == ""
+    assert without.space().tokenizer != ours.space().tokenizer
+
+
+def test_an_end_token_without_a_name_is_refused(end_token_folder: Path) -> None:
+    write_json(end_token_folder / "tokenizer_config.json", {"add_eos_token": True, "eos_token": "<|end|>"})
+    with pytest.raises(InputError, match=r"has no end token '<\|end\|>'"):
+        Encoder.load(end_token_folder)
+    write_json(end_token_folder / "tokenizer_config.json", {"add_eos_token": True})
+    with pytest.raises(InputError, match="sets add_eos_token and names no eos_token"):
+        Encoder.load(end_token_folder)
 
 
 def test_dpr_encodes_pairs_as_transformers_does(tiny_dpr: tuple[Path, Path], texts: Texts) -> None:

@@ -29,11 +29,15 @@ def test_a_renamed_folder_is_the_same_space(tiny_bert: Path, tmp_path: Path) -> 
         {"max_length": 32},
         {"layout": "text"},
         {"passage_prompt": "passage: "},
+        {"truncate_dim": 8},
+        {"end_token": "[MASK]"},
     ],
 )
 def test_what_decides_a_passages_vector_decides_the_space(tiny_bert: Path, change: dict[str, Any]) -> None:
+    (setting,) = change
+    name = {"truncate_dim": "dim", "end_token": "tokenizer"}.get(setting, setting)
     mine, theirs = compute_space(tiny_bert, SPEC, "mine"), compute_space(tiny_bert, replace(SPEC, **change), "theirs")
-    with pytest.raises(RefusedError, match=f"encoder mine .* encoder theirs, whose {next(iter(change))} differ"):
+    with pytest.raises(RefusedError, match=f"encoder mine .* encoder theirs, whose {name} differ"):
         check_same_space(mine, theirs)
 
 

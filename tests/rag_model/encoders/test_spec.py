@@ -1,13 +1,17 @@
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rag_model.encoders.spec import EncoderSpec, find_known_prompts, read_encoder_spec
+from rag_model.encoders.spec import EncoderSpec, find_known_settings, read_encoder_spec
 from rag_model.errors import InputError, UsageError
+from tests.fixtures.tiny import write_json
 
 Build = Callable[..., Path]
+PLAIN = ["Transformer", "Pooling"]  # modules without Normalize
 
 
 def test_dpr_reads_pairs_by_the_first_token_unnormalised(tiny_dpr: tuple[Path, Path]) -> None:
@@ -37,14 +41,51 @@ def test_sentence_transformers_names_the_pooling_in_either_layout(
 
 def test_sentence_transformers_sets_length_normalisation_and_prompts(tiny_st: Build) -> None:
     prompts = {"prompts": {"query": "query: ", "passage": "passage: "}}
-    spec = read_encoder_spec(tiny_st(modules=["Transformer", "Pooling"], prompts=prompts))
+    spec = read_encoder_spec(tiny_st(prompts={**prompts, "similarity_fn_name": "dot"}, modules=PLAIN))
     assert spec == EncoderSpec("mean", False, 24, "joined", "passage: ", "query: ")
+    assert read_encoder_spec(tiny_st("cosine", prompts=prompts, modules=PLAIN)) == replace(spec, normalize=True)
 
 
-def test_the_default_prompt_serves_where_there_is_no_other(tiny_st: Build) -> None:
-    prompts = {"prompts": {"query": "q: ", "sts": "same: "}, "default_prompt_name": "sts"}
-    spec = read_encoder_spec(tiny_st(prompts=prompts))
-    assert (spec.passage_prompt, spec.question_prompt) == ("same: ", "q: ")
+@pytest.mark.parametrize("similarity", ["euclidean", "manhattan"])
+def test_distances_that_no_index_ranks_by_are_refused(tiny_st: Build, similarity: str) -> None:
+    prompts = {"similarity_fn_name": similarity}
+    with pytest.raises(InputError, match=f"by {similarity} distance .* use a model of cosine or dot"):
+        read_encoder_spec(tiny_st(prompts=prompts, modules=PLAIN))
+
+
+def test_a_tokenizer_that_keeps_case_is_refused_by_a_model_of_lower_case(tiny_st: Build) -> None:
+    folder = tiny_st()
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": True})
+    assert read_encoder_spec(folder).max_length == 24  # the tiny tokenizer converts
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").unlink()  # a link
+    write_json(folder / "tokenizer.json", {**rules, "normalizer": {"type": "NFC"}})
+    with pytest.raises(InputError, match="expects texts in lower case"):
+        read_encoder_spec(folder)
+
+
+@pytest.mark.parametrize("value", ["8", -1, 1.5])
+def test_a_wrong_truncation_in_a_folder_is_refused(tiny_st: Build, value: Any) -> None:
+    with pytest.raises(InputError, match="truncate_dim"):
+        read_encoder_spec(tiny_st(prompts={"truncate_dim": value}))
+
+
+def test_a_truncation_beyond_the_vector_is_refused(tiny_bert: Path) -> None:
+    with pytest.raises(UsageError, match=r"truncate_dim 33 is more than the 32 dimensions .* use 32 or less"):
+        read_encoder_spec(tiny_bert, {"truncate_dim": 33})
+    with pytest.raises(UsageError, match="truncate_dim -1 is negative"):
+        read_encoder_spec(tiny_bert, {"truncate_dim": -1})
+
+
+def test_a_record_keeps_the_settings_of_its_build(tiny_st: Build) -> None:
+    """Records of before similarities, truncation and end tokens were read keep their vectors."""
+    folder = tiny_st(prompts={"truncate_dim": 8}, modules=PLAIN)
+    old = EncoderSpec(normalize=False, max_length=24).to_json()
+    assert not {"truncate_dim", "end_token"} & old.keys()  # so that ids stay
+    write_json(folder / "bookwheel.json", {"spec": old})
+    assert read_encoder_spec(folder) == EncoderSpec(normalize=False, max_length=24)
+    new = EncoderSpec(truncate_dim=8, end_token="[SEP]")
+    assert EncoderSpec.from_json(new.to_json()) == new
 
 
 @pytest.mark.parametrize(
@@ -101,9 +142,17 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
 
 
 def test_families_without_prompts_in_their_files_are_known_by_hub_name() -> None:
-    assert find_known_prompts("intfloat/multilingual-e5-base")["passage_prompt"] == "passage: "
-    assert find_known_prompts("BAAI/bge-small-en-v1.5").keys() == {"question_prompt"}
-    assert find_known_prompts("/models/e5-small-v2") == {}
+    assert find_known_settings("intfloat/multilingual-e5-base")["passage_prompt"] == "passage: "
+    assert find_known_settings("BAAI/bge-small-en-v1.5").keys() == {"question_prompt"}
+    assert find_known_settings("/models/e5-small-v2") == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["multi-qa-mpnet-base-dot-v1", "msmarco-distilbert-base-tas-b", "facebook-dpr-ctx_encoder-single-nq-base"]
+)
+def test_models_of_the_dot_product_are_known_by_hub_name(name: str) -> None:
+    assert find_known_settings(f"sentence-transformers/{name}") == {"normalize": False}
+    assert find_known_settings("sentence-transformers/multi-qa-mpnet-base-cos-v1") == {}
 
 
 def test_a_passage_without_title_is_its_text() -> None:
