@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from prefect import flow
-
 from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url, check_parameters
+from flows.parameter_checks import Url
 from flows.progress import StageClock
-from flows.stage import stage
+from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import with_indexes
@@ -36,8 +34,7 @@ from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.snapshot import Snapshot
 
 
-@flow(name="add-index", persist_result=False)
-@check_parameters
+@deployment_flow("add-index")
 def add_index(
     snapshot: str,
     store: Url,

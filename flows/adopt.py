@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from prefect import flow
-
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url, check_parameters
+from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
-from flows.stage import stage
+from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.files.intake import inspect_vectors
 from rag_model.snapshots.imported import ImportedParts, build_imported_content, check_encoder, import_parts
@@ -28,8 +26,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
 
 
-@flow(name="import", persist_result=False)
-@check_parameters
+@deployment_flow("import")
 def adopt_library(
     passages: Url,
     vectors: Sequence[str],

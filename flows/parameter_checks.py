@@ -5,28 +5,97 @@ of its worker.
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
+from prefect import Flow
 from prefect.context import FlowRunContext
-from pydantic import WithJsonSchema
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from beam_jobs.allowed import refuse_unlisted
-from rag_model.secrets import HARMLESS_PARAMETERS, refuse_secrets
+from rag_model.secrets import build_secret_pattern, refuse_secrets
 
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
 
-# The server checks a form by this pattern before it records the run. `refuse_secrets` checks more.
-_HARMLESS_PARAMETER = f"(?:{'|'.join(sorted(HARMLESS_PARAMETERS))})=[^&;#]*$"
-_URL_WITHOUT_SECRETS = (
-    r"^(?!.*:/{1,2}[^/?#]*@)"  # no user before the host
-    # no parameter that is not known to be harmless
-    rf"(?!.*://.*\?(?!{_HARMLESS_PARAMETER})[^/?=]*=)"
-    rf"(?!.*https?://[^?#]*[?#](?!{_HARMLESS_PARAMETER}))"
+Url = Annotated[str, Field(min_length=1)]  # a URL, a path, a glob or a name
+
+# The server repeats these sentences when it refuses a form, in front of "was expected".
+_NO_SECRET = (
+    "an address without user, password, token or unknown query parameter (secrets are set in the "
+    "environment of the worker)"
 )
-Url = Annotated[str, WithJsonSchema({"type": "string", "pattern": _URL_WITHOUT_SECRETS})]
+_SHORT_TEXT = "a text of at most 4,096 characters"
+_MAX_CHARACTERS = 4_096  # bounds the time of the search for secrets
+_DEFINITION = "flows.ValueWithoutSecret:1"  # pydantic takes the name between the dot and the colon
+
+
+class _RecordedValue:
+    """Annotates a parameter: the schema of its form refuses secrets in all nested strings.
+
+    The server checks a form by its schema before it records the run, and records a run before the
+    worker can check anything.
+    """
+
+    def __init__(self, annotation: Any) -> None:
+        """Hold the parameter's own annotation."""
+        self._annotation = annotation
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # a schema around the parameter's own: that one may replace its form as a whole
+        return core_schema.no_info_after_validator_function(
+            _return_value,
+            handler.generate_schema(self._annotation),
+            metadata={"pydantic_js_functions": [_add_check]},
+        )
+
+
+def _return_value(value: Any) -> Any:
+    return value
+
+
+def _add_check(parameter_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """Return the form of a parameter with the check of its value."""
+    definition = core_schema.any_schema(
+        ref=_DEFINITION, metadata={"pydantic_js_functions": [_define_value_without_secret]}
+    )
+    reference = core_schema.definition_reference_schema(_DEFINITION)
+    check = handler(core_schema.definitions_schema(reference, [definition]))
+    # forms draw a parameter by its other keywords, and ignore these
+    return {**handler(parameter_schema), "if": {}, "then": check}
+
+
+def _define_value_without_secret(_: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """Return the schema of a JSON value of any depth, none of whose strings holds a secret."""
+    nested = handler(core_schema.definition_reference_schema(_DEFINITION))
+    return {
+        "if": {"type": "string", "maxLength": _MAX_CHARACTERS},
+        "then": {"if": {"pattern": _find_secret_pattern()}, "then": {"const": _NO_SECRET}},
+        "else": {"if": {"type": "string"}, "then": {"const": _SHORT_TEXT}},
+        "items": nested,
+        "additionalProperties": nested,
+        "propertyNames": nested,
+    }
+
+
+@cache
+def _find_secret_pattern() -> str:
+    return build_secret_pattern()
+
+
+class CheckedFlow(Flow[Parameters, FlowResult]):
+    """A flow that refuses secrets among its parameters before a server records the run."""
+
+    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters as the server records them.
+
+        Raises:
+            UsageError: a URL may contain a secret.
+        """
+        refuse_secrets(parameters)
+        return super().serialize_parameters(parameters)
 
 
 def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
@@ -36,7 +105,7 @@ def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Par
         UsageError: a URL may contain a secret, or a deployment's run sets an option that is not
             allowed.
     """
-    flow_signature = signature(function)
+    flow_signature = signature(function, eval_str=True)
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
@@ -46,6 +115,11 @@ def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Par
             refuse_unlisted(arguments.get("beam_options") or ())
         return function(*args, **kwargs)
 
+    checked_parameters = [
+        parameter.replace(annotation=Annotated[Any, _RecordedValue(parameter.annotation)])
+        for parameter in flow_signature.parameters.values()
+    ]
+    run.__dict__["__signature__"] = flow_signature.replace(parameters=checked_parameters)
     return run
 
 

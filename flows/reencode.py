@@ -10,8 +10,6 @@ Requires: a store that this machine and the workers both reach.
 from collections.abc import Sequence
 from functools import partial
 
-from prefect import flow
-
 from beam_jobs import embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
@@ -19,10 +17,10 @@ from beam_jobs.workers import worker_memory
 from flows.add_index import read_results
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url, check_parameters
+from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
-from flows.stage import stage
+from flows.stage import deployment_flow, stage
 from rag_model.encoders.embed import Dtype
 from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.encoding import StoredEncoder
@@ -38,8 +36,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
 
 
-@flow(name="reencode", persist_result=False)
-@check_parameters
+@deployment_flow("reencode")
 def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> BuildOutcome:
     """Publish a snapshot with another's passages and vectors of `encoder`; move `ref` to it.
 

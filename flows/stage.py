@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from prefect import Flow, flow, task
+from prefect import Flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
 from flows.failure import notify_webhook, stop_retries_if_useless
-from flows.parameter_checks import check_parameters
+from flows.parameter_checks import CheckedFlow, check_parameters
 from rag_model.secrets import refuse_secrets
 
 Parameters = ParamSpec("Parameters")
@@ -29,13 +29,14 @@ def deployment_flow(name: str) -> Callable[[Callable[Parameters, FlowResult]], F
     """
 
     def declare(function: Callable[Parameters, FlowResult]) -> Flow[Parameters, FlowResult]:
-        return flow(
+        return CheckedFlow(
+            stop_retries_if_useless(check_parameters(function)),
             name=name,
             persist_result=False,
             result_serializer="json",
             on_failure=[notify_webhook],
             on_crashed=[notify_webhook],
-        )(stop_retries_if_useless(check_parameters(function)))
+        )
 
     return declare
 

@@ -32,17 +32,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from prefect import flow
-
 from beam_jobs import redact
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, build_indexes, group_by_stage
 from flows.outcome import TakedownOutcome
-from flows.parameter_checks import Url, check_parameters
+from flows.parameter_checks import Url
 from flows.progress import StageClock
-from flows.stage import stage
+from flows.stage import deployment_flow, stage
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.snapshots.content import count_passages, with_indexes
 from rag_model.snapshots.existing import inherited_provenance, read_dimensions, read_snapshot_recipe, read_stage_results
@@ -65,8 +63,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.store.versions.takedowns import Takedown
 
 
-@flow(name="takedown", persist_result=False)
-@check_parameters
+@deployment_flow("takedown")
 def takedown(
     store: Url,
     pages: Sequence[str] = (),

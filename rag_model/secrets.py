@@ -104,6 +104,58 @@ def refuse_secret(url: str) -> None:
         raise _secret_error(scheme.lower(), "names a user or a password")
 
 
+def build_secret_pattern() -> str:
+    """Return a regular expression that is found in every text that `refuse_secrets` rejects.
+
+    It is for the JSON schemas of forms, which a server checks without this code. It may reject odd
+    spellings of other texts as well.
+    """
+    # a whole text is a URL or a chain of URLs, and blanks in it are ignored; a URL within a longer
+    # text ends at a blank or a quotation mark
+    blanks = r"[\x00-\x20\x7f]*"
+    forms = [
+        *_build_url_patterns(rf"(?:^|::){blanks}", blanks, ""),
+        *_build_url_patterns(r"(?<![\w+.-])", "", r"\s\"'<>"),
+    ]
+    scheme_without_host = blanks.join(["^", "[hH]", "[tT]", "[tT]", "[pP]", "[sS]?", ":"])
+    return "|".join(
+        [
+            rf"{scheme_without_host}(?!{blanks}[/\\:])",
+            rf":{blanks}[/\\]{blanks}[/\\][^/\\?#]*@",
+            *forms,
+        ]
+    )
+
+
+def _build_url_patterns(start: str, blanks: str, stops: str) -> list[str]:
+    """Return the patterns of a URL with a user, of one with a port that is none, and of queries.
+
+    Args:
+        start: the pattern of what precedes a scheme.
+        blanks: the pattern of characters that are ignored between others.
+        stops: characters, within brackets, at which the URL ends.
+    """
+    slashes, host = rf"{blanks}(?:[/\\]{blanks})+", rf"[^/\\?#{stops}]"
+    harmless, end = "|".join(sorted(HARMLESS_PARAMETERS)), rf"(?:[=?&;#{stops}]|(?![\s\S]))"
+    globbing = rf"(?i:{'|'.join(sorted(_GLOB_SCHEMES))}){blanks}:"
+    scheme = rf"{start}[A-Za-z]{blanks}(?:[\w+.-]{blanks})+:{slashes}"
+    glob_scheme = rf"{start}{globbing}{slashes}"
+    other_scheme = rf"{start}(?!{globbing})[A-Za-z]{blanks}(?:[\w+.-]{blanks})+:{slashes}"
+    rest = rf"[^{stops}]" if stops else r"[\s\S]"
+    return [
+        rf"{scheme}{host}*(?:@|%40)",
+        # an IPv6 address in brackets has colons; an ARN too
+        rf"{scheme}(?!arn:)(?:\[[^\]/\\?#]*\]|(?!\[[^\]/\\?#]*\]))"
+        rf"(?:(?!%3[aA])[^/\\?#:{stops}])*"
+        rf"(?::(?!:)\d*(?::(?!:)|[^\d/\\?#:{stops}])|%3[aA]\d*[^\d/\\?#{stops}])",
+        rf"{glob_scheme}[^?{stops}]*\?(?:{rest}*[?&;])?(?!(?:{harmless})=)[^?&;/={stops}]*=",
+        rf"{other_scheme}[^?#{stops}]*[?#](?:{rest}*[?&;#])?(?!(?:{harmless}){end})[^?&;#{stops}]",
+        rf"{other_scheme}[^?#{stops}]*[;&][^/;&=?#{stops}]*=",
+        # the same parameter twice: the second may be a secret beside a harmless value
+        *(rf"{scheme}{rest}*[?&;#]{name}{end}{rest}*(?<=[?&;#]){name}{end}" for name in sorted(HARMLESS_PARAMETERS)),
+    ]
+
+
 def refuse_url_as_path(path: Path) -> None:
     """Check that a local path is not a URL.
 
@@ -152,11 +204,10 @@ def _iter_parameters(scheme: str, rest: str) -> Iterator[str]:
     if scheme in _GLOB_SCHEMES:
         parameters = [parameter for parameter in re.split(r"[?&;]", query) if "=" in parameter.partition("/")[0]]
     else:
-        path_parameters = re.findall(r"[;&][^/;&=]*=", path.partition("#")[0])
+        before_fragment, _, fragment = path.partition("#")
+        path_parameters = re.findall(r"[;&][^/;&=]*=", before_fragment)
         parameters = [
-            parameter
-            for parameter in (*re.split(r"[?&;#]", query), *path_parameters, *path.partition("#")[2:])
-            if parameter
+            parameter for parameter in (*re.split(r"[?&;#]", f"{query}#{fragment}"), *path_parameters) if parameter
         ]
     yield from (parameter.partition("=")[0] for parameter in parameters)
 

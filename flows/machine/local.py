@@ -192,7 +192,7 @@ def _create_bucket(credentials: Mapping[str, str]) -> bool:
 
 def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
     defaults = {
-        "BOOKWHEEL_DUMP": _demo_dump(),
+        **_find_demo_dump(),
         "BOOKWHEEL_DOWNLOADS": str((folder / "downloads").resolve()),
         "BOOKWHEEL_QUESTIONS": os.environ.get("BOOKWHEEL_QUESTIONS") or str(QUESTIONS),
     }
@@ -213,13 +213,11 @@ def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
         )
 
 
-def _demo_dump() -> str:
-    """Return the dump for a first run."""
-    if dump := os.environ.get("BOOKWHEEL_DUMP"):
-        return dump
+def _find_demo_dump() -> dict[str, str]:
+    """Return the variable with the dump for a first run; none if the demo is not installed."""
     with suppress(BookwheelError):
-        return demo_dump()
-    return ""
+        return {"BOOKWHEEL_DUMP": os.environ.get("BOOKWHEEL_DUMP") or demo_dump()}
+    return {}
 
 
 def _start(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:

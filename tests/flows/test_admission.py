@@ -1,13 +1,16 @@
 """What a run may be given: the server refuses a form's secret before it is recorded, the run refuses the rest."""
 
 import asyncio
+import re
+from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flow_engine import run_flow as run_engine
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from beam_jobs.allowed import ALLOWED_VARIABLE
 from flows import stage
@@ -20,40 +23,83 @@ from flows.launch import launch
 from flows.maintain import upkeep, watch
 from flows.parameter_checks import Url
 from flows.reindex import reindex
+from flows.release import release
 from flows.stage import deployment_flow
 from flows.takedown import takedown
 from rag_model.errors import UsageError
+from rag_model.secrets import build_secret_pattern
 from tests.rag_model.test_secrets import NO_QUERY, NO_USER, TAKEN, S
 
-URLS = {"dump", "store", "encoder", "passages", "questions", "train", "dev", "wiki", "generator", "teacher"}
-FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, add_index, adopt_library, takedown]
+FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, release, add_index, adopt_library, takedown]
+SECRETS = [
+    {"store": f"https://me:{S}@host"},
+    {"store": f"HTTPS://me:{S}@host"},
+    {"store": f"https://me%3A{S}%40host"},
+    {"store": f"https://host/a;token={S}"},
+    {"store": f"https://host/a#{S}"},
+    {"store": f"https://host/a#dl=1&token={S}"},
+    {"beam_options": [f"--flink_master=http://me:{S}@flink:8081"]},
+    {"beam_options": ["--parallelism=2", f"--temp_location=s3://b/d?X-Amz-Signature={S}"]},
+    {"recipe": {"represent": {"other": {"encoder": f"https://me:{S}@host/encoder"}}}},
+    {"recipe": {"chunk": {"tokenizer": f"https://host/t?key={S}"}}},
+    {"recipe": {f"https://{S}@host": 1}},
+    {"settings": {"expression": f"rerank(bm25, https://me:{S}@host/model, 50)"}},
+    {"files": {"trec": f"https://host/run;sig={S}"}},
+    {"rows": f"abfs://container/d?sv=1&sig={S}"},
+    {"report": [[[[f"https://host/?{S}"]]]]},
+]
 ran: list[str] = []
 
 
 @deployment_flow("admitted")
-def admitted(store: Url, beam_options: list[str] | None = None) -> None:
+def admitted(
+    store: Url,
+    beam_options: list[str] | None = None,
+    recipe: dict[str, Any] | None = None,
+    settings: Any = None,
+    files: Any = None,
+    rows: str | None = None,
+    report: Any = None,
+) -> None:
     """Run if the parameters are admitted."""
     ran.append(store)
 
 
-def pattern_of(schema: dict[str, object]) -> object:
-    return schema.get("pattern") or schema["anyOf"][0].get("pattern")  # type: ignore[index]
-
-
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
-def test_every_url_of_a_form_has_the_pattern(flow: object) -> None:
-    properties = parameter_schema(flow.fn).model_dump()["properties"]  # type: ignore[attr-defined]
-    named = URLS & set(properties) - ({"wiki"} if flow is takedown else set())  # the name of one, as `enwiki`
-    assert named
-    assert [name for name in named if not pattern_of(properties[name])] == []
+def test_the_form_of_every_flow_refuses_secrets_in_every_parameter(flow: object) -> None:
+    schema = parameter_schema(flow.fn).model_dump_for_openapi()  # type: ignore[attr-defined]
+    for name in schema["properties"]:
+        for value in (f"https://me:{S}@host", [{"a": {"b": f"https://host/?token={S}"}}], {f"s3://{S}@b": 1}):
+            errors = validate({name: value}, schema, ignore_required=True)
+            assert any("an address without user" in error.message for error in errors), (name, value)
 
 
 def test_the_pattern_agrees_with_the_check() -> None:
-    (store,) = [parameter_schema(admitted.fn).model_dump()["properties"]["store"]]
-    valid = Draft202012Validator(store).is_valid
-    assert [url for url in TAKEN if not valid(url)] == []
-    passed = [url for url in NO_USER + NO_QUERY if valid(url)]
-    assert len(passed) <= 12, passed  # odd spellings: the run refuses these
+    find = re.compile(build_secret_pattern()).search
+    embedded = NO_USER[:-1] + NO_QUERY
+    quoted = [text for url in embedded for text in (f'--option={{"url": "{url}"}}', f"rrf(a, {url}, 5)")]
+    assert [text for text in NO_USER + NO_QUERY + quoted if not find(text)] == []
+    assert [text for url in TAKEN for text in (url, f"rrf(a, {url}, 5)") if find(text)] == []
+
+
+@pytest.mark.parametrize("part", ["://", "http:/", "a:", "&page=1", "?", "%3A:", "@", "s3://::"])
+def test_the_pattern_takes_little_time(part: str) -> None:
+    text = ("https://host?dl=1" + part * 4_096)[:4_096]
+    re.compile(build_secret_pattern()).search(text)  # a cubic search would not end within the tests' time limit
+
+
+def test_a_form_names_an_empty_dump_in_one_sentence() -> None:
+    schema = parameter_schema(reindex.fn).model_dump_for_openapi()
+    with pytest.raises(ValidationError) as refused:
+        validate({"dump": "", "store": "s"}, schema, raise_on_error=True)
+    assert str(refused.value) == "Validation failed for field 'dump'. Failure reason: '' should be non-empty"
+
+
+def test_a_form_takes_long_texts_but_none_without_end() -> None:
+    schema = parameter_schema(takedown.fn).model_dump_for_openapi()
+    validate({"store": "s", "reason": "by order of a court; see https://host/order/7 and the letter"}, schema, True)
+    with pytest.raises(ValidationError, match="a text of at most 4,096 characters"):
+        validate({"store": "s", "reason": "x" * 5_000}, schema, True)
 
 
 def deployment(client: object) -> object:
@@ -72,9 +118,6 @@ def test_a_run_of_a_deployment_is_admitted(prefect_server: None, monkeypatch: py
     given = {"store": "memory://x", "beam_options": ["--setup_file=/tmp/x"]}
     with get_client(sync_client=True) as client:
         form = deployment(client)
-        with pytest.raises(PrefectHTTPStatusError) as refused:
-            client.create_flow_run_from_deployment(form, parameters={"store": f"https://me:{S}@host"})
-        assert refused.value.response.status_code == 409
         for _ in range(2):
             run = client.create_flow_run_from_deployment(form, parameters=given)
             with pytest.raises(UsageError, match="setup_file"):
@@ -84,6 +127,28 @@ def test_a_run_of_a_deployment_is_admitted(prefect_server: None, monkeypatch: py
         run = client.create_flow_run_from_deployment(form, parameters=given)
         run_engine(admitted, flow_run=run, parameters=given)
     assert ran == ["memory://x"]
+
+
+def test_the_server_stores_no_secret_of_a_form(prefect_server: None) -> None:
+    with get_client(sync_client=True) as client:
+        form = deployment(client)
+        for parameters in SECRETS:
+            with pytest.raises(PrefectHTTPStatusError) as refused:
+                client.create_flow_run_from_deployment(form, parameters={"store": "memory://x", **parameters})
+            assert refused.value.response.status_code == 409
+            assert "an address without user" in refused.value.response.text
+            assert S not in refused.value.response.text
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(deployment_id={"any_": [form]}), limit=200)
+    assert [run.parameters for run in runs if S in str(run.parameters)] == []
+
+
+@pytest.mark.parametrize("parameters", [SECRETS[1], SECRETS[6]])
+def test_a_call_of_a_flow_with_a_secret_is_not_recorded(prefect_server: None, parameters: dict[str, object]) -> None:
+    ran.clear()
+    before = asyncio.run(_count())
+    with pytest.raises(UsageError, match="may be a secret"):
+        admitted(**{"store": "memory://x", **parameters})  # type: ignore[arg-type]
+    assert (ran, asyncio.run(_count())) == ([], before)
 
 
 def test_a_run_of_the_command_line_is_free_and_records_no_secret(prefect_server: None) -> None:

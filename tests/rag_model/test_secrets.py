@@ -78,6 +78,7 @@ NO_QUERY = [
     f"https://host/d?download=1?auth={S}",
     f"https://host/d#access_token={S}",
     f"https://host/d?download=1#{S}",
+    f"https://host/d#download=1&token={S}",
     f"https://host/d;jsessionid={S}",
     f"https://host/d&token={S}",
     f"https://host/d?url=https://u:{S}@other",
