@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from cyclopts import App, CycloptsError
+    from cyclopts import App, CycloptsError, MissingArgumentError
     from cyclopts.argument import ArgumentCollection, update_argument_collection
     from cyclopts.config import Env, Toml
 except ModuleNotFoundError:  # only the core is installed
@@ -156,7 +156,7 @@ def run(argv: Sequence[str]) -> int:
         with handle_interrupts(), _use_trust_file(common.trust):
             reply = verb(*bound_arguments.args, **bound_arguments.kwargs)
     except CycloptsError as error:
-        return _fail(format_error(error), USAGE)
+        return _fail(_describe_usage_error(error), USAGE)
     except BookwheelError as error:
         if common.debug:
             traceback.print_exc()
@@ -168,6 +168,16 @@ def run(argv: Sequence[str]) -> int:
             raise
         return _fail(f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1)
     return _print(reply, common)
+
+
+def _describe_usage_error(error: CycloptsError) -> str:
+    """Return the parser's sentence, but name a parameter that was left out instead of its value."""
+    text = format_error(error)
+    if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
+        return text
+    verb = " ".join(error.command_chain or ())
+    complaint = f'Command "{verb}" parameter {error.argument.name} requires an argument.'
+    return text.replace(complaint, f"{verb} needs {error.argument.name}: `bookwheel {verb} --help` describes it.")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from rag_model.index.byte_sizes import format_bytes
 from rag_model.process import count_cores
 from rag_model.secrets import mask_secrets
 from rag_model.store.objects.cache import cache_folder, nearest_existing
+from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import probe_store
 
@@ -126,14 +128,25 @@ def _check_store(url: str) -> Iterator[Finding]:
         return
     except BookwheelError as error:
         yield Finding("store", False, str(error), "correct this first: nothing can be built or read")
+        yield from _check_conditional_create(url)
         return
     yield Finding("store", True, f"{url} reads and writes, {probe.seconds} s")
-    description = "a second writer is refused" if probe.creates_exclusively else "a second writer overwrites the first"
-    yield Finding(
-        "store, conditional create", probe.creates_exclusively, description, "use a bucket that honours If-None-Match"
-    )
+    yield _describe_conditional_create(probe.creates_exclusively)
     clock_text = f"{probe.clock_skew:+.1f} s compared with this machine's"
     yield Finding("store, clock", abs(probe.clock_skew) <= MAX_CLOCK_SKEW, clock_text, "set this machine's clock (NTP)")
+
+
+def _check_conditional_create(url: str) -> Iterator[Finding]:
+    """Probe a bucket that holds no store yet: the command that creates one would be refused."""
+    with suppress(BookwheelError):  # the store's own error is reported
+        files = Files(url)
+        if not files.is_local:
+            yield _describe_conditional_create(files.supports_exclusive_creation())
+
+
+def _describe_conditional_create(is_exclusive: bool) -> Finding:
+    description = "a second writer is refused" if is_exclusive else "a second writer is not refused"
+    return Finding("store, conditional create", is_exclusive, description, "use a bucket that honours If-None-Match")
 
 
 def _check_prefect() -> Finding:

@@ -62,10 +62,17 @@ class LocalServices:
     environment: Mapping[str, str]  # variables with which `bookwheel` and `prefect` reach them
 
 
-def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> LocalServices:
+def up(
+    folder: Path, deployments: Path = _DEPLOYMENTS, on_step: Callable[[str], None] = lambda step: None
+) -> LocalServices:
     """Start a server, an object store and workers, deploy the flows, and return the addresses.
 
     Running processes are not restarted. After a failure the processes of this call are stopped.
+
+    Args:
+        folder: the folder for data, logs and the list of processes.
+        deployments: the file of deployments.
+        on_step: called with a sentence before each step, which takes up to a minute.
 
     Raises:
         ResourceError: a process did not start; the message names its log.
@@ -78,7 +85,9 @@ def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> LocalServices:
     if running:
         return _read_services(folder)
     try:
+        on_step("starting an object store, a Prefect server and the workers …")
         services = _serve(folder.resolve())  # runs have other working folders
+        on_step(f"deploying the flows of {deployments} …")
         _deploy(folder, services, deployments)
     except BaseException:
         down(folder)
@@ -304,7 +313,7 @@ def main(argv: Sequence[str]) -> int:
         if argv[0] == "down":
             print(f"stopped {', '.join(down(folder)) or 'nothing: nothing was running'}")
             return 0
-        services = up(folder)
+        services = up(folder, on_step=partial(print, file=sys.stderr, flush=True))
     except BookwheelError as error:
         print(f"bookwheel: {error}", file=sys.stderr)
         return error.exit_code

@@ -38,6 +38,12 @@ _POOLING = {
 # In the order of sentence-transformers' `encode_document`.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 _QUESTION_PROMPTS = ("query",)
+_DEMO_ADVICE = {
+    "sentence-transformers/all-MiniLM-L6-v2": (
+        "; the demo extra holds this model, in the folder that "
+        "`python -c 'import flows.demo; print(flows.demo.demo_encoder())'` prints"
+    )
+}
 _DOWNLOADED = ["*.json", "*.txt", "*.model", "*.safetensors"]
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
 
@@ -335,10 +341,22 @@ def resolve_folder(name: str | Path) -> Path:
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_DOWNLOADED, ignore_patterns=_OTHER_RUNTIMES))
     except Exception as error:  # the hub may also raise any exception of its HTTP library
+        # raised if the hub does not answer and no earlier download is in the cache
+        is_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
+        cause = f"the hub cannot be reached from here ({_summarize(error.__cause__ or error)})"
+        if not is_unreachable:
+            cause = f"the hub does not give it ({_summarize(error)})"
         raise InputError(
-            f"model {name} is not a local folder, and cannot be fetched from the hub "
-            f"({type(error).__name__}):  check the name and the network, or give a local folder"
+            f"model {name} is not a local folder, and {cause}: check the "
+            f"{'network' if is_unreachable else 'name and the token'}, or give a local folder"
+            f"{_DEMO_ADVICE.get(name, '')}"
         ) from error
+
+
+def _summarize(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
+    first_line = next(iter(str(error).strip().splitlines()), "")[:120]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 def derive_question_encoder_name(name: str) -> str:

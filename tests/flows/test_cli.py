@@ -58,6 +58,16 @@ def test_every_verb_and_every_option_has_help(verb: str, bookwheel: Any) -> None
         assert argument.parameter.help or not argument.parameter.show, f"{verb} {argument.name} has no help"
 
 
+@pytest.mark.parametrize(("words", "parameter"), [(("search", "a"), "--store"), (("pull", "latest"), "DEST")])
+def test_a_parameter_that_was_left_out_is_named(words: tuple[str, ...], parameter: str, bookwheel: Any) -> None:
+    reply = bookwheel(*words)
+    verb = words[0]
+    assert (reply.code, reply.err) == (
+        2,
+        f"bookwheel: {verb} needs {parameter}: `bookwheel {verb} --help` describes it.\n",
+    )
+
+
 def test_help_and_version(bookwheel: Any) -> None:
     ran = bookwheel("--help")
     assert ran.code == 0

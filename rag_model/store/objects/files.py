@@ -49,6 +49,11 @@ _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # s3fs does not make 
 # Time of the last write: local, S3, Azure, memory.
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
 PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist for a moment
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})  # 501 and 400: of a header, for example
+# follows the URL of a store
+UNCONDITIONAL = (
+    "does not honour conditional writes (If-None-Match), so two publishers could both succeed: use a bucket that does"
+)
 _REMOTE_BLOCK = 1 << 20  # bytes; the minimum that a read at an offset requests
 
 
@@ -96,7 +101,7 @@ def _has_one_winner(fs: Any, path: str) -> bool:
         stored = fs.cat_file(path)
         late_writer_won = create_exclusive(fs, path, b"late") or fs.cat_file(path) != stored
     except OSError as error:
-        if error.errno in {errno.ENOSYS, errno.EINVAL}:  # 501 and 400: the header is not supported
+        if error.errno in _UNSUPPORTED:
             return False
         raise
     else:
@@ -344,10 +349,18 @@ class Files:
         A retried request can meet the file of its own first attempt. So after a failure a remote
         file is read back, and equal bytes count as success. Put a nonce into `data`, so that no
         other writer's bytes are equal.
+
+        Raises:
+            StoreError: the file cannot be written, or the bucket refuses conditional writes.
         """
         with self._translate_errors("write", path):
-            if create_exclusive(self._fs, self._full_path(path), data):
-                return True
+            try:
+                if create_exclusive(self._fs, self._full_path(path), data):
+                    return True
+            except OSError as error:
+                if self.is_local or error.errno not in _UNSUPPORTED or not self._accepts_plain_writes(path):
+                    raise
+                raise StoreError(f"{self.url} {UNCONDITIONAL}") from error
         return not self.is_local and self.read(path) == data
 
     def write(self, path: str, data: bytes) -> None:
@@ -399,6 +412,16 @@ class Files:
         """
         with self._translate_errors("write", "probe"):
             return all(probe_exclusive_creation(self._fs, self._full_path(folder)) for folder in PROBE_FOLDERS)
+
+    def _accepts_plain_writes(self, path: str) -> bool:
+        """Return whether the store accepts a write that has no condition; leaves no file."""
+        probe = self._full_path(f"{path}.probe-{secrets.token_hex(8)}")
+        try:
+            self._fs.pipe_file(probe, b"probe")
+            self._fs.rm_file(probe)
+        except OSError:
+            return False
+        return True
 
     def _connect(self, url: str) -> tuple[Any, str]:
         if self._cloud is None:
@@ -464,6 +487,11 @@ def _error_message(error: Exception, action: str, url: str) -> str:
         return f"cannot {action} {url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     if isinstance(error, PermissionError) or error_number == errno.EROFS or _s3_error_code(error) in _TOKEN_REFUSED:
         return f"not allowed to {action} {url} ({error}); check the permissions or credentials"
+    if action == "write" and url.startswith("s3://") and error_number in _UNSUPPORTED:
+        return (
+            f"cannot write {url}: {str(error).rstrip('.')}; if the server does not know the checksums that S3 clients "
+            "send by default, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+        )
     if isinstance(error, FileNotFoundError):
         return f"cannot {action} {url}: the file, its folder or its bucket does not exist"
     return f"cannot {action} {url}: {str(error) or type(error).__name__}"

@@ -11,6 +11,7 @@ from rag_model.encoders.files import derive_question_encoder_name, resolve_folde
 from rag_model.encoders.space import check_same_space, compute_space
 from rag_model.encoders.spec import EncoderSpec, read_encoder_spec
 from rag_model.errors import InputError, RefusedError
+from tests.fixtures.hub import Hub
 
 
 def flat(files: dict[str, Path], folder: Path) -> Path:
@@ -32,7 +33,15 @@ def test_a_missing_folder_is_named_without_asking_the_hub(name: str) -> None:
 
 def test_a_hub_that_is_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="check the name and the network, or give a local folder"):
+    with pytest.raises(InputError, match=r"cannot be reached from here \(.*check the network, or give a local folder$"):
+        resolve_folder("nobody/has-this-model")
+    with pytest.raises(InputError, match=r"the demo extra holds this model, in the folder that"):
+        resolve_folder("sentence-transformers/all-MiniLM-L6-v2")
+
+
+def test_a_hub_without_the_model_asks_to_check_the_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    with pytest.raises(InputError, match=r"does not give it \(.*check the name and the token"):
         resolve_folder("nobody/has-this-model")
 
 

@@ -56,6 +56,42 @@ def every(n: int, fault: str, method: str = "") -> Callable[[Request], str | Non
     return lambda request: fault if request.number % n == 0 and request.method.startswith(method) else None
 
 
+def test_a_bucket_without_conditional_writes_is_refused_before_a_store_is_created(
+    faulty_server: FaultyServer,
+    s3_bucket: Callable[[str], AbstractContextManager[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with s3_bucket(faulty_server.url) as url:
+        faulty_server.fault = lambda request: "unknown header" if "If-None-Match" in request.headers else None
+        with pytest.raises(StoreError, match=r"does not honour conditional writes \(If-None-Match\)"):
+            Store.open(url, create=True)
+        assert run(["doctor", "--store", url, "--json"]) == 3
+        findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+        assert not findings["store, conditional create"]["ok"]
+        assert "If-None-Match" in findings["store, conditional create"]["todo"]
+        faulty_server.fault = lambda request: None
+        left_files = S3(skip_instance_cache=True, use_listings_cache=False).find(url)
+        assert [file for file in left_files if "probe" in file or "store.json" in file] == []
+
+
+def test_a_server_without_checksums_is_named_with_the_variable_that_turns_them_off(
+    faulty_server: FaultyServer,
+    s3_bucket: Callable[[str], AbstractContextManager[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse_checksums(request: Request) -> str | None:
+        sends_checksum = any("x-amz-checksum" in f"{name}{value}".lower() for name, value in request.headers.items())
+        return "unknown header" if sends_checksum and request.method == "PUT" else None
+
+    with s3_bucket(faulty_server.url) as url:
+        faulty_server.fault = refuse_checksums
+        with pytest.raises(StoreError, match="set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"):
+            Store.open(url, create=True)
+        monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+        S3.clear_instance_cache()
+        Store.open(url, create=True)
+
+
 @pytest.mark.parametrize("fault", ["throttle", "error", "refuse", "break"])
 def test_a_bad_day_costs_time_and_nothing_else(
     store: Store, faulty_server: FaultyServer, fault: str, publish: Callable[..., str], tmp_path: Path
