@@ -291,7 +291,8 @@ def _write_all(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) -> None:
 
 def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
     examined = run.examination
-    decoding = ", ".join(f"{name} {value}" for name, value in asdict(examined.settings.decoding).items())
+    settings = {name: value for name, value in asdict(examined.settings.decoding).items() if value is not None}
+    decoding = ", ".join(f"{name} {value}" for name, value in settings.items())
     return AnswerReport(
         model=outcome.model,
         snapshot=outcome.snapshot,

@@ -42,6 +42,13 @@ PromptFile = Annotated[
         "{question}.",
     ),
 ]
+MaxTokens = Annotated[
+    int | None,
+    Parameter(
+        help="Maximum tokens of an answer, with any reasoning of the model before it. By default 50, and behind an "
+        "endpoint 4,096, or a quarter of BOOKWHEEL_LLM_CONTEXT if that is less."
+    ),
+]
 AbstainBelow = Annotated[
     str | None,
     Parameter(

@@ -9,6 +9,7 @@ from flows.command.reading import (
     AbstainBelow,
     BudgetTokens,
     Cite,
+    MaxTokens,
     OrderName,
     PromptFile,
     ReaderOption,
@@ -45,6 +46,7 @@ def answer(
     index: IndexName = None,
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
+    max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
@@ -71,7 +73,7 @@ def answer(
     questions, named_retriever = collect_questions(question, questions_file), choose_expression(index, retriever)
     concat = build_prompt_settings([reader], model, order, budget, prompt, cite)
     threshold = None if abstain_below is None else Threshold.parse(abstain_below)
-    settings = ReaderSettings(reader, DecodingSettings(beams=beams), concat, threshold=threshold)
+    settings = ReaderSettings(reader, DecodingSettings(beams, max_tokens), concat, threshold=threshold)
     snapshot = Snapshot.open(store, ref)
     model_id, opened_reader = open_reader(snapshot, store, model, named_retriever, settings, asks)
     with show_live_answer(_format_question(questions[0]), common) as live_text:
@@ -82,9 +84,11 @@ def answer(
 
 
 def _format_answer(answer: Answer) -> str:
-    empty_text = "(the library does not hold it)" if answer.abstained else "(nothing)"
+    problem = "" if answer.problem is None else answer.problem.message
+    empty_text = "(the library does not hold it)" if answer.abstained else f"({problem or 'nothing'})"
     ellipsis = "" if answer.ended or answer.abstained else " …"
     lines = [f"{_format_question(answer.question)}{answer.text or empty_text}{ellipsis}"]
+    lines += [f"  warning: {problem}"] if problem and answer.text else []
     if answer.context:
         return "\n".join(
             [*lines, *(line for entry in answer.context for line in _format_entry(entry, answer) if line.strip())]

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Parameter
 
-from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, build_prompt_settings
+from flows.command.reading import (
+    AbstainBelow,
+    BudgetTokens,
+    Cite,
+    MaxTokens,
+    OrderName,
+    PromptFile,
+    build_prompt_settings,
+)
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.ablation import OPEN_BOOK, AblationSettings
@@ -95,6 +103,7 @@ def evaluate(
     ] = (),
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
+    max_tokens: MaxTokens = None,
     ablations: Annotated[
         bool,
         Parameter(
@@ -144,6 +153,7 @@ def evaluate(
         model_options: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
         model_options |= {"--label": label}
         model_options |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
+        model_options |= {"--max-tokens": max_tokens is not None}
         model_options |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
         _refuse_options(model_options, "needs a model: give one with --model")
         search_settings = {
@@ -171,7 +181,8 @@ def evaluate(
     settings["threshold"] = None if abstain_below is None else Threshold.parse(abstain_below)
     check_paths(None if abstain is None else str(abstain), questions=questions)
     output_files = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
-    return _evaluate_model(store, model, questions, ref, settings, beams, output_files, abstain)
+    settings["decoding"] = {"beams": beams, "max_new_tokens": max_tokens}
+    return _evaluate_model(store, model, questions, ref, settings, output_files, abstain)
 
 
 def _parse_labels(options: Sequence[str]) -> dict[str, str]:
@@ -214,7 +225,6 @@ def _evaluate_model(
     questions: str,
     ref: str,
     settings: dict[str, Any],
-    beams: int,
     output_files: dict[str, Path | str | None],
     abstain: Path | None,
 ) -> Reply:
@@ -225,7 +235,7 @@ def _evaluate_model(
     from rag_model.evaluation.answers.settings import EvaluationSettings  # noqa: PLC0415
     from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
 
-    evaluation_settings = EvaluationSettings(**settings, decoding=DecodingSettings(beams=beams))
+    evaluation_settings = EvaluationSettings(**{**settings, "decoding": DecodingSettings(**settings["decoding"])})
     file_arguments = {name: None if path is None else str(path) for name, path in output_files.items()}
     try:
         outcome, refusal = (

@@ -6,7 +6,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReaderOption, build_prompt_settings
+from flows.command.reading import (
+    BudgetTokens,
+    Cite,
+    MaxTokens,
+    OrderName,
+    PromptFile,
+    ReaderOption,
+    build_prompt_settings,
+)
 from flows.command.reply import Common, Reply, StoreUrl
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
 from flows.reindex import DEFAULT_ENCODER
@@ -18,6 +26,7 @@ from rag_model.errors import GateRefusedError, UsageError
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import Acceptance
 from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.snapshots.recipe import read_recipe
 from rag_model.toml import from_table, read_toml
 
@@ -47,6 +56,7 @@ def release(
     ] = None,
     judge: Annotated[JudgedBy | None, Parameter(help="How relevance is judged, as for `evaluate`.")] = None,
     answers: Annotated[AnswerKind, Parameter(help="The kind of the answers, as for `evaluate`.")] = "spans",
+    max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
@@ -80,6 +90,7 @@ def release(
     has_model = model is not None or tables is not None
     depth = {"k": k} if has_model else {"depth": 20 if k is None else k}
     model_options = {
+        "--max-tokens": max_tokens,
         "--reader": reader,
         "--order": order,
         "--budget": budget,
@@ -91,7 +102,13 @@ def release(
     readers = () if reader is None else (reader,)
     concat = build_prompt_settings(readers, model or "", order, budget, prompt, cite)
     settings = EvaluationSettings(
-        kind=answers, judged_by=judge, retriever=retriever, readers=readers, concat=concat, **depth
+        kind=answers,
+        judged_by=judge,
+        retriever=retriever,
+        readers=readers,
+        concat=concat,
+        decoding=DecodingSettings(max_new_tokens=max_tokens),
+        **depth,
     )
     acceptance = Acceptance(_parse_floors(floor), None if tolerance is None or tolerance < 0 else tolerance, measure)
     arguments = dump, store, questions, encoder, read_recipe(recipe), ref, limit, model, tables, settings, acceptance

@@ -13,6 +13,7 @@ from flows.command.reading import (
     AbstainBelow,
     BudgetTokens,
     Cite,
+    MaxTokens,
     OrderName,
     PromptFile,
     ReaderOption,
@@ -49,6 +50,7 @@ def serve(
             help="Serve tools of an agent (search, passage, snapshot) by MCP over standard input and output, not HTTP.",
         ),
     ] = False,
+    max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
@@ -166,7 +168,8 @@ def serve(
     )
     concat = build_prompt_settings([reader], model or "", order, budget, prompt, cite)
     threshold = None if abstain_below is None else serving.Threshold.parse(abstain_below)
-    reader_settings = serving.ReaderSettings(reader, concat=concat, threshold=threshold)
+    decoding = serving.DecodingSettings(max_new_tokens=max_tokens)
+    reader_settings = serving.ReaderSettings(reader, decoding, concat, threshold=threshold)
     source = _build_source(serving, store, ref, dest, folder, model, asks, reader_settings)
     if mcp:
         _serve_tools(source, settings, model)

@@ -16,14 +16,14 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
 from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply, parse_reply
 from rag_model.errors import ServiceError, UsageError, format_error
-from rag_model.http_client import create_http_client
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body
 from rag_model.untrusted_text import parse_json
 
 # a full queue, or no snapshot loaded yet; the reply has a Retry-After header
@@ -45,6 +45,8 @@ class ClientSettings:
     tries: int = 5  # of one request, including the first; the pauses add up to 4 to 8 seconds
     first_pause: float = 0.5  # seconds before the second try; doubled before each further one
     max_pause: float = 30.0  # seconds; a longer Retry-After ends the tries
+    # Decoded; the largest reply of a service, 64 questions with 100 passages each, takes some 5 MB.
+    max_reply_bytes: int = 128 << 20
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -53,7 +55,7 @@ class ClientSettings:
             UsageError: A number is not finite, or is too small.
         """
         for name in (field.name for field in fields(self)):
-            value, minimum = getattr(self, name), 1 if name == "tries" else 0
+            value, minimum = getattr(self, name), 1 if name in {"tries", "max_reply_bytes"} else 0
             if not math.isfinite(value) or value < minimum:
                 raise UsageError(f"{name} of the client is {value}: give a finite number of at least {minimum}")
             if name.endswith("_seconds") and value == 0:
@@ -93,6 +95,14 @@ def _compute_seconds_until(date: str) -> float:
     except ValueError:
         return 0.0
     return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+class _Reply(NamedTuple):
+    """A whole reply."""
+
+    status_code: int
+    headers: httpx.Headers
+    content: bytes  # decoded
 
 
 class Client:
@@ -192,6 +202,11 @@ class Client:
         while True:
             try:
                 reply = self._send(endpoint, body)
+            except httpx.DecodingError as error:
+                raise self._create_format_error(endpoint, error) from error
+            except ReplyTooLargeError as error:
+                reason = f"it has more than {self.settings.max_reply_bytes} bytes"
+                raise self._create_format_error(endpoint, reason) from error
             except httpx.RequestError as error:
                 wait = None if isinstance(error, httpx.ReadTimeout) else compute_pause(attempt + 1, self.settings)
                 if wait is None:
@@ -206,21 +221,25 @@ class Client:
             self._pause(wait)
             attempt += 1
 
-    def _send(self, endpoint: str, body: bytes | None) -> httpx.Response:
-        if body is None:
-            return self._http.get(endpoint)
-        return self._http.post(endpoint, content=body, headers={"Content-Type": "application/json"})
+    def _send(self, endpoint: str, body: bytes | None) -> _Reply:
+        method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
+        with self._http.stream(method, endpoint, content=body, headers=headers) as response:
+            content = b"".join(iter_body(response, self.settings.max_reply_bytes))
+        return _Reply(response.status_code, response.headers, content)
 
-    def _parse_reply(self, endpoint: str, record_type: type[_Record], reply: httpx.Response) -> _Record:
+    def _parse_reply(self, endpoint: str, record_type: type[_Record], reply: _Reply) -> _Record:
         try:
             return parse_reply(record_type, parse_json(reply.content))
         except ValueError as error:
-            raise ServiceError(
-                f"{self.url}/{endpoint} did not send a reply of bookwheel ({error}): check the "
-                "address, and that the service is as new as this client"
-            ) from error
+            raise self._create_format_error(endpoint, error) from error
 
-    def _create_status_error(self, endpoint: str, reply: httpx.Response, attempts: int) -> UsageError | ServiceError:
+    def _create_format_error(self, endpoint: str, reason: object) -> ServiceError:
+        return ServiceError(
+            f"{self.url}/{endpoint} did not send a reply of bookwheel ({reason}): check the "
+            "address, and that the service is as new as this client"
+        )
+
+    def _create_status_error(self, endpoint: str, reply: _Reply, attempts: int) -> UsageError | ServiceError:
         """Create the error for an error status, with the service's message if there is one."""
         status, detail = reply.status_code, _parse_detail(reply)
         url = f"{self.url}/{endpoint}"
@@ -278,7 +297,7 @@ def _encode_body(questions: Sequence[str], k: int | None, retriever: str | None)
         raise UsageError(f"the questions cannot be sent ({error}): give texts, and a whole number as k") from error
 
 
-def _parse_detail(reply: httpx.Response) -> str:
+def _parse_detail(reply: _Reply) -> str:
     """Return the message of an error reply; "" if it has none."""
     try:
         content = parse_json(reply.content)

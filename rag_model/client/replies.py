@@ -94,6 +94,14 @@ class AnswerConfidence:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedProblem:
+    """Why a model gave no answer, or one that is not to be trusted."""
+
+    kind: Annotated[str, "reasoning, refused, filtered, tool_call, empty or prompt_truncated."]
+    message: Annotated[str, "One sentence."]
+
+
+@dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
     """One question and its answer."""
 
@@ -111,6 +119,7 @@ class AnsweredQuestion:
     usage: Annotated[AnswerUsage | None, "If tokens were counted.", _OMITTABLE] = None
     confidence: Annotated[AnswerConfidence | None, "If the service has a threshold.", _OMITTABLE] = None
     abstained: Annotated[bool | None, "The confidence is below the service's threshold.", _OMITTABLE] = None
+    problem: Annotated[ReportedProblem | None, "Why the answer is empty or doubtful.", _OMITTABLE] = None
     closed_book_log_likelihood: Annotated[float | None, "Of the same answer without passages, in nats.", _OMITTABLE] = (
         None
     )

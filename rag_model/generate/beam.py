@@ -63,7 +63,7 @@ def beam_search(
     fewer.
 
     A candidate is an answer if it ends and is among the first `beams` of its group, or if it has
-    `max_new_tokens` tokens. The search of a group ends when no live hypothesis can reach the best
+    `token_limit` tokens. The search of a group ends when no live hypothesis can reach the best
     `n_answers` answers any more.
 
     Args:
@@ -71,7 +71,7 @@ def beam_search(
         prefilled: the result of `generator.prefill`: (g d, v) logits and the state, which is not
             changed.
         log_prior: (g, d) log p(z|x); zeros if d = 1.
-        settings: `beams`, `max_new_tokens`, `length_penalty`.
+        settings: `beams`, `token_limit`, `length_penalty`.
         propose: selects the candidate next tokens.
         n_answers: answers per group, at most `beams`.
 
@@ -158,7 +158,7 @@ def _separate_finished(
     live: list[_Extension] = []
     for rank, candidate in enumerate(candidates[: 2 * settings.beams]):
         tokens = candidate.hypothesis.tokens
-        if tokens[-1] != end and len(tokens) < settings.max_new_tokens:
+        if tokens[-1] != end and len(tokens) < settings.token_limit:
             live.append(candidate)
         elif rank < settings.beams:
             finished.append(candidate.hypothesis)
@@ -176,7 +176,7 @@ def _score_upper_bound(hypothesis: Hypothesis, settings: DecodingSettings) -> fl
     """Return an upper bound of a live hypothesis's final score: unchanged log p at the most
     favourable length.
     """
-    best_length = settings.max_new_tokens if settings.length_penalty > 0 else len(hypothesis.tokens) + 1
+    best_length = settings.token_limit if settings.length_penalty > 0 else len(hypothesis.tokens) + 1
     return hypothesis.log_p / float(best_length**settings.length_penalty)
 
 

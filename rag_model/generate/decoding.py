@@ -20,6 +20,7 @@ from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 
 Mode = Literal["thorough", "fast"]
+DEFAULT_NEW_TOKENS = 50  # tokens of an answer, as in transformers' eval_rag.py
 ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
 """Maps (h, v) log p of the next token, and the group of each row, to (h, c) log p and tokens, best first."""
 
@@ -54,8 +55,9 @@ class DecodingSettings:
     # Appendix A: greedy for questions, "we did not find beam search improved results"; 4 to write
     # text.
     beams: int = 1
-    # As in transformers' eval_rag.py; includes the end token; longer answers are truncated.
-    max_new_tokens: int = 50
+    # Tokens of an answer, the end token and any reasoning included; longer answers are truncated.
+    # None: `DEFAULT_NEW_TOKENS`, and behind an endpoint as many as reasoning usually needs.
+    max_new_tokens: int | None = None
     # Section 2.5: argmax of p(y|x); a beam ranks by log p / tokens^penalty (fairseq: 1)
     length_penalty: float = 0.0
     # RAG-Sequence, appendix A: thorough for questions, "answers are generally short".
@@ -65,12 +67,17 @@ class DecodingSettings:
     def __post_init__(self) -> None:
         if self.beams < 1:
             raise UsageError(f"beams is {self.beams}: give at least 1")
-        if self.max_new_tokens < 1:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}: give at least 1")
         if self.mode not in {"thorough", "fast"}:
             raise UsageError(f"there is no decoding mode {self.mode!r}: choose thorough or fast")
         if self.sampling is not None and self.beams > 1:
             raise UsageError(f"sampling does not use {self.beams} beams: set beams to 1, or do not sample")
+
+    @property
+    def token_limit(self) -> int:
+        """Maximum tokens of an answer of a model in memory."""
+        return DEFAULT_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,16 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerProblem:
+    """Why a model gave no answer, or one that is not to be trusted."""
+
+    # `reasoning`: all tokens were spent on it; `refused`; `filtered` by the endpoint; `tool_call`;
+    # `empty`; `prompt_truncated`: the endpoint read less than was sent.
+    kind: str
+    message: str  # one sentence, without a stop
+
+
+@dataclass(frozen=True, slots=True)
 class Confidence:
     """The confidence of an answer by one signal (`confidence`)."""
 
@@ -86,6 +96,7 @@ class Answer:
     closed_book: float | None = None
     confidence: Confidence | None = None  # None: no threshold
     abstained: bool = False  # the score is below the threshold: the text is empty
+    problem: AnswerProblem | None = None  # why the text is empty, or not to be trusted
     # By stage; shares of the batch.
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
@@ -128,6 +139,8 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         score = answer.confidence.score
         confidence = {**asdict(answer.confidence), "score": score if math.isfinite(score) else None}
         value |= {"abstained": answer.abstained, "confidence": confidence}
+    if answer.problem is not None:
+        value["problem"] = asdict(answer.problem)
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
     if all(support.posterior is None for support in answer.support):

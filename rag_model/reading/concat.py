@@ -150,4 +150,5 @@ def _build_answer(question: str, hits: Sequence[Hit], context: PromptContext, wr
         ended=written.ended,
         usage=written.usage,
         context=context.excerpts,
+        problem=written.problem,
     )

@@ -104,6 +104,8 @@ class Threshold:
             UsageError: the score is unknown.
         """
         score = get_score(answer, self.signal)
+        if score is None and not answer.text:
+            score = -math.inf  # a refusal, for example, has no likelihood
         if score is None:
             raise UsageError(
                 f"this model does not give the {self.signal} of an answer: choose a threshold for `retrieval`"

@@ -61,7 +61,7 @@ class MarginalReader:
         if batch < 1:
             raise UsageError(f"a batch of {batch} questions is too small: give at least 1")
         decoding = decoding or DecodingSettings()
-        max_new_tokens = min(decoding.max_new_tokens, rag.generator.max_answer)
+        max_new_tokens = min(decoding.token_limit, rag.generator.max_answer)
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=max_new_tokens)
         self.retriever, self._batch = retriever, batch
         self.k = min(rag.settings.k, passages or rag.settings.k)  # as many as in training

@@ -177,7 +177,7 @@ def estimate_evaluation(
     if settings.ablations:
         # Closed book, gold, shuffled, k swept.
         passages_read += [1, 1, k, *settings.ablations.sweep]
-    generator, beams, answer_tokens = architectures[-1], settings.decoding.beams, settings.decoding.max_new_tokens
+    generator, beams, answer_tokens = architectures[-1], settings.decoding.beams, settings.decoding.token_limit
     retrieval_bytes = (
         estimate_weight_bytes(*architectures)
         + estimate_retriever_bytes(snapshot, settings.expression)

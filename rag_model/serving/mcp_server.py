@@ -28,7 +28,7 @@ from rag_model.retrieve.attribution import Attribution
 from rag_model.retrieve.lookup import locate_passage
 from rag_model.secrets import mask_secrets
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
-from rag_model.serving.http.messages import SearchRequest, check_request
+from rag_model.serving.http.messages import SearchRequest, WholeNumber, check_request
 from rag_model.serving.runtime import prepare_process
 from rag_model.serving.service import Service
 from rag_model.serving.settings import ServiceSettings
@@ -55,7 +55,7 @@ class SearchArguments(Arguments):
     """A question to find passages for."""
 
     question: str = Field(description="A question, or words, in the language of the passages.")
-    k: int = Field(5, description="Passages to return, best first.")
+    k: WholeNumber = Field(5, description="Passages to return, best first.")
     retriever: str | None = Field(
         None,
         description="How to find them, made of the indexes that `snapshot` lists, such as rrf(hnsw, bm25).",

@@ -10,6 +10,7 @@ from pathlib import Path
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.questions import read_questions
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.settings import ReaderSettings
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
@@ -35,6 +36,7 @@ _LOG = logging.getLogger(__name__)
 __all__ = [
     "BindSettings",
     "CertificateFiles",
+    "DecodingSettings",
     "FollowedRef",
     "PulledFolder",
     "ReaderSettings",

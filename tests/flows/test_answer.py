@@ -186,9 +186,26 @@ def test_a_model_behind_an_endpoint_is_named_by_its_address(
         assert (found["answer"], found["citations"]) == ("a king [1].", [1])
         assert found["usage"] == {"prompt_tokens": 70, "new_tokens": 5, "cost": 80e-6, "estimated": False}
         assert found["passages"][0]["text"] in server.bodies[0]["messages"][-1]["content"]
+        assert (server.bodies[0]["max_tokens"], found["problem"]["kind"]) == (4096, "prompt_truncated")
         failed = bookwheel(*command)
     assert (failed.code, failed.out) == (1, "")
     assert failed.err.strip().endswith("(no such model): check both")
     assert "sk-not" not in failed.err
     marginal = bookwheel(*command, "--reader", "marginal")
     assert (marginal.code, "does not give the likelihood" in marginal.err) == (2, True)
+
+
+def test_an_answer_that_is_missing_is_explained(
+    library: Path, bookwheel: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasoning = streams(event("<think>\nWho was it?"), event("", "length"))
+    with scripted(reasoning) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        command = ("answer", ASKED[0], "--store", library, "--model", "openai:tiny", "--max-tokens", "60")
+        (found,) = bookwheel(*command, "--json").json["answers"]
+        shown = bookwheel(*command).out
+        assert [body["max_tokens"] for body in server.bodies] == [60, 60]
+    message = "the model reasoned for all of its 60 tokens: allow more with --max-tokens"
+    assert (found["answer"], found["problem"]) == ("", {"kind": "reasoning", "message": message})
+    assert f"({message})" in shown
+    assert bookwheel(*command, "--max-tokens", "0").code == 2

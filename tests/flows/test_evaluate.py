@@ -156,6 +156,27 @@ def test_a_model_behind_an_endpoint_is_measured(
     assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
 
 
+def test_answers_that_are_missing_are_counted_and_reasoning_is_not_scored(
+    shelf: Path, questions: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    thought = streams(event("<think>It is Hegel.</think>"), event("Proudhon"), event("", "stop"))
+    refused = streams(event("", "content_filter"))
+    rows = tmp_path / "rows.jsonl"
+    given = ["evaluate", "--store", shelf, "--model", "openai:reasons", "--questions", questions, "--index", "exact"]
+    with scripted(thought, refused) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("BOOKWHEEL_LLM_CONCURRENCY", "1")
+        ran = bookwheel(*given, "--json", "-k", "2", "--max-tokens", "99", "--rows", rows)
+        assert ran.code == 0, ran.err
+        assert {body["max_tokens"] for body in server.bodies} == {99}
+    written = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    assert [row["prediction"] for row in written] == ["Proudhon", "", ""]
+    assert [(row["problem"] or {}).get("kind") for row in written] == [None, "filtered", "filtered"]
+    assert ran.json["notes"] == [
+        "2 of 3 answers have the problem `filtered`; the first: the endpoint's content filter stopped the answer"
+    ]
+
+
 def test_an_endpoint_s_answers_choose_a_threshold_and_are_measured_by_it(
     shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

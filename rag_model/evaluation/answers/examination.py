@@ -33,7 +33,7 @@ from rag_model.evaluation.answers.ablation import (
 )
 from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
 from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, unchanged_share
-from rag_model.evaluation.answers.readings import PassageReader, Reading, read_answers
+from rag_model.evaluation.answers.readings import PassageReader, Reading, describe_problems, read_answers
 from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.bootstrap import Estimate
@@ -59,7 +59,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.untrusted_text import parse_json
 
 ANSWER_STAGE = "answer"
-ANSWERS_VERSION = 3  # of the code that determines an answer; a new number discards cached answers
+ANSWERS_VERSION = 4  # of the code that determines an answer; a new number discards cached answers
 _BATCH_SIZE = 32  # questions per record: the loss if a run is killed; fills a generator's batch
 _READINGS_FILE = "readings.jsonl"
 ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
@@ -364,7 +364,10 @@ class AnswerEvaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the ablations: which reader they use, and why one was left out."""
+        """Sentences about problems of the open book's answers, and about the ablations: which
+        reader they use, and why one was left out.
+        """
+        problem_notes = describe_problems([scored.reading for scored in self.results[0].scored]) if self.results else []
         other_readers = [name for name in self._answer_caches if name]
         template = "the ablations and the sweep over k use the first reader; the others ({}) answer the open book{}"
         corpus_reader = (
@@ -377,7 +380,7 @@ class AnswerEvaluation:
             if other_readers and self.settings.ablations
             else ""
         )
-        return tuple(note for note in (ablation_note, self._whole_corpus.missing) if note)
+        return tuple(note for note in (*problem_notes, ablation_note, self._whole_corpus.missing) if note)
 
     @property
     def retrieval_worth(self) -> str:

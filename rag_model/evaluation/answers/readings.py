@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
-from rag_model.reading.answer import Answer, TokenUsage
+from rag_model.reading.answer import Answer, AnswerProblem, TokenUsage
 from rag_model.reading.citations import Statement
 from rag_model.reading.confidence import add_closed_book
 from rag_model.retrieve.hits import Hit
@@ -65,6 +65,7 @@ class Reading:
     closed_book: float | None = None  # log p(y|question), nats; None: unknown
     seconds: float | None = field(default=None, compare=False)  # share of its batch; None: unknown
     stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds
+    problem: AnswerProblem | None = None  # why the answer is empty, or not to be trusted
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -99,6 +100,7 @@ class Reading:
             value["closed_book"],
             value["seconds"],
             value.get("stages", {}),  # absent from older records
+            AnswerProblem(**value["problem"]) if value.get("problem") else None,
         )
 
 
@@ -113,6 +115,18 @@ def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Seq
     seconds = (time.perf_counter() - start) / max(1, len(questions))
     answers = _add_closed_book(reader, answers)
     return [_build_reading(question.id, answer, seconds) for question, answer in zip(questions, answers, strict=True)]
+
+
+def describe_problems(readings: Sequence[Reading]) -> list[str]:
+    """Return one sentence per kind of problem: how many answers have it, and the first message."""
+    messages: dict[str, list[str]] = {}
+    for reading in readings:
+        if reading.problem is not None:
+            messages.setdefault(reading.problem.kind, []).append(reading.problem.message)
+    return [
+        f"{len(texts):,} of {len(readings):,} answers have the problem `{kind}`; the first: {texts[0]}"
+        for kind, texts in messages.items()
+    ]
 
 
 def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
@@ -140,6 +154,7 @@ def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
         _finite_or_none(answer.closed_book),
         sum(answer.seconds.values()) if answer.seconds else seconds,
         dict(answer.seconds),
+        answer.problem,
     )
 
 

@@ -75,9 +75,9 @@ def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
     """Write one JSON object per question, with its answer, measures and passages.
 
     The keys are `id`, `question`, `answers`, `prediction`, `ended` (false if the answer was cut),
-    `log_likelihood`, `closed_book_log_likelihood`, `statements`, `metrics`, and `passages`, each
-    with `rank`, `id`, `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior`
-    p(z|x,y).
+    `log_likelihood`, `closed_book_log_likelihood`, `statements`, `metrics`, `problem`
+    (null, or why the answer is empty or doubtful), and `passages`, each with `rank`, `id`,
+    `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
     """
     _write_lines(path, (json.dumps(_answer_to_json(answer), ensure_ascii=False) + "\n" for answer in scored))
 
@@ -112,6 +112,7 @@ def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
         "closed_book_log_likelihood": reading["closed_book"],
         "statements": reading["statements"],
         "metrics": dict(answer.measures),
+        "problem": reading["problem"],
         "passages": [{"rank": rank, **passage} for rank, passage in enumerate(reading["passages"], start=1)],
     }
 

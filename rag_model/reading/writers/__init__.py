@@ -7,5 +7,6 @@ endpoint          a model behind a chat-completions endpoint (OpenAI, vLLM, llam
 chat_client       one chat completion: streamed, retried, within its bounds of time and bytes
 chat_settings     address and key of an endpoint, bounds, prices
 chat_events       server-sent events and replies; the key is masked in replies
+reasoning         removes reasoning from the text of an answer
 chat_errors       one sentence for each way in which an endpoint fails
 """

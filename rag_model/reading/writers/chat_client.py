@@ -4,13 +4,14 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import httpx
 
-from rag_model.http_client import create_http_client
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
 from rag_model.reading.writers.chat_errors import EndpointErrors, FailedAttemptError
 from rag_model.reading.writers.chat_events import DONE, ChatReply, EventParser, KeyMask, StreamedError
 from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
@@ -19,6 +20,7 @@ _Result = TypeVar("_Result")
 _MAX_WAIT_SECONDS = 30.0  # between two attempts, if the endpoint sends no Retry-After
 _MAX_ERROR_BYTES = 1 << 16  # of an error body
 _USER_AGENT = "bookwheel"
+_INVALID_REQUEST = frozenset((400, 422))
 OnText = Callable[[str], None]
 
 
@@ -86,6 +88,7 @@ class ChatClient:
         """Create the HTTP client; sends nothing."""
         self._endpoint, self._model, self._settings = endpoint, model, settings
         self._errors = EndpointErrors(endpoint, model)
+        self._length_field, self._requests_usage = settings.length_field, True
         self._slots = asyncio.Semaphore(settings.concurrency)
         authorization = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
         self._client = create_http_client(
@@ -114,57 +117,78 @@ class ChatClient:
     async def _attempt(self, messages: list[dict[str, str]], on_text: OnText | None) -> ChatReply:
         reply = ChatReply(KeyMask(self._endpoint.key))
         try:
-            await self._stream(messages, reply, on_text)
+            while not await self._stream(self._build_body(messages), reply, on_text):
+                pass  # without a field that the endpoint refuses
         except FailedAttemptError as failed_attempt:
             if on_text is not None and reply.parts:
                 raise FailedAttemptError(failed_attempt.error) from failed_attempt
             raise
         return reply
 
-    async def _stream(self, messages: list[dict[str, str]], reply: ChatReply, on_text: OnText | None) -> None:
-        request = self._client.build_request(
-            "POST", f"{self._endpoint.url}/chat/completions", json=self._build_body(messages)
-        )
+    async def _stream(self, body: Mapping[str, Any], reply: ChatReply, on_text: OnText | None) -> bool:
+        """Send a request and read the reply; return False if the endpoint refuses a field of it
+        that the next request does without.
+        """
+        request = self._client.build_request("POST", f"{self._endpoint.url}/chat/completions", json=body)
         try:
             async with asyncio.timeout(self._settings.first_seconds) as first_timeout:
                 response = await self._client.send(request, stream=True)
                 try:
-                    await self._check_status(response)
+                    if not response.is_success:
+                        return await self._explain_status(response, body)
                     async for text in self._iter_texts(response, reply):
-                        first_timeout.reschedule(None)
-                        if on_text is not None:
+                        if reply.has_begun:
+                            first_timeout.reschedule(None)
+                        if on_text is not None and text:
                             on_text(text)
                 finally:
                     await response.aclose()
         except TimeoutError:
             raise self._errors.timed_out("wrote no word", self._settings.first_seconds) from None
+        except ReplyTooLargeError as error:
+            raise self._errors.reply_too_large(self._settings.reply_limit) from error
+        except httpx.DecodingError as error:
+            raise self._errors.not_a_completion(error) from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
-            raise (self._errors.reply_incomplete() if reply.parts else self._errors.unreachable(error)) from error
+            raise (self._errors.reply_incomplete() if reply.has_begun else self._errors.unreachable(error)) from error
         if not reply.reason:
             raise self._errors.reply_incomplete()
+        return True
 
     async def _iter_texts(self, response: httpx.Response, reply: ChatReply) -> AsyncIterator[str]:
-        """Yield the text pieces of the reply."""
-        async for data in self._iter_events(response):
-            if data == DONE:
-                reply.reason = reply.reason or "stop"
-                break
-            if text := self._add_event(reply, data):
-                yield text
-        if text := reply.flush():
-            yield text
+        """Yield the text pieces of the reply; "" for an event without text.
 
-    async def _check_status(self, response: httpx.Response) -> None:
-        """Raise an error for a status that is no success."""
-        if response.is_success:
-            return
+        The answer is whole when the model has given the reason of its end; whatever is wrong with
+        the rest of the stream cannot change it.
+        """
+        try:
+            async for data in self._iter_events(response):
+                if data == DONE:
+                    reply.reason = reply.reason or "stop"
+                    break
+                yield self._add_event(reply, data)
+        except (httpx.HTTPError, httpx.StreamError, OSError, ReplyTooLargeError, FailedAttemptError):
+            if not reply.reason:
+                raise
+        yield reply.flush()
+
+    async def _explain_status(self, response: httpx.Response, sent: Mapping[str, Any]) -> bool:
+        """Raise an error for a status that is no success; return False if the endpoint only refuses
+        a field that is not needed, or that has another name there.
+        """
         if response.is_redirect:
             raise self._errors.redirect(response.headers.get("location", ""))
         body = bytearray()
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > _MAX_ERROR_BYTES:
-                break
+        with suppress(ReplyTooLargeError):
+            async for chunk in iter_body_async(response, _MAX_ERROR_BYTES):
+                body += chunk
+        if response.status_code in _INVALID_REQUEST:
+            if "stream_options" in sent and b"stream_options" in body:
+                self._requests_usage = False
+                return False
+            if "max_tokens" in sent and b"max_completion_tokens" in body:
+                self._length_field = "max_completion_tokens"
+                return False
         raise self._errors.bad_status(
             response.status_code, bytes(body), parse_retry_after(response.headers.get("retry-after"))
         )
@@ -172,11 +196,8 @@ class ChatClient:
     async def _iter_events(self, response: httpx.Response) -> AsyncIterator[str]:
         """Yield the data of each event; for an endpoint that does not stream, its whole reply."""
         is_streamed = "text/event-stream" in response.headers.get("content-type", "")
-        parser, whole_reply, size = EventParser(), bytearray(), 0
-        async for chunk in response.aiter_bytes():
-            size += len(chunk)
-            if size > self._settings.max_reply_bytes:
-                raise self._errors.reply_too_large(self._settings.max_reply_bytes)
+        parser, whole_reply = EventParser(), bytearray()
+        async for chunk in iter_body_async(response, self._settings.reply_limit):
             if not is_streamed:
                 whole_reply += chunk
                 continue
@@ -193,7 +214,7 @@ class ChatClient:
             return reply.add_event(data)
         except StreamedError as error:
             raise self._errors.streamed_error(str(error)) from None
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise self._errors.not_a_completion(f"{type(error).__name__}: {error}") from error
 
     def _build_body(self, messages: list[dict[str, str]]) -> Mapping[str, Any]:
@@ -207,8 +228,9 @@ class ChatClient:
         return {
             "model": self._model,
             "messages": messages,
-            settings.length_field: settings.max_new_tokens,
+            self._length_field: settings.token_limit,
             "stream": True,
-            "stream_options": {"include_usage": True},  # otherwise a stream has no token counts
+            # Otherwise a stream has no token counts.
+            **({"stream_options": {"include_usage": True}} if self._requests_usage else {}),
             **{name: value for name, value in optional.items() if value is not None},
         }

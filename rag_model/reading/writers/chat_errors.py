@@ -82,7 +82,7 @@ class EndpointErrors:
     def bad_status(self, status: int, body: bytes, wait_seconds: float | None) -> FailedAttemptError:
         """Return the error for an HTTP status."""
         message, code = _parse_error_body(body)
-        detail = self._parenthesize(message)
+        detail = self.quote(message)
         if status in {401, 403}:
             problem = "accepts no request without a key" if not self.endpoint.key else "does not accept the key"
             return self._failed_attempt(
@@ -107,7 +107,7 @@ class EndpointErrors:
         return FailedAttemptError(
             PromptTooLongError(
                 f"the prompt is longer than {self.model} at {self.endpoint.host} "
-                f"reads{self._parenthesize(message)}: give fewer passages, or set "
+                f"reads{self.quote(message)}: give fewer passages, or set "
                 "BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
             )
         )
@@ -119,7 +119,8 @@ class EndpointErrors:
             EndpointError(f"the endpoint at {self.endpoint.host} {problem}"), is_transient, wait_seconds
         )
 
-    def _parenthesize(self, message: str) -> str:
+    def quote(self, message: str) -> str:
+        """Return an endpoint's text in parentheses, fit for a message; "" for an empty text."""
         return f" ({self._sanitize(message)})" if message else ""
 
     def _sanitize(self, text: str) -> str:

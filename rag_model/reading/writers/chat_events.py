@@ -4,19 +4,25 @@ out.
 The protocol has `data: {JSON}` lines, an empty line after each event, and `data: [DONE]` at the
 end, which not every server sends. Lines that begin with a colon keep the connection alive.
 
+Reasoning is not part of the text (`reasoning`). Some servers put it, or a refusal, into a field of
+its own, send the content as a list of parts, or leave out the empty line after an event.
+
 A server may repeat the request headers, so `KeyMask` replaces the key in the reply.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rag_model.reading.writers.reasoning import ReasoningFilter, remove_reasoning
 from rag_model.untrusted_text import parse_json
 
 # Characters; a shorter key, such as the `ollama` of a local server, may be a word of an answer.
 MIN_KEY_LENGTH = 16
 DONE = "[DONE]"
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+_TEXT_PARTS = frozenset(("text", "output_text"))  # types of content parts that hold the answer
+_MAX_TOKENS = 1 << 31  # a larger count of tokens is an error of the server
 
 
 class KeyMask:
@@ -65,7 +71,11 @@ class EventParser:
             if line:
                 name, _, value = line.decode("utf-8", "replace").partition(":")
                 if name == "data":
-                    self._data.append(value.removeprefix(" "))
+                    data = value.removeprefix(" ")
+                    # Some servers put no empty line between events, each of which is one object.
+                    if self._data and self._data[-1].endswith("}") and data.startswith(("{", DONE)):
+                        yield self._take_event()
+                    self._data.append(data)
             elif self._data:
                 yield self._take_event()
 
@@ -87,11 +97,21 @@ class ChatReply:
     reason: str = ""  # finish reason; empty until the end
     usage: tuple[int, int] | None = None  # prompt tokens, completion tokens
     log_likelihoods: list[float] | None = None  # of the completion's tokens; None if not sent
+    refusal: str = ""  # why the model refused, in its own words
+    tools: list[str] = field(default_factory=list)  # names of the tools that the model called
+    has_begun: bool = False  # whether the model wrote something, be it reasoning
+    _reasoning: ReasoningFilter = field(default_factory=ReasoningFilter)
+    _has_hidden_reasoning: bool = False  # in a field of its own, or only counted
 
     @property
     def text(self) -> str:
-        """The text so far."""
-        return "".join(self.parts)
+        """The text so far, without reasoning."""
+        return remove_reasoning("".join(self.parts))[0]
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model reasoned before its answer."""
+        return self._has_hidden_reasoning or self._reasoning.has_reasoning or remove_reasoning("".join(self.parts))[1]
 
     @property
     def ended(self) -> bool:
@@ -101,15 +121,15 @@ class ChatReply:
     @property
     def log_likelihood(self) -> float | None:
         """Log-likelihood of the completion in nats, with the end token if it was sent; None if a
-        token lacks one.
+        token lacks one, or if the sum would include reasoning.
 
         llama.cpp streams no likelihood for a token that ends inside a character.
         """
         token_log_p = self.log_likelihoods
-        if token_log_p is None:
+        if token_log_p is None or self.has_reasoning:
             return None
         missing_tokens = 0 if self.usage is None else self.usage[1] - len(token_log_p)
-        return math.fsum(token_log_p) if missing_tokens <= (self.reason == "stop") else None
+        return sum(token_log_p) if missing_tokens <= (self.reason == "stop") else None
 
     def add_event(self, data: str) -> str:
         """Add one event, or a whole reply; return the new text, except for an end that may be part
@@ -124,16 +144,32 @@ class ChatReply:
         if error := value.get("error"):
             raise StreamedError(error)
         self._record_usage(value.get("usage"))
-        if not value["choices"]:
+        # The last event of some servers has the usage and no choices.
+        choices = value.get("choices") if self.reason or self.usage else value["choices"]
+        if not choices:
             return ""
-        choice = value["choices"][0]
-        self.reason = _get_text(choice, "finish_reason") or self.reason
+        choice = choices[0]
         self._record_log_likelihoods(choice.get("logprobs"))
-        return self._append(self.mask.feed(_get_text(choice.get("delta") or choice.get("message") or {}, "content")))
+        message = choice.get("delta") or choice.get("message") or {}
+        content = _get_content(message)
+        self._record_other_fields(message)
+        self.has_begun = self.has_begun or bool(content)
+        self.reason = _get_text(choice, "finish_reason") or self.reason
+        return self._append(self.mask.feed(self._reasoning.feed(content)))
 
     def flush(self) -> str:
         """Return the pending text."""
-        return self._append(self.mask.end())
+        return self._append(self.mask.feed(self._reasoning.end()) + self.mask.end())
+
+    def _record_other_fields(self, message: Mapping[str, Any]) -> None:
+        """Record reasoning, a refusal and tool calls."""
+        self.refusal += _get_text(message, "refusal")
+        calls = message.get("tool_calls") or message.get("function_call") or []
+        for call in calls if isinstance(calls, list) else [calls]:
+            function = call.get("function") or call
+            self.tools += [name] if (name := _get_text(function, "name")) else []
+        if any(message.get(name) for name in _REASONING_FIELDS):
+            self.has_begun = self._has_hidden_reasoning = True
 
     def _append(self, text: str) -> str:
         if text:
@@ -142,15 +178,40 @@ class ChatReply:
 
     def _record_usage(self, usage: Mapping[str, Any] | None) -> None:
         if usage:
-            prompt_tokens, completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-            if isinstance(prompt_tokens, int) and isinstance(completion_tokens, int):
+            prompt_tokens = _read_count(usage.get("prompt_tokens"))
+            completion_tokens = _read_count(usage.get("completion_tokens"))
+            # Some servers send zeros until the end, or when they do not count.
+            if prompt_tokens and completion_tokens is not None:
                 self.usage = (prompt_tokens, completion_tokens)
+            details = usage.get("completion_tokens_details")
+            if isinstance(details, Mapping) and details.get("reasoning_tokens"):
+                self._has_hidden_reasoning = True
 
     def _record_log_likelihoods(self, logprobs: Mapping[str, Any] | None) -> None:
         if logprobs and logprobs.get("content"):
             self.log_likelihoods = (self.log_likelihoods or []) + [
-                float(token["logprob"]) for token in logprobs["content"]
+                _read_log_p(token["logprob"]) for token in logprobs["content"]
             ]
+
+
+def _read_count(value: object) -> int | None:
+    """Return a number of tokens; None if it is no plausible one."""
+    return value if type(value) is int and 0 <= value < _MAX_TOKENS else None
+
+
+def _read_log_p(value: object) -> float:
+    """Return the log-likelihood of a token."""
+    if not isinstance(value, int | float) or not -_MAX_TOKENS < value < _MAX_TOKENS:
+        raise ValueError("a likelihood is no number in nats")
+    return float(value)
+
+
+def _get_content(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, whose content is a text or a list of parts."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return _get_text(message, "content")
+    return "".join(_get_text(part, "text") for part in parts if part.get("type") in _TEXT_PARTS)
 
 
 def _get_text(value: Mapping[str, Any], name: str) -> str:

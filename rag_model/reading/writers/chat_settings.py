@@ -18,6 +18,8 @@ from rag_model.secrets import refuse_secret
 
 CHAT_TEMPLATE_TOKENS = 32  # maximum tokens of a chat template around two messages
 _VARIABLE_PREFIX = "BOOKWHEEL_LLM_"
+_DEFAULT_NEW_TOKENS = 4_096  # models that reason write some thousand tokens before an answer
+_REPLY_BYTES_PER_TOKEN = 1_024  # of a stream: an event per token takes some 300 bytes
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
 _FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _EXPECTED = {
@@ -59,7 +61,8 @@ class ChatSettings:
     """
 
     # generation
-    max_new_tokens: int = 50  # as in `DecodingSettings`
+    # Tokens of an answer, with its reasoning; None: 4,096, or a quarter of a smaller context.
+    max_new_tokens: int | None = None
     temperature: float | None = 0.0  # 0: greedy; None: not sent, for models that reject it
     top_p: float = 1.0  # probability mass to draw from
     seed: int | None = None  # most endpoints give no guarantee
@@ -81,7 +84,7 @@ class ChatSettings:
     # Until the first piece of text; the server may have to load the model.
     first_seconds: float = 60.0
     whole_seconds: float = 300.0  # per prompt, with all attempts and waits
-    max_reply_bytes: int = 4 << 20  # an event per token takes some 300 bytes
+    max_reply_bytes: int | None = None  # None: 1 KiB per token of an answer, at least 4 MiB
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -92,13 +95,13 @@ class ChatSettings:
         positive_fields = (*_NUMBER_FIELDS, "max_new_tokens", "max_reply_bytes")
         for name in positive_fields:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{name} is {value}: give a number above 0")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             raise UsageError(f"the temperature is {self.temperature}: give one from 0 to 2")
-        if self.max_new_tokens + CHAT_TEMPLATE_TOKENS >= self.context:
+        if self.token_limit + CHAT_TEMPLATE_TOKENS >= self.context:
             raise UsageError(
-                f"an answer of {self.max_new_tokens} tokens, with {CHAT_TEMPLATE_TOKENS} for the "
+                f"an answer of {self.token_limit} tokens, with {CHAT_TEMPLATE_TOKENS} for the "
                 f"chat's format, leaves no room in a context of {self.context}: ask for a shorter "
                 "answer, or set BOOKWHEEL_LLM_CONTEXT"
             )
@@ -124,6 +127,20 @@ class ChatSettings:
         return cls(**{**values, **given})
 
     @property
+    def token_limit(self) -> int:
+        """Maximum tokens of an answer, with its reasoning."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        return max(1, min(_DEFAULT_NEW_TOKENS, self.context // 4))
+
+    @property
+    def reply_limit(self) -> int:
+        """Maximum bytes of a reply, after decoding."""
+        if self.max_reply_bytes is not None:
+            return self.max_reply_bytes
+        return _REPLY_BYTES_PER_TOKEN * max(_DEFAULT_NEW_TOKENS, self.token_limit)
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether an answer may be reused for a later request: only greedy decoding is
         deterministic.
@@ -132,8 +149,10 @@ class ChatSettings:
 
     def decides(self) -> dict[str, Any]:
         """Return the settings that determine an answer, for memo keys."""
-        names = ("max_new_tokens", "temperature", "top_p", "seed", "length_field", "logprobs", "context")
-        return {name: getattr(self, name) for name in names} | {"counted by": self.tokenizer and self.tokenizer.name}
+        names = ("temperature", "top_p", "seed", "length_field", "logprobs", "context")
+        decisive_settings = {name: getattr(self, name) for name in names}
+        counted_by = self.tokenizer and self.tokenizer.name
+        return {"max_new_tokens": self.token_limit, **decisive_settings, "counted by": counted_by}
 
 
 def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:

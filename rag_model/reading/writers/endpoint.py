@@ -19,18 +19,21 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from rag_model.errors import StoppedError, UsageError
-from rag_model.reading.answer import TokenUsage
+from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 from rag_model.reading.writers.chat_client import ChatClient
-from rag_model.reading.writers.chat_errors import FailedAttemptError
+from rag_model.reading.writers.chat_errors import EndpointErrors, FailedAttemptError
 from rag_model.reading.writers.chat_events import ChatReply
 from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSettings, Endpoint
+from rag_model.reading.writers.reasoning import describe_missing_answer
 from rag_model.reading.writers.writer import ENDPOINT_PREFIX, Completion, Prompt
 from rag_model.tokenizer import load_tokenizer_file
 
 _Result = TypeVar("_Result")
 _TextPiece = tuple[int, str]
 _POLL_SECONDS = 0.05  # between two calls of `should_stop`
+# A server that reads a smaller share of a prompt's tokens has truncated it.
+_LEAST_READ_SHARE = 0.8
 
 
 class EventLoopThread:
@@ -125,6 +128,7 @@ class EndpointWriter:
         tokenizer_file = self.settings.tokenizer
         self._tokenizer: Any = None if tokenizer_file is None else load_tokenizer_file(tokenizer_file)
         self._instance_id = secrets.token_hex(8)
+        self._errors = EndpointErrors(self.endpoint, model)
         self._chat = ChatClient(self.endpoint, model, self.settings)
         self._loop = EventLoopThread()
 
@@ -136,7 +140,7 @@ class EndpointWriter:
     @property
     def max_prompt_tokens(self) -> int:
         """Maximum tokens of a prompt: the context without the answer and the chat template."""
-        return self.settings.context - self.settings.max_new_tokens - CHAT_TEMPLATE_TOKENS
+        return self.settings.context - self.settings.token_limit - CHAT_TEMPLATE_TOKENS
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -187,14 +191,17 @@ class EndpointWriter:
         self._loop.close(self._chat.close)
 
     def _check_prompt_lengths(self, prompts: Sequence[Prompt]) -> None:
-        sizes = self.count_tokens([text for prompt in prompts for text in (prompt.system, prompt.user)])
-        longest_prompt = max((system + user for system, user in zip(sizes[::2], sizes[1::2], strict=True)), default=0)
+        longest_prompt = max(self._count_prompt_tokens(prompts), default=0)
         if longest_prompt > self.max_prompt_tokens:
             raise UsageError(
                 f"a prompt of {longest_prompt} tokens is longer than {self.id} has room for, "
                 f"{self.max_prompt_tokens}: give fewer passages, or set BOOKWHEEL_LLM_CONTEXT, or "
                 "BOOKWHEEL_LLM_TOKENIZER for an exact count"
             )
+
+    def _count_prompt_tokens(self, prompts: Sequence[Prompt]) -> list[int]:
+        sizes = self.count_tokens([text for prompt in prompts for text in (prompt.system, prompt.user)])
+        return [system + user for system, user in zip(sizes[::2], sizes[1::2], strict=True)]
 
     async def _complete_all(
         self, prompts: Sequence[Prompt], reports_text: bool, put_text: Callable[[int, str], None]
@@ -220,7 +227,40 @@ class EndpointWriter:
             None if prices is None else prices.compute_cost(prompt_tokens, new_tokens),
             estimated=reply.usage is None,
         )
-        return Completion(reply.text, usage, reply.ended, reply.log_likelihood)
+        text = reply.text
+        problem = self._find_problem(prompt, reply, text)
+        return Completion(text if text.strip() else "", usage, reply.ended, reply.log_likelihood, problem)
+
+    def _find_problem(self, prompt: Prompt, reply: ChatReply, text: str) -> AnswerProblem | None:
+        """Return why the text is empty, or not to be trusted; None for an answer."""
+        if reply.tools or reply.reason in {"tool_calls", "function_call"}:
+            tools = self._errors.quote(", ".join(dict.fromkeys(reply.tools)))
+            return AnswerProblem("tool_call", f"the model called a tool{tools} instead of answering")
+        if reply.refusal:
+            return AnswerProblem("refused", f"the model refused to answer{self._errors.quote(reply.refusal)}")
+        if reply.reason == "content_filter":
+            return AnswerProblem("filtered", "the endpoint's content filter stopped the answer")
+        if text.strip():
+            return self._find_truncation(prompt, reply)
+        if reply.has_reasoning or not reply.ended:
+            return describe_missing_answer(self.settings.token_limit, ended=reply.ended)
+        return AnswerProblem("empty", "the model wrote nothing: ask again, or choose another model")
+
+    def _find_truncation(self, prompt: Prompt, reply: ChatReply) -> AnswerProblem | None:
+        """Return the problem that the endpoint read much less than the prompt, if it did."""
+        minimum = _count_least_tokens(prompt) if self._tokenizer is None else self._count_prompt_tokens([prompt])[0]
+        if reply.usage is None or reply.usage[0] >= _LEAST_READ_SHARE * minimum:
+            return None
+        return AnswerProblem(
+            "prompt_truncated",
+            f"the endpoint read {reply.usage[0]} tokens of a prompt of at least {minimum}: give its server "
+            "a larger context, or set BOOKWHEEL_LLM_CONTEXT to its present one",
+        )
+
+
+def _count_least_tokens(prompt: Prompt) -> int:
+    """Return a lower bound of a prompt's tokens: one per word, since tokens seldom span words."""
+    return len(prompt.system.split()) + len(prompt.user.split())
 
 
 def describe_endpoint(model: str, settings: ChatSettings, endpoint: Endpoint) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rag_model.generate.rag_decoding import decode_token
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from rag_model.reading.answer import CLOSED_BOOK, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
+from rag_model.reading.writers.reasoning import ReasoningFilter, describe_missing_answer, remove_reasoning
 from rag_model.reading.writers.writer import Completion, Prompt
 
 InMemoryGenerator = CausalGenerator | Seq2SeqGenerator
@@ -59,7 +60,7 @@ class LocalWriter:
         # Prompt and text share the context.
         self._shares_context = isinstance(generator, CausalGenerator)
         self._has_chat_template = self._shares_context and bool(generator.tokenizer.chat_template)
-        self.decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, generator.max_tokens))
+        self.decoding = replace(decoding, max_new_tokens=min(decoding.token_limit, generator.max_tokens))
         self._template_tokens = (
             self._count_prompt_tokens(Prompt("x", "x"), self._max_new_tokens)
             - sum(self.count_tokens(["x", "x"]))
@@ -144,12 +145,16 @@ class LocalWriter:
         batch_prompts = [prompts[row] for row in rows]
         generator, contexts = self._encode_prompts(batch_prompts, self._max_new_tokens)
         emitted = [""] * len(rows)
+        filters = [ReasoningFilter() for _ in rows]
 
         def emit(row: int, tokens: Sequence[int], *, is_last: bool = False) -> None:
             new_text = decode_new_text(generator, tokens, emitted[row], is_last=is_last)
-            if new_text and on_text is not None:
-                emitted[row] += new_text
-                on_text(rows[row], new_text)
+            if on_text is None:
+                return
+            emitted[row] += new_text
+            answer_text = filters[row].feed(new_text) + (filters[row].end() if is_last else "")
+            if answer_text:
+                on_text(rows[row], answer_text)
 
         wrapped_generator = generator if should_stop is None else make_stoppable(generator, should_stop)
         if on_text is not None and self.decoding.beams == 1:
@@ -207,7 +212,7 @@ class LocalWriter:
 
     @property
     def _max_new_tokens(self) -> int:
-        return self.decoding.max_new_tokens
+        return self.decoding.token_limit
 
     def _max_context_tokens(self, max_new_tokens: int) -> int:
         """Return the maximum tokens of a whole prompt that is followed by `max_new_tokens`."""
@@ -228,4 +233,8 @@ class LocalWriter:
 def _to_completion(generator: Generator, decoded: DecodedAnswer, prompt_tokens: int) -> Completion:
     usage = TokenUsage(prompt_tokens, len(decoded.tokens))
     ended = decoded.tokens[-1] == generator.end_token
-    return Completion(generator.decode(decoded.tokens), usage, ended, decoded.log_likelihood)
+    text, has_reasoning = remove_reasoning(generator.decode(decoded.tokens))
+    if not has_reasoning:
+        return Completion(text, usage, ended, decoded.log_likelihood)
+    problem = None if text else describe_missing_answer(len(decoded.tokens), ended=ended)
+    return Completion(text, usage, ended, None, problem)

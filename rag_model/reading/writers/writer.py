@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rag_model.reading.answer import TokenUsage
+from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 
 ENDPOINT_PREFIX = "openai:"  # prefix of the name of a model behind an HTTP API
@@ -22,11 +22,12 @@ class Prompt:
 class Completion:
     """The completion of one prompt."""
 
-    text: str  # without special tokens
+    text: str  # without special tokens and reasoning
     usage: TokenUsage
     ended: bool  # False if it was truncated at the maximum tokens
-    # log p(text|prompt) in nats, the end token included; None if unknown.
+    # log p(text|prompt) in nats, the end token included; None if unknown, as after reasoning.
     log_likelihood: float | None = None
+    problem: AnswerProblem | None = None  # why the text is empty, or not to be trusted
 
 
 class Writer(Protocol):

@@ -10,10 +10,10 @@ import operator
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from rag_model.client import replies
@@ -25,8 +25,20 @@ from rag_model.retrieve.retriever import check_queries
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
 from rag_model.serving.settings import ServiceSettings
 
+_MAX_WHOLE_FLOAT = 2.0**53  # larger floats are not exact
+
+
+def _parse_whole_number(value: object) -> object:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_WHOLE_FLOAT:
+        return int(value)
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_parse_whole_number)]
+"""An integer as JSON Schema defines it: 2.0 is one."""
+
 _MAX_FIELD_NAME = 80  # characters of a field name in error messages
-_NOT_AN_INTEGER = "is not a whole number: write it without point, exponent and quotes, such as 5"
+_NOT_AN_INTEGER = "is not a whole number: write it without quotes, such as 5"
 _ADVICE_BY_TYPE = {  # by pydantic's type of error
     "missing": "is missing: give it, as /openapi.json says",
     "extra_forbidden": "is not a field of this request: correct its name, or leave it out; /openapi.json lists them",
@@ -61,7 +73,7 @@ class Request(BaseModel):
 class SearchRequest(Request):
     """A request to /search."""
 
-    k: int = Field(5, description="Passages a question.")
+    k: WholeNumber = Field(5, description="Passages a question.")
     index: str | None = Field(None, description="One of the service's indexes: the short form of `retriever`.")
 
     @property
@@ -73,7 +85,7 @@ class SearchRequest(Request):
 class AnswerRequest(Request):
     """A request to /answer."""
 
-    k: int | None = Field(None, description="Passages a question; by default as in training.")
+    k: WholeNumber | None = Field(None, description="Passages a question; by default as in training.")
     stream: bool | None = Field(
         None,
         description="Reply with server-sent events as the answer is decoded; by default if Accept names "

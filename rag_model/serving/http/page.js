@@ -123,7 +123,7 @@ function said(answer) {
   const text = make("p", { className: "said" });
   const note = make("p", { className: "soft token-note", role: "status" });
   const tokens = (answer.tokens ?? []).filter((token) => token.text);
-  if (!answer.answer) text.append(make("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : "The model gave no answer." }));
+  if (!answer.answer) text.append(make("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : `The model gave no answer${answer.problem ? `: ${answer.problem.message}` : ""}.` }));
   else if (tokens.length) text.append(...tokens.map((token, place) => spoken(token, place, note)));
   else text.append(...cited(answer));
   if (answer.ended === false) text.append(make("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));

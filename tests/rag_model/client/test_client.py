@@ -1,5 +1,6 @@
 """The client against a real service: what it gives, and when it asks again; against other servers: what it says."""
 
+import gzip
 import json
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from zstandard import ZstdCompressor
 
 from rag_model.client import Client, ClientSettings
 from rag_model.client.client import TOKEN_VARIABLE
@@ -17,6 +19,7 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.serving.http.guard import BearerTokens
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.foreign import Reply, foreign
+from tests.fixtures.scripted import replies, scripted
 from tests.fixtures.serving import PASSAGES, Gate, Library, Serving, serving, until, with_limits
 
 QUICK = ClientSettings(first_pause=0.0)
@@ -203,7 +206,7 @@ def test_a_token_opens_the_door(
         (Reply(429, b"", {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}), "answers 429 in 1 try"),
         (Reply(429, b"", {"Retry-After": "soon"}), "answers 429 in 5 tries"),
         (Reply(429, b"", {"Retry-After": "-1"}), "answers 429 in 5 tries"),
-        (Reply(200, b"x" * 5, {"Content-Encoding": "gzip"}), "cannot be reached in 5 tries"),
+        (Reply(200, b"x" * 5, {"Content-Encoding": "gzip"}), "its gzip is corrupt"),
     ],
 )
 def test_another_server_is_told_in_one_sentence(reply: Reply, words: str) -> None:
@@ -263,3 +266,15 @@ def test_it_needs_neither_faiss_nor_torch() -> None:
         "import sys, rag_model.client; print([m for m in ('faiss', 'numpy', 'torch', 'fastapi') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity", "zstd"])
+def test_a_reply_of_any_size_takes_no_more_memory_than_its_bound(encoding: str) -> None:
+    body = b'{"detail": "' + b"0" * (32 << 20)
+    compress = {"gzip": gzip.compress, "identity": bytes, "zstd": ZstdCompressor().compress}[encoding]
+    words = "encoded as zstd" if encoding == "zstd" else "more than 1048576 bytes"
+    with scripted(replies(200, compress(body), Content_Encoding=encoding)) as server:
+        settings = ClientSettings(tries=1, max_reply_bytes=1 << 20)
+        with Client(server.url, settings=settings) as client, pytest.raises(ServiceError, match=words):
+            client.search(["q"])
+    assert "\r\nAccept-Encoding: gzip\r\n" in server.heads[0]

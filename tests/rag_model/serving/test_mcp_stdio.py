@@ -69,6 +69,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("search", {"question": "a", "k": 0}, "at least 1"),
     ("search", {"question": "a", "k": 101}, "at most 100"),
     ("search", {"question": "a", "k": 41}, "holds 40 passages"),
+    ("search", {"question": "a", "k": 41.0}, "holds 40 passages"),
+    ("search", {"question": "a", "k": 1.5}, "k is not a whole number"),
     ("search", {"question": "a", "k": "5"}, "k is not a whole number"),
     ("search", {"question": "a", "top_k": 5}, "top_k is not an argument of this tool"),
     ("search", {"question": "a", "retriever": "nothing"}, "not served here"),

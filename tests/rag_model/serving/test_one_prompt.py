@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rag_model.client import Client
 from rag_model.client.replies import AnswerReply
 from rag_model.generate.causal import CausalGenerator
 from rag_model.reading.answer import answer_json
@@ -101,6 +102,19 @@ def test_an_endpoint_is_asked_only_for_questions(shared_library: Library, dest: 
     assert names[0][0] == "passages"
     assert (answer["answer"], answer["citations"], answer["log_likelihood"]) == ("two words [1].", [1], None)
     assert all(one["text"] in server.bodies[0]["messages"][-1]["content"] for one in answer["passages"])
+
+
+def test_a_refusal_is_a_problem_of_the_reply(shared_library: Library, dest: Path, endpoint: Any) -> None:
+    refusal = {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]}
+    with (
+        scripted(replies(200, refusal)) as server,
+        serving(shared_library.url, dest, **endpoint(server)) as found,
+        Client(found.url) as client,
+    ):
+        (answer,) = client.answer(ASKED[:1]).answers
+    assert answer.problem is not None
+    assert (answer.answer, answer.problem.kind) == ("", "refused")
+    assert answer.problem.message == "the model refused to answer (No)"
 
 
 def test_an_endpoint_s_answers_are_withheld_where_they_are_not_sure(

@@ -33,7 +33,7 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
     ("variable", "text", "words"),
     [
         ("CONTEXT", "many", "BOOKWHEEL_LLM_CONTEXT is 'many': set it to a number"),
-        ("CONTEXT", "82", "leaves no room"),  # 50 are the answer's, 32 the format's
+        ("CONTEXT", "42", "leaves no room"),  # 10 are the answer's, 32 the format's
         ("TEMPERATURE", "warm", "a number, or `default`"),
         ("CONCURRENCY", "0", "concurrency is 0"),
         ("PRICES", "3", "two prices such as"),

@@ -82,7 +82,7 @@ def test_what_is_sent_and_read() -> None:
         {"role": "system", "content": ASKED[0].system},
         {"role": "user", "content": ASKED[0].user},
     ]
-    assert (sent["model"], sent["temperature"], sent["seed"], sent["max_tokens"]) == ("tiny", 0.0, 3, 50)
+    assert (sent["model"], sent["temperature"], sent["seed"], sent["max_tokens"]) == ("tiny", 0.0, 3, 4096)
     assert server.heads[0].startswith("POST /v1/chat/completions ")
     assert f"Bearer {KEY}" in server.heads[0]
 
@@ -228,7 +228,7 @@ def test_so_many_at_once_and_in_order() -> None:
 
 def test_a_prompt_without_room_is_refused_before_it_is_sent() -> None:
     with scripted(streams(*WHOLE)) as server, pytest.raises(UsageError, match="longer than openai:tiny has room"):
-        written(server, replace(QUICK, context=90))
+        written(server, replace(QUICK, context=80))
     assert server.bodies == []
 
 

@@ -1,0 +1,235 @@
+"""What endpoints send beside a plain answer: reasoning, refusals, tool calls, odd last events."""
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from zstandard import ZstdCompressor
+
+from rag_model.errors import EndpointError
+from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+from rag_model.reading.writers.endpoint import EndpointWriter
+from rag_model.reading.writers.reasoning import ReasoningFilter, remove_reasoning
+from rag_model.reading.writers.writer import Completion, Prompt
+from tests.fixtures.scripted import STREAM, Step, event, likely, replies, scripted, streams
+
+ANSWER = "George Orwell"
+QUICK = ChatSettings(backoff_seconds=0.001, tries=1, whole_seconds=30.0, first_seconds=20.0)
+PROMPT = Prompt("Answer in few words.", "who wrote animal farm?")
+USAGE = {"prompt_tokens": 40, "completion_tokens": 50, "total_tokens": 90}
+END = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The deltas of a reply, and what must come of them."""
+
+    deltas: tuple[dict[str, Any], ...]
+    reason: str = "stop"
+    text: str = ANSWER
+    problem: str | None = None
+    last: dict[str, Any] | None = None  # an event after the last delta
+
+
+def thinks(*pieces: str, **expected: Any) -> Mode:
+    return Mode(tuple({"content": piece} for piece in pieces), **expected)
+
+
+TOOL = {"index": 0, "id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+ORWELL = {"content": ANSWER}
+MODES = {
+    "plain": thinks("George", " Orwell", last={"choices": [], "usage": USAGE}),
+    "usage_no_choices": Mode((ORWELL,), last={"id": "x", "usage": USAGE}),
+    "choices_null": Mode((ORWELL,), last={"choices": None, "usage": USAGE}),
+    "last_event_is_no_completion": Mode((ORWELL,), last={"timings": {"predicted_ms": 3}}),
+    "usage_is_infinite": Mode((ORWELL,), last={"choices": [], "usage": {**USAGE, "completion_tokens": 10**400}}),
+    "think": thinks("<think>\nOkay, who", " wrote it? [1] says Orwell.\n</think>\n\nGeorge Orwell"),
+    "think_empty": thinks("<think>\n\n</think>\n\n", ANSWER),
+    "think_split": thinks("\n<", "th", "ink>so</th", "ink", ">", "\n", "George", " Orwell"),
+    "think_unopened": thinks("Okay, who wrote it?", " [1] says Orwell.\n</think>\n\n", ANSWER),
+    "think_cut": thinks("<think>\nOkay, who wrote", " it?", reason="length", text="", problem="reasoning"),
+    "think_alone": thinks("<think>Orwell?</think>", text="", problem="reasoning"),
+    "mistral": thinks("[THINK]Hm.[/THINK]", ANSWER),
+    "harmony": thinks(
+        "<|channel|>analysis<|message|>We need to answer.<|end|><|start|>assistant",
+        "<|channel|>final<|message|>George Orwell<|return|>",
+    ),
+    "harmony_cut": thinks("<|channel|>analysis<|message|>We", reason="length", text="", problem="reasoning"),
+    "harmony_without_marks": thinks("analysisWe need to answer.assistantfinal", ANSWER),
+    "no_reasoning": thinks("<thinner> is no tag", text="<thinner> is no tag"),
+    "reasoning_only": Mode(
+        ({"content": None, "reasoning_content": "Okay,"}, {"content": None, "reasoning_content": " who"}),
+        reason="length",
+        text="",
+        problem="reasoning",
+    ),
+    "reasoning_then": Mode(({"content": None, "reasoning": "Okay"}, ORWELL)),
+    "parts": Mode(
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
+         {"content": [{"type": "text", "text": ANSWER}]}),
+    ),
+    "refusal": Mode(({"content": None, "refusal": "I can't help with that."},), text="", problem="refused"),
+    "filtered": Mode(({"content": ""},), reason="content_filter", text="", problem="filtered"),
+    "tool": Mode(({"content": None, "tool_calls": [TOOL]},), reason="tool_calls", text="", problem="tool_call"),
+    "function": Mode(
+        ({"content": None, "function_call": {"name": "search"}},), reason="stop", text="", problem="tool_call"
+    ),
+    "empty": Mode(({"content": ""},), text="", problem="empty"),
+    "blank": Mode(({"content": "\n \n"},), text="", problem="empty"),
+    "length": Mode(({"content": ""},), reason="length", text="", problem="reasoning"),
+    "prompt_truncated": Mode(
+        (ORWELL,), last={"choices": [], "usage": {**USAGE, "prompt_tokens": 3}}, problem="prompt_truncated"
+    ),
+}  # fmt: skip
+
+
+def stream_mode(mode: Mode) -> Step:
+    events = [chunk(delta) for delta in mode.deltas]
+    last = [f"data: {json.dumps(mode.last)}\n\n".encode()] if mode.last else []
+    return streams(*events, chunk({}, mode.reason), *last, END)
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+
+
+def reply_whole(mode: Mode) -> Step:
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    for delta in mode.deltas:
+        for name, value in delta.items():
+            message[name] = value if message.get(name) is None else message[name] + (value or type(message[name])())
+    usage = {"usage": mode.last["usage"]} if mode.last and "usage" in mode.last else {}
+    return replies(200, {"choices": [{"index": 0, "message": message, "finish_reason": mode.reason}], **usage})
+
+
+def write(*steps: Step, settings: ChatSettings = QUICK, prompt: Prompt = PROMPT, **how: Any) -> Completion:
+    with scripted(*steps) as server:
+        writer = EndpointWriter("tiny", settings, Endpoint(server.url))
+        try:
+            return writer.write([prompt], **how)[0]
+        finally:
+            writer.close()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("name", MODES)
+def test_an_answer_is_without_reasoning_and_a_missing_one_has_its_problem(name: str, streamed: bool) -> None:
+    mode, shown = MODES[name], []
+    completion = write(
+        stream_mode(mode) if streamed else reply_whole(mode), on_text=lambda _, piece: shown.append(piece)
+    )
+    assert completion.text == mode.text
+    assert (completion.problem and completion.problem.kind) == mode.problem
+    if not {"think_unopened", "harmony_without_marks", "harmony", "blank"} & {name}:
+        assert "".join(shown) == mode.text
+    assert completion.usage.new_tokens < 10**6
+
+
+def test_a_refusal_and_a_tool_call_are_quoted() -> None:
+    refused = write(stream_mode(MODES["refusal"])).problem
+    assert refused
+    assert refused.message == "the model refused to answer (I can't help with that)"
+    called = write(stream_mode(MODES["tool"])).problem
+    assert called
+    assert called.message == "the model called a tool (search) instead of answering"
+
+
+def test_events_need_no_empty_line_between_them() -> None:
+    lines = b"".join(line.rstrip() + b"\n" for line in (event("George"), event(" Orwell"), event("", "stop"), END))
+    assert write(streams(lines)).text == ANSWER
+
+
+@pytest.mark.parametrize("rest", [b"data: {oops\n\n", b'data: {"error": "late"}\n\n', b"x" * (9 << 20)])
+def test_nothing_after_the_reason_of_the_end_loses_an_answer(rest: bytes) -> None:
+    assert write(streams(event(ANSWER), event("", "stop"), rest)).text == ANSWER
+
+
+def test_reasoning_is_no_part_of_a_likelihood() -> None:
+    settings = ChatSettings(logprobs=True)
+    plain = write(streams(likely("George", -0.5), event("", "stop")), settings=settings)
+    assert plain.log_likelihood == -0.5
+    thought = write(
+        streams(likely("<think>", -0.1), likely("</think>Orwell", -0.2), event("", "stop")), settings=settings
+    )
+    assert (thought.text, thought.log_likelihood) == ("Orwell", None)
+
+
+@pytest.mark.parametrize("log_p", ["-1e400", str(-(10**400)), '"low"', "[]"])
+def test_a_likelihood_that_is_no_number_is_one_sentence(log_p: str) -> None:
+    body = f'{{"choices": [{{"delta": {{"content": "a"}}, "logprobs": {{"content": [{{"logprob": {log_p}}}]}}}}]}}'
+    with pytest.raises(EndpointError, match=r"^the endpoint at \S+ sent what is not a chat completion"):
+        write(streams(f"data: {body}\n\n".encode(), END))
+
+
+def test_a_field_that_an_endpoint_refuses_is_left_out_or_renamed() -> None:
+    refusals = (
+        replies(422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
+        replies(400, {"error": {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}}),
+    )
+    with scripted(*refusals, streams(event(ANSWER), event("", "stop"))) as server:
+        writer = EndpointWriter("tiny", QUICK, Endpoint(server.url))
+        assert [completion.text for completion in writer.write([PROMPT])] == [ANSWER]
+        assert [completion.text for completion in writer.write([PROMPT])] == [ANSWER]
+        writer.close()
+    assert [("stream_options" in body, "max_tokens" in body) for body in server.bodies] == [
+        (True, True), (False, True), (False, False), (False, False)
+    ]  # fmt: skip
+    assert server.bodies[-1]["max_completion_tokens"] == 4096
+
+
+def test_an_answer_has_room_for_reasoning_in_any_context() -> None:
+    assert [ChatSettings(context=context).token_limit for context in (512, 8192, 32768, 10**6)] == [
+        128, 2048, 4096, 4096
+    ]  # fmt: skip
+    assert ChatSettings(max_new_tokens=20_000, context=10**5).reply_limit == 20_000 * 1024
+
+
+def bombs() -> Iterator[Any]:
+    zeros = b'data: {"x": "' + b"0" * (64 << 20)
+    yield pytest.param("zstd", ZstdCompressor().compress(zeros), "encoded as zstd", id="zstd")
+    yield pytest.param("br", b"\x00" * 99, "encoded as br", id="br")
+    yield pytest.param("deflate", b"\x00" * 99, "encoded as deflate", id="deflate")
+    yield pytest.param("gzip", gzip.compress(zeros), "sent more than", id="gzip")
+    yield pytest.param("gzip", b"no gzip", "its gzip is corrupt", id="corrupt")
+
+
+@pytest.mark.parametrize(("encoding", "body", "words"), bombs())
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_compressed_reply_is_bounded_while_it_is_decoded(encoding: str, body: bytes, words: str, status: int) -> None:
+    step = replies(status, body, Content_Encoding=encoding)
+    expected = words if status == 200 or words != "sent more than" else "failed"
+    with pytest.raises(EndpointError, match=expected):
+        write(step)
+    tracemalloc.start()
+    with pytest.raises(EndpointError):
+        write(step)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24 << 20  # the 4 MiB of a reply, some times
+
+
+def test_gzip_is_asked_for_and_read() -> None:
+    body = gzip.compress(event("George")) + gzip.compress(event(" Orwell") + event("", "stop"))
+    with scripted(streams(body, head=STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))) as server:
+        writer = EndpointWriter("tiny", QUICK, Endpoint(server.url))
+        assert writer.write([PROMPT])[0].text == ANSWER
+        writer.close()
+    assert "\r\nAccept-Encoding: gzip\r\n" in server.heads[0]
+
+
+@pytest.mark.parametrize("name", [name for name, mode in MODES.items() if mode.deltas[0].get("content")])
+def test_reasoning_is_dropped_wherever_its_text_is_split(name: str) -> None:
+    content = [delta["content"] for delta in MODES[name].deltas]
+    if not all(isinstance(piece, str) for piece in content):
+        return
+    text = "".join(content)
+    whole = ReasoningFilter()
+    expected = whole.feed(text) + whole.end()
+    by_character = ReasoningFilter()
+    assert "".join(map(by_character.feed, text)) + by_character.end() == expected
+    assert remove_reasoning(text)[0].strip() == MODES[name].text
