@@ -2,22 +2,28 @@
 
 1. Letters are normalized to Unicode's compatibility forms in lower case (NFKC, case folding):
    `Ｔｏｋｙｏ` is `tokyo`.
-2. A word is a run of letters, digits and combining marks. The possessive `'s` is removed; other
-   apostrophes separate words.
-3. A word is reduced to its stem by the Snowball stemmer of the language (Porter 2001). Then accents
-   are removed, so that `Beyoncé` and `Beyonce` are one term. For English, whose words have no
-   accents, they are removed before stemming.
+2. Invisible characters inside a word, such as soft hyphens, are removed. A word is a run of
+   letters, digits and combining marks. The possessive `'s` is removed; other apostrophes separate
+   words.
+3. A word is reduced to its stem by the Snowball stemmer of the language (Porter 2001). Then letters
+   are reduced to their base: accents and the vowel marks of Arabic, Hebrew and Syriac are removed,
+   and Latin letters that Unicode does not decompose are replaced as in Lucene's
+   `ASCIIFoldingFilter` (`ł` by `l`, `æ` by `ae`). So `Beyoncé` and `Beyonce` are one term, and
+   `Łódź` and `Lodz`. For English, whose words have no accents, this comes before stemming.
 4. Han, kana, Hangul, Thai, Lao, Khmer and Burmese are written without spaces (or, in Korean, with
    endings). A run of them becomes its characters and its overlapping pairs (Nie et al. 2000, "On
    the use of words and n-grams for Chinese information retrieval"). A pair is rarer than its
    characters, so it dominates the score.
 
 There is no list of stop words: frequent terms have a low weight in BM25, and search skips them.
+
+An index is searched with the version of these rules that it was built with. Version 1 removed
+accents alone.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import compress, pairwise
@@ -25,10 +31,10 @@ from operator import not_
 from typing import Any
 
 from rag_model.digest import digest_json
-from rag_model.errors import UsageError
+from rag_model.errors import StoreError, UsageError
 from rag_model.extras import require
 
-VERSION = 1  # increase it when the same text would give other terms
+VERSION = 2  # increase it when the same text would give other terms, and keep the older rules
 MAX_CHARACTERS = 64  # of a word, in passages and queries alike; the rest is cut off
 _MAX_CACHED_STEMS = 1 << 20  # of an analyzer
 _UNSPACED = (
@@ -38,6 +44,23 @@ _UNSPACED = (
 _POSSESSIVE = re.compile(r"['’]s\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W_]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
+# Accents, and vowel marks of Hebrew, Arabic (with the stretching character) and Syriac. Hamza and
+# madda are left, because they belong to the letter.
+_MARKS = re.compile(
+    "[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0656-\u065f\u0670"
+    "\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0711\u0730-\u074a\u08d3-\u08e1\u08e3-\u08ff"
+    "\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20f0\ufe20-\ufe2f]+"
+)
+# Characters of Unicode's category Cf at which no word ends, and variation selectors.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200c-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff"
+    "\U000e0100-\U000e01ef]"
+)
+# After an Arabic letter it separates the parts of a Persian compound, as in Lucene.
+_NON_JOINER = re.compile("(?<=[\u0600-\u06ff])\u200c")
+_LATIN_BLOCKS = ((0x80, 0x2B0), (0x1D00, 0x1E00), (0x1E00, 0x1F00), (0x2C60, 0x2C80), (0xA720, 0xA800))
+_LATIN_VARIANT = re.compile("LATIN SMALL LETTER ([A-Z]{1,2}) WITH .*")  # such as `L WITH STROKE`
+_OTHER_LATIN_LETTERS = {"æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ı": "i", "ȷ": "j", "ŋ": "n", "ĸ": "q"}
 _RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _PLAIN_LANGUAGES = ("english", "porter", "none")  # whose words have no accents, or are not stemmed
 
@@ -49,6 +72,17 @@ def _word_with_marks_pattern() -> re.Pattern[str]:
         character for character in map(chr, range(0x300, 0x20000)) if unicodedata.category(character) in ("Mn", "Mc")
     )
     return re.compile(f"(?:[^\\W_]|[{re.escape(marks)}])+")
+
+
+@lru_cache(maxsize=1)
+def _latin_bases() -> dict[int, str]:
+    """Return the base letters of the Latin small letters that Unicode does not decompose."""
+    bases = {ord(letter): base for letter, base in _OTHER_LATIN_LETTERS.items()}
+    for code in (code for first, end in _LATIN_BLOCKS for code in range(first, end)):
+        match = _LATIN_VARIANT.fullmatch(unicodedata.name(chr(code), ""))
+        if match and not unicodedata.decomposition(chr(code)):
+            bases[code] = match[1].lower()
+    return bases
 
 
 class _StemCache(dict[str, bytes]):
@@ -68,9 +102,9 @@ class _StemCache(dict[str, bytes]):
 class Analyzer:
     """Splits text into terms, for one language."""
 
-    def __init__(self, language: str = "english") -> None:
+    def __init__(self, language: str = "english", version: int = VERSION) -> None:
         """Create an analyzer for a language of the Snowball stemmers, or `none`, which does not
-        stem.
+        stem, with the rules of a version.
 
         Raises:
             MissingExtraError: the text extra is not installed.
@@ -80,7 +114,7 @@ class Analyzer:
         languages = stemmers.algorithms()
         if language not in (*languages, "none"):
             raise UsageError(f"there is no stemmer for {language!r}: choose none, or one of {', '.join(languages)}")
-        self.language = language
+        self.language, self.version = language, version
         # `_stems` is the cache
         self._stemmer = None if language == "none" else stemmers.Stemmer(language, 0)
         self._folds_first = language in _PLAIN_LANGUAGES
@@ -99,6 +133,8 @@ class Analyzer:
         if text.isascii():
             text = text.lower()
             return _WORD.findall(_POSSESSIVE.sub(" ", text) if "'" in text else text)
+        if self.version > 1 and _INVISIBLE.search(text):
+            text = _INVISIBLE.sub("", _NON_JOINER.sub(" ", text))
         folded = _POSSESSIVE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
         return [word for word_run in _word_with_marks_pattern().findall(folded) for word in _split_unspaced(word_run)]
 
@@ -106,11 +142,18 @@ class Analyzer:
         """Return the term of a word, as `words` returns it."""
         word = word[:MAX_CHARACTERS]
         if not word.isascii() and self._folds_first:
-            word = _strip_accents(word)
+            word = self._reduce_letters(word)
         if self._stemmer is not None:
             # The stem of "s" or of a lone accent is empty.
             word = self._stemmer.stemWord(word) or word
-        return (word if word.isascii() else _strip_accents(word)).encode("utf-8", "replace")
+        return (word if word.isascii() else self._reduce_letters(word)).encode("utf-8", "replace")
+
+    def _reduce_letters(self, word: str) -> str:
+        """Return a word with base letters alone; a word of nothing but marks is unchanged."""
+        letters = unicodedata.normalize("NFD", word)
+        if self.version == 1:
+            return unicodedata.normalize("NFC", _ACCENTS.sub("", letters)) or word
+        return unicodedata.normalize("NFC", _MARKS.sub("", letters).translate(_latin_bases())) or word
 
     def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
         """Return the terms of all tokens, concatenated, and the number of terms of each token.
@@ -141,7 +184,7 @@ class Analyzer:
         It covers the terms of a sample text in several scripts, so that another release of a
         stemmer or of Unicode changes it only if terms change.
         """
-        return _fingerprint(self.language)
+        return _fingerprint(self.language, self.version)
 
     @property
     def versions(self) -> str:
@@ -150,9 +193,29 @@ class Analyzer:
 
 
 @lru_cache
-def _fingerprint(language: str) -> str:
-    terms = [term.decode() for term in Analyzer(language).terms(_SAMPLE)]
-    return digest_json([VERSION, language, MAX_CHARACTERS, terms])
+def _fingerprint(language: str, version: int) -> str:
+    sample = _SAMPLE if version == 1 else _SAMPLE + _SAMPLE_OF_LETTERS
+    terms = [term.decode() for term in Analyzer(language, version).terms(sample)]
+    return digest_json([version, language, MAX_CHARACTERS, terms])
+
+
+def load_analyzer(settings: Mapping[str, Any]) -> Analyzer:
+    """Return the analyzer that an index was built with, of this or an older version.
+
+    Args:
+        settings: of the index: `language`, and `analyzer`, the fingerprint.
+
+    Raises:
+        StoreError: the analyzer that is installed gives other terms.
+    """
+    for version_number in range(VERSION, 0, -1):
+        analyzer = Analyzer(settings["language"], version_number)
+        if analyzer.fingerprint == settings["analyzer"]:
+            return analyzer
+    raise StoreError(
+        f"the index was built by another analyzer of {analyzer.language} words than {analyzer.versions}: "
+        "install the versions that the snapshot's provenance names, or build the index again"
+    )
 
 
 def _split_unspaced(word: str) -> Iterator[str]:
@@ -170,10 +233,6 @@ def _split_unspaced(word: str) -> Iterator[str]:
 _RUN_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 
-def _strip_accents(word: str) -> str:
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", word))) or word
-
-
 _SAMPLE = """
 The runners' national organizations generously happily relational conditional electricity hopefulness adjustment
 dying skies news inning proceed exceed succeed commune generic arsenal universities beautiful flying cried agreed feed
@@ -181,4 +240,7 @@ Die Häuser und die schönsten Straßen der größten Städte; les villes franç
 canciones españolas más hermosas; i ragazzi andavano velocemente; красивые города России и новейшие технологии;
 de mooiste huizen; vackra städerna; kauniit kaupungit; güzel şehirlerin; os corações; ελληνικές πόλεις; مدن جميلة;
 東京タワー 北京大学 서울특별시 กรุงเทพมหานคร हिन्दी भाषा İstanbul ﬁnal naïve
+"""
+_SAMPLE_OF_LETTERS = """
+Łódź Rudkøbing Ærø Đà Nẵng Þórður ısı œuvre Do\u00adnau ħ ɓ ŋ السَّلَامُ عَلَيْكُم שָׁלוֹם ܫܠܳܡܳܐ می\u200cخواهم
 """

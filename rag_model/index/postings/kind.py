@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rag_model.errors import InputError, StoreError, UsageError
+from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, TextQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
-from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.analyzer import Analyzer, load_analyzer
 from rag_model.index.postings.base_kind import (
     K1,
     MERGE_BYTES_PER_PASSAGE,
@@ -83,7 +83,7 @@ class Bm25Kind(PostingsKind):
         """Count and sort the terms of a part's passages, including titles."""
         from rag_model.index.postings.counting import count_passages  # noqa: PLC0415
 
-        postings = count_passages(rows, _load_analyzer(plan.settings))
+        postings = count_passages(rows, load_analyzer(plan.settings))
         return postings.write(out, scatter_stamp(plan, trained, number))
 
     def derive(
@@ -100,7 +100,7 @@ class Bm25Kind(PostingsKind):
             return None
         from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
 
-        return derive_index(before, kept, texts, _load_analyzer(entry["settings"]), out, max_new=_MAX_NEW_PASSAGES)
+        return derive_index(before, kept, texts, load_analyzer(entry["settings"]), out, max_new=_MAX_NEW_PASSAGES)
 
     def derive_memory_bytes(self, n: int) -> int:
         """Estimate the memory for all rows, and for the terms of new passages."""
@@ -116,7 +116,7 @@ class Bm25Kind(PostingsKind):
         """
         from rag_model.index.postings.search import Bm25Index  # noqa: PLC0415
 
-        return Bm25Index(files.index, _load_analyzer(entry["settings"]), entry["search"], mmap=mmap)
+        return Bm25Index(files.index, load_analyzer(entry["settings"]), entry["search"], mmap=mmap)
 
     def measure(self, files: IndexFiles, entry: IndexEntry, trial: TextQuerySet) -> IndexMeasurement:
         """Compare search with and without skipping, and look up the words of the passages that
@@ -150,22 +150,6 @@ class Bm25Kind(PostingsKind):
         postings.
         """
         return {"scatter": size / _ANALYZE_RATE, "merge": plan.n / _MERGE_RATE}.get(stage, 0.01)
-
-
-def _load_analyzer(settings: Any) -> Analyzer:
-    """Return the analyzer that an index was built with.
-
-    Raises:
-        StoreError: the analyzer that is installed gives other terms.
-    """
-    analyzer = Analyzer(settings["language"])
-    if analyzer.fingerprint != settings["analyzer"]:
-        raise StoreError(
-            f"the index was built by another analyzer of {analyzer.language} words than "
-            f"{analyzer.versions}: install the versions that the snapshot's provenance names, or "
-            "build the index again"
-        )
-    return analyzer
 
 
 def _check_sources(index: "Bm25Index", trial: TextQuerySet) -> None:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.errors import UsageError
-from rag_model.index.postings.analyzer import MAX_CHARACTERS, Analyzer
+from rag_model.errors import StoreError, UsageError
+from rag_model.index.postings.analyzer import MAX_CHARACTERS, Analyzer, load_analyzer
 
 
 def terms(text: str, language: str = "english") -> list[str]:
@@ -52,6 +52,75 @@ def test_a_word_of_which_a_stemmer_leaves_nothing_stays_whole(language: str, wor
 def test_a_word_of_two_megabytes_is_one_short_term() -> None:
     (found,) = Analyzer("none").terms("a" * (2 << 20))
     assert found == b"a" * MAX_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("written", "typed"),
+    [
+        ("Łódź", "Lodz"),
+        ("Rudkøbing", "rudkobing"),
+        ("Đà Nẵng", "da nang"),
+        ("Ærø", "aero"),
+        ("Straße", "strasse"),
+        ("Þórður Æsir", "thordur aesir"),
+        ("Ħal Għaxaq", "hal ghaxaq"),
+        ("ISPARTA", "ısparta"),
+        ("Nikola Šubić Zrinjski", "nikola subic zrinjski"),
+        ("\u0130stanbul", "istanbul"),
+        ("œuvre", "oeuvre"),
+        ("Donau\u00addampf\u00adschiff", "donaudampfschiff"),
+        ("zero\u2060width\ufeff", "zerowidth"),
+        ("السَّلَامُ عَلَيْكُم", "السلام عليكم"),
+        ("محـــمد", "محمد"),
+        ("שָׁלוֹם", "שלום"),
+        ("ܫܠܳܡܳܐ", "ܫܠܡܐ"),
+        ("ശ്രീ\u200c", "ശ്രീ"),
+        ("می\u200cخواهم", "می خواهم"),
+    ],
+)
+@pytest.mark.parametrize("language", ["english", "none", "arabic"])
+def test_words_are_found_without_accents_and_vowel_marks(written: str, typed: str, language: str) -> None:
+    assert terms(written, language) == terms(typed, language)
+
+
+@pytest.mark.parametrize(("one", "other"), [("سؤال", "سوال"), ("がっこう", "かっこう"), ("हिन्दी", "हन्द"), ("ยี่", "ย")])
+def test_marks_that_belong_to_a_letter_stay(one: str, other: str) -> None:
+    assert terms(one) != terms(other)
+
+
+def test_latin_letters_become_those_of_lucene() -> None:
+    """A part of the table of Lucene's ASCIIFoldingFilter: the letters without a decomposition."""
+    table = {
+        **dict.fromkeys("ƀƃɓ", "b"),
+        **dict.fromkeys("ƈȼɕ", "c"),
+        **dict.fromkeys("ðđƌȡɖɗ", "d"),
+        **dict.fromkeys("ǥɠ", "g"),
+        **dict.fromkeys("ħɦ", "h"),
+        **dict.fromkeys("ıɨ", "i"),
+        **dict.fromkeys("ƙ", "k"),
+        **dict.fromkeys("łƚȴɫɬɭ", "l"),
+        **dict.fromkeys("ŋƞȵɲɳ", "n"),
+        **dict.fromkeys("øǿ", "o"),
+        **dict.fromkeys("ŧƫƭȶʈ", "t"),
+        **dict.fromkeys("ƶȥɀʐʑ", "z"),
+        **{"æ": "ae", "ǽ": "ae", "œ": "oe", "þ": "th", "ß": "ss"},
+    }
+    assert {letter: "".join(terms(letter, "none")) for letter in table} == table
+
+
+def test_an_index_of_an_older_version_is_searched_with_its_rules() -> None:
+    """The fingerprints of version 1, as snapshots have them."""
+    old = {
+        "english": "sha256:4e57cd5bcf77b189db34652555a000c68e34d2cb546a6f8891d51c5fd2edac39",
+        "german": "sha256:c6a887f0be5c9fd284248ebb5a220da69198506bbae87830744d362743f397fb",
+    }
+    for language, fingerprint in old.items():
+        analyzer = load_analyzer({"language": language, "analyzer": fingerprint})
+        assert [term.decode() for term in analyzer.terms("Łódź do\u00adnau")] == ["łodz", "do", "nau"]
+    newest = load_analyzer({"language": "english", "analyzer": Analyzer().fingerprint})
+    assert newest.terms("Łódź do\u00adnau") == [b"lodz", b"donau"]
+    with pytest.raises(StoreError, match="built by another analyzer of english words than PyStemmer"):
+        load_analyzer({"language": "english", "analyzer": "sha256:0"})
 
 
 def test_fingerprints_differ_by_language_and_stay_otherwise() -> None:

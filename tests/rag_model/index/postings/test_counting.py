@@ -13,8 +13,24 @@ from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.counting import count_texts, gather_batches
 from rag_model.index.postings.part import PartPostings
 
-WORDS = ["John's", "JOHN’S", "it's_", "running", "Beyonce\u0301", "東京タワー", "ß", "ſ", "İ", "ﬁ", "3.14", "e", "s"]
-BETWEEN = ["'s", "'", "_", " ", "\n", "\u00a0", "=\u0338", "\u0301", "-", "–", "\x00"]
+WORDS = [
+    "John's",
+    "JOHN’S",
+    "it's_",
+    "running",
+    "Beyonce\u0301",
+    "東京タワー",
+    "ß",
+    "ſ",
+    "İ",
+    "ﬁ",
+    "3.14",
+    "e",
+    "s",
+    "Łódź",
+    "שָׁלוֹם",
+]
+BETWEEN = ["'s", "'", "_", " ", "\n", "\u00a0", "=\u0338", "\u0301", "\u00ad", "\u200c", "\u0640", "-", "–", "\x00"]
 PIECES = st.sampled_from(WORDS + BETWEEN)
 TEXTS = st.lists(st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=12).map("".join)), max_size=6)
 

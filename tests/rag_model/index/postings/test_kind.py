@@ -1,14 +1,17 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rag_model.errors import InputError, StoreError, UsageError
+from rag_model.index.build import run_stages
 from rag_model.index.kind import IndexFiles, TextQuerySet, get_kind_for_factory
+from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.kind import KIND
 from rag_model.index.recipe import IndexRecipe
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.words import build_words
+from tests.fixtures.words import build_words, write_parts
 
 CORPUS = [build_passage(f"title {number}", f"Passage number {number} is of pigs.") for number in range(40)]
 TRIAL = TextQuerySet([f"Passage number {row} is of pigs." for row in (3, 9)], 5, np.array([3, 9]))
@@ -59,6 +62,24 @@ def test_an_index_of_another_analyzer_is_refused(tmp_path: Path) -> None:
     entry["settings"]["analyzer"] = "sha256:other"
     with pytest.raises(StoreError, match="built by another analyzer of english words than PyStemmer"):
         KIND.open(files(index.file.path), entry)
+
+
+def test_an_index_of_an_older_version_keeps_its_words(tmp_path: Path) -> None:
+    """Version 1 removed accents alone. A later build does not derive its file from that one."""
+    corpus = [build_passage("", "Łódź"), build_passage("", "Köln")]
+    newest = KIND.plan(IndexRecipe("BM25"), len(corpus), 0)
+    older = replace(newest, settings={"language": "english", "analyzer": Analyzer(version=1).fingerprint})
+    found = {}
+    for name, plan in (("newest", newest), ("older", older)):
+        (work := tmp_path / name).mkdir()
+        parts, out = write_parts(corpus, [1], work), work / "bm25.postings"
+        run_stages(plan, parts, out, work)
+        index = KIND.open(IndexFiles(out, list, len(corpus)), plan.entry())
+        found[name] = [index.search([query], 1)[1].item() for query in ("ŁÓDŹ", "lodz", "koln")]
+    assert found == {"newest": [0, 0, 1], "older": [0, -1, 1]}
+    assert older.piece_inputs() != newest.piece_inputs()
+    rows = np.arange(len(corpus))
+    assert KIND.derive(older.entry(), newest.entry(), out, rows, lambda _: iter(()), tmp_path / "derived") is None
 
 
 def test_pieces_that_lack_rows_are_refused(tmp_path: Path) -> None:
