@@ -1,18 +1,21 @@
-"""The Beam options that a deployment's form may set.
+"""The Beam options of a deployment's run: the operator's defaults, and those that its form may set.
 
-A form may set sizes and numbers, but no option that names code, a file, a host or a credential. The
-operator of a worker can allow more in the worker's environment: `BOOKWHEEL_BEAM_OPTIONS` lists
-option names, or `name=value` pairs that allow one value only, for example `"flink_master=flink:8081
-environment_type=EXTERNAL sdk_harness_log_level_overrides"`.
+The operator of a worker sets both in the worker's environment. `BOOKWHEEL_BEAM_OPTIONS` has the
+options of every run, as on Beam's command line, for example
+`--runner=FlinkRunner --flink_master=flink:8081`; the command line of bookwheel takes them too if a
+command has none of its own. A form may add sizes and numbers, but no option that names code, a
+file, a host or a credential. `BOOKWHEEL_ALLOWED_BEAM_OPTIONS` allows more: option names, or
+`name=value` pairs that allow one value only.
 """
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rag_model.errors import UsageError
 
-ALLOWED_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
+ALLOWED_VARIABLE = "BOOKWHEEL_ALLOWED_BEAM_OPTIONS"
+DEFAULT_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
 _SIZES = frozenset(
     [
         "autoscaling_algorithm",
@@ -49,15 +52,32 @@ _RUNNERS = frozenset(
 )
 
 
-def refuse_unlisted(flags: Sequence[str]) -> None:
-    """Check that all options are allowed by default or by the environment of this process.
+def resolve_options(form_options: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of a deployment's run: the operator's, then those of the form.
 
-    Option names must match in full, although Beam's parser also accepts unambiguous prefixes.
+    Of an option that is set twice, Beam takes the last value. Options that are resolved already
+    stay as they are.
 
     Raises:
-        UsageError: an option is not allowed, or the environment's list cannot be parsed.
+        UsageError: as `refuse_unlisted`.
     """
-    allowed_by_operator = frozenset(_parse_allowed(os.environ.get(ALLOWED_VARIABLE, "")))
+    options, default_options = tuple(form_options), read_default_options()
+    refuse_unlisted(options)
+    is_resolved = options[: len(default_options)] == default_options
+    return options if is_resolved else (*default_options, *options)
+
+
+def refuse_unlisted(flags: Sequence[str]) -> None:
+    """Check that a form may set all options.
+
+    The operator's defaults are allowed with their values. Option names must match in full, although
+    Beam's parser also accepts unambiguous prefixes.
+
+    Raises:
+        UsageError: an option is not allowed, or the environment's lists cannot be parsed.
+    """
+    allowed_by_operator = {option.removeprefix("--") for option in _read_words(ALLOWED_VARIABLE)}
+    allowed_by_operator |= {f"{name}={value}" for name, value in _settings(read_default_options())}
     for name, value in _settings(flags):
         is_allowed = name in _SIZES or (name == "runner" and value in _RUNNERS)
         if not is_allowed and not allowed_by_operator & {name, f"{name}={value}"}:
@@ -67,13 +87,26 @@ def refuse_unlisted(flags: Sequence[str]) -> None:
             )
 
 
-def _parse_allowed(variable: str) -> Iterable[str]:
-    try:
-        return [option.removeprefix("--") for option in shlex.split(variable)]
-    except ValueError as error:
+def read_default_options() -> tuple[str, ...]:
+    """Return the options of every run, which the operator sets in the environment.
+
+    Raises:
+        UsageError: the variable cannot be parsed, or does not begin with an option.
+    """
+    options = tuple(_read_words(DEFAULT_VARIABLE))
+    if options and not options[0].startswith("--"):
         raise UsageError(
-            f"{ALLOWED_VARIABLE} cannot be read ({error}): separate names by spaces and quote values"
-        ) from error
+            f"{DEFAULT_VARIABLE} begins with {options[0][:60]!r}, and Beam's options begin with --: "
+            f"write it as --{options[0][:60]}, or allow it in forms with {ALLOWED_VARIABLE}"
+        )
+    return options
+
+
+def _read_words(variable: str) -> list[str]:
+    try:
+        return shlex.split(os.environ.get(variable, ""))
+    except ValueError as error:
+        raise UsageError(f"{variable} cannot be read ({error}): separate options by spaces and quote values") from error
 
 
 def _settings(flags: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.snapshot import Snapshot
 
 
-@deployment_flow("add-index")
+@deployment_flow("add-index", takes_turns=True)
 def add_index(
     snapshot: str,
     store: Url,

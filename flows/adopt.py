@@ -26,7 +26,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
 
 
-@deployment_flow("import")
+@deployment_flow("import", takes_turns=True)
 def adopt_library(
     passages: Url,
     vectors: Sequence[str],

@@ -55,10 +55,11 @@ def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> Argum
     """Return the arguments that a setting of the environment or of `bookwheel.toml` may fill in.
 
     The verb `index` takes no `index` and no `questions` from settings, where these names mean an
-    index of a snapshot and a set of questions. The retriever has two names: if a flag gives one of
+    index of a snapshot and a set of questions, and no `beam_options`, since it builds in a folder
+    of this machine, which the workers of a cluster do not reach. The retriever has two names: if a flag gives one of
     them, a setting of the other must not take precedence over it.
     """
-    excluded_names = {"--index", "--questions"} if commands == ("index",) else set[str]()
+    excluded_names = {"--index", "--questions", "--beam-options"} if commands == ("index",) else set[str]()
     if any(argument.tokens for argument in arguments if _RETRIEVER & set(argument.names)):
         excluded_names |= _RETRIEVER
     settable = arguments.copy()

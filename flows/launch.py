@@ -9,8 +9,10 @@ Requires: the deployment to start; this run must be able to read the dump's and 
 from collections.abc import Sequence
 from typing import Any
 
+from beam_jobs.allowed import resolve_options
 from beam_jobs.workers import is_local
 from flows.machine.pools import create_launch_flow
+from flows.parameter_checks import is_deployment_run
 from flows.reindex import reindex
 from rag_model.encoders.files import resolve_folder
 from rag_model.resources import WorkEstimate
@@ -25,7 +27,8 @@ def estimate_rebuild(
 ) -> WorkEstimate:
     """Estimate the resources that a rebuild needs."""
     passage_encoder = resolve_encoders(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
-    recipe, local = other["recipe"] or Recipe(), is_local(beam_options)
+    effective_options = resolve_options(beam_options) if is_deployment_run() else beam_options
+    recipe, local = other["recipe"] or Recipe(), is_local(effective_options)
     words: int = getattr(
         recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS
     )  # for chunkers without a number of words assume the default's

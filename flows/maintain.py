@@ -49,7 +49,7 @@ class UpkeepOutcome:
     deleted: dict[str, dict[str, int]]  # files and bytes by kind
 
 
-@deployment_flow("watch")
+@deployment_flow("watch", starts_jobs=False)
 def watch(
     wiki: Url,
     store: Url,

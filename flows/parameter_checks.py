@@ -14,9 +14,10 @@ from prefect.context import FlowRunContext
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from beam_jobs.allowed import refuse_unlisted
+from beam_jobs.allowed import refuse_unlisted, resolve_options
 from rag_model.secrets import build_secret_pattern, refuse_secrets
 
+_OPTIONS = "beam_options"  # the parameter with Beam's options
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
 
@@ -98,8 +99,15 @@ class CheckedFlow(Flow[Parameters, FlowResult]):
         return super().serialize_parameters(parameters)
 
 
-def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
-    """Check the parameters of a flow before it runs.
+def check_parameters(
+    function: Callable[Parameters, FlowResult], *, starts_jobs: bool = True
+) -> Callable[Parameters, FlowResult]:
+    """Check the parameters of a flow before it runs, and add the operator's options of Beam.
+
+    Args:
+        function: the flow.
+        starts_jobs: whether the flow runs Beam itself; one that starts another run leaves the
+            options to that run, whose worker may have others.
 
     Raises:
         UsageError: a URL may contain a secret, or a deployment's run sets an option that is not
@@ -109,11 +117,14 @@ def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Par
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-        arguments = flow_signature.bind(*args, **kwargs).arguments
-        refuse_secrets(arguments)
-        if _is_deployment_run():
-            refuse_unlisted(arguments.get("beam_options") or ())
-        return function(*args, **kwargs)
+        bound = flow_signature.bind(*args, **kwargs)
+        refuse_secrets(bound.arguments)
+        if _OPTIONS in flow_signature.parameters and is_deployment_run():
+            form_options = bound.arguments.get(_OPTIONS) or ()
+            refuse_unlisted(form_options)
+            if starts_jobs:
+                bound.arguments[_OPTIONS] = resolve_options(form_options)
+        return function(*bound.args, **bound.kwargs)
 
     checked_parameters = [
         parameter.replace(annotation=Annotated[Any, _RecordedValue(parameter.annotation)])
@@ -123,7 +134,7 @@ def check_parameters(function: Callable[Parameters, FlowResult]) -> Callable[Par
     return run
 
 
-def _is_deployment_run() -> bool:
+def is_deployment_run() -> bool:
     """Return whether a deployment started this run, so that its parameters may come from a form."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None

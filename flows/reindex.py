@@ -42,7 +42,7 @@ from rag_model.store.store import Store
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-@deployment_flow("reindex")
+@deployment_flow("reindex", takes_turns=True)
 def reindex(
     dump: Url,
     store: Url,

@@ -58,7 +58,7 @@ class ReleaseTraining:
         return self.name or self.kind
 
 
-@deployment_flow("release")
+@deployment_flow("release", takes_turns=True)
 def release(
     dump: Url,
     store: Url,

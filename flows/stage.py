@@ -4,34 +4,56 @@ Prefect's engine reports to a server. If none is configured it would start one f
 takes longer than the rebuild of a small library, so the command line calls the function directly.
 """
 
+import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
+from inspect import signature
 from typing import ParamSpec, TypeVar
 
-from prefect import Flow, task
+from prefect import Flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
 from flows.failure import notify_webhook, stop_retries_if_useless
-from flows.parameter_checks import CheckedFlow, check_parameters
+from flows.parameter_checks import CheckedFlow, check_parameters, is_deployment_run
+from rag_model.errors import StoreError, UsageError
 from rag_model.secrets import refuse_secrets
+from rag_model.store.store import Store
+
+# Hours after which a run, or one stage of it, counts as failed. They are set where runs are
+# deployed: a command of a person has no limit.
+RUN_HOURS_VARIABLE = "BOOKWHEEL_RUN_HOURS"
+STAGE_HOURS_VARIABLE = "BOOKWHEEL_STAGE_HOURS"
 
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
 
 
-def deployment_flow(name: str) -> Callable[[Callable[Parameters, FlowResult]], Flow[Parameters, FlowResult]]:
+def deployment_flow(
+    name: str, *, starts_jobs: bool = True, takes_turns: bool = False
+) -> Callable[[Callable[Parameters, FlowResult]], Flow[Parameters, FlowResult]]:
     """Declare a flow for deployments, which posts failures to a webhook and persists no results.
 
     Results are in the store. A failure that a retry would only repeat, such as a refusal by the
     gate, is not retried.
+
+    Args:
+        name: the name of the flow.
+        starts_jobs: as `check_parameters`.
+        takes_turns: a deployment's run waits until runs of such flows in the same store have ended,
+            those of other deployments and servers too, and those that a server has given up while
+            their process lives.
     """
 
     def declare(function: Callable[Parameters, FlowResult]) -> Flow[Parameters, FlowResult]:
+        checked_function = check_parameters(_take_turns(function) if takes_turns else function, starts_jobs=starts_jobs)
         return CheckedFlow(
-            stop_retries_if_useless(check_parameters(function)),
+            stop_retries_if_useless(checked_function),
             name=name,
+            timeout_seconds=read_hours(RUN_HOURS_VARIABLE),
             persist_result=False,
             result_serializer="json",
             on_failure=[notify_webhook],
@@ -47,7 +69,8 @@ def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, Fl
     The store's memo caches instead: Prefect's default key contains the run's id, so that another
     run would never find it. Outside a flow run the function is called directly.
     """
-    prefect_task = task(cache_policy=NO_CACHE, persist_result=False)(function)
+    hours = read_hours(STAGE_HOURS_VARIABLE)
+    prefect_task = task(cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours)(function)
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
@@ -68,6 +91,64 @@ def run_flow(
     """
     refuse_secrets((args, kwargs))
     return target_flow(*args, **kwargs) if PREFECT_API_URL.value() else target_flow.fn(*args, **kwargs)
+
+
+def read_hours(variable: str) -> float | None:
+    """Return a limit of the environment in seconds; None if there is none.
+
+    Raises:
+        UsageError: the variable is not a number of hours.
+    """
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    try:
+        hours = float(value)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < float("inf"):
+        raise UsageError(f"{variable} is {value[:60]!r}: set it to a number of hours above 0, or unset it")
+    return 3600 * hours
+
+
+def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
+    """Wrap a flow with the parameter `store`: a deployment's run waits for its turn in the store."""
+    flow_signature = signature(function)
+
+    @wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
+        run_name = _name_run(FlowRunContext.get())
+        arguments = flow_signature.bind(*args, **kwargs).arguments
+        store = None
+        with suppress(StoreError):  # where there is no store, nobody builds; the flow reports others
+            store = Store.open(arguments["store"])
+        # a flow that a release calls has the release's turn
+        needs_turn = is_deployment_run() and run_name not in _turns and not arguments.get("dry_run")
+        if store is None or not needs_turn:
+            return function(*args, **kwargs)
+        logger = get_run_logger()
+
+        def log_wait(other_run: str) -> None:
+            logger.info("waits for the run %s in the same store", other_run)
+
+        with store.intents.hold_turn(run_name, log_wait):
+            _turns.add(run_name)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _turns.discard(run_name)
+
+    return run
+
+
+_turns: set[str] = set()  # the runs of this process that have their turn
+
+
+def _name_run(context: FlowRunContext | None) -> str:
+    """Return a name for people that is unique: Prefect's name of the run, and its id."""
+    if context is None or context.flow_run is None:
+        return ""
+    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', context.flow_run.name)[:60]}-{context.flow_run.id}"
 
 
 def in_run() -> bool:

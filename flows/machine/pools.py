@@ -56,7 +56,7 @@ def create_launch_flow(
             that it may start lack them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
-    start_parameters[0] = start_parameters[0].replace(default=f"{target.name}/library")
+    start_parameters[0] = start_parameters[0].replace(default=name_deployment(target.name))
     flow_parameters = [
         parameter for parameter in signature(target.fn).parameters.values() if parameter.name not in excluded_parameters
     ]
@@ -75,7 +75,7 @@ def create_launch_flow(
     )
     launch.__doc__ = f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
     launch.__name__, launch.__module__ = name.replace("-", "_"), estimate_work.__module__
-    return deployment_flow(name)(launch)
+    return deployment_flow(name, starts_jobs=False)(launch)
 
 
 def start_run(
@@ -117,6 +117,11 @@ def start_run(
         deployment, parameters=stated_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
     )
     return LaunchedRun(str(run.id), run.name, variables, resources)
+
+
+def name_deployment(flow_name: str) -> str:
+    """Return the full name of a flow's deployment in `infra/prefect.yaml`, FLOW/NAME."""
+    return f"{flow_name}/{flow_name}-library"
 
 
 def get_pool_type(deployment: str) -> str:

@@ -3,9 +3,10 @@
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.allowed import ALLOWED_VARIABLE, refuse_unlisted
+from beam_jobs.allowed import ALLOWED_VARIABLE, DEFAULT_VARIABLE, refuse_unlisted, resolve_options
 from beam_jobs.options import check_flags
 from rag_model.errors import UsageError
+from tests.benchmarks.flink_cluster import ROOT
 
 HARMFUL = [
     "--environment_type=PROCESS",
@@ -44,6 +45,7 @@ HARMFUL = [
 @pytest.fixture(autouse=True)
 def nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ALLOWED_VARIABLE, raising=False)
+    monkeypatch.delenv(DEFAULT_VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize("flag", [flag for flag in HARMFUL if flag != "PortableRunner"])
@@ -82,8 +84,28 @@ def test_the_operator_allows_more_in_the_environment(monkeypatch: pytest.MonkeyP
         with pytest.raises(UsageError, match="may not set"):
             refuse_unlisted([other])
     monkeypatch.setenv(ALLOWED_VARIABLE, "'open")
-    with pytest.raises(UsageError, match="separate names by spaces"):
+    with pytest.raises(UsageError, match="separate options by spaces"):
         refuse_unlisted(["--flink_master=flink:8081"])
+
+
+def test_a_run_has_the_options_of_the_operator_and_then_those_of_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_options(["--parallelism=4"]) == ("--parallelism=4",)
+    operator = (ROOT / "infra/beam/flink.args").read_text().split()
+    monkeypatch.setenv(DEFAULT_VARIABLE, " ".join(operator))
+    resolved = resolve_options(["--parallelism=4"])
+    assert resolved == (*operator, "--parallelism=4")
+    assert PipelineOptions([*resolved]).get_all_options()["parallelism"] == 4
+    assert resolve_options(resolved) == resolved  # of a flow that another one calls
+    refuse_unlisted(operator)  # typed into the form again
+    for other in ("--flink_master=elsewhere:8081", "--setup_file=x"):
+        with pytest.raises(UsageError, match="may not set"):
+            resolve_options([other])
+
+
+def test_a_list_of_allowed_options_in_the_variable_of_the_defaults_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEFAULT_VARIABLE, "flink_master=flink:8081 environment_type=EXTERNAL")
+    with pytest.raises(UsageError, match=f"options begin with --.*in forms with {ALLOWED_VARIABLE}"):
+        resolve_options([])
 
 
 def test_the_command_line_is_free_but_takes_no_secret() -> None:

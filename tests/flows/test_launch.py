@@ -123,7 +123,7 @@ def test_the_form_of_a_launch_is_that_of_its_run_with_the_limits(
         for name, one in run.properties.items()
         if name not in left_out
     )
-    assert asked.properties["deployment"]["default"] == f"{target.name}/library"
+    assert asked.properties["deployment"]["default"] == f"{target.name}/{target.name}-library"
     entrypoint = f"{launched.fn.__module__}:{launched.fn.__name__}"
     assert load_flow_from_entrypoint(entrypoint).name == launched.name
 

@@ -132,7 +132,14 @@ def deployment(
     """`finetune` as `infra/prefect.yaml` deploys it where the package is installed."""
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name="bookwheel-gpu", type="process", base_job_template={}))
-    words = ["--no-prompt", "deploy", "-n", "finetune/library", "--prefect-file", str(ROOT / "infra/prefect.yaml")]
+    words = [
+        "--no-prompt",
+        "deploy",
+        "-n",
+        "finetune/finetune-library",
+        "--prefect-file",
+        str(ROOT / "infra/prefect.yaml"),
+    ]
     done = subprocess.run(
         [Path(sys.executable).with_name("prefect"), *words],
         env={**os.environ, **registered, "PREFECT_API_URL": prefect_url, "BOOKWHEEL_STORE": str(given["store"])},
@@ -142,7 +149,7 @@ def deployment(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return "finetune/library"
+    return "finetune/finetune-library"
 
 
 @pytest.mark.usefixtures("prefect_server")

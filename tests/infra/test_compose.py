@@ -128,6 +128,12 @@ def test_workers_of_beam_share_the_network_of_the_one_taskmanager() -> None:
     assert f"--parallelism={told['taskmanager.numberOfTaskSlots']}" in flags
 
 
+def test_deployed_runs_use_the_flink_of_the_containers() -> None:
+    flags = (ROOT / "infra/beam/flink.args").read_text().split()
+    for name in ("worker-cpu", "worker-gpu"):
+        assert _environment(SERVICES[name])["BOOKWHEEL_BEAM_OPTIONS"].split() == flags, name
+
+
 def test_prometheus_finds_the_service() -> None:
     told = yaml.safe_load((ROOT / "infra/prometheus/prometheus.yml").read_text())
     (job,) = told["scrape_configs"]

@@ -203,6 +203,17 @@ def test_a_pool_of_workers_stands_beside_each_taskmanager(manifests: list[Docume
     assert opened == {8081, *(int(value) for name, value in settings.items() if name.endswith(".port"))}
 
 
+def test_deployed_runs_use_the_flink_cluster(manifests: list[Document]) -> None:
+    (settings,) = [one for one in _of(manifests, "ConfigMap") if one["metadata"]["name"] == "bookwheel-settings"]
+    flags = (KUBERNETES.parent / "beam/flink.args").read_text().split()
+    assert settings["data"]["BOOKWHEEL_BEAM_OPTIONS"].split() == flags
+    for pool in (KUBERNETES / "pools").glob("*.json"):
+        template = json.loads(pool.read_text())["job_configuration"]["job_manifest"]["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        assert {"configMapRef": {"name": "bookwheel-settings"}} in container["envFrom"], pool
+        assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bookwheel", "network.yaml lets it in"
+
+
 def _flink_policy(manifests: list[Document]) -> Document:
     (policy,) = (one for one in _of(manifests, "NetworkPolicy") if one["metadata"]["name"] == "flink")
     spec: Document = policy["spec"]

@@ -37,6 +37,9 @@ INTENT_VALID_SECONDS = 3600.0  # after the intent was last written
 SWEEP_VALID_SECONDS = 120.0  # a sweep rewrites its file before every batch
 _RENEW_SECONDS = 300.0  # interval between two writes of an intent
 _PAUSE = 0.2  # seconds between two reads of the sweeps
+_TURN_PREFIX = "turn-"
+_TURN_VALID_SECONDS = 900.0  # after it was last written; a killed process's turn ends then
+_TURN_PAUSE = 2.0  # seconds between two reads of the turns
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
@@ -92,6 +95,44 @@ class Intents:
         finally:
             with suppress(StoreError):  # the block has ended, and the intent expires by itself
                 self.files.remove(path)
+
+    @contextmanager
+    def hold_turn(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+        """Wait until every turn that began before this one has ended; hold the turn in the block.
+
+        Turns let only one of several writers work at a time, whoever starts them and whatever their
+        scheduler believes of them: a turn ends with its block, or 15 minutes after its process. They
+        save work, and nothing relies on them: two writers in one store do each other no harm.
+
+        Args:
+            name: unique among the turns of the store.
+            on_wait: called with the name of the turn that is waited for, when it changes.
+
+        Raises:
+            StoreError: the store cannot be written, or an intent is damaged.
+        """
+        own_name, path, awaited = f"{_TURN_PREFIX}{name}", f"intents/{_TURN_PREFIX}{name}.json", ""
+        with self.hold(own_name, needs=()):
+            while earlier_name := self._find_earlier_turn(own_name, path):
+                if earlier_name != awaited:
+                    awaited = earlier_name
+                    on_wait(earlier_name.removeprefix(_TURN_PREFIX))
+                time.sleep(_TURN_PAUSE)
+            yield
+
+    def _find_earlier_turn(self, own_name: str, path: str) -> str | None:
+        """Return the name of the oldest valid turn, or None if it is the own one."""
+        value = self.files.read_json(path)
+        if value is None:
+            raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")
+        store_time = self.write_timed(path, value)
+        turns = [
+            (turn["started"] or modified, name)
+            for name, modified, turn in self._iter_valid("intents", store_time - _TURN_VALID_SECONDS)
+            if name.startswith(_TURN_PREFIX)
+        ]
+        oldest_name = min(turns)[1]
+        return None if oldest_name == own_name else oldest_name
 
     def list_live(self, store_time: float) -> list[Intent]:
         """Return the intents that are valid at `store_time`, in seconds by the store's clock.

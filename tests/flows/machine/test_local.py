@@ -44,9 +44,9 @@ def parameters(mini_dump: Path, tiny: Path) -> dict[str, Any]:
 
 def test_every_flow_is_deployed_and_what_has_a_schedule_waits(api: Api) -> None:
     schedules = {"reindex": 1, "release": 1, "launch": 0, "watch": 1, "upkeep": 1, "finetune": 0, "evaluate": 0}
-    schedules["compare"] = 0
+    schedules |= dict.fromkeys(["compare", "add-index", "import", "takedown"], 0)
     for flow, count in schedules.items():
-        found = api(f"/deployments/name/{flow}/library")
+        found = api(f"/deployments/name/{flow}/{flow}-library")
         assert found["description"]
         assert found["tags"][0] == "bookwheel"
         assert flow == "launch" or found["global_concurrency_limit"]["limit"] == 1
@@ -100,7 +100,7 @@ def test_a_person_starts_a_run_in_a_browser_and_looks_at_what_it_made(
 def start_by_hand(page: Page, ui: str, typed: Mapping[str, object]) -> None:
     """Find the deployment, press *Run*, fill its form, and submit it."""
     page.goto(f"{ui}/deployments")
-    page.get_by_role("row").filter(has_text="reindex").get_by_role("link", name="library").click()
+    page.get_by_role("link", name="reindex-library", exact=True).click()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("Custom run").click()
     for name, value in typed.items():

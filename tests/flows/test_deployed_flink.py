@@ -1,0 +1,70 @@
+"""A run of a deployment uses the operator's cluster: deployed from `infra`, started by Prefect's API, seen on Flink."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+
+from beam_jobs.allowed import DEFAULT_VARIABLE
+from beam_jobs.workers import START_VARIABLE
+from rag_model.store.store import Store
+from tests.benchmarks.flink_cluster import ROOT, AbsentError, Flink, flink
+from tests.fixtures.wanted import missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
+
+POOLS = ("bookwheel-cpu", "bookwheel-gpu")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flink]:
+    alone = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        with flink(tmp_path_factory.mktemp("flink"), alone, hidden=tmp_path_factory.mktemp("hidden")) as cluster:
+            yield cluster
+    except AbsentError as absent:
+        missing("flink", str(absent))
+
+
+def test_a_deployed_run_uses_the_cluster_of_the_worker_s_environment(
+    prefect_server: None, cluster: Flink, mini_dump: Path, tiny: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "BOOKWHEEL_STORE": str(tmp_path / "store")}
+
+    def run_prefect(*words: str, **variables: str) -> None:
+        command = [str(Path(sys.executable).with_name("prefect")), *words]
+        done = subprocess.run(
+            command, env={**environment, **variables}, capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    for pool in POOLS:
+        run_prefect("work-pool", "create", pool, "--type", "process", "--overwrite")
+    infra = str(ROOT / "infra" / "prefect.yaml")
+    run_prefect(
+        "--no-prompt", "deploy", "--name", "reindex-library", "--prefect-file", infra, BOOKWHEEL_DUMP=str(mini_dump)
+    )
+    parameters = {
+        "encoder": str(tiny),
+        "recipe": {"index": {"bm25": {"factory": "BM25", "over": "text"}}},
+        "beam_options": ["--max_parallelism=4", next(flag for flag in cluster.flags if "flink_master" in flag)],
+    }
+    with get_client(sync_client=True) as client:
+        (deployment,) = [found for found in client.read_deployments() if found.name == "reindex-library"]
+        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        run_prefect(
+            *("worker", "start", "--pool", str(deployment.work_pool_name), "--run-once"),
+            **{DEFAULT_VARIABLE: shlex.join(cluster.flags), START_VARIABLE: "0"},
+        )
+        ended = client.read_flow_run(run.id)
+    assert ended.state_type == StateType.COMPLETED, ended.state
+    jobs = cluster.jobs()
+    assert {"FINISHED"} == set(jobs.values())
+    assert {"chunk", "embed"} <= {word for name in jobs for word in name.replace("-", " ").split()}, jobs
+    assert Store.open(str(tmp_path / "store")).refs.find_current("latest") is not None

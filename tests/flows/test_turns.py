@@ -1,0 +1,166 @@
+"""Runs of deployments take turns in one store, whatever a Prefect server believes of them."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.flow_engine import run_flow as run_engine
+from prefect.states import Crashed
+from prefect.utilities.callables import parameter_schema
+
+from flows.stage import RUN_HOURS_VARIABLE, STAGE_HOURS_VARIABLE, deployment_flow, read_hours, stage
+from rag_model.errors import UsageError
+from rag_model.store.store import Store
+
+DEADLINE = 60.0  # seconds until a run that does not come to a point has failed
+
+
+@dataclass
+class Gate:
+    """What a run of a name has come to, and whether it may end."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+
+gates: dict[str, Gate] = {}
+
+
+@deployment_flow("first-builder", takes_turns=True)
+def build(store: str, name: str, dry_run: bool = False) -> None:
+    """Build until the test lets it end."""
+    gates[name].begun.set()
+    assert gates[name].may_end.wait(DEADLINE)
+
+
+@deployment_flow("other-builder", takes_turns=True)
+def release(store: str, name: str, dry_run: bool = False) -> None:
+    """Call another builder, as a release does."""
+    build.fn(store, name, dry_run)
+
+
+@dataclass
+class Runs:
+    """Runs in threads of this process, as of workers."""
+
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self, flow: object, store: Path, name: str, *, dry_run: bool = False) -> UUID:
+        gates[name] = Gate()
+        parameters = {"store": str(store), "name": name, "dry_run": dry_run}
+        with get_client(sync_client=True) as client:
+            schema = parameter_schema(flow.fn).model_dump_for_openapi()  # type: ignore[attr-defined]
+            form = client.create_deployment(client.create_flow(flow), "turns", parameter_openapi_schema=schema)  # type: ignore[arg-type]
+            run: FlowRun = client.create_flow_run_from_deployment(form, parameters=parameters)
+        thread = threading.Thread(target=run_engine, args=(flow, run, parameters), kwargs={"return_type": "state"})
+        thread.start()
+        self.threads.append(thread)
+        return run.id
+
+
+@pytest.fixture
+def runs(prefect_server: None) -> Iterator[Runs]:
+    started = Runs()
+    yield started
+    for gate in gates.values():
+        gate.may_end.set()
+    for thread in started.threads:
+        thread.join(DEADLINE)
+    assert not any(thread.is_alive() for thread in started.threads)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    Store.open(str(tmp_path / "store"), create=True)
+    return tmp_path / "store"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_waits_for_one_that_prefect_calls_crashed_while_its_process_lives(runs: Runs, store: Path) -> None:
+    zombie = runs.start(build, store, "zombie")
+    assert gates["zombie"].begun.wait(DEADLINE)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(zombie, Crashed(message="no heartbeat"), force=True)
+        assert client.read_flow_run(zombie).state_type == StateType.CRASHED
+    runs.start(release, store, "scheduled")
+    until(lambda: len([*(store / "intents").glob("turn-*.json")]) == 2)
+    assert not gates["scheduled"].begun.wait(3)
+    gates["zombie"].may_end.set()
+    assert gates["scheduled"].begun.wait(DEADLINE)
+
+
+def test_runs_in_other_stores_and_rehearsals_do_not_wait(runs: Runs, store: Path, tmp_path: Path) -> None:
+    Store.open(str(tmp_path / "other"), create=True)
+    runs.start(build, store, "long")
+    assert gates["long"].begun.wait(DEADLINE)
+    runs.start(build, tmp_path / "other", "elsewhere")
+    runs.start(build, store, "rehearsal", dry_run=True)
+    assert gates["elsewhere"].begun.wait(DEADLINE)
+    assert gates["rehearsal"].begun.wait(DEADLINE)
+
+
+def test_a_command_does_not_wait(store: Path) -> None:
+    gates["command"] = Gate()
+    gates["command"].may_end.set()
+    with Store.open(str(store)).intents.hold_turn("somebody", print):
+        build.fn(str(store), "command")
+
+
+def test_the_turn_of_a_killed_process_ends(store: Path) -> None:
+    intents, waits = Store.open(str(store)).intents, list[str]()
+    (store / "intents").mkdir(exist_ok=True)
+    turn = store / "intents" / "turn-killed.json"
+    turn.write_text('{"format": 1, "started": 1.0, "needs": []}')
+
+    def let_time_pass(name: str) -> None:
+        waits.append(name)
+        os.utime(turn, (time.time() - 1000,) * 2)
+
+    with intents.hold_turn("next", let_time_pass):
+        assert waits == ["killed"]
+
+
+def test_a_run_and_a_stage_end_after_their_hours(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_HOURS_VARIABLE, str(1 / 3600))
+
+    @deployment_flow("slow")
+    def slow() -> None:
+        for _ in range(600):
+            time.sleep(0.1)
+
+    assert slow(return_state=True).name == "TimedOut"
+    monkeypatch.delenv(RUN_HOURS_VARIABLE)
+    monkeypatch.setenv(STAGE_HOURS_VARIABLE, str(1 / 3600))
+
+    @stage
+    def wait_long() -> None:
+        for _ in range(600):
+            time.sleep(0.1)
+
+    @deployment_flow("slow-stage")
+    def slow_stage() -> None:
+        wait_long()
+
+    state = slow_stage(return_state=True)
+    assert state.is_failed()
+    assert "timed out" in str(state.message).lower() or "timeout" in str(state.message).lower(), state.message
+
+
+@pytest.mark.parametrize("value", ["many", "0", "-1", "nan", "inf"])
+def test_a_limit_that_is_no_number_of_hours_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(RUN_HOURS_VARIABLE, value)
+    with pytest.raises(UsageError, match=f"{RUN_HOURS_VARIABLE} is '{value}': set it to a number of hours"):
+        read_hours(RUN_HOURS_VARIABLE)
