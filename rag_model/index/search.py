@@ -72,6 +72,11 @@ def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
 
 
 _MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
+# nprobe is tuned for this depth. Below it, the neighbours of a query are in more lists: for each
+# further hit, lists with this many vectors are added. With 6 the recall of IVF64 and IVF256 over
+# 5,417 passages stays above .96 for every k; with 4 it falls to .92.
+_TUNED_DEPTH = 20
+_VECTORS_PER_HIT = 6
 
 
 class VectorIndex(Protocol):
@@ -84,14 +89,15 @@ class VectorIndex(Protocol):
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector: (q, k) float32 scores and (q, k) int64 rows.
 
-        Scores are inner products, or negated squared distances: larger is better. If an approximate
-        index finds fewer than k rows, the rest is row -1 with score -inf.
+        Scores are inner products, or negated squared distances: larger is better. If fewer than k
+        rows can be reached, the rest is row -1 with score -inf.
 
         Args:
             vectors: (q, dim) float32, finite.
             k: 1 <= k <= n.
-            parameters: `efSearch` of a graph; `nprobe` of lists, and `refine` if there is a
-                refinement. Others have the index's defaults.
+            parameters: `efSearch` of a graph, which is at least k in effect; `nprobe` of lists,
+                which grows with a k above 20; and `refine` if there is a refinement. Others have
+                the index's defaults.
 
         Raises:
             UsageError: the vectors, `k` or a parameter do not fit the index.
@@ -134,13 +140,27 @@ class FaissFileIndex:
         if parameters:
             check_search_parameters(parameters, tuple(self.defaults))
         parameters = self.defaults | parameters
+        candidates = k if self._vector_files is None else min(k * parameters["refine"], self.n)
+        effective_parameters = self._adapt_parameters(parameters, k, candidates)
+        scores, rows = self._search_faiss(vectors, candidates, effective_parameters)
+        # The probed lists of a query may be short. In a graph, the node where its bottom level is
+        # entered may be one of many duplicates, whose links lead to each other only.
+        was_widened = False
+        while (is_short := np.count_nonzero(rows >= 0, axis=1) < k).any():
+            wider_parameters = self._double_width(effective_parameters)
+            if was_widened and wider_parameters == effective_parameters:
+                break
+            was_widened, effective_parameters = True, wider_parameters
+            scores[is_short], rows[is_short] = self._search_faiss(
+                vectors[is_short], candidates, effective_parameters, from_entry=True
+            )
         if self._vector_files is None:
-            return self._search_faiss(vectors, k, parameters)
-        _, rows = self._search_faiss(vectors, min(k * parameters["refine"], self.n), parameters)
+            return scores, rows
         return rerank(self._vector_files, self.metric, vectors, rows, k)
 
-    def _search_faiss(self, vectors: Vectors, k: int, parameters: Mapping[str, int]) -> tuple[Vectors, Rows]:
-        parameters = self._clip_parameters(parameters, k)
+    def _search_faiss(
+        self, vectors: Vectors, k: int, parameters: Mapping[str, int], *, from_entry: bool = False
+    ) -> tuple[Vectors, Rows]:
         cache_key = tuple(parameters.values())
         faiss_parameters = self._parameter_cache.get(cache_key)
         if faiss_parameters is None:
@@ -150,16 +170,36 @@ class FaissFileIndex:
             faiss_parameters = self._parameter_cache[cache_key] = self._build_faiss_parameters(parameters)
         damage_message = f"{self._path} cannot be searched: it is damaged, fetch or build it again"
         with engine.translate_errors(InputError, damage_message):
-            scores, rows = self._index.search(vectors, k, params=faiss_parameters)
+            if from_entry and self.structure == "hnsw":
+                scores, rows = engine.search_bottom_level(self._index, vectors, k, faiss_parameters)
+            else:
+                scores, rows = self._index.search(vectors, k, params=faiss_parameters)
         if rows.max(initial=-1) >= self.n or rows.min(initial=0) < -1:
             raise InputError(damage_message)
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
-    def _clip_parameters(self, parameters: Mapping[str, int], k: int) -> dict[str, int]:
-        """Return the parameters, cut to useful values: faiss allocates memory by them."""
-        upper_bounds = {"efSearch": self.n, "nprobe": self.lists, "refine": -(-self.n // k)}
-        return {name: min(value, upper_bounds[name]) for name, value in parameters.items()}
+    def _adapt_parameters(self, parameters: Mapping[str, int], k: int, candidates: int) -> dict[str, int]:
+        """Return the parameters, raised to the depth of a search, and cut to useful values, because
+        faiss allocates memory by them.
+        """
+        adapted = dict(parameters)
+        if "efSearch" in adapted:
+            adapted["efSearch"] = max(adapted["efSearch"], candidates)
+        if "nprobe" in adapted:
+            further_hits = max(0, k - _TUNED_DEPTH)
+            adapted["nprobe"] += -(-_VECTORS_PER_HIT * further_hits * self.lists // self.n)
+        upper_bounds = {**self._max_widths, "refine": -(-self.n // k)}
+        return {name: min(value, upper_bounds[name]) for name, value in adapted.items()}
+
+    @property
+    def _max_widths(self) -> dict[str, int]:
+        return {"efSearch": self.n, "nprobe": self.lists}
+
+    def _double_width(self, parameters: Mapping[str, int]) -> dict[str, int]:
+        """Return the parameters with twice the efSearch or nprobe, up to the whole index."""
+        widths = self._max_widths
+        return {name: min(2 * value, widths[name]) if name in widths else value for name, value in parameters.items()}
 
     def _build_faiss_parameters(self, parameters: Mapping[str, int]) -> Any:
         """Return faiss's search parameters, nested like the index."""
@@ -167,7 +207,13 @@ class FaissFileIndex:
             return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
         if self._lists is None:
             return None
-        settings = faiss.SearchParametersIVF(nprobe=parameters["nprobe"])
+        nprobe, quantizer = parameters["nprobe"], faiss.downcast_index(self._lists.quantizer)
+        settings = faiss.SearchParametersIVF(nprobe=nprobe)
+        if isinstance(quantizer, faiss.IndexHNSW):  # finds the lists, and not all without this
+            ef_search = max(int(quantizer.hnsw.efSearch), nprobe)
+            settings = faiss.SearchParametersIVF(
+                nprobe=nprobe, quantizer_params=faiss.SearchParametersHNSW(efSearch=ef_search)
+            )
         has_refinement = isinstance(self._index, faiss.IndexRefine)
         base = faiss.downcast_index(self._index.base_index) if has_refinement else self._index
         if isinstance(base, faiss.IndexPreTransform):

@@ -162,6 +162,36 @@ def write_index(index: FaissIndex, path: Path) -> None:
         faiss.write_index(index, str(path))
 
 
+def search_bottom_level(graph: FaissIndex, vectors: Vectors, k: int, parameters: Any) -> tuple[Vectors, Rows]:
+    """Search only the bottom level of an HNSW index, beginning at its entry point.
+
+    From there, links of the bottom level lead to every node of a graph that `link_unreachable_nodes`
+    has repaired. The descent through the upper levels may begin at a node with a dead end.
+
+    Returns:
+        (q, k) distances or inner products as of `graph.search`, and (q, k) rows.
+    """
+    entry = int(graph.hnsw.entry_point)
+    entry_vector = faiss.downcast_index(graph.storage).reconstruct(entry)  # (d,)
+    is_product = metric_of(graph) == "ip"
+    distances = -(vectors @ entry_vector) if is_product else np.square(vectors - entry_vector).sum(axis=1)
+    start_nodes, start_distances = np.full(len(vectors), entry, np.int32), distances.astype(np.float32)
+    scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
+    graph.search_level_0(
+        len(vectors),
+        faiss.swig_ptr(np.ascontiguousarray(vectors)),
+        k,
+        faiss.swig_ptr(start_nodes),
+        faiss.swig_ptr(start_distances),
+        faiss.swig_ptr(scores),
+        faiss.swig_ptr(rows),
+        1,  # start nodes per query
+        1,  # one search for each start node
+        parameters,
+    )
+    return scores, rows
+
+
 def copy_array(vector: Any) -> npt.NDArray[Any]:
     """Return a copy of a C++ vector."""
     copied: npt.NDArray[Any] = faiss.vector_to_array(vector)

@@ -139,8 +139,9 @@ def sweep_settings(
 ) -> list[OperatingPoint]:
     """Search with a range of settings; return their operating points, cheapest first.
 
-    `values` are those of `efSearch` or `nprobe`. By default they double, up to 512, or up to all
-    lists (at most 1,024). Other parameters have the index's defaults. faiss counts distances for
+    `values` are those of `efSearch` or `nprobe`. By default they double: from 16 or the depth of
+    the queries, which is the least efSearch in effect, up to 512; or from 1 up to all lists (at
+    most 1,024). Other parameters have the index's defaults. faiss counts distances for
     the whole process, so a concurrent search falsifies the number of distances, but nothing else.
 
     Raises:
@@ -149,14 +150,14 @@ def sweep_settings(
     parameter = {"hnsw": "efSearch", "ivf": "nprobe", "exact": ""}[index.structure]
     if not parameter:
         return [measure_point(index, query_set, {})]
-    swept_values = _default_values(index) if values is None else sorted(values)
+    swept_values = _default_values(index, query_set.k) if values is None else sorted(values)
     return [measure_point(index, query_set, index.defaults | {parameter: value}) for value in swept_values]
 
 
-def _default_values(index: FaissFileIndex) -> list[int]:
-    maximum = 512 if index.structure == "hnsw" else min(index.lists, 1024)
-    minimum = 16 if index.structure == "hnsw" else 1
-    return [*(1 << step for step in range(minimum.bit_length() - 1, (maximum - 1).bit_length())), maximum]
+def _default_values(index: FaissFileIndex, k: int) -> list[int]:
+    minimum, maximum = (max(16, k), max(512, k)) if index.structure == "hnsw" else (1, min(index.lists, 1024))
+    powers = (1 << step for step in range(minimum.bit_length(), (maximum - 1).bit_length()))
+    return list(dict.fromkeys([minimum, *powers, maximum]))
 
 
 def measure_point(index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int]) -> OperatingPoint:

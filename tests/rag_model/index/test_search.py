@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index import exact_search
+from rag_model.index.build import build_index as build
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files import vectors as vectors_module
-from rag_model.index.files.engine import faiss
-from rag_model.index.quality.results import compute_recall
+from rag_model.index.files.engine import faiss, view_array
+from rag_model.index.kind import get_kind_for_factory
+from rag_model.index.quality.results import compute_recall, percentile5
 from rag_model.index.quality.sweep import VectorQuerySet, sweep_settings
+from rag_model.index.quality.tune import tune_search
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index, write_default_search
 
@@ -119,9 +122,7 @@ def test_reranked_scores_are_exact(
         scores, rows = index.search(queries, 20, nprobe=16, refine=75)
         np.testing.assert_array_equal(rows, truth[1])
         np.testing.assert_allclose(scores, truth[0], atol=1e-5)
-    scores, rows = index.search(queries, 1000, nprobe=1)
-    assert (rows == -1).any()
-    assert np.all(np.isneginf(scores) == (rows == -1))
+    assert (index.search(queries, 1000, nprobe=1)[1] >= 0).all()
     assert index.search(queries[:0], 5)[1].shape == (0, 5)
 
 
@@ -175,12 +176,68 @@ def test_default_search_is_not_written_into_an_unknown_layout(tmp_path: Path, ma
     assert (tmp_path / "cagra").read_bytes() == before
 
 
-def test_missing_hits_are_row_minus_one(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
-    path, _ = build_index(write_parts(make_vectors(500)), IndexRecipe("IVF8,Flat"))
-    scores, rows = open_index(path).search(make_vectors(5), 500, nprobe=1)
-    assert (rows == -1).any()
-    assert np.all(np.isneginf(scores[rows == -1]))
-    assert np.all(np.isfinite(scores[rows >= 0]))
+def test_rows_that_no_link_leads_to_are_row_minus_one(tmp_path: Path, make_vectors: Make) -> None:
+    """In a graph that another program wrote; ours have none."""
+    graph = faiss.IndexHNSWFlat(32, 8, faiss.METRIC_INNER_PRODUCT)
+    graph.add(make_vectors(500))
+    links = view_array(graph.hnsw.neighbors)
+    isolated = next(row for row in range(500) if row != graph.hnsw.entry_point)
+    links[links == isolated] = graph.hnsw.entry_point
+    faiss.write_index(graph, str(tmp_path / "graph"))
+    scores, rows = open_index(tmp_path / "graph").search(make_vectors(5), 500)
+    assert [set(range(500)) - set(found) for found in rows.tolist()] == [{isolated}] * 5
+    assert np.all(np.isneginf(scores) == (rows == -1))
+
+
+DEEP = ["HNSW8", "HNSW16_SQ8", "IVF32,Flat", "IVF32,SQ8", "IVF8,PQ16np", "IVF64,PQ16np", "Flat"]
+DEEP += ["IVF32,PQ8x4np,Refine(vectors)", "IVF32,PQ8x4np,Refine(SQfp16)", "OPQ16,IVF32_HNSW8,PQ16np,Refine(vectors)"]
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("factory", DEEP)
+def test_a_search_of_any_depth_is_full_and_has_the_recall_of_the_gate(
+    factory: str, metric: Any, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    n = 2_000
+    parts = write_parts(make_vectors(n), [700])
+    path, plan = build_index(parts, IndexRecipe(factory, metric))
+    vectors = parts if plan.refine else ()
+    floor, queries = get_kind_for_factory(factory).floor(factory), make_vectors(50, seed=5)
+    exact = ExactIndex(parts, metric)
+    exact_scores, exact_rows = exact.search(queries, n)
+    # The smallest settings that pass the gate at its depth.
+    query_set = VectorQuerySet.from_exact_search(exact, make_vectors(100, seed=6), 20)
+    tuned = tune_search(open_index(path, vectors=vectors), query_set, 0.98).search
+    index = open_index(path, defaults=tuned, vectors=vectors)
+    for k in (1, 5, 20, 21, 60, 100, 250, 500, 1000, 1500, n - 1, n):
+        scores, rows = index.search(queries, k)
+        assert (rows >= 0).all()
+        assert all(len(set(found)) == k for found in rows.tolist())
+        assert np.all(np.diff(scores, axis=1) <= 0)
+        if k >= 20:  # the depth of the gate
+            recalls = compute_recall(rows, exact_rows, exact_scores, k)
+            figures = recalls.mean() >= floor.mean, percentile5(recalls) >= floor.p5
+            assert figures == (True, True), (k, tuned, recalls.mean(), percentile5(recalls))
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF32,Flat", "IVF32,PQ8x4np,Refine(vectors)"])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_least_setting_still_finds_k_rows(
+    data: st.DataObject, factory: str, make_vectors: Make, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also if most vectors are in a few lists, and the query is far away from them."""
+    n = data.draw(st.integers(80, 300))
+    folder = tmp_path_factory.mktemp("index")
+    corpus = make_vectors(n, seed=data.draw(st.integers(0, 3)))
+    corpus[: data.draw(st.integers(0, n - 40))] = corpus[0]
+    np.save(folder / "part.npy", corpus)
+    plan = build(corpus, folder / "index", IndexRecipe(factory))
+    index = open_index(folder / "index", vectors=[folder / "part.npy"] if plan.refine else ())
+    least = dict.fromkeys(index.defaults, 1)
+    k = data.draw(st.integers(1, n))
+    rows = index.search(make_vectors(4, seed=9), k, **least)[1]
+    assert all(len(set(found) - {-1}) == k for found in rows.tolist())
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "exact"])

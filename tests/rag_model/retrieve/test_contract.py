@@ -105,6 +105,16 @@ def test_planning_opens_nothing(library: tuple[Store, Snapshot], model: Path, ex
     assert (context.opened_indexes, context.loaded_encoder) == ((), None)
 
 
+@pytest.mark.parametrize(
+    "expression", [*INDEXES.values(), "rrf(hnsw:{n}, ivfpq)", "rrf(hnsw, exact)", "maxsim(hnsw, tokens, {n})"]
+)
+def test_a_search_of_any_depth_is_full(library: tuple[Store, Snapshot], expression: str) -> None:
+    _, snapshot = library
+    retriever = open_retriever(snapshot, expression.format(n=snapshot.n))
+    for k in range(1, snapshot.n + 1):
+        assert [len(hits) for hits in retriever.search(QUERIES, k)] == [k] * len(QUERIES)
+
+
 @pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_the_needs_are_all_files_that_a_search_reads(
