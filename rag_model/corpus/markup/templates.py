@@ -10,13 +10,13 @@ dropped; inside a sentence, with exactly one parameter, it nearly always formats
 import re
 from functools import lru_cache
 
-from rag_model.corpus.markup import dates, inline, measures
+from rag_model.corpus.markup import convert, dates, inline, measures
 from rag_model.corpus.markup.call import Renderer, parse_call
 from rag_model.corpus.markup.inline import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
 
 ALL_RENDERERS: dict[str, Renderer] = (
-    inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | measures.MEASURE_RENDERERS
+    inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | convert.CONVERT_RENDERERS
 )
 
 # Prefixes of the names of templates that show no running text; `$` marks a complete name.

@@ -1,0 +1,590 @@
+"""Render `{{convert}}`: a measure in the article's unit with its conversions.
+
+"5 miles (8.0 km)" answers a question in either unit, whereas a dropped template leaves "a trail of
+long". The rules are those of Module:Convert, which Wikipedia runs: about as precise as the input,
+with at least two significant figures. Links, sort keys, tables and spelled-out numbers are not
+rendered. A unit that is not in `units` is shown as written, without a conversion.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rag_model.corpus.markup.call import Renderer, TemplateCall, build_renderers
+from rag_model.corpus.markup.tex import format_superscript
+from rag_model.corpus.markup.units import FULL_NAMES, SYMBOL_KINDS, UNITS, Unit, find_unit, get_symbol
+
+_NUMBER_PATTERN = re.compile(r"([-+−]?)(\d[\d,]{0,30}(?:\.\d{0,30})?|\.\d{1,30})(?:e([-+]?\d{1,2}))?", re.IGNORECASE)
+_FRACTION_PATTERN = re.compile(r"([-−]?)(?:(\d{1,9})\s*[\s+]\s*)?(\d{1,9})\s*(?:/{1,2}|⁄)\s*(\d{1,9})")
+_INTEGER = re.compile(r"[-−]?\d{1,2}")
+_SPACED_RANGE = re.compile(r"(\S+)\s+([^\s\d]+|to about)\s+(\S.*)", re.DOTALL)
+_RANGE_WORDS = ("-", "–", "xx", "x", "×", "*")  # also without spaces
+_MAX_ARGUMENTS = 40  # more than any measure has
+_MAX_RANGES = 30  # as in Module:Convert
+_MAX_FIGURES = 14  # of a result, as in Module:Convert
+_FUDGE = 1e-14
+
+
+class Quantity(NamedTuple):
+    """A number of the input: its digits as shown, its value and its precision."""
+
+    digits: str  # without sign and thousands commas
+    value: float
+    decimals: float  # precision: 2 in 1.25, -2 in 1,300
+    sign: str = ""
+    exponent: int | None = None  # of 1e6
+
+
+class _Range(NamedTuple):
+    """The text between two numbers."""
+
+    text: str
+    with_symbols: str = ""  # instead of `text`, between units in symbols
+    of_output: str = ""  # instead of `text`, in the conversion
+    is_word: bool = False  # hyphenated in adjectives also between symbols
+    repeats_symbol: bool = False  # each number has its unit where it is a symbol
+    repeats_output: bool = False  # each converted number has its unit
+    is_tolerance: bool = False  # the number behind it is a difference
+
+
+_TIMES, _TOLERANCE = _Range(" by ", " × ", repeats_symbol=True), _Range(" ± ", is_tolerance=True)
+_RANGES = {
+    "to": _Range(" to ", is_word=True), "to-": _Range(" to "), "to(-)": _Range(" to ", of_output="–"),
+    "to about": _Range(" to about "), "-": _Range("–"), "–": _Range("–"), "—": _Range("–"),
+    "and": _Range(" and ", is_word=True), "&": _Range(" and "), "and(-)": _Range(" and ", of_output="–"),
+    "and to": _Range(" and "), "or": _Range(" or ", is_word=True), "by": _Range(" by "),
+    "by(x)": _Range(" by ", of_output=" × ", repeats_output=True), "x": _TIMES, "×": _TIMES,
+    "xx": _Range(" × "), "*": _Range("×"), "+": _Range(" + "), "±": _TOLERANCE, "+/-": _TOLERANCE,
+    "with": _Range(" with "), ",": _Range(", "), ", or": _Range(", or "), ", and": _Range(", and "),
+}  # fmt: skip
+_SUBDIVISIONS = {
+    "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
+    "st": ("lb",), "lb": ("oz",),
+}  # fmt: skip
+_COMPOSITES = {  # the units from the smallest, with the number of each in the next
+    "ftin": (("in", 12), ("ft", 0)),
+    "ydft": (("ft", 3), ("yd", 0)),
+    "ydftin": (("in", 12), ("ft", 3), ("yd", 0)),
+    "stlb": (("lb", 14), ("st", 0)),
+    "lboz": (("oz", 16), ("lb", 0)),
+}
+_SCALES = {3: "thousand", 6: "million", 9: "billion", 12: "trillion", 15: "quadrillion"}
+# Before the conversion, after it, between several conversions.
+_JOINS = {
+    "or": (" or ", "", " or "), "comma": (", ", "", ", "), "sqbr": (" [", "]", "; "), "(or)": (" (", ")", " or "),
+    "slash": (" / ", "", "; "), "br": ("\n", "", "; "), "br()": ("\n(", ")", "; "),
+}  # fmt: skip
+_WITH_NAMES = {"or", "slash", "br", "br()"}
+_HAND = UNITS["hand"]
+_TO_US = (("metre", "meter"), ("litre", "liter"), ("tonne", "metric ton"), ("US ", "U.S. "), ("deca", "deka"))
+
+
+@dataclass(slots=True)
+class _Request:
+    """The parsed parameters of one `{{convert}}`."""
+
+    call: TemplateCall
+    numbers: list[Quantity]
+    ranges: list[_Range]  # between the numbers
+    parts: list[tuple[Quantity, Unit]]  # 6 feet 1 inch; empty unless the input has several units
+    unit: Unit  # of the numbers; the smallest if there are several
+    targets: Sequence[str] = ()
+    decimals: int | None = None
+    middle: str = ""  # words of adj=mid behind the unit
+    before_unit: str = ""  # words of adj=pre
+    joins: tuple[str, str, str] = ("", "", "")  # before the conversions, after and between them
+    abbr: str | None = None
+    is_flipped: bool = False
+    is_adjective: bool = False
+
+    def wants_name(self, unit: Unit, side: str) -> bool:
+        """Return whether a unit is shown by its name, on the side "in" or "out"."""
+        if unit.singular in FULL_NAMES:
+            return True
+        if self.abbr is None and unit.kind in SYMBOL_KINDS:
+            return False
+        if self.abbr is None and (unit is _HAND or self.call.get("disp") in _WITH_NAMES):
+            return True
+        return not self._is_short(side)
+
+    def shows_power(self, side: str) -> bool:
+        """Return whether millions are shown as a power of ten on this side."""
+        return self._is_short(side) and self.call.get("abbr") != "unit"
+
+    def _is_short(self, side: str) -> bool:
+        short_side = self.abbr or "out"
+        if self.is_flipped:
+            short_side = {"in": "out", "out": "in"}.get(short_side, short_side)
+        return short_side in {"on", side}
+
+    def group(self, digits: str) -> str:
+        """Insert thousands commas, unless `comma` specifies none."""
+        whole, point, decimals = digits.partition(".")
+        mode = self.call.get("comma")
+        is_plain = mode in {"off", "gaps", "gaps3"} or (mode == "5" and len(whole) < 5)
+        return (whole if is_plain or not whole.isdecimal() else f"{int(whole):,}") + point + decimals
+
+
+class _Shown(NamedTuple):
+    """A number as shown, and whether its unit is singular."""
+
+    text: str
+    is_singular: bool
+
+
+def read_number(text: str) -> Quantity | None:
+    """Parse `1,300`, `-4.5`, `2e6`, `1/2` or `1+1/2`; None if the text is not a number."""
+    text = text.strip()
+    if fraction := _FRACTION_PATTERN.fullmatch(text):
+        return _read_fraction(fraction)
+    number = _NUMBER_PATTERN.fullmatch(text)
+    if not number:
+        return None
+    digits = number[2].replace(",", "")
+    whole_digits, point, decimals = digits.partition(".")
+    precision = len(decimals) if point else len(whole_digits.rstrip("0")) - len(whole_digits)
+    power = int(number[3] or 0)
+    value = float(f"{'-' if number[1] in ('-', '−') else ''}{digits}e{power}")
+    shown_digits = whole_digits + (f".{decimals}" if decimals else "")
+    exponent = power if number[3] else None
+    return Quantity(shown_digits, value, precision - power, number[1].replace("-", "−"), exponent)
+
+
+def _read_fraction(fraction: re.Match[str]) -> Quantity:
+    sign, whole_part, top, bottom = fraction.groups()
+    parts = max(int(bottom), 1)
+    value = int(whole_part or 0) + int(top) / parts
+    digits = f"{whole_part + ' ' if whole_part else ''}{top}/{bottom}"
+    return Quantity(digits, -value if sign else value, max(math.log10(parts), 1), "−" if sign else "")
+
+
+def render_convert(call: TemplateCall) -> str:
+    """Render the measure and its conversions; show unparsable parameters unchanged."""
+    try:
+        request = _parse_request(call)
+    except (LookupError, ValueError):
+        return " ".join([value for value in call.positional() if value][:2])
+    disp = call.get("disp")
+    conversions: list[str] = []
+    is_first_input = call.get("order") == "out" and len(request.targets) > 1
+    for target in request.targets:
+        side = "in" if is_first_input and not conversions else "out"
+        with suppress(LookupError, ArithmeticError, ValueError):
+            conversions.append(_render_conversion(request, target, side))
+    if disp == "unit" or (disp == "unit2" and not conversions):
+        return _get_name(request, request.unit, "in", is_singular=False)
+    if disp == "unit2":
+        target = request.targets[0]
+        unit = find_unit(_COMPOSITES[target][-1][0] if target in _COMPOSITES else target)
+        return _get_name(request, unit, "out", is_singular=False)
+    if disp in {"out", "output only", "number", "output number only"} and conversions:
+        return "; ".join(conversions)
+    original = conversions.pop(0) if is_first_input and conversions else _render_original(request)
+    if not conversions:
+        return original
+    before, after, between = request.joins
+    converted = between.join(conversions)
+    first, second = (converted, original) if request.is_flipped else (original, converted)
+    if call.get("abbr") == "~" and not request.is_flipped and not request.parts and before == " (":
+        first += f" [{get_symbol(request.unit)}]"
+    return first + before + second + after
+
+
+def _parse_request(call: TemplateCall) -> _Request:
+    """Parse value, ranges, unit, targets, precision and words, in that order.
+
+    Raises:
+        LookupError, ValueError: The parameters do not have this form.
+    """
+    arguments = call.positional()[:_MAX_ARGUMENTS]
+    numbers, ranges = _take_numbers(arguments)
+    request = _Request(call, numbers, ranges, [], _take_unit(arguments))
+    while not ranges and len(arguments) > 1 and _divides(request.unit, arguments[1]):
+        _add_smaller_unit(request, arguments)
+    disp, abbr = call.get("disp"), call.get("abbr")
+    request.abbr = {"none": "off", "unit": "on", "h": "on"}.get(abbr, abbr)
+    if request.abbr not in {"on", "off", "in", "out"}:
+        request.abbr = "on" if call.name == "cvt" else None
+    request.is_flipped = "flip" in {disp, call.get("order"), call.get("adj")}
+    adjective = call.get("adj", "sing")
+    request.is_adjective = adjective in {"on", "mid"}
+    request.joins = _JOINS.get(disp, (" (", ")", "; "))
+
+    target = arguments.pop(0) if arguments and not _INTEGER.fullmatch(arguments[0]) else ""
+    request.decimals = _take_precision(arguments)
+    if adjective == "mid" and arguments:
+        words = arguments.pop(0)
+        request.middle = words if words[:1] in {"-", ""} else f" {words}"
+    if adjective == "pre" and arguments:
+        request.before_unit = arguments.pop(0)
+    if disp == "x":
+        before, after = [*arguments[:2], "", ""][:2]
+        del arguments[:2]
+        request.joins = (_pad(before, " ", " ") or " [", _pad(after, " ", "") if before else "]", "; ")
+    if request.decimals is None:
+        request.decimals = _take_precision(arguments)
+    request.targets = _split_targets(target or _choose_default_target(request))
+    return request
+
+
+def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
+    """Remove the numbers and the ranges between them from the start of the arguments."""
+    numbers: list[Quantity] = []
+    ranges: list[_Range] = []
+    while True:
+        text = arguments.pop(0)
+        number = read_number(text)
+        if number is None:
+            if not (pieces := _split_range(text)):
+                raise ValueError(text)
+            arguments[:0] = pieces
+            continue
+        numbers.append(number)
+        if len(ranges) > _MAX_RANGES:
+            raise ValueError(text)
+        if not arguments or (found_range := _RANGES.get(arguments[0].lower())) is None:
+            return numbers, ranges
+        ranges.append(found_range)
+        del arguments[0]
+
+
+def _split_range(text: str) -> list[str]:
+    """Return the number, the word and the rest of `3 to 5` or `3x5`; empty if there is none."""
+    if spaced := _SPACED_RANGE.fullmatch(text.strip()):
+        return list(spaced.groups())
+    for word in _RANGE_WORDS:
+        if (position := text.find(word, 1)) > 0:
+            return [text[:position], word, text[position + len(word) :]]
+    return []
+
+
+def _take_unit(arguments: list[str]) -> Unit:
+    """Remove the unit from the start of the arguments; an unknown one is shown as written."""
+    code = arguments.pop(0)
+    try:
+        return find_unit(code)
+    except KeyError:
+        if not code:
+            raise
+        return Unit("", code, code, code, 1.0, "")
+
+
+def _take_precision(arguments: list[str]) -> int | None:
+    if not arguments or not _INTEGER.fullmatch(arguments[0]):
+        return None
+    return int(arguments.pop(0).replace("−", "-"))
+
+
+def _pad(text: str, before: str, after: str) -> str:
+    """Surround the words of disp=x with spaces, except at punctuation and brackets."""
+    if not text:
+        return ""
+    return (before if text[0] not in ",.;:)]" else "") + text + (after if text[-1] not in "([" else "")
+
+
+def _divides(unit: Unit, code: str) -> bool:
+    smaller = UNITS.get(code)
+    return smaller is not None and smaller.symbol in _SUBDIVISIONS.get(unit.symbol, ())
+
+
+def _add_smaller_unit(request: _Request, arguments: list[str]) -> None:
+    """Add the 1 inch to 6 feet; the number becomes the sum in the smaller unit.
+
+    Raises:
+        ValueError: There is no number before the smaller unit.
+    """
+    number = read_number(arguments.pop(0))
+    smaller = find_unit(arguments.pop(0))
+    if number is None:
+        raise ValueError(smaller.symbol)
+    total = request.numbers[0].value * round(request.unit.factor / smaller.factor) + number.value
+    decimals = number.decimals if "/" in number.digits else max(number.decimals, 0)
+    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (number, smaller)]
+    request.numbers, request.unit = [Quantity(number.digits, total, decimals)], smaller
+
+
+def _split_targets(text: str) -> list[str]:
+    text = text.replace("L/100 km", "L/100km")
+    if text in _COMPOSITES:
+        return [text]
+    try:
+        find_unit(text)
+    except KeyError:
+        return text.replace("+", " ").split()
+    return [text]
+
+
+def _choose_default_target(request: _Request) -> str:
+    """Return the default targets; metres below 3 m give feet and inches (Module:Convert)."""
+    if request.parts:
+        first_unit = request.parts[0][1]
+        return "kg lb" if first_unit.symbol == "st" else first_unit.default
+    if request.unit.default == "ftin":
+        return "ftin" if 0 < request.numbers[0].value < 3 else "ft"
+    return request.unit.default
+
+
+def _render_original(request: _Request) -> str:
+    """Render the measure in its own unit: "5 miles", "5-mile", "5 mi", "6 feet 1 inch"."""
+    if request.parts:
+        is_hyphenated = request.is_adjective and request.wants_name(request.parts[0][1], "in")
+        mark = "-" if is_hyphenated else " "
+        pieces = []
+        for number, unit in request.parts:
+            shown = _show_input(request, number)
+            pieces += [shown.text, _get_name(request, unit, "in", is_singular=shown.is_singular)]
+        return mark.join(pieces) + request.middle * (not request.is_flipped)
+    shown_numbers = [_show_input(request, number) for number in request.numbers]
+    return _join_numbers(request, shown_numbers, request.unit, "in")
+
+
+def _show_input(request: _Request, number: Quantity) -> _Shown:
+    digits, value = number.digits, abs(number.value)
+    if (adjustment := re.fullmatch(r"ri([0-3])", request.call.get("adj"))) and "/" not in digits:
+        digits = f"{value + 2 * _FUDGE:.{adjustment[1]}f}"
+        value = float(digits)
+    power = "" if number.exponent is None else f"×10{format_superscript(str(number.exponent))}"
+    return _Shown(number.sign + request.group(digits) + power, value <= 1 if "/" in digits else value == 1)
+
+
+def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) -> str:
+    """Return the name or symbol of a unit on one side of the conversion."""
+    if request.wants_name(unit, side):
+        is_singular = request.is_adjective or (is_singular and not unit.exponent)
+        name = unit.singular if is_singular else unit.plural
+    else:
+        name = unit.symbol
+    if request.call.get("sp") == "us" and (request.wants_name(unit, side) or name.startswith("US ")):
+        for british, american in _TO_US:
+            name = name.replace(british, american)
+    return name
+
+
+def _join_numbers(request: _Request, numbers: Sequence[_Shown], unit: Unit, side: str) -> str:
+    """Join the numbers of a range and their unit, on one side of the conversion."""
+    has_name = request.wants_name(unit, side)
+    is_hyphenated = has_name and request.is_adjective
+    is_output = (side == "out") != request.is_flipped
+    name = _get_name(request, unit, side, is_singular=numbers[-1].is_singular)
+    separator = "-" if is_hyphenated else "" if name.startswith("/") else " "
+    if is_hyphenated:
+        name = name.replace(" ", "-")
+    repeats = not is_hyphenated and any(
+        (each.repeats_symbol and not has_name) or (each.repeats_output and is_output) for each in request.ranges
+    )
+    words = ""
+    for i, number in enumerate(numbers):
+        is_last = i == len(numbers) - 1
+        text = number.text
+        if unit.exponent and request.shows_power(side):
+            text += f"×10{format_superscript(str(unit.exponent))}"
+        elif unit.exponent and is_last:
+            text += ("-" if request.is_adjective else " ") + _SCALES[unit.exponent]
+        if repeats and not is_last:
+            text += separator + name
+        words += (_get_range_text(request, request.ranges[i - 1], has_name, is_output, text) if i else "") + text
+    if request.call.get("disp") in {"number", "output number only"} or request.call.get("abbr") == "values":
+        return words
+    if request.before_unit and side == "in":
+        words += f" {request.before_unit}"
+    return words + separator + name + request.middle * (not is_output)
+
+
+def _get_range_text(request: _Request, mark: _Range, has_name: bool, is_output: bool, following: str) -> str:
+    text = (mark.of_output if is_output else "") or ("" if has_name else mark.with_symbols) or mark.text
+    is_adjective = request.is_adjective and not mark.is_tolerance
+    if is_adjective and (has_name or (mark.is_word and request.abbr == "on")):
+        text = text.replace(" ", "-")
+    return " – " if text == "–" and following.startswith("−") else text
+
+
+def _render_conversion(request: _Request, target: str, side: str) -> str:
+    """Render one conversion.
+
+    Raises:
+        LookupError, ArithmeticError, ValueError: There is no such conversion.
+    """
+    if request.unit is _HAND:
+        return _render_hands(request, target, side)
+    if target in _COMPOSITES:
+        return _render_composite(request, target, side)
+    unit = find_unit(target)
+    if unit.kind != request.unit.kind:
+        raise KeyError(target)
+    if unit is _HAND:
+        inches = [round(number.value * request.unit.factor / UNITS["in"].factor) for number in request.numbers]
+        shown = [_Shown(f"{count // 4}.{count % 4}" if count % 4 else str(count // 4), count == 4) for count in inches]
+        return _join_numbers(request, shown, unit, side)
+    return _join_numbers(request, _convert_numbers(request, unit), unit, side)
+
+
+def _render_hands(request: _Request, target: str, side: str) -> str:
+    """Convert the height of a horse: 14.2 hands are 14 hands and 2 inches."""
+    inches = []
+    for number in request.numbers:
+        whole, _, part = number.digits.partition(".")
+        count = 4 * int(whole) + int(part or 0)
+        inches.append(Quantity(str(count), float(count), 0.0))
+    abbr = "off" if target == "in" and request.abbr is None else request.abbr
+    in_inches = _Request(request.call, inches, request.ranges, [], UNITS["in"], [target], abbr=abbr)
+    in_inches.decimals = 0 if request.decimals is None and target in {"in", "cm"} else request.decimals
+    return _render_conversion(in_inches, target, side)
+
+
+def _convert_numbers(request: _Request, unit: Unit) -> list[_Shown]:
+    """Convert and format the numbers, rounded as the template specifies or by default."""
+    values = [_convert_value(request, i, unit) for i in range(len(request.numbers))]
+    default_decimals = [
+        compute_default_decimals(number, value, request.unit, unit, is_composite=bool(request.parts))
+        for number, value in zip(request.numbers, values, strict=True)
+    ]
+    if request.call.get("round") != "each":
+        default_decimals = [max(default_decimals)] * len(values)
+    return [_show_output(request, value, each) for value, each in zip(values, default_decimals, strict=True)]
+
+
+def _convert_value(request: _Request, i: int, unit: Unit) -> float:
+    value, source = request.numbers[i].value, request.unit
+    if i and request.ranges[i - 1].is_tolerance:
+        return value * source.factor / unit.factor
+    if source.offset or unit.offset or source.is_inverse or unit.is_inverse:
+        return unit.from_base(source.to_base(value))
+    return value * (source.factor / unit.factor)
+
+
+def compute_default_decimals(
+    number: Quantity, output: float, source: Unit, target: Unit, *, is_composite: bool = False
+) -> int:
+    """Return the decimals of a conversion (negative: tens, hundreds), as in Module:Convert.
+
+    Equal to its `default_precision`: the input's decimals plus log10 of twice the ratio of the
+    numbers, with at least two significant figures (three, in kelvins, for temperatures). Feet,
+    pounds and persons' heights are more precise than that.
+    """
+    if source.kind == "temperature":
+        kelvin = abs(source.to_base(number.value))
+        min_decimals = 2 if kelvin < 1e-8 else 2 - math.floor(math.log10(kelvin) + _FUDGE)
+        return int(max(math.floor(number.decimals), min_decimals))
+    if number.value == 0 or output == 0:
+        return 0
+    if target.symbol in {"ft", "lb"} and not target.exponent and number.value == math.floor(number.value):
+        extra_decimals = -math.log10(source.factor)
+    elif is_composite and source.symbol == "in":
+        extra_decimals = math.log10(target.factor) + 2
+    else:
+        extra_decimals = math.log10(abs(number.value / output))
+    min_decimals = 1 - math.floor(math.log10(abs(output)) + _FUDGE)
+    return int(max(math.floor(number.decimals + extra_decimals + math.log10(2)), min_decimals))
+
+
+def _show_output(request: _Request, value: float, default_decimals: int) -> _Shown:
+    """Format a converted number, rounded as the template specifies or by default.
+
+    Raises:
+        ArithmeticError: The number is infinite.
+    """
+    size, figures, step = abs(value), request.call.get("sigfig"), request.call.get("round")
+    if math.isinf(size):
+        raise OverflowError(value)
+    fraction = request.call.get("frac")
+    if fraction.isdecimal() and 1 < int(fraction[:4]) < 1000:
+        text, is_singular = _format_fraction(size, int(fraction)), size <= 1
+    elif request.decimals is not None:
+        text, is_singular = _format_size(request, size, request.decimals)
+    elif figures.isdecimal() and size:
+        n_figures = min(max(int(figures[:3]), 1), _MAX_FIGURES)
+        power = int(f"{size:.{n_figures - 1}e}".partition("e")[2])
+        text, is_singular = _format_size(request, size, n_figures - 1 - power)
+    elif step in {"0.5", "5", "10", "25", "50"}:
+        rounded = math.floor(size / float(step) + 0.5) * float(step)
+        text, is_singular = _format_size(request, rounded, int(rounded != math.floor(rounded)))
+    else:
+        text, is_singular = _format_size(request, size, default_decimals)
+    is_zero = not text.strip("0.")
+    return _Shown("−" + text if value < 0 and not is_zero else text, is_singular)
+
+
+def _format_fraction(size: float, bottom: int) -> str:
+    whole, top = divmod(math.floor(size * bottom + 0.5), bottom)
+    divisor = math.gcd(top, bottom)
+    fraction = f"{top // divisor}/{bottom // divisor}" if top else ""
+    return f"{whole} {fraction}" if whole and top else fraction or str(whole)
+
+
+def _format_size(request: _Request, size: float, decimals: int) -> tuple[str, bool]:
+    """Round and format a number without sign; very large and small ones are scientific.
+
+    Returns:
+        The text, and whether it is a single one.
+    """
+    if decimals >= 0:
+        text = f"{size + 2 * _FUDGE:.{decimals}f}" if decimals <= 8 else f"{size:.{decimals}f}"
+        whole, _, rest = text.partition(".")
+    else:
+        shifted = f"{size / 10.0**-decimals:.0f}"
+        whole, rest = shifted + "0" * -decimals if shifted != "0" else "0", ""
+    is_singular = whole == "1" and not rest.strip("0")
+    is_scientific = any(number.exponent is not None for number in request.numbers)
+    max_whole, max_zeros = (4, 2) if is_scientific else (10, 4)
+    figures = rest.lstrip("0")
+    if (whole == "0" and figures and len(rest) - len(figures) >= max_zeros) or (
+        whole != "0" and len(whole) >= max_whole and not (len(whole) == 10 and whole == "1" + "0" * 9)
+    ):
+        exponent = len(whole) - 1 if whole != "0" else len(figures) - len(rest) - 1
+        n_known = len(whole) + decimals if decimals < 0 else _MAX_FIGURES
+        digits = (whole + rest if whole != "0" else figures)[: min(n_known, _MAX_FIGURES)]
+        significand = digits[0] + (f".{digits[1:]}" if digits[1:] else "")
+        return f"{significand}×10{format_superscript(str(exponent))}", False
+    text = (f"{whole}.{rest}" if rest else whole)[: _MAX_FIGURES + 1]
+    return request.group(text), is_singular
+
+
+def _render_composite(request: _Request, target: str, side: str) -> str:
+    """Render a conversion to several units, such as feet and inches."""
+    levels = _COMPOSITES[target]
+    smallest = find_unit(levels[0][0])
+    if smallest.kind != request.unit.kind:
+        raise KeyError(target)
+    shown_numbers = _convert_numbers(request, smallest)
+    has_name = request.wants_name(smallest, side)
+    mark = "-" if has_name and request.is_adjective else " "
+    words = ""
+    for i, shown in enumerate(shown_numbers):
+        value = _convert_value(request, i, smallest)
+        decimals = len(shown.text.partition(".")[2]) if "×" not in shown.text else 0
+        rest = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
+        pieces: list[str] = []
+        for code, ratio in levels:
+            rest, count = divmod(rest, ratio) if ratio else (0.0, rest)
+            text = "0" if not count else request.group(f"{count:.{decimals}f}")
+            name = _get_name(request, find_unit(code), side, is_singular=count == 1)
+            pieces.insert(0, text + mark + name)
+            decimals = 0
+            if not rest:
+                break
+        text = ("−" if value < 0 else "") + mark.join(pieces)
+        words += (_get_range_text(request, request.ranges[i - 1], has_name, True, text) if i else "") + text
+    return words
+
+
+def _render_population_density(call: TemplateCall) -> str:
+    """Render `{{pop density|3645257|640082|km2|sqmi}}`: people, area, and units of the area."""
+    people, area = (read_number(call.get(key)) for key in ("1", "2"))
+    source, target = (UNITS.get(f"/{call.get(key)}") for key in ("3", "4"))
+    if not (people and area and area.value and source):
+        return ""
+    densities = [(people.value / area.value, source)]
+    if target:
+        densities.append((densities[0][0] * source.factor / target.factor, target))
+    decimals = int(call.get("prec")) if _INTEGER.fullmatch(call.get("prec")) else int(densities[0][0] < 10)
+    texts = [f"{value + 2 * _FUDGE:,.{max(decimals, 0)}f}{unit.symbol}" for value, unit in densities]
+    return texts[0] + (f" ({texts[1]})" if target else "")
+
+
+CONVERT_RENDERERS: dict[str, Renderer] = build_renderers(
+    ("convert, cvt, convinfobox, conv", render_convert),
+    ("pop density, population density", _render_population_density),
+)
