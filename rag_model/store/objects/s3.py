@@ -52,6 +52,12 @@ class S3(S3FileSystem):  # type: ignore[misc]
         }
         super().__init__(*args, config_kwargs=config, **kwargs)
 
+    async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
+        """Create the client, which refuses replies to a listing that are no listing."""
+        client = await super().set_session(refresh, kwargs or {})
+        client.meta.events.register("after-call.s3.ListObjectsV2", _check_listing, unique_id="bookwheel-listing")
+        return client
+
     async def _call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:
         call = super()._call_s3
         return await _retry(lambda: call(method, *args, **kwargs))
@@ -67,6 +73,20 @@ class S3(S3FileSystem):  # type: ignore[misc]
         """Read a file or a range by one request; s3fs sends several."""
         read = super()._cat_file
         return await _retry(lambda: read(path, version_id, start=start, end=end, max_concurrency=1))
+
+
+def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
+    """Refuse a reply that is not a `ListBucketResult`.
+
+    botocore reads a page of a proxy or an empty body as an empty listing, after which `gc` would
+    believe that no snapshot needs a file. Every listing says whether it is truncated.
+    """
+    if http_response.status_code == 200 and "IsTruncated" not in parsed:
+        content_type = http_response.headers.get("content-type") or "no content type"
+        raise OSError(
+            f"the server answered a listing by something else ({content_type}): check the endpoint, "
+            "and whether a proxy answers in its place"
+        )
 
 
 async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:

@@ -22,7 +22,9 @@ A grace of 0 is equally safe for writers that hold an intent, as `reindex`, `pub
 `rollback` do. If files are copied into a store manually before their manifest, the grace must be
 longer than the time between the two.
 
-Nothing is deleted if a possible root cannot be read: a manifest or an intent that is damaged or of
+Files that were written since the listing began are kept, even with a grace of 0 and a store whose
+clock counts whole seconds. Nothing is deleted if a store with blobs lists no root at all, as one
+whose listings are answered by a proxy's page. Nothing is deleted if a possible root cannot be read: a manifest or an intent that is damaged or of
 a newer format, a current snapshot that is missing, or a folder that this version does not know.
 """
 
@@ -118,6 +120,12 @@ class _GarbagePlanner:
             )
         cutoff = min([view.time - self.grace, *(intent.started - SAFETY_MARGIN for intent in view.intents)])
         marked = mark_needed(self.store, view, cutoff)
+        if marked.all_blobs and not view.has_root:
+            raise StoreError(
+                f"{self.store.url} lists {len(marked.all_blobs):,} blobs but no ref, snapshot, model or "
+                "evaluation, so a listing may be wrong and nothing was deleted: check the store, and "
+                "remove it as a whole if nothing in it is needed"
+            )
         blobs = (file for digest, file in marked.all_blobs if digest not in marked.needed)
         other_files = (
             *self._iter_ended_runs(cutoff),
@@ -129,7 +137,7 @@ class _GarbagePlanner:
         writer_files = (file for folder in ("intents", "sweeps") for file in self.store.files.iter_tree(folder))
         return [
             *marked.unneeded_records,
-            *(file for file in (*blobs, *other_files) if file.modified <= cutoff),
+            *(file for file in (*blobs, *other_files) if file.modified < cutoff),
             *(file for file in writer_files if file.modified < min(cutoff, view.time - INTENT_VALID_SECONDS)),
         ]
 
@@ -140,7 +148,7 @@ class _GarbagePlanner:
             if run := _RUN.fullmatch(file.path):
                 runs[run[1]].append(file)
         for files in runs.values():
-            if all(file.modified <= cutoff for file in files):
+            if all(file.modified < cutoff for file in files):
                 yield from files
 
     def _iter_orphan_reports(self, view: StoreView) -> Iterator[StoredFile]:

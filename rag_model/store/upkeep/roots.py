@@ -52,7 +52,7 @@ class NeededBlobs:
 
 
 def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
-    """Mark the files that versions and writers need, and records that are newer than `cutoff`.
+    """Mark the files that versions and writers need, and records that are not older than `cutoff`.
 
     Raises:
         StoreError: a manifest or the move of a ref cannot be read, or the current version of a ref
@@ -67,8 +67,8 @@ def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     needed, current = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
     needed |= _find_origins(store, current, records, dict(blobs))
     needed |= set().union(*(record.outputs for record in records if record.delta_target in snapshots.all))
-    old_records = [] if view.has_build else [record for record in records if record.newest.modified <= cutoff]
-    needed |= set().union(*(record.digests for record in records if view.has_build or record.newest.modified > cutoff))
+    old_records = [] if view.has_build else [record for record in records if record.newest.modified < cutoff]
+    needed |= set().union(*(record.digests for record in records if view.has_build or record.newest.modified >= cutoff))
     unneeded = [record for record in old_records if not record.is_reusable(needed)]
     return NeededBlobs(frozenset(needed), blobs, tuple(file for record in unneeded for file in record.files))
 

@@ -51,6 +51,11 @@ class StoreView:
         """Whether a build is running, which may reuse any file."""
         return any(intent.needs is None for intent in self.intents)
 
+    @property
+    def has_root(self) -> bool:
+        """Whether the store lists any ref, manifest or running writer."""
+        return bool(self.paths)
+
     def is_current(self, later: "StoreView") -> bool:
         """Return whether a later view contains no new file or intent."""
         return self.paths >= later.paths

@@ -21,6 +21,7 @@ from rag_model.store import BlobRef, Manifest, RefMove, Snapshot, Store
 from rag_model.store.objects.blobs import PARTIAL_SUFFIX
 from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
+from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.faulty import FaultyServer, Request
 
@@ -72,6 +73,19 @@ def test_a_bucket_without_conditional_writes_is_refused_before_a_store_is_create
         faulty_server.fault = lambda request: None
         left_files = S3(skip_instance_cache=True, use_listings_cache=False).find(url)
         assert [file for file in left_files if "probe" in file or "store.json" in file] == []
+
+
+@pytest.mark.parametrize("fault", ["empty", "page"])
+def test_a_listing_that_is_no_listing_deletes_nothing(
+    store: Store, faulty_server: FaultyServer, fault: str, publish: Callable[..., str]
+) -> None:
+    snapshot = publish(store)
+    faulty_server.fault = lambda request: fault if "list-type=2" in request.path else None
+    with pytest.raises(StoreError, match="answered a listing by something else"):
+        collect_garbage(store, 0.0)
+    assert not any(request.method == "DELETE" and request.touches("/blobs/") for request in faulty_server.requests)
+    faulty_server.fault = lambda request: None
+    assert verify_version(store, snapshot) == []
 
 
 def test_a_server_without_checksums_is_named_with_the_variable_that_turns_them_off(

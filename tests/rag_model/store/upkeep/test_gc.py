@@ -48,7 +48,8 @@ def test_what_no_snapshot_names_goes(store: Store, publish: Callable[..., str]) 
     assert store.files.list_names("sweeps") == store.files.list_names("intents") == []
 
 
-def test_what_is_young_stays(store: Store, later: Callable[..., None]) -> None:
+def test_what_is_young_stays(store: Store, publish: Callable[..., str], later: Callable[..., None]) -> None:
+    publish(store)
     orphan = store.blobs.put_bytes(b"orphan")
     store.memo.write_record("train", "k", {"out": orphan}, {})
     later(store, 23 * HOUR)
@@ -57,8 +58,11 @@ def test_what_is_young_stays(store: Store, later: Callable[..., None]) -> None:
     assert removed(store, DAY) == {"memo": 1, "blobs": 1}
 
 
-def test_a_young_record_keeps_old_blobs(store: Store, later: Callable[..., None]) -> None:
+def test_a_young_record_keeps_old_blobs(
+    store: Store, publish: Callable[..., str], later: Callable[..., None]
+) -> None:
     """As when a run resumes what one of last week had begun."""
+    publish(store)
     old = store.blobs.put_bytes(b"of last week")
     later(store, 7 * DAY)
     store.memo.write_record("merge", "k", {"out": store.blobs.put_bytes(b"new")}, {}, {"of": old.id})
@@ -115,6 +119,7 @@ def test_all_generations_of_a_record_go_or_stay_together(store: Store) -> None:
     snapshot_of(store, found)
     assert removed(store) == {}
     store.files.delete_folder("snapshots")
+    snapshot_of(store)
     assert removed(store) == {"memo": 2, "blobs": 1}
 
 
@@ -138,6 +143,16 @@ def test_what_dead_writers_leave_goes(store: Store, later: Callable[..., None]) 
     later(store, 2 * DAY)
     assert removed(store, DAY) == {"leftovers": 6}
     assert [file.path for file in store.files.iter_tree() if file.path != "store.json"] == ["notes.txt", "blobs/README"]
+
+
+def test_a_store_with_blobs_and_no_root_at_all_is_left_as_it_is(store: Store, publish: Callable[..., str]) -> None:
+    publish(store)
+    blobs = sorted(store.files.list_names("blobs"))
+    store.files.delete_folder("snapshots")
+    store.files.delete_folder("refs")
+    with pytest.raises(StoreError, match="no ref, snapshot, model or evaluation, so a listing may be wrong"):
+        collect_garbage(store, 0.0)
+    assert sorted(store.files.list_names("blobs")) == blobs
 
 
 def test_a_folder_of_a_later_version_stops_it(store: Store) -> None:
