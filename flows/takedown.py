@@ -108,7 +108,7 @@ def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason
     if not pages:
         return None
     wiki_name = choose_wiki(store, pages, wiki)
-    new_pages = {*pages} - store.takedowns.list_pages(wiki_name)
+    new_pages = {*pages} - store.takedowns.list_pages(wiki_name, trusted_only=True)
     return store.takedowns.add(wiki_name, new_pages, reason, _describe_operator()) if new_pages else None
 
 

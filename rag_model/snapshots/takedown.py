@@ -126,7 +126,7 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
     refs, affected = _list_refs(store), []
     for manifest in _iter_manifests(store):
         snapshot_wiki = wiki_name(manifest.content)
-        removed_pages = store.takedowns.list_pages(snapshot_wiki) | (
+        removed_pages = store.takedowns.list_pages(snapshot_wiki, trusted_only=True) | (
             frozenset(pages) if snapshot_wiki == wiki else frozenset()
         )
         if occurrences := find_pages(store, manifest.content, removed_pages):

@@ -24,8 +24,9 @@ longer than the time between the two.
 
 Files that were written since the listing began are kept, even with a grace of 0 and a store whose
 clock counts whole seconds. Nothing is deleted if a store with blobs lists no root at all, as one
-whose listings are answered by a proxy's page. Nothing is deleted if a possible root cannot be read: a manifest or an intent that is damaged or of
-a newer format, a current snapshot that is missing, or a folder that this version does not know.
+whose listings are answered by a proxy's page. Nothing is deleted if a possible root cannot be read:
+a manifest or an intent that is damaged or of a newer format, a current snapshot that is missing, or
+a folder that this version does not know.
 """
 
 import re

@@ -92,6 +92,20 @@ class TrustedKeys:
             raise UsageError(f"the trust file {path} names no key: add lines of a name and a public key")
         return cls(keys, str(path))
 
+    def require_signing_key(self, work: str) -> None:
+        """Check that the environment has a private key whose public key is one of these.
+
+        Raises:
+            RefusedError: it has none, so that readers with this trust file would ignore `work`.
+            UsageError: the key cannot be read, or is not an Ed25519 key.
+        """
+        key = _load_private_key()
+        if key is None or _key_fingerprint(key.public_key()) not in map(_key_fingerprint, self.keys.values()):
+            raise RefusedError(
+                f"a {work} counts for readers with the trust file {self.source} only if a key of it signs "
+                f"it: set {SIGNING_KEY_VARIABLE} to the private key of one"
+            )
+
     def find_signer(self, signatures: "Signatures | PulledSignatures", path: str, value: Any) -> str | None:
         """Return the name of a trusted key that signed a file's JSON value; None if no key did."""
         message = _signed_message(path, value)

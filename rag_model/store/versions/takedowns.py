@@ -4,12 +4,17 @@
 takedowns/00000003.json      one takedown: the wiki, the pages, who ordered it, when and why
 takedowns/<snapshot id>.json the replacement of a retired snapshot
 ```
-Both files are created exclusively and kept forever: `gc` and `expire` do not delete them. After the
-record is written, no build puts such a page into a passage, and no snapshot that contains one can
+Both files are created exclusively and kept forever: `gc` and `expire` do not delete them. Who has a
+signing key signs both. With a trust file, a replacement counts only if a key of the file signed it,
+because readers delete what was replaced. A record without such a signature still keeps its pages
+out of new builds, which can only withhold a page, but takes them out of no published snapshot.
+
+After the record is written, no build puts such a page into a passage, and no snapshot that contains one can
 be published. A ref's move to a retired snapshot is read as a move to its replacement. The id of a
 retired snapshot is not resolved: the error names the replacement.
 """
 
+import logging
 import re
 import secrets
 from collections.abc import Iterable
@@ -17,10 +22,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rag_model.errors import StoreError, UsageError
+from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.versions.signatures import Signatures, TrustedKeys
 from rag_model.untrusted_text import check_printable
 
+_LOG = logging.getLogger(__name__)
+_reported_urls: set[str] = set()  # of unsigned takedowns that this process has reported
 FOLDER = "takedowns"
 _FORMAT = 1
 _RECORD_FILE = re.compile(r"(\d{8})\.json")
@@ -48,6 +56,7 @@ class Takedowns:
     def __init__(self, files: Files) -> None:
         """Use the takedowns of the store at the URL of `files`."""
         self._files = files
+        self._trusted_paths: set[str] = set()  # signed by a key of the trust file
 
     def list_records(self) -> list[Takedown]:
         """Return all records, oldest first.
@@ -58,18 +67,26 @@ class Takedowns:
         numbers = self._list_numbers()
         return [self._read_record(number) for number in numbers]
 
-    def list_pages(self, wiki: str) -> frozenset[str]:
+    def list_pages(self, wiki: str, *, trusted_only: bool = False) -> frozenset[str]:
         """Return the ids of all pages of a wiki that were taken down.
+
+        With `trusted_only` and a trust file, of the records that a key of the file signed.
 
         Raises:
             StoreError: as `list_records`.
         """
-        return frozenset(page for record in self.list_records() if record.wiki == wiki for page in record.pages)
+        return frozenset(
+            page
+            for record in self.list_records()
+            if record.wiki == wiki and (not trusted_only or self._is_trusted(_path(f"{record.number:08d}")))
+            for page in record.pages
+        )
 
     def add(self, wiki: str, pages: Iterable[str], reason: str, by: str) -> Takedown:
-        """Write the next record.
+        """Write the next record, signed if the environment has a key.
 
         Raises:
+            RefusedError: a trust file is given, and there is no key of it to sign with.
             StoreError: the store cannot be written, or all numbers are used.
             UsageError: a text contains a control character, or a page a lone surrogate.
         """
@@ -78,6 +95,8 @@ class Takedowns:
         pages = tuple(pages)  # a title may contain any character
         if any("\ud800" <= character <= "\udfff" for page in pages for character in page):
             raise UsageError("a page's id contains a lone surrogate, which is not valid Unicode: give it as UTF-8")
+        if trust := TrustedKeys.from_environment():
+            trust.require_signing_key("takedown")
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         while True:
             number = max(self._list_numbers(), default=0) + 1
@@ -87,19 +106,24 @@ class Takedowns:
                     "be written: bookwheel did not write it, so inspect it and delete it"
                 )
             record = Takedown(number, wiki, tuple(sorted({*pages})), reason, by, created_at, secrets.token_hex(16))
-            if self._files.create(_path(f"{number:08d}"), json_bytes({"format": _FORMAT, **asdict(record)})):
+            if self._create_signed(_path(f"{number:08d}"), {"format": _FORMAT, **asdict(record)}):
                 return record
 
     def list_replaced(self) -> frozenset[str]:
-        """Return the ids of the retired snapshots, with or without a replacement."""
+        """Return the ids of the retired snapshots, with or without a replacement.
+
+        With a trust file, those whose replacement a key of the file signed.
+        """
         names = self._files.list_names(FOLDER)
-        return frozenset(match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
+        replaced = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
+        return frozenset(snapshot for snapshot in replaced if self._is_trusted(_path(snapshot)))
 
     def find_replacement(self, snapshot: str) -> str | None:
         """Return the id of a snapshot's replacement; None for a snapshot that was not replaced.
 
         "" means that all its pages were taken down. If the replacement was replaced too, the last
-        replacement is returned.
+        replacement is returned. With a trust file, a replacement that no key of the file signed does
+        not count.
 
         Raises:
             StoreError: a record is damaged or of a newer format, or the replacements form a circle.
@@ -117,9 +141,50 @@ class Takedowns:
 
         Raises:
             StoreError: the store cannot be written.
+            RefusedError: a trust file is given, and no key of it signed the existing record, or the
+                new one because there is no such key to sign with.
         """
+        path = _path(snapshot)
         value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
-        self._files.create(_path(snapshot), json_bytes(value))
+        if self._files.find(path) is None and (trust := TrustedKeys.from_environment()):
+            trust.require_signing_key("takedown")
+        self._create_signed(path, value)
+        if not self._is_trusted(path):
+            raise RefusedError(
+                f"{self._files.url_of(path)} says that the snapshot was replaced, and no key of the trust "
+                "file signed it: inspect it, delete it, and run the takedown again"
+            )
+
+    def _create_signed(self, path: str, value: dict[str, Any]) -> bool:
+        """Create a file exclusively, signed if the environment has a key; return False if it exists."""
+        signatures = Signatures(self._files)
+        signatures.sign(path, value)  # first, so that a reader of the file sees the signature
+        if self._files.create(path, json_bytes(value)):
+            return True
+        signatures.withdraw(path, value)
+        return False
+
+    def _is_trusted(self, path: str) -> bool:
+        """Return whether a key of the trust file signed a file; without a trust file True.
+
+        An unsigned file is reported once, in the log.
+        """
+        trust = TrustedKeys.from_environment()
+        if trust is None or path in self._trusted_paths:
+            return True
+        if trust.find_signer(Signatures(self._files), path, self._files.read_json(path)) is not None:
+            self._trusted_paths.add(path)
+            return True
+        url = self._files.url_of(path)
+        if url not in _reported_urls:
+            _reported_urls.add(url)
+            _LOG.warning(
+                "takedown %s is ignored, because no key of %s signed it: run the takedown again with a "
+                "key of it, or delete the file if a stranger wrote it",
+                url,
+                trust.source,
+            )
+        return False
 
     def _list_numbers(self) -> list[int]:
         return sorted(int(match[1]) for match in map(_RECORD_FILE.fullmatch, self._files.list_names(FOLDER)) if match)
@@ -141,7 +206,7 @@ class Takedowns:
 
     def _read_replacement(self, snapshot: str) -> str | None:
         value = self._read(_path(snapshot))
-        if value is None:
+        if value is None or not self._is_trusted(_path(snapshot)):
             return None
         by = value.get("by")
         if not isinstance(by, str) or (by and not _SNAPSHOT.fullmatch(by)) or value.get("snapshot") != snapshot:

@@ -58,9 +58,7 @@ def test_what_is_young_stays(store: Store, publish: Callable[..., str], later: C
     assert removed(store, DAY) == {"memo": 1, "blobs": 1}
 
 
-def test_a_young_record_keeps_old_blobs(
-    store: Store, publish: Callable[..., str], later: Callable[..., None]
-) -> None:
+def test_a_young_record_keeps_old_blobs(store: Store, publish: Callable[..., str], later: Callable[..., None]) -> None:
     """As when a run resumes what one of last week had begun."""
     publish(store)
     old = store.blobs.put_bytes(b"of last week")

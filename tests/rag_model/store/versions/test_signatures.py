@@ -321,6 +321,52 @@ def test_a_ref_that_a_forged_takedown_redirects_is_refused(
     assert Snapshot.from_store(local_store).id == first
 
 
+def test_a_takedown_that_no_trusted_key_signed_deletes_no_pulled_snapshot(
+    local_store: Store, publish: Publish, signs, trusts, alice: Person, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    signs(alice)
+    first, second = publish(local_store), publish(local_store, seed=2)
+    signs(None)
+    local_store.takedowns.record_replacement(first, "")  # forged by someone who may write the store
+    trusts(alice)
+    store, dest = Store.open(local_store.url), tmp_path / "dest"
+    pull(store, first, dest)
+    report = pull(store, "latest", dest, keep=2)
+    assert (report.taken_down, report.pruned) == ((), ())
+    assert sorted(path.name for path in dest.iterdir() if len(path.name) == 64) == sorted([first, second])
+    assert caplog.text.count("is ignored, because no key of") == 1
+    signs(alice)
+    with pytest.raises(RefusedError, match="no key of the trust file signed it: inspect it, delete it"):
+        store.takedowns.record_replacement(first, "")
+
+
+def test_a_takedown_counts_for_trusting_readers_once_a_trusted_key_signs_it(
+    local_store: Store, publish: Publish, signs, trusts, alice: Person, mallory: Person, tmp_path: Path
+) -> None:
+    signs(alice)
+    first, second = publish(local_store), publish(local_store, seed=2)
+    trusts(alice)
+    pull(local_store, first, tmp_path / "dest")
+    for stranger in (None, mallory):
+        signs(stranger)
+        for write in (
+            lambda: local_store.takedowns.record_replacement(first, second),
+            lambda: local_store.takedowns.add("", ["5"], "asked to", "mallory"),
+        ):
+            with pytest.raises(RefusedError, match="only if a key of it signs it"):
+                write()
+    assert local_store.files.list_names("takedowns") == []
+    signs(alice)
+    local_store.takedowns.record_replacement(first, second)
+    local_store.takedowns.add("", ["5"], "asked to", "alice")
+    signs(None)
+    store = Store.open(local_store.url)
+    assert store.takedowns.find_replacement(first) == second
+    assert store.takedowns.list_pages("", trusted_only=True) == {"5"}
+    pull(store, "latest", tmp_path / "dest", keep=2)
+    assert not (tmp_path / "dest" / first).exists()
+
+
 def test_models_are_signed_too(
     local_store: Store, signs, trusts, alice: Person, mallory: Person, tmp_path: Path
 ) -> None:
