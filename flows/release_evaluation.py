@@ -70,10 +70,6 @@ class ReleaseEvaluator:
         measures = [] if has_no_text_answers else [*self.judge.measures(depth), *self.judge.rank_measures(depth)]
         measures += list_evidence_measures() if evidence else []
         measures += list_measures(self.settings.kind, evidence=evidence) if answers else []
-        accepted_measures = (*acceptance.floors, *acceptance.measures)
-        measures += [
-            name for name in accepted_measures if not has_no_text_answers and self.judge.can_measure(name, depth)
-        ]
         acceptance.check_measures(dict.fromkeys(measures))
 
     def __call__(self, snapshot: str, model: str | None) -> ReleaseEvaluation:

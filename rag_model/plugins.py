@@ -6,14 +6,16 @@ searched only for names that are not built in, and an object is imported only wh
 package cannot replace a built-in object.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
-from rag_model.errors import InputError
+from rag_model.errors import BookwheelError, InputError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Registry(Generic[T]):
@@ -46,6 +48,32 @@ class Registry(Generic[T]):
                     return None
                 self._loaded[name] = self._load(entry_point)
             return self._loaded[name]
+
+    def describe(self, name: str) -> str:
+        """Return the name of an object with its entry point and package, for messages.
+
+        Such as `measure 'AP' (average_precision:AP of the package average-precision 1.0)`.
+        """
+        entry_point = self._built_in.get(name) or self._find_entry_point(name)
+        if entry_point is None:
+            return f"{self.noun} {name!r}"
+        package = f" of the package {entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else ""
+        return f"{self.noun} {name!r} ({entry_point.value}{package})"
+
+    def call(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function of the object of that name, and name its package if the call fails.
+
+        Raises:
+            InputError: The function raised an exception that is not ours.
+            BookwheelError: As the function.
+        """
+        try:
+            return function(*args, **kwargs)
+        except BookwheelError:
+            raise
+        except Exception as error:  # code of other packages may raise any exception
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{self.describe(name)} fails ({reason}): repair or uninstall its package") from error
 
     def is_built_in(self, name: str) -> bool:
         """Return whether the object of that name is built in."""

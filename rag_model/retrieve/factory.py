@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from rag_model.encoders.any_encoder import load_question_encoder
-from rag_model.errors import BookwheelError, UsageError
+from rag_model.errors import BookwheelError, InputError, UsageError
 from rag_model.plugins import Registry
 from rag_model.retrieve.context import (
     IndexLinks,
@@ -35,7 +37,7 @@ from rag_model.retrieve.expression import Call, Node, Word, parse
 from rag_model.retrieve.indexes import check_search_parameters, index_kind, index_names, unknown_index_message
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.products import ProductRetriever
-from rag_model.retrieve.retriever import DeepRetriever, Leg, QuestionEncoder, SnapshotRetriever
+from rag_model.retrieve.retriever import DeepRetriever, Leg, Queries, QuestionEncoder, RankedRows, SnapshotRetriever
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
@@ -171,6 +173,61 @@ def build_retriever(
     return BuiltRetriever(retriever, factory.needs)
 
 
+class InstalledRetriever(SnapshotRetriever):
+    """A retriever of an installed package, whose errors and wrong results name the package."""
+
+    def __init__(self, call_name: str, inner: SnapshotRetriever) -> None:
+        """Search with `inner`, which the call of that name has built."""
+        super().__init__(inner.snapshot, inner.name)
+        self.exact_products, self.is_stage, self.depth_advice = inner.exact_products, inner.is_stage, inner.depth_advice
+        self._call_name, self._inner = call_name, inner
+
+    @property
+    def most(self) -> int:
+        """Its own limit."""
+        most = CALLS.call(self._call_name, lambda: self._inner.most)
+        if type(most) is not int or most < 1:
+            raise self._wrong_result(f"has `most` {most!r:.60}", "return a whole number of at least 1")
+        return most
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """Its own files."""
+        return CALLS.call(self._call_name, lambda: self._inner.files)
+
+    def find(self, queries: Queries, k: int) -> RankedRows:
+        """Return its rows, which are checked."""
+        ranked: Any = CALLS.call(self._call_name, self._inner.find, queries, k)
+        if not isinstance(ranked, RankedRows):
+            raise self._wrong_result(f"found {ranked!r:.60}", "return RankedRows")
+        if problem := _find_row_problem(ranked, len(queries), k, self.snapshot.n):
+            raise self._wrong_result(f"found {problem}", f"return up to {k} rows and scores for each query")
+        return ranked
+
+    def _wrong_result(self, problem: str, expected: str) -> InputError:
+        return InputError(f"{CALLS.describe(self._call_name)} {problem}: {expected}, or uninstall its package")
+
+
+def _find_row_problem(ranked: RankedRows, n_queries: int, k: int, n: int) -> str:
+    """Return what is wrong with the rows and scores of a plugin; an empty string if they fit."""
+    arrays = {"rows": (ranked.rows, np.integer), "scores": (ranked.scores, np.floating)}
+    if ranked.products is not None:
+        arrays["products"] = (ranked.products, np.floating)
+    for name, (array, kind) in arrays.items():
+        if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, kind):
+            return f"{name} that are no array of {kind.__name__} numbers"
+        if array.ndim != 2 or len(array) != n_queries or array.shape[1] > k or array.shape != ranked.rows.shape:
+            return f"{name} of shape {array.shape} for {n_queries} queries"
+    is_hit = ranked.rows >= 0
+    if (ranked.rows < -1).any() or (ranked.rows >= n).any():
+        return f"a row that is not among the {n:,} of the snapshot"
+    if (is_hit[:, 1:] & ~is_hit[:, :-1]).any():
+        return "a row after -1, which ends the rows of a query"
+    if any(len(np.unique(rows[hits])) < hits.sum() for rows, hits in zip(ranked.rows, is_hit, strict=True)):
+        return "a row twice for one query"
+    return "" if np.isfinite(ranked.scores[is_hit]).all() else "a score that is not finite"
+
+
 class RetrieverFactory:
     """Builds the retriever of one expression.
 
@@ -303,7 +360,27 @@ class RetrieverFactory:
         if builder is None:
             calls, indexes = ", ".join(CALLS.list_names()), ", ".join(self._index_names())
             raise call.error(f"there is no call {call.name!r}: choose one of {calls}, or name an index: {indexes}")
-        return builder(call, self)
+        return builder(call, self) if CALLS.is_built_in(call.name) else self._build_installed(call, builder)
+
+    def _build_installed(self, call: Call, builder: Any) -> SnapshotRetriever:
+        """Return the retriever of an installed package, whose results are checked.
+
+        Raises:
+            InputError: the registered object is not a function, fails, or returns something else.
+            UsageError: the builder rejects the call.
+        """
+        if not callable(builder):
+            raise InputError(
+                f"{CALLS.describe(call.name)} is {type(builder).__name__}: register a function "
+                "build(call, factory), or uninstall its package"
+            )
+        retriever: Any = CALLS.call(call.name, builder, call, self)
+        if not isinstance(retriever, SnapshotRetriever):
+            raise InputError(
+                f"{CALLS.describe(call.name)} built {retriever!r:.60}: return a SnapshotRetriever, or "
+                "uninstall its package"
+            )
+        return CALLS.call(call.name, InstalledRetriever, call.name, retriever)
 
     def _with_parameters(self, call: Call) -> SnapshotRetriever:
         """Return the retriever of an index with search parameters: `bm25(k1=1.2, b=.75)`."""

@@ -6,13 +6,15 @@ one value for a set of answers, such as BLEU. An installed package registers a m
 entry point group `bookwheel.measures`; the name of the entry point is the name of the measure.
 """
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from numbers import Real
+from typing import Any, Literal, TypeAlias, get_args
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, format_error
 from rag_model.evaluation.bootstrap import Estimate, Resampling
 from rag_model.plugins import Registry
 
@@ -50,7 +52,7 @@ class RankingMeasure:
 
     # Rankings and cutoff -> one value in [0, 1] per ranking, which depends on nothing else.
     compute: Callable[[Sequence[Ranking], int], Sequence[float]]
-    # Depth of the search and judgement -> the cutoffs, at most the depth or fixed, that reports list.
+    # Depth of the search and judgement -> the cutoffs that reports list, from 1 to the depth.
     report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = report_no_cutoff
     # True: needs all relevant ids, which are unknown if judged by answers
     needs_qrels: bool = False
@@ -107,22 +109,132 @@ MEASURES: Registry[Measure] = Registry(
 def load_measures() -> Mapping[str, Measure]:
     """Load every measure by its name: the built-in ones, then those of installed packages.
 
+    The functions of an installed measure check what it returns, so that no wrong value is reported
+    or stored, and errors name its package.
+
     Raises:
         InputError: an installed measure cannot be imported, is not a measure, or has an invalid
-            name.
+            name or member.
     """
     measures: dict[str, Measure] = {}
     for name in MEASURES.list_names():
-        measure = MEASURES.find(name)
+        measure: Any = MEASURES.find(name)
         if not _NAME.fullmatch(name):
             raise InputError(f"a package registers the measure {name!r}: use letters, digits, '-', '_' and '.'")
-        if not isinstance(measure, Measure):
-            raise InputError(
-                f"the measure {name!r} of an installed package is {type(measure).__name__}: "
-                "register a RankingMeasure, an AnswerMeasure or a CorpusMeasure"
-            )
-        measures[name] = measure
+        measures[name] = measure if MEASURES.is_built_in(name) else _check_installed(name, measure)
     return measures
+
+
+_TOLERANCE = 1e-9  # sums of floating-point numbers may end this far above 1 or below 0
+
+
+def _check_installed(name: str, measure: Any) -> Measure:
+    """Return an installed measure whose functions check what they return.
+
+    Raises:
+        InputError: the object is not a measure, or one of its members is wrong.
+    """
+    if not isinstance(measure, Measure):
+        raise _wrong_plugin(
+            name, f"is {type(measure).__name__}", "register a RankingMeasure, an AnswerMeasure or a CorpusMeasure"
+        )
+    if not isinstance(measure.version, str) or not measure.version:
+        raise _wrong_plugin(name, f"has the version {measure.version!r:.60}", 'use text such as "1"')
+    if isinstance(measure, RankingMeasure):
+        _check_members(name, measure.listed_apart, JUDGED_BY, "listed_apart")
+        _check_callables(name, compute=measure.compute, report_cutoffs=measure.report_cutoffs)
+        return replace(
+            measure,
+            compute=partial(_compute_ranking, name, measure.compute),
+            report_cutoffs=partial(_report_cutoffs, name, measure.report_cutoffs),
+        )
+    if isinstance(measure, AnswerMeasure):
+        _check_members(name, measure.functions, ANSWER_KINDS, "functions")
+        functions = dict(measure.functions)
+        _check_callables(name, **functions)
+        return replace(
+            measure, functions={kind: partial(_measure_answer, name, compute) for kind, compute in functions.items()}
+        )
+    _check_members(name, measure.kinds, ANSWER_KINDS, "kinds")
+    _check_callables(name, compute=measure.compute)
+    return replace(measure, compute=partial(_measure_corpus, name, measure.compute))
+
+
+def _wrong_plugin(name: str, problem: str, expected: str) -> InputError:
+    return InputError(f"{MEASURES.describe(name)} {problem}: {expected}, or uninstall its package")
+
+
+def _check_members(name: str, members: Any, allowed: Sequence[str], member: str) -> None:
+    if isinstance(members, str) or not isinstance(members, Iterable) or not set(members) <= set(allowed):
+        raise _wrong_plugin(name, f"has {member} {members!r:.80}", f"use some of {', '.join(allowed)}")
+
+
+def _check_callables(name: str, **functions: Any) -> None:
+    for member, function in functions.items():
+        if not callable(function):
+            raise _wrong_plugin(name, f"has {member} {function!r:.60}", "give a function")
+
+
+def _compute_ranking(
+    name: str, compute: Callable[[Sequence[Ranking], int], Any], rankings: Sequence[Ranking], cutoff: int
+) -> list[float]:
+    values = MEASURES.call(name, lambda: _to_list(compute(rankings, cutoff)))
+    if len(values) != len(rankings):
+        raise _wrong_plugin(
+            name, f"returned {len(values)} values for {len(rankings)} rankings", "return one number for each of them"
+        )
+    return [_check_value(name, value) for value in values]
+
+
+def _report_cutoffs(
+    name: str, report_cutoffs: Callable[[int, JudgedBy], Any], depth: int, judged_by: JudgedBy
+) -> list[int]:
+    cutoffs = MEASURES.call(name, lambda: _to_list(report_cutoffs(depth, judged_by)))
+    if not all(type(cutoff) is int and 1 <= cutoff <= depth for cutoff in cutoffs):
+        raise _wrong_plugin(
+            name,
+            f"reports the cutoffs {cutoffs!r:.80} of a search of depth {depth}",
+            f"return whole numbers from 1 to {depth}",
+        )
+    return cutoffs
+
+
+def _measure_answer(name: str, compute: Callable[..., Any], prediction: str, golds: Sequence[str]) -> float | None:
+    value = MEASURES.call(name, compute, prediction, golds)
+    return None if value is None else _check_value(name, value)
+
+
+def _measure_corpus(
+    name: str,
+    compute: Callable[..., Any],
+    predictions: Sequence[str],
+    golds: Sequence[Sequence[str]],
+    resampling: Resampling,
+) -> Estimate | None:
+    estimate = MEASURES.call(name, compute, predictions, golds, resampling)
+    if estimate is None:
+        return None
+    if not isinstance(estimate, Estimate):
+        raise _wrong_plugin(name, f"returned {estimate!r:.60}", "return an Estimate, or None")
+    value, low, high = (_check_value(name, number) for number in (estimate.value, estimate.low, estimate.high))
+    return replace(estimate, value=value, low=low, high=high)
+
+
+def _to_list(values: Any) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping):
+        raise TypeError(f"it returned {values!r:.60} and not a list of numbers")
+    try:
+        return list(values)
+    except TypeError as error:
+        raise TypeError(f"it returned {values!r:.60} and not a list of numbers, {format_error(error)}") from error
+
+
+def _check_value(name: str, value: Any) -> float:
+    """Return a value of an installed measure as a float in [0, 1]."""
+    number = float(value) if isinstance(value, Real) else math.nan
+    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # also if it is NaN
+        raise _wrong_plugin(name, f"returned {value!r:.60}", "return numbers from 0 to 1")
+    return min(1.0, max(0.0, number))
 
 
 def ranking_measures(judged_by: JudgedBy) -> dict[str, RankingMeasure]:

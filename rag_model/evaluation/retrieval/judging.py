@@ -183,16 +183,9 @@ class RetrievalJudge:
             for cutoff in measure.report_cutoffs(k, self.judged_by)
         ]
 
-    def can_measure(self, measure: str, k: int) -> bool:
-        """Return whether a measure applies to a search of depth `k`."""
-        try:
-            return self.depth(measure) <= k
-        except UsageError:
-            return False
-
     def headline(self, k: int) -> str:
         """Return the measure that ranks retrievers at depth `k`."""
-        return f"Success@{k}" if self.judged_by == "answers" else "nDCG@10"
+        return f"Success@{k}" if self.judged_by == "answers" else f"nDCG@{min(10, k)}"
 
     def depth(self, measure: str) -> int:
         """Return the cutoff k of a measure such as Success@20.

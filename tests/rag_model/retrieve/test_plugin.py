@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.encoders.encoder import Encoder
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 from rag_model.retrieve.factory import CALLS, open_retriever, plan_retriever
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import interleaving
@@ -78,6 +78,126 @@ def test_no_row_comes_twice_and_none_is_lost(questions: list[list[list[int]]], k
 def test_a_mistake_is_one_sentence(package: None, snapshot: Snapshot, expression: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         open_retriever(snapshot, expression)
+
+
+BROKEN = """
+import numpy as np
+from rag_model.errors import UsageError
+from rag_model.retrieve.retriever import RankedRows, SnapshotRetriever
+
+def fail(*_):
+    raise KeyError("secret")
+
+class Broken(SnapshotRetriever):
+    def __init__(self, leg):
+        super().__init__(leg.retriever.snapshot, f"broken({leg.name})")
+
+    def find(self, queries, k):
+        return {found}
+
+    most = {most}
+
+def ranked(rows, scores):
+    return RankedRows("broken", rows, scores)
+
+def build(call, factory):
+    leg = factory.leg(call.arguments[0])
+    return {built}
+"""
+NAMED = r"^retriever 'broken' \(broken_retriever:build of the package broken-retriever 2.1\) "
+
+
+@pytest.fixture
+def install_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Install a package whose retriever `broken` returns an expression from one of its members."""
+
+    def install(found: str = "None", most: str = "5", built: str = "Broken(leg)", source: str = BROKEN) -> None:
+        about = tmp_path / "broken_retriever-2.1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-retriever\nVersion: 2.1\n")
+        (about / "entry_points.txt").write_text("[bookwheel.retrievers]\nbroken = broken_retriever:build\n")
+        for name, value in (("found", found), ("most", most), ("built", built)):
+            source = source.replace(f"{{{name}}}", value)
+        (tmp_path / "broken_retriever.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(CALLS, "_loaded", {})
+
+    yield install
+    sys.modules.pop("broken_retriever", None)
+
+
+@pytest.mark.parametrize(
+    ("built", "says"),
+    [
+        ("3", "built 3: return a SnapshotRetriever"),
+        ("None", "built None: return a SnapshotRetriever"),
+        ("Broken", "built <class .*: return a SnapshotRetriever"),
+        ("fail()", r"fails \(KeyError: 'secret'\): repair or uninstall its package"),
+        ("Broken()", r"fails \(TypeError: .*leg"),
+        ("Broken.__new__(Broken)", r"fails \(AttributeError: .*snapshot"),
+    ],
+)
+def test_what_a_package_builds_is_checked(
+    install_broken: Callable[..., None], snapshot: Snapshot, built: str, says: str
+) -> None:
+    install_broken(built=built)
+    for expression in ("broken(exact)", "rrf(broken(exact), hnsw)"):
+        with pytest.raises(InputError, match=NAMED + says) as caught:
+            plan_retriever(snapshot, expression)
+        assert caught.value.exit_code == 1
+
+
+def test_a_builder_that_is_no_function_is_named(install_broken: Callable[..., None], snapshot: Snapshot) -> None:
+    install_broken(source="build = 3")
+    with pytest.raises(InputError, match=NAMED + r"is int: register a function build\(call, factory\)"):
+        plan_retriever(snapshot, "broken(exact)")
+
+
+ONES = "np.ones((len(queries), 2))"
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ("3", "found 3: return RankedRows"),
+        ("None", "found None: return RankedRows"),
+        ("fail()", r"fails \(KeyError: 'secret'\)"),
+        ("ranked([[1, 2]], [[1.0, 0.5]])", "found rows that are no array of integer numbers"),
+        (f"ranked({ONES}, {ONES})", "found rows that are no array of integer numbers"),
+        ("ranked(np.array([1, 2]), np.ones(2))", r"found rows of shape \(2,\) for 3 queries"),
+        ("ranked(np.array([[1, 2]]), np.ones((1, 2)))", r"found rows of shape \(1, 2\) for 3 queries"),
+        ("ranked(np.arange(27).reshape(3, 9) % 9, np.ones((3, 9)))", r"found rows of shape \(3, 9\)"),
+        (f"ranked(np.array([[1, 2]] * 3), np.ones((3, 1)))", r"found scores of shape \(3, 1\)"),
+        (f"ranked(np.array([[1, 12]] * 3), {ONES})", "found a row that is not among the 12 of the snapshot"),
+        (f"ranked(np.array([[1, -2]] * 3), {ONES})", "found a row that is not among the 12 of the snapshot"),
+        (f"ranked(np.array([[-1, 2]] * 3), {ONES})", "found a row after -1"),
+        (f"ranked(np.array([[2, 2]] * 3), {ONES})", "found a row twice for one query"),
+        (f"ranked(np.array([[1, 2]] * 3), {ONES} * np.nan)", "found a score that is not finite"),
+    ],
+)
+def test_what_a_package_finds_is_checked(
+    install_broken: Callable[..., None], snapshot: Snapshot, encoder: Encoder, found: str, says: str
+) -> None:
+    install_broken(found)
+    retriever = open_retriever(snapshot, "broken(exact)", encoder=encoder)
+    with pytest.raises(InputError, match=NAMED + says) as caught:
+        retriever.search(ASKED, 5)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("most", ["None", "0", "2.5", "property(fail)"])
+def test_the_depth_of_a_package_is_checked(
+    install_broken: Callable[..., None], snapshot: Snapshot, encoder: Encoder, most: str
+) -> None:
+    install_broken(most=most)
+    with pytest.raises(InputError, match=NAMED + "(has `most`|fails .KeyError)"):
+        open_retriever(snapshot, "broken(exact)", encoder=encoder).search(ASKED, 5)
+
+
+def test_an_error_of_ours_is_passed_on(install_broken: Callable[..., None], snapshot: Snapshot) -> None:
+    install_broken(built="(_ for _ in ()).throw(UsageError('broken takes no index'))")
+    with pytest.raises(UsageError, match=r"^broken takes no index$"):
+        plan_retriever(snapshot, "broken(exact)")
 
 
 def test_without_the_package_the_call_is_named(snapshot: Snapshot) -> None:

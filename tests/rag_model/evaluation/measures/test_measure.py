@@ -3,8 +3,9 @@
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -160,11 +161,12 @@ def test_a_corpus_measure_keeps_the_rules(name: str, answers: list[tuple[str, li
 
 
 @pytest.mark.parametrize("judged_by", JUDGED_BY)
-def test_a_search_has_every_cutoff_that_reports_list(judged_by: JudgedBy) -> None:
+@pytest.mark.parametrize("depth", [1, 5, 25])
+def test_a_search_has_every_cutoff_that_reports_list(judged_by: JudgedBy, depth: int) -> None:
     for name, measure in ranking_measures(judged_by).items():
-        for cutoff in measure.report_cutoffs(25, judged_by):
+        for cutoff in measure.report_cutoffs(depth, judged_by):
             assert parse_ranking_measure(f"{name}@{cutoff}", judged_by) == (measure, cutoff)
-            assert cutoff <= 25
+            assert cutoff <= depth
 
 
 @given(rankings=st.lists(RANKINGS, min_size=1, max_size=5), cutoff=st.integers(1, 10))
@@ -186,7 +188,7 @@ def test_an_installed_measure_is_reported(package: None, make_hits) -> None:
     question = Question("q", "Q", ("b",), passages=("1-2", "2-4", "9-9"))
     judge = RetrievalJudge.for_questions(QuestionSet((question,)))
     assert judge.measures(20)[-1] == "AP@20"
-    assert judge.can_measure("AP@7", 20)
+    assert judge.depth("AP@7") == 7
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
     values = judge.mean_values([match_hits(question, hits)], 4)
     assert values["AP@4"] == pytest.approx((1 / 2 + 2 / 4) / 3)
@@ -214,7 +216,7 @@ def test_without_packages_the_identity_names_no_measure() -> None:
 @pytest.mark.parametrize(
     ("entry_point", "says"),
     [
-        ("AP = average_precision:average_precision", "'AP' of an installed package is function: register a Rank"),
+        ("AP = average_precision:average_precision", r"package average_precision 1.0\) is function: register a Rank"),
         ("AP@20 = average_precision:AVERAGE_PRECISION", "measure 'AP@20': use letters"),
         ("AP = average_precision:NOTHING", "measure 'AP' .* cannot be imported"),
     ],
@@ -223,6 +225,122 @@ def test_a_broken_package_is_named(import_path: Path, entry_point: str, says: st
     install(import_path, entry_point)
     with pytest.raises(InputError, match=says):
         load_measures()
+
+
+BROKEN = """
+from rag_model.evaluation.bootstrap import Estimate
+from rag_model.evaluation.measures.measure import AnswerMeasure, CorpusMeasure, RankingMeasure
+
+def fail(*_):
+    raise KeyError("secret")
+
+BROKEN = {measure}
+"""
+NAMED = r"^measure 'Broken' \(broken_measure:BROKEN of the package broken-measure 2.1\) "
+HITS = [("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")]
+
+
+@pytest.fixture
+def install_broken(import_path: Path) -> Iterator[Callable[[str], None]]:
+    """Install a package whose measure `Broken` is an expression."""
+
+    def install_measure(measure: str) -> None:
+        about = import_path / "broken_measure-2.1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-measure\nVersion: 2.1\n")
+        (about / "entry_points.txt").write_text("[bookwheel.measures]\nBroken = broken_measure:BROKEN\n")
+        (import_path / "broken_measure.py").write_text(BROKEN.replace("{measure}", measure))
+
+    yield install_measure
+    sys.modules.pop("broken_measure", None)
+
+
+@pytest.mark.parametrize(
+    ("measure", "says"),
+    [
+        ("RankingMeasure(lambda r, k: [0.5] * len(r), version=3)", 'has the version 3: use text such as "1"'),
+        ("RankingMeasure(lambda r, k: [0.5] * len(r), version=object())", "has the version <object"),
+        ("RankingMeasure(3)", "has compute 3: give a function"),
+        ("RankingMeasure(fail, None)", "has report_cutoffs None: give a function"),
+        (
+            "RankingMeasure(fail, listed_apart=('pictures',))",
+            "has listed_apart .*: use some of answers, pages, passages",
+        ),
+        ("RankingMeasure", "is type: register a RankingMeasure, an AnswerMeasure or a CorpusMeasure"),
+        ("AnswerMeasure({'poems': fail})", "has functions .*: use some of spans"),
+        ("AnswerMeasure({'spans': 'F1'})", "has spans 'F1': give a function"),
+        ("AnswerMeasure(fail)", "has functions <function fail"),
+        ("CorpusMeasure('spans', fail)", "has kinds 'spans': use some of spans"),
+    ],
+)
+def test_an_installed_measure_with_a_wrong_member_is_named(
+    install_broken: Callable[[str], None], measure: str, says: str
+) -> None:
+    install_broken(measure)
+    with pytest.raises(InputError, match=NAMED + says) as caught:
+        load_measures()
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("compute", "says"),
+    [
+        ("fail", r"fails \(KeyError: 'secret'\): repair or uninstall its package"),
+        ("lambda rankings, cutoff: [0.5]", "returned 1 values for 2 rankings: return one number for each"),
+        ("lambda rankings, cutoff: 'high'", "fails .*it returned 'high' and not a list of numbers"),
+        ("lambda rankings, cutoff: None", "fails .*it returned None and not a list of numbers"),
+        ("lambda rankings, cutoff: 0.5", "fails .*it returned 0.5 and not a list of numbers"),
+        ("lambda rankings, cutoff: ['1', '1']", "returned '1': return numbers from 0 to 1"),
+        ("lambda rankings, cutoff: [None, 1]", "returned None: return numbers from 0 to 1"),
+        ("lambda rankings, cutoff: [0.2, float('nan')]", "returned nan: return numbers from 0 to 1"),
+        ("lambda rankings, cutoff: [0.2, 1.5]", "returned 1.5: return numbers from 0 to 1"),
+        ("lambda rankings, cutoff: [-0.1, 0]", "returned -0.1: return numbers from 0 to 1"),
+    ],
+)
+def test_wrong_values_of_an_installed_measure_are_refused(
+    install_broken: Callable[[str], None], compute: str, says: str, make_hits: Any
+) -> None:
+    install_broken(f"RankingMeasure({compute}, lambda depth, judged_by: [depth])")
+    question = Question("q", "Q", ("b",), passages=("1-2",))
+    judge = RetrievalJudge.for_questions(QuestionSet((question,)))
+    with pytest.raises(InputError, match=NAMED + says) as caught:
+        judge.mean_values([match_hits(question, make_hits(HITS))] * 2, 4)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("cutoffs", ["None", "[0]", "[5]", "[2.0]", "'4'", "[True]", "4"])
+def test_wrong_cutoffs_of_an_installed_measure_are_refused(install_broken: Callable[[str], None], cutoffs: str) -> None:
+    install_broken(f"RankingMeasure(fail, lambda depth, judged_by: {cutoffs})")
+    with pytest.raises(InputError, match=NAMED + "(reports the cutoffs .* of a search of depth 4|fails .*not a list)"):
+        RetrievalJudge("passages").measures(4)
+
+
+@pytest.mark.parametrize("value", ["2", "float('inf')", "'0.5'", "[0.5]"])
+def test_wrong_values_of_an_answer_are_refused(install_broken: Callable[[str], None], value: str) -> None:
+    install_broken(f"AnswerMeasure({{'spans': lambda prediction, golds: {value}}})")
+    with pytest.raises(InputError, match=NAMED + "returned .*: return numbers from 0 to 1"):
+        score_answer(Question("q", "Q", ("Paris",)), Reading("q", "Parma", None, ()))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("0.5", "returned 0.5: return an Estimate, or None"),
+        ("Estimate(1.2, 1.1, 1.3, 4)", "returned 1.2: return numbers"),
+    ],
+)
+def test_wrong_values_of_a_corpus_are_refused(install_broken: Callable[[str], None], value: str, says: str) -> None:
+    install_broken(f"CorpusMeasure(('spans',), lambda predictions, golds, resampling: {value})")
+    scored = score_answer(Question("q", "Q", ("Paris",)), Reading("q", "Parma", None, ()))
+    with pytest.raises(InputError, match=NAMED + says):
+        estimate_measures([scored])
+
+
+def test_rounding_of_an_installed_measure_is_cut(install_broken: Callable[[str], None], make_hits: Any) -> None:
+    install_broken("RankingMeasure(lambda rankings, cutoff: [1 + 1e-12], lambda depth, judged_by: [depth])")
+    question = Question("q", "Q", ("b",), passages=("1-2",))
+    judge = RetrievalJudge.for_questions(QuestionSet((question,)))
+    assert judge.mean_values([match_hits(question, make_hits(HITS))], 4)["Broken@4"] == 1.0
 
 
 def test_a_package_cannot_replace_a_built_in_measure(import_path: Path) -> None:
