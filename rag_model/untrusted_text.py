@@ -3,10 +3,11 @@
 import json
 import math
 import unicodedata
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 
 # Nested arrays and objects; files of bookwheel and of model hubs have fewer than 20 levels.
 MAX_DEPTH = 64
@@ -37,6 +38,26 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     if _ESCAPED_SURROGATE in data.encode().lower():
         _check_characters(value)
     return value
+
+
+_MAX_BLANK_LINES = 1 << 16  # besides the allowed ones of each line with text
+_BLANK_LINES_PER_LINE = 16
+
+
+def limit_blank_lines(lines: Iterable[str], name: str) -> Iterator[str]:
+    """Yield the lines of a file; refuse one with hardly anything but blank lines.
+
+    A few kilobytes of a compressed file may be hundreds of millions of blank lines.
+
+    Raises:
+        InputError: There are too many blank lines.
+    """
+    allowed = _MAX_BLANK_LINES
+    for line in lines:
+        allowed += -1 if line.isspace() else _BLANK_LINES_PER_LINE
+        if allowed < 0:
+            raise InputError(f"{name} holds more than {_MAX_BLANK_LINES:,} blank lines: remove them")
+        yield line
 
 
 def _refuse_constant(name: str) -> float:

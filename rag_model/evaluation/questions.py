@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,7 +31,7 @@ from rag_model.corpus.records import Passage
 from rag_model.corpus.source import add_client_errors
 from rag_model.errors import InputError, format_error
 from rag_model.secrets import refuse_secret
-from rag_model.untrusted_text import parse_json
+from rag_model.untrusted_text import limit_blank_lines, parse_json
 
 _MAX_LINE = 1 << 20  # characters of a line
 _MAX_LIST = 1 << 16  # characters of a Python list of answers, for the parser
@@ -124,9 +125,9 @@ def _name_own_document(question: Question, grades: Mapping[str, int]) -> Questio
 
 def _read_lines(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8") as file:
-            yield from file
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8", errors=_UNDECODABLE) as file:
+            yield from _check_lines(file, str(path))
+    except OSError as error:
         raise InputError(f"{path} cannot be read ({error}): fetch it again") from error
 
 
@@ -156,12 +157,11 @@ def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
 def _check_lines(file: TextIO, name: str) -> Iterator[str]:
     """Yield the lines.
 
-    Refuse bytes that are not UTF-8, and long lines, because binary files and database dumps have no
-    line ends.
+    Refuse bytes that are not UTF-8, masses of blank lines, and long lines, because binary files and
+    database dumps have no line ends.
     """
-    number = 0
-    while line := file.readline(_MAX_LINE):
-        number += 1
+    lines = iter(partial(file.readline, _MAX_LINE), "")
+    for number, line in enumerate(limit_blank_lines(lines, name), start=1):
         if len(line) == _MAX_LINE:
             raise InputError(f"{name}, line {number} is longer than a million characters: is it a question file?")
         if _ESCAPED.search(line):

@@ -8,10 +8,12 @@ surrogate pair (`\ud83d`) by `?`, and has no memory limit for brackets nested 10
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from typing import Any, TextIO
 
 from rag_model.errors import InputError
-from rag_model.untrusted_text import parse_json
+from rag_model.untrusted_text import limit_blank_lines, parse_json
 
 _CHUNK = 1 << 20  # characters read at a time
 _MAX_VALUE_LENGTH = 1 << 26  # characters of one value
@@ -25,21 +27,23 @@ def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
     An array is detected by its first character.
 
     Raises:
-        InputError: a value is malformed or longer than 64 million characters; the message names its
-            line.
+        InputError: a value is malformed or longer than 64 million characters, and the message names
+            its line; or the file has too many blank lines.
     """
-    head = ""
-    while not head.strip() and (character := file.read(1)):
-        head += character
-    if head.endswith("["):
-        return _Array(file, name, 1 + head.count("\n")).iter_values()
-    return _iter_lines(file, name, head)
+    n_blank_lines, character = 0, " "
+    for character in limit_blank_lines(iter(partial(file.read, 1), ""), name):
+        n_blank_lines += character == "\n"
+        if not character.isspace():
+            break
+    if character == "[":
+        return _Array(file, name, 1 + n_blank_lines).iter_values()
+    return _iter_lines(file, name, n_blank_lines, character.strip())
 
 
-def _iter_lines(file: TextIO, name: str, head: str) -> Iterator[tuple[str, Any]]:
-    number, head = head.count("\n"), head.lstrip()
-    while line := head + file.readline(_MAX_VALUE_LENGTH):
-        number, head = number + 1, ""
+def _iter_lines(file: TextIO, name: str, n_blank_lines: int, head: str) -> Iterator[tuple[str, Any]]:
+    first_line = [head + file.readline(_MAX_VALUE_LENGTH)]
+    lines = chain(filter(None, first_line), iter(partial(file.readline, _MAX_VALUE_LENGTH), ""))
+    for number, line in enumerate(limit_blank_lines(lines, name), start=1 + n_blank_lines):
         if line.strip():
             try:
                 value = parse_json(line)

@@ -64,6 +64,20 @@ def test_compressed_files_are_unpacked(tmp_path: Path) -> None:
     assert read_questions(path).questions == (Question("0", "Q", ("a",)),)
 
 
+@pytest.mark.parametrize("name", ["q.jsonl.gz", "q.txt.gz", "q.tsv.gz", "unknown.gz"])
+def test_masses_of_blank_lines_are_refused(tmp_path: Path, name: str) -> None:
+    """A small compressed file may unpack to any number of them."""
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"\n" * 70_000))
+    with pytest.raises(InputError, match="holds more than 65,536 blank lines: remove them"):
+        read_questions(path)
+
+
+def test_blank_lines_between_questions_are_skipped() -> None:
+    lines = ("who?" + "\n" * 17) * 5_000
+    assert len(read_questions(io.StringIO(lines)).questions) == 5_000
+
+
 def test_beir_folder_keeps_the_judged_questions(tmp_path: Path) -> None:
     written(tmp_path, "queries.jsonl", '{"_id": "q1", "text": "One?"}\n{"_id": "q2", "text": "Two?"}\n')
     written(tmp_path, "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\t10\t2\r\nq2\t12\t0\n\n")

@@ -167,7 +167,7 @@ ONES = "np.ones((len(queries), 2))"
         ("ranked(np.array([1, 2]), np.ones(2))", r"found rows of shape \(2,\) for 3 queries"),
         ("ranked(np.array([[1, 2]]), np.ones((1, 2)))", r"found rows of shape \(1, 2\) for 3 queries"),
         ("ranked(np.arange(27).reshape(3, 9) % 9, np.ones((3, 9)))", r"found rows of shape \(3, 9\)"),
-        (f"ranked(np.array([[1, 2]] * 3), np.ones((3, 1)))", r"found scores of shape \(3, 1\)"),
+        ("ranked(np.array([[1, 2]] * 3), np.ones((3, 1)))", r"found scores of shape \(3, 1\)"),
         (f"ranked(np.array([[1, 12]] * 3), {ONES})", "found a row that is not among the 12 of the snapshot"),
         (f"ranked(np.array([[1, -2]] * 3), {ONES})", "found a row that is not among the 12 of the snapshot"),
         (f"ranked(np.array([[-1, 2]] * 3), {ONES})", "found a row after -1"),
