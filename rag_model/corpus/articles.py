@@ -24,7 +24,6 @@ class Language:
     list_prefixes: tuple[str, ...] = ()
     list_suffixes: tuple[str, ...] = ()
     redirect_words: tuple[str, ...] = ()
-    file_names: tuple[str, ...] = ()  # older names of the file namespace, which siteinfo leaves out
 
 
 ENGLISH = Language(
@@ -82,7 +81,6 @@ ENGLISH = Language(
     disambiguation_titles=("(disambiguation)", "(disambiguation page)"),
     list_prefixes=("List of ", "Lists of ", "Index of ", "Outline of "),
     redirect_words=("#redirect",),
-    file_names=("image",),
 )
 
 LANGUAGES: dict[str, Language] = {
@@ -91,21 +89,18 @@ LANGUAGES: dict[str, Language] = {
         disambiguation_titles=("(توضيح)",),
         list_prefixes=("قائمة ",),
         redirect_words=("#تحويل",),
-        file_names=("صورة",),
     ),
     "bg": Language(
         disambiguation_templates=("пояснение", "пояснителна страница"),
         disambiguation_titles=("(пояснение)",),
         list_prefixes=("Списък на ", "Списък с "),
         redirect_words=("#пренасочване", "#виж"),
-        file_names=("картинка",),
     ),
     "ca": Language(
         disambiguation_templates=("desambiguació", "biografia desambiguació"),
         disambiguation_titles=("(desambiguació)",),
         list_prefixes=("Llista d",),
         redirect_words=("#redirecció",),
-        file_names=("imatge",),
     ),
     "cs": Language(
         disambiguation_templates=("rozcestník", "rozcestník - příjmení"),
@@ -118,35 +113,30 @@ LANGUAGES: dict[str, Language] = {
         disambiguation_titles=("(flertydig)",),
         list_prefixes=("Liste over ",),
         redirect_words=("#omdirigering",),
-        file_names=("billede",),
     ),
     "de": Language(
         disambiguation_templates=("begriffsklärung", "bkl"),
         disambiguation_titles=("(Begriffsklärung)",),
         list_prefixes=("Liste der ", "Liste von ", "Liste des ", "Liste deutscher ", "Listen "),
         redirect_words=("#weiterleitung",),
-        file_names=("bild",),
     ),
     "es": Language(
         disambiguation_templates=("desambiguación", "desambiguacion", "desambig", "des"),
         disambiguation_titles=("(desambiguación)",),
         list_prefixes=("Lista de ", "Anexo:"),
         redirect_words=("#redirección", "#redireccion"),
-        file_names=("imagen",),
     ),
     "fa": Language(
         disambiguation_templates=("ابهام‌زدایی", "ابهام زدایی"),
         disambiguation_titles=("(ابهام‌زدایی)", "(ابهام زدایی)"),
         list_prefixes=("فهرست ",),
         redirect_words=("#تغییر_مسیر", "#تغییرمسیر"),
-        file_names=("تصویر",),
     ),
     "fi": Language(
         disambiguation_templates=("täsmennyssivu",),
         disambiguation_titles=("(täsmennyssivu)",),
         list_prefixes=("Luettelo ",),
         redirect_words=("#ohjaus", "#uudelleenohjaus"),
-        file_names=("kuva",),
     ),
     "fr": Language(
         disambiguation_templates=(
@@ -171,114 +161,156 @@ LANGUAGES: dict[str, Language] = {
         disambiguation_titles=("(פירושונים)",),
         list_prefixes=("רשימת ",),
         redirect_words=("#הפניה",),
-        file_names=("תמונה",),
     ),
     "hu": Language(
         disambiguation_templates=("egyért", "egyértelműsítő lap"),
         disambiguation_titles=("(egyértelműsítő lap)",),
         list_suffixes=(" listája",),
         redirect_words=("#átirányítás",),
-        file_names=("kép",),
     ),
     "id": Language(
         disambiguation_templates=("disambiguasi",),
         disambiguation_titles=("(disambiguasi)",),
         list_prefixes=("Daftar ",),
         redirect_words=("#alih",),
-        file_names=("gambar",),
     ),
     "it": Language(
         disambiguation_templates=("disambigua",),
         disambiguation_titles=("(disambigua)",),
         list_prefixes=("Lista d", "Liste d", "Elenco d"),
         redirect_words=("#rinvia", "#rinvio", "#rimando"),
-        file_names=("immagine",),
     ),
     "ja": Language(
         disambiguation_templates=("aimai", "曖昧さ回避", "人名の曖昧さ回避", "地名の曖昧さ回避"),
         disambiguation_titles=("(曖昧さ回避)",),
         list_suffixes=("一覧",),
         redirect_words=("#転送", "#リダイレクト", "＃転送", "＃リダイレクト"),
-        file_names=("画像",),
     ),
     "ko": Language(
         disambiguation_templates=("동음이의", "동명이인"),
         disambiguation_titles=("(동음이의)",),
         list_suffixes=(" 목록",),
         redirect_words=("#넘겨주기",),
-        file_names=("그림",),
     ),
     "nl": Language(
         disambiguation_templates=("dp", "doorverwijspagina", "dpachternaam"),
         disambiguation_titles=("(doorverwijspagina)",),
         list_prefixes=("Lijst van ", "Lijst met "),
         redirect_words=("#doorverwijzing",),
-        file_names=("afbeelding",),
     ),
     "no": Language(
         disambiguation_templates=("peker", "pekerside"),
         disambiguation_titles=("(andre betydninger)",),
         list_prefixes=("Liste over ",),
         redirect_words=("#omdirigering",),
-        file_names=("bilde",),
     ),
     "pl": Language(
         disambiguation_templates=("ujednoznacznienie", "ujedn"),
         disambiguation_titles=("(ujednoznacznienie)",),
         list_prefixes=("Lista ",),
         redirect_words=("#patrz", "#przekieruj", "#tam"),
-        file_names=("grafika",),
     ),
     "pt": Language(
         disambiguation_templates=("desambiguação", "desambig", "desamb"),
         disambiguation_titles=("(desambiguação)",),
         list_prefixes=("Lista d", "Anexo:"),
         redirect_words=("#redirecionamento",),
-        file_names=("imagem",),
     ),
     "ru": Language(
         disambiguation_templates=("неоднозначность", "список однофамильцев"),
         disambiguation_titles=("(значения)",),
         list_prefixes=("Список ", "Списки "),
         redirect_words=("#перенаправление", "#перенапр"),
-        file_names=("изображение",),
     ),
     "sv": Language(
         disambiguation_templates=("förgrening", "förgreningssida", "gren", "grensida"),
         disambiguation_titles=("(olika betydelser)",),
         list_prefixes=("Lista över ", "Lista på "),
         redirect_words=("#omdirigering",),
-        file_names=("bild",),
     ),
     "tr": Language(
         disambiguation_templates=("anlam ayrımı", "anlamayrımı"),
         disambiguation_titles=("(anlam ayrımı)",),
         list_suffixes=(" listesi",),
         redirect_words=("#yönlendirme", "#yönlendir"),
-        file_names=("resim",),
     ),
     "uk": Language(
         disambiguation_templates=("неоднозначність",),
         disambiguation_titles=("(значення)",),
         list_prefixes=("Список ", "Списки "),
         redirect_words=("#перенаправлення", "#перенапр"),
-        file_names=("зображення",),
     ),
     "vi": Language(
         disambiguation_templates=("định hướng", "trang định hướng"),
         disambiguation_titles=("(định hướng)",),
         list_prefixes=("Danh sách ",),
         redirect_words=("#đổi",),
-        file_names=("hình",),
     ),
     "zh": Language(
         disambiguation_templates=("消歧义", "消歧義", "消歧义页", "消歧義頁"),
         disambiguation_titles=("(消歧义)", "(消歧義)"),
         list_suffixes=("列表",),
         redirect_words=("#重定向",),
-        file_names=("图像", "圖像"),
     ),
 }
+
+
+# Other names of the namespaces of files and categories, which siteinfo leaves out: MediaWiki's
+# `$namespaceAliases`. Variants of a language are together.
+_FILE_NAMES = """
+ab Файл | ace Berkas, Gambar | af Beeld | aln Figura | ang Biliþ | ar صورة | ary ملف | arz صورة |
+as चित्र, চিত্র | ast Imaxe, Imaxen, Archivu | avk Ewava | az Şəkil | ba Рәсем | bcc تصویر | be
+Выява | bg Картинка | bgn اکس | bjn Berkas | br Skeudenn | bs Slika | ca Imatge | ce Сурт, Хlум |
+ceb Imahen | crh Resim, Ресим | cu Ви́дъ, Видъ | da Billede | de Bild | dsb Wobraz | dv ފައިލް |
+el Εικόνα | es Imagen | et Pilt | eu Irudi | fa تصویر | ff Fichier | fi Kuva | frp Émâge | gag
+Dosya | gl Imaxe | glk پرونده | haw Kiʻi | he תמונה | hr Slika | hsb Wobraz | ht Imaj | hu Kép |
+ia Imagine | id Gambar | ig Ákwúkwó orünotu | io Imajo | it Immagine | ja 画像 | jv Gambar | ka
+სურათი | kiu Dosya | kk Сурет, Swret, سۋرەت | kl Fil, Billede | km រូបភាព | ko 그림 | ksh Beld,
+Belld | kv Файл | la Imago | lad Archivo, Dossia | lb Bild | li Aafbeilding | lij Immagine | lmo
+Immagine | lrc أسگ | lzz Dosya | mdf Изображение | mhr Файл | min Berkas | mk Слика | ml ചി,
+ചിത്രം, പ്ര | mn Зураг | ms Imej | mwl Ficheiro, Imagem | mzn تصویر, پرونده | nah Imagen | nan 文件
+| nap Immagine | nb Bilde | nds Datei, Ofbeelding | nl Afbeelding | no Bilde | oc Imatge | os Ныв
+| pdc Datei | pfl Datei | pl Grafika | pnb تصویر | pnt Εικόναν | ps انځور | pt Imagem, Arquivo,
+Ficheiro | ro Imagine, Fişier | ru Изображение | sa चित्रं, चित्रम् | sah Ойуу | sc Immàgini | scn
+Mmàggini | sd عڪس | sgs Vaizdas | si රූපය | sk Obrázok | sq Figura | sr Slika, Слика | srn
+Afbeelding | sv Bild | sw Picha | tay biru' na zayzyuwaw | te బొమ్మ, ఫైలు | th ภาพ | tr Resim | tt
+Изображение, Рәсем, Räsem | udm Суред | uk Зображення, Изображение | ur تصویر, ملف | uz Tasvir |
+vec Imàjine | vi Hình | vo Magod | war Fayl | xal Зург | yi בילד | yo Àwòrán | yue 檔, 檔案, 档, 档案,
+圖, 圖像, 图, 图像 | zh 文件, 档案, 图像, 图片, 檔案, 圖像, 圖片
+"""
+_CATEGORY_NAMES = """
+ab Категория | ace Kategori | aln Kategori | as श्रेणी, শ্রেণী | ba Төркөм | bcc رده | bjn
+Kategori | bxr Категория | ce Тоба, Кадегар | crh Kategoriya, Категория | diq Kategori, Kategoriye
+| ext Categoria | ff Catégorie | ga Rang | gag Kategori | glk رده | gom श्रेणी | ig Ébéonọr | kbd
+Категория | kiu Kategori | kk Санат, Sanat, سانات | kl Kategori | km ចំណាត់ថ្នាក់ក្រុម,
+ចំណាត់ក្រុម, ចំនាត់ថ្នាក់ក្រុម | ksh Sachjrop, Saachjrop, Saachjropp, Kattejori, Kategorie,
+Katejori | kv Категория | kw Class | lad Categoría, Katēggoría | lez Категория | li Kategorie |
+lij Categoria | lmo Categuria | lzz Kategori | mdf Категория | mg Catégorie | mhr Категория | min
+Kategori | ml വി, വ, വിഭാഗം, വർഗ്ഗം | mwl Categoria | mzn رده | nah Categoría | nan 分類 | nap
+Categoria | nds Kategorie, Categorie, Kattegerie | or ବିଭାଗ | pdc Kategorie | pfl Kategorie,
+Kadegorie | sgs Kategorija | sq Kategori | sr Kategorija, Категорија | srn Categorie | szl
+Kategoria | tet Kategoría | tl Kaurian | tt Категория, Törkem | tyv Категория | uk Категория | uz
+Kategoriya | wo Catégorie | xal Янз | yi קאטעגאריע | yue 類, 类, 分类 | zh 分类, 分類
+"""
+_FILE, _CATEGORY = 6, 14
+
+
+def _parse_names(table: str) -> dict[str, list[str]]:
+    entries = (entry.split(" ", 1) for entry in " ".join(table.split()).split(" | "))
+    return {code: names.lower().split(", ") for code, names in entries}
+
+
+_NAMESPACE_NAMES = {_FILE: _parse_names(_FILE_NAMES), _CATEGORY: _parse_names(_CATEGORY_NAMES)}
+
+
+def get_namespace_aliases(code: str) -> dict[str, int]:
+    """Return other names, in lower case, of the namespaces of a wiki in this language.
+
+    >>> get_namespace_aliases("el")
+    {'εικόνα': 6}
+    """
+    language = code.lower().partition("-")[0]
+    return {name: key for key, names in _NAMESPACE_NAMES.items() for name in names.get(language, [])}
 
 
 def get_language(code: str) -> Language:

@@ -65,7 +65,7 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
     for level, heading, raw in split_sections(body):
         if level > apparatus_level and not may_have_prose(raw):
             continue
-        heading_text = to_plain_text(remove_marks(scanner.expand(heading))) if heading else ""
+        heading_text = _clean_heading(scanner.expand(heading)) if heading else ""
         if level <= apparatus_level:
             apparatus_level = level if is_apparatus(heading_text, siteinfo.language) else _NO_LEVEL
             if apparatus_level == level and not may_have_prose(raw):
@@ -74,5 +74,11 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
         expanded = scanner.expand(raw)
         if text := clean(remove_marks(expanded)):
             links = find_link_spans(text, expanded, clean) if anchors else ()
-            sections.append(Section(" ".join(heading_text.split()), text, links))
+            sections.append(Section(heading_text, text, links))
     return tuple(sections)
+
+
+def _clean_heading(expanded: str) -> str:
+    """Return the words of a heading in one line; empty if only punctuation is left of it."""
+    words = " ".join(to_plain_text(remove_marks(expanded)).split())
+    return words if any(map(str.isalnum, words)) else ""

@@ -23,7 +23,7 @@ from itertools import chain, groupby, pairwise
 from pathlib import Path
 from xml.parsers import expat
 
-from rag_model.corpus.articles import get_language
+from rag_model.corpus.articles import get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.page_format import PageFormat, get_recency
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
@@ -213,12 +213,12 @@ class PageParser:
         )
 
     def _build_siteinfo(self) -> Siteinfo:
-        file_aliases = dict.fromkeys(get_language(self._language).file_names, CANONICAL_NAMESPACES["file"])
+        aliases = get_namespace_aliases(self._language)
         return Siteinfo(
             dbname=self._fields.get("/siteinfo/dbname", ""),
             language=self._language,
             base=self._fields.get("/siteinfo/base", ""),
-            namespaces={**CANONICAL_NAMESPACES, **file_aliases, **self._namespaces},
+            namespaces={**CANONICAL_NAMESPACES, **aliases, **self._namespaces},
             case=self._fields.get("/siteinfo/case", "first-letter"),
         )
 

@@ -65,7 +65,7 @@ def to_plain_text(text: str) -> str:
     if "-{" in text:
         text = _VARIANT.sub(_render_variant, text)
     text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", _CELLS.sub("", text))))
-    text = _GAPS.sub(_close_gap, _QUOTES.sub(_render_apostrophes, text).replace(f" {GAP}", f"{GAP} "))
+    text = _close_gaps(_QUOTES.sub(_render_apostrophes, text))
     if "__" in text:
         text = _SWITCH.sub(_render_switch, text)
     if "&" in text:
@@ -117,7 +117,7 @@ def _is_author_list(text: str) -> bool:
 def _tidy(text: str) -> str:
     """Remove traces of dropped markup: double blanks, empty lines and brackets, ` ,`."""
     text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
-    text = _CLOSING.sub(")", _OPENING.sub("(", _EMPTY.sub("", text)))
+    text = _CLOSING.sub(")", _OPENING.sub("(", _close_gaps(_EMPTY.sub(GAP, text))))
     return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
 
 
@@ -133,6 +133,10 @@ def _render_superscript(superscript: re.Match[str]) -> str:
 def _render_apostrophes(run: re.Match[str]) -> str:
     """Remove apostrophes of markup (2, 3, 5); one of a run of 4 or 6 is text (L''''amour''')."""
     return "'" if len(run[0]) in {4, 6} else ""
+
+
+def _close_gaps(text: str) -> str:
+    return _GAPS.sub(_close_gap, text.replace(f" {GAP}", f"{GAP} ")) if GAP in text else text
 
 
 def _close_gap(gap: re.Match[str]) -> str:

@@ -23,7 +23,7 @@ ALL_RENDERERS: dict[str, Renderer] = (
 _DROPPED_NAMES = re.compile(
     # citations and their notes, in the wikis' larger languages
     r"cite |citation$|vcite|cite$|citar|cita |cit |harv|sfn|efn|refn?$|ref |reflist|refbegin|refend|"
-    r"notelist|rp$|r$|notes?$|internetquelle|literatur|lien web|ouvrage|article$|citeweb|webarchive|"
+    r"notelist|notetag|rp$|r$|notes?$|internetquelle|literatur|lien web|ouvrage|article$|citeweb|webarchive|"
     r"wayback|dead link|google books|"
     # complaints of editors
     r"citation needed|citation required|cn$|fact$|clarify|when$|who$|whom\?|by whom|which$|where$|why$|"
@@ -43,7 +43,11 @@ _DROPPED_NAMES = re.compile(
 # Characters; MediaWiki allows as many bytes. Longer names are text of a page and not cached.
 _MAX_NAME_LENGTH = 255
 _CACHED_NAMES = 1 << 14  # cached names; a large wiki uses some thousands
-_NOT_SHOWABLE = re.compile(r"https?:|\n|^\W*$")
+# A URL, several lines, no word, or the name of a parameter or an option.
+_NOT_SHOWABLE = re.compile(
+    r"https?:|\n|^\W*$|^\s*(?:date|year|name|title|link|nolink|text|short|long|full|left|right|center|"
+    r"top|bottom|up|down|yes|no|none|on|off|true|false|nocat|small|inline|ref|url|id|lang|format)\s*$"
+)
 
 
 def normalize_name(name: str) -> str:

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from rag_model.corpus.articles import ENGLISH, LANGUAGES, classify_page, get_language
+from rag_model.corpus.articles import ENGLISH, LANGUAGES, classify_page, get_language, get_namespace_aliases
 from rag_model.corpus.dump_formats.mediawiki import parse_pages, read_siteinfo
 from rag_model.corpus.records import Page, Siteinfo
 
@@ -87,7 +87,7 @@ def test_english_holds_beside_every_language(code: str) -> None:
     assert set(ENGLISH.disambiguation_templates) <= set(language.disambiguation_templates)
     assert language.redirect_words[-1] == "#redirect"
     assert LANGUAGES[code].disambiguation_templates
-    assert all(name == name.lower() for name in language.disambiguation_templates + language.file_names)
+    assert all(name == name.lower() for name in language.disambiguation_templates)
 
 
 def test_the_real_extract_keeps_its_articles(demo_dump) -> None:
@@ -121,3 +121,19 @@ def test_siteinfo_is_read_without_the_rest(tmp_path, page_xml, export_xml) -> No
     siteinfo = read_siteinfo(path.as_uri())
     assert (siteinfo.dbname, siteinfo.language) == ("dewiki", "de")
     assert siteinfo.base == "https://de.wikipedia.org/wiki/Main_Page"
+
+
+@pytest.mark.parametrize(
+    ("language", "names"),
+    [
+        ("de", {"bild": 6}),
+        ("el", {"εικόνα": 6}),
+        ("no", {"bilde": 6}),
+        ("pt-br", {"imagem": 6, "arquivo": 6, "ficheiro": 6}),
+        ("uk", {"зображення": 6, "изображение": 6, "категория": 14}),
+        ("fr", {}),
+        ("", {}),
+    ],
+)
+def test_older_namespace_names_are_known(language: str, names: dict[str, int]) -> None:
+    assert get_namespace_aliases(language) == names

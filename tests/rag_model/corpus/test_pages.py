@@ -19,6 +19,7 @@ from rag_model.corpus.dump_formats.mediawiki import MAX_DEPTH, PageParser, parse
 from rag_model.corpus.plan import compute_source_digest
 from rag_model.corpus.records import Page, Part, Plan
 from rag_model.corpus.timestamps import parse_seconds
+from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import InputError
 
 NOON = parse_seconds("2026-11-01T12:00:00Z")
@@ -119,6 +120,14 @@ def test_siteinfo_names_the_wiki_and_its_namespaces(page_xml, export_xml) -> Non
     assert (parser.siteinfo.dbname, parser.siteinfo.language) == ("dewiki", "de")
     assert {parser.siteinfo.namespaces[name] for name in ("datei", "bild", "file", "image")} == {6}
     assert parser.siteinfo.namespaces["category"] == 14
+
+
+def test_a_picture_by_the_older_name_of_its_namespace_is_dropped(page_xml, export_xml) -> None:
+    parser = PageParser("x.xml")
+    text = "[[Εικόνα:A.jpg|thumb|right|Το τέμενος]]\nΚείμενο για την πόλη."
+    ((_, page),) = parser.feed(export_xml(page_xml(1, text), language="el", dbname="elwiki", files="Αρχείο"))
+    assert parser.siteinfo is not None
+    assert [section.text for section in clean_wikitext(page.text, parser.siteinfo)] == ["Κείμενο για την πόλη."]
 
 
 @given(cuts=st.lists(st.integers(0, 2000), max_size=20))

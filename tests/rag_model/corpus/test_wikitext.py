@@ -82,6 +82,10 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("-{zh-hans:汉;zh-hant:漢}- -{R|x}- -{H|a:b}-", "汉 x"),
         ("\ufeffzero\u200bwidth\u00ad\u00a0space\u2003wide", "zerowidth space wide"),
         ("\ufdd0\ufdd0x\ufdd1\ufdd1", "x"),
+        ("It cost $191,000 ({{inflation|US|191000|1914}}). Next", "It cost $191,000. Next"),
+        ("In Taverley ({{level|Construction|10}}), there is ( {{cn}} ) one", "In Taverley, there is one"),
+        ("人口は{{自治体人口/滋賀県|date}}現在。散文{{NoteTag|注である。}}の分界。", "人口は現在。散文の分界。"),
+        ("a {{small option|nolink}} b {{largeur|12}}", "a b 12"),
         ("<onlyinclude>a</onlyinclude><includeonly>b</includeonly><noinclude>c</noinclude>", "ac"),
     ],
 )  # fmt: skip
@@ -180,6 +184,11 @@ def test_sections_without_prose_go_with_what_lies_below_them() -> None:
 def test_namespaces_and_headings_follow_the_language() -> None:
     page = "[[Файл:А.jpg|мини|надпис]][[Категория:Б]]Текст.\n== Източници ==\nи\n== Живот ==\nж"
     assert clean_wikitext(page, BULGARIAN) == (Section("", "Текст."), Section("Живот", "ж"))
+
+
+@pytest.mark.parametrize(("heading", "shown_heading"), [("{{a|b|c}}, {{m}}", ""), ("C++", "C++"), ("?", "")])
+def test_a_heading_is_words(heading: str, shown_heading: str) -> None:
+    assert clean_wikitext(f"== {heading} ==\nA.", ENGLISH) == (Section(shown_heading, "A."),)
 
 
 def test_unclosed_markup_ends_with_its_section() -> None:
