@@ -21,6 +21,8 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -147,12 +149,18 @@ def limit_by_environment(available: int, variable: str, description: str) -> int
     raise UsageError(f"{variable} is {setting!r}: set it to a {description}, at least 1, or unset it")
 
 
+_CALLS_OPTION = "--calls"  # argument of the child of a `ChildWorker`
 # GPU memory cannot be limited and belongs to the parent.
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 class ChildDiedError(BookwheelError):
     """The child crashed, timed out or ran out of memory; the message starts with a verb."""
+
+
+def _build_child_environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, sys.path))
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | _WITHOUT_GPU
 
 
 def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any:
@@ -169,9 +177,7 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
         BookwheelError: The function raised this error.
         ChildDiedError: The child crashed or exceeded a limit.
     """
-    environment = (
-        os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"} | _WITHOUT_GPU
-    )
+    environment = _build_child_environment()
     request = json.dumps({"value": value, "memory": memory, "seconds": ceil(seconds) + 1}).encode()
     try:
         command = [sys.executable, "-m", module]
@@ -183,6 +189,87 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
     if process.returncode < 0:
         raise ChildDiedError(f"was ended by {signal.Signals(-process.returncode).name}")
     return _parse_reply(process.stdout, memory)
+
+
+class ChildWorker:
+    """A child process that answers many calls, each within a time limit. Thread-safe.
+
+    The child ends with this object, or with this process. After a call that exceeds a limit it is
+    killed, and the next call starts another one.
+    """
+
+    def __init__(self, module: str, state: Any, *, memory: int) -> None:
+        """Describe the child; the first call starts it.
+
+        Args:
+            module: module to run; its last statement is `serve_calls(open_function)`.
+            state: JSON value from which the child opens its function, once.
+            memory: bytes that the child may allocate in addition to Python and its modules.
+        """
+        self._module, self._request, self._memory = module, {"state": state, "memory": memory}, memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._finalizer: Any = None
+
+    def call(self, value: Any, seconds: float) -> Any:
+        """Call the function of the child, and return its result.
+
+        Raises:
+            BookwheelError: The function raised this error.
+            ChildDiedError: The child crashed or exceeded a limit.
+        """
+        with self._lock:
+            process = self._process or self._start()
+            is_late = threading.Event()
+            timer = threading.Timer(seconds, _kill_late_process, (process, is_late))
+            timer.start()
+            try:
+                _write_line(process.stdin, {"value": value, "seconds": ceil(seconds) + 1})
+                line = process.stdout.readline() if process.stdout else b""
+            except OSError:
+                line = b""
+            finally:
+                timer.cancel()
+            if line:
+                return _parse_reply(line.rstrip(b"\n"), self._memory)
+            self._end()
+        raise ChildDiedError(f"took more than {seconds:.0f} s" if is_late.is_set() else "ended without a reply")
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._module, _CALLS_OPTION],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_build_child_environment(),
+        )
+        self._process, self._finalizer = process, weakref.finalize(self, _end_process, process)
+        _write_line(process.stdin, self._request)
+        return process
+
+    def _end(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = None
+
+
+def _kill_late_process(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:
+    is_late.set()
+    process.kill()
+
+
+def _write_line(stream: Any, value: Any) -> None:
+    stream.write(json.dumps(value).encode() + b"\n")
+    stream.flush()
+
+
+def _end_process(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        with suppress(OSError):
+            if stream is not None:
+                stream.close()
 
 
 def _parse_reply(output: bytes, memory: int) -> Any:
@@ -202,10 +289,44 @@ def serve_call(function: Callable[[Any], Any]) -> None:
     """Call `function` with the value from stdin; write its result or error to stdout."""
     request = json.loads(sys.stdin.buffer.read())
     signal.alarm(request["seconds"])  # the kernel ends this process even if the parent was killed
+    _limit_resources(request["memory"])
+    sys.stdout.write("\n" + _answer_call(function, request["value"]))
+
+
+def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
+    """Answer the calls of a `ChildWorker`: open the function once, and write one line per call."""
+    request = json.loads(sys.stdin.buffer.readline())
+    _limit_resources(request["memory"])
+    opened_functions: list[Callable[[Any], Any]] = []
+
+    def open_and_call(value: Any) -> Any:
+        if not opened_functions:
+            opened_functions.append(open_function(request["state"]))
+        return opened_functions[0](value)
+
+    for line in sys.stdin.buffer:
+        call = json.loads(line)
+        signal.alarm(call["seconds"])  # also if the parent was killed
+        reply = _answer_call(open_and_call, call["value"])
+        signal.alarm(0)
+        sys.stdout.write(reply + "\n")
+        sys.stdout.flush()
+
+
+def is_served_for_calls() -> bool:
+    """Return whether this process is the child of a `ChildWorker`."""
+    return sys.argv[1:] == [_CALLS_OPTION]
+
+
+def _limit_resources(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (_get_data_bytes() + request["memory"],) * 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (_get_data_bytes() + memory,) * 2)
+
+
+def _answer_call(function: Callable[[Any], Any], value: Any) -> str:
+    """Return the reply to a call: its result or its error."""
     try:
-        error_name, reply_value = "", function(request["value"])
+        error_name, reply_value = "", function(value)
     except MemoryError:
         error_name, reply_value = "MemoryError", ""
     except BookwheelError as error:
@@ -214,7 +335,7 @@ def serve_call(function: Callable[[Any], Any]) -> None:
         )
     except Exception as error:
         error_name, reply_value = "InputError", f"{type(error).__name__}: {error}"
-    sys.stdout.write("\n" + json.dumps({"error": error_name, "value": reply_value}))
+    return json.dumps({"error": error_name, "value": reply_value})
 
 
 def _get_data_bytes() -> int:

@@ -1,72 +1,250 @@
-"""Load an untrusted `tokenizer.json` after testing its patterns in a child process.
+"""Load an untrusted `tokenizer.json`, and keep it from taking the time and memory of a process.
 
-A regular expression can take quadratic time or worse: one query then blocks a thread for minutes,
-or Rust panics, which is not an `Exception` in Python. Only tokenizers that define their own
-patterns are tested, once per process.
+Its rules can make a text grow, and its regular expressions can take quadratic time or worse. One
+query then blocks a thread for minutes, fills the memory, or Rust panics, which is not an
+`Exception` in Python. There are three guards:
+
+* **Growth.** The rules that replace text form a chain; the product of their factors is bounded.
+* **Trial.** A tokenizer with patterns of its own, which no common model has, first splits hostile
+  texts in a child process: runs of common characters, and of its own literals and characters.
+* **Child.** Since no trial has every hostile text, such patterns only ever run in a child process,
+  with bounded memory and time per call (`GuardedTokenizer`).
 """
 
+import base64
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rag_model.digest import digest_file
-from rag_model.errors import InputError, format_error
+from rag_model.errors import BookwheelError, InputError, format_error
 from rag_model.extras import require
-from rag_model.process import ChildDiedError, run_in_child, serve_call
+from rag_model.process import (
+    ChildDiedError,
+    ChildWorker,
+    is_served_for_calls,
+    run_in_child,
+    serve_call,
+    serve_calls,
+)
 from rag_model.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _PANIC_CLASS = "PanicException"  # pyo3's class, which cannot be imported
-_TRIAL_SECONDS = 10.0  # for all texts; a harmless tokenizer takes 0.1 s
-_TRIAL_MEMORY = 1 << 30  # bytes
+_TRIAL_SECONDS = 20.0  # for all texts; a harmless tokenizer takes 0.1 s
+_TEXT_SECONDS = 0.5  # of one text of the trial; a harmless tokenizer takes a millisecond
+_MEMORY = 1 << 30  # bytes of a child
 _TRIAL_LENGTH = 2_000  # characters; the longest query that a service accepts
 _RUNS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
 _MAX_RUNS = 64
+_CALL_SECONDS = 10.0  # of a call, and a second more for each of so many characters:
+_CHARACTERS_PER_SECOND = 50_000  # a tenth of what a common tokenizer splits
+_MAX_GROWTH = 64  # characters per character of a text; those of common models are below 16
+_MAX_ADDED = 10_000  # characters that are added to a text of any length
+_UNICODE_GROWTH = 18  # of one character in NFKC, which every SentencePiece model may have
+_LONG_WORD = 1_000  # characters that WordPiece tries to split as one word; usually 100
+_STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
+_FACTOR_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}  # bytes of a character; spaces around it
+_LIMIT_OF_ONIGURUMA = "limit-in-match"  # in the error of a pattern that took too many steps
+_NOT_LITERAL = re.compile(r"\\[pP]\{[^}]*\}|\\[A-Za-z]|\\")
+# Patterns of common models: GPT-2, CLIP, Llama 3, Qwen, GPT-4o, T5, XLM-R, DeepSeek.
+_KNOWN_PATTERNS = frozenset(
+    (
+        " ",
+        " +",
+        " {2,}",
+        "\\s+",
+        "\\s",
+        "\n",
+        "\\p{N}",
+        "\\p{N}{1,3}",
+        "[\\r\\n]",
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+        "<\\|startoftext\\|>|<\\|endoftext\\|>|'s|'t|'re|'ve|'m|'ll|'d|[\\p{L}]+|[\\p{N}]|[^\\s\\p{L}\\p{N}]+",
+        "'s|'t|'re|'ve|'m|'ll|'d|[\\p{L}]+|[\\p{N}]|[^\\s\\p{L}\\p{N}]+",
+        *(
+            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?" + letters + "|" + digits + "| ?[^\\s" + others + "]+"
+            "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+            for letters, others in (
+                ("\\p{L}+", "\\p{L}\\p{N}"),
+                ("[\\p{L}\\p{M}]+", "\\p{L}\\p{M}\\p{N}"),
+            )
+            for digits in ("\\p{N}", "\\p{N}{1,3}")
+        ),
+        "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+"
+        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|"
+        "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+    )
+)
 
 
 def load_tokenizer_file(file: Path) -> "Tokenizer":
-    """Load a tokenizer.
+    """Load a tokenizer; one with patterns of its own is a `GuardedTokenizer`.
 
     Raises:
-        InputError: The file is missing or damaged, or one of its patterns is too slow on plain
-            texts.
+        InputError: The file is missing or damaged, makes texts grow, or one of its patterns is too
+            slow on plain texts.
         MissingExtraError: `tokenizers` is not installed.
     """
     library = require("tokenizers", "model")
-    try:
+    with _explain_errors(f"the tokenizer {file} cannot be read"):
         tokenizer: Tokenizer = library.Tokenizer.from_file(str(file))
-    except BaseException as error:  # tokenizers raises only Exception and panics
-        if not isinstance(error, Exception) and type(error).__name__ != _PANIC_CLASS:
-            raise
-        raise _read_error(file, error) from error
-    check_patterns(file)
-    return tokenizer
+    if not check_patterns(file):
+        return tokenizer
+    guarded_tokenizer: Any = GuardedTokenizer(tokenizer)
+    return guarded_tokenizer  # type: ignore[no-any-return]
 
 
-def check_patterns(file: Path) -> None:
-    """Run the tokenizer in a child process on long runs of characters, if it has its own patterns.
+def check_patterns(file: Path) -> bool:
+    """Check how much the rules make a text grow, and try patterns that no common model has in a
+    child process; return whether there are such patterns.
 
     Raises:
-        InputError: The file is missing or damaged, or the child died or took too long.
+        InputError: The file is missing or damaged, texts grow too much, or the child died or took
+            too long.
     """
     try:
-        if _find_patterns(parse_json(file.read_bytes())):
+        rules = parse_json(file.read_bytes())
+        patterns = _find_patterns(rules)
+        _check_growth(file, rules)
+        if patterns or _splits_long_words(rules):
             _try_patterns(file, digest_file(file))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise _read_error(file, error) from error
+    return bool(patterns)
+
+
+@contextmanager
+def explain_tokenizer_errors() -> Iterator[None]:
+    """Turn any error of the tokenizers library into one sentence, also a panic of its Rust code.
+
+    Raises:
+        InputError: the tokenizer cannot split a text.
+    """
+    with _explain_errors("the model's tokenizer cannot split a text"):
+        yield
+
+
+@contextmanager
+def _explain_errors(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except BookwheelError:
+        raise
+    except BaseException as error:  # a panic is not an `Exception`
+        if not is_exception_or_panic(error):
+            raise
+        raise InputError(f"{problem} ({format_error(error)[:300]}): fetch the model again") from error
+
+
+def is_exception_or_panic(error: BaseException) -> bool:
+    """Return whether an error is an `Exception`, or a panic of a library's Rust code."""
+    return isinstance(error, Exception) or type(error).__name__ == _PANIC_CLASS
+
+
+class GuardedTokenizer:
+    """A tokenizer whose texts are split in a child process, with bounded time and memory.
+
+    All attributes are those of the tokenizer; encodings have plain lists.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        """Guard `tokenizer`; the first text starts the child."""
+        self._tokenizer = tokenizer
+        self._worker: ChildWorker | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the tokenizer."""
+        return getattr(self._tokenizer, name)
+
+    @property
+    def post_processor(self) -> Any:
+        """The rule that adds special tokens."""
+        return self._tokenizer.post_processor
+
+    @post_processor.setter
+    def post_processor(self, value: Any) -> None:
+        self._tokenizer.post_processor, self._worker = value, None
+
+    def enable_truncation(self, *arguments: Any, **named: Any) -> None:
+        """Truncate texts from now on, as the tokenizer."""
+        self._worker = None
+        self._tokenizer.enable_truncation(*arguments, **named)
+
+    def no_truncation(self) -> None:
+        """Truncate no texts from now on."""
+        self._worker = None
+        self._tokenizer.no_truncation()
+
+    def no_padding(self) -> None:
+        """Pad no texts from now on."""
+        self._worker = None
+        self._tokenizer.no_padding()
+
+    def encode(self, sequence: Any, pair: Any = None, *, add_special_tokens: bool = True) -> Any:
+        """Split a text, or a pair of texts."""
+        text = sequence if pair is None else (sequence, pair)
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_batch(self, inputs: Sequence[Any], *, add_special_tokens: bool = True) -> list[Any]:
+        """Split each text or pair of texts.
+
+        Raises:
+            InputError: the tokenizer fails, or takes too long or too much memory.
+        """
+        n_characters = sum(len(text) for item in inputs for text in ([item] if isinstance(item, str) else item))
+        if self._worker is None:
+            self._worker = ChildWorker(__name__, self._tokenizer.to_str(), memory=_MEMORY)
+        try:
+            replies = self._worker.call(
+                [list(inputs), add_special_tokens], _CALL_SECONDS + n_characters / _CHARACTERS_PER_SECOND
+            )
+        except ChildDiedError as error:
+            raise InputError(
+                f"the model's tokenizer {error} on {n_characters:,} characters: one of its patterns is too "
+                "slow, so use another model"
+            ) from error
+        return [_build_encoding(reply) for reply in replies]
+
+    encode_batch_fast = encode_batch
+
+
+_ENCODING_FIELDS = ("ids", "tokens", "type_ids", "special_tokens_mask", "sequence_ids", "offsets")
+
+
+def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
+    fields = dict(zip(_ENCODING_FIELDS, reply, strict=True))
+    return SimpleNamespace(**{**fields, "offsets": [tuple(offset) for offset in fields["offsets"]]})
+
+
+def _open_encoder(rules: str) -> Any:
+    tokenizer = require("tokenizers", "model").Tokenizer.from_str(rules)
+
+    def encode(value: Any) -> Any:
+        inputs = [text if isinstance(text, str) else tuple(text) for text in value[0]]
+        with explain_tokenizer_errors():
+            encodings = tokenizer.encode_batch(inputs, add_special_tokens=value[1])
+        return [[getattr(encoding, name) for name in _ENCODING_FIELDS] for encoding in encodings]
+
+    return encode
 
 
 @cache
 def _try_patterns(file: Path, digest: str) -> None:
     try:
-        run_in_child(__name__, str(file), seconds=_TRIAL_SECONDS, memory=_TRIAL_MEMORY)
+        run_in_child(__name__, str(file), seconds=_TRIAL_SECONDS, memory=_MEMORY)
     except InputError as error:
         raise _read_error(file, error) from error
-    except ChildDiedError as error:
+    except BookwheelError as error:
         raise InputError(
             f"the tokenizer {file} {error} on texts of {_TRIAL_LENGTH:,} characters: one of its "
             "patterns is too slow, so use another model"
@@ -77,32 +255,132 @@ def _read_error(file: Path, error: BaseException) -> InputError:
     return InputError(f"the tokenizer {file} cannot be read ({format_error(error)[:300]}): fetch the model again")
 
 
-def _find_patterns(value: Any) -> list[str]:
-    """Return the regular expressions in a tokenizer's JSON."""
-    patterns, pending = [], [value]
+def _iter_objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a tokenizer's JSON, without its vocabulary."""
+    pending = [value]
     while pending:
         node = pending.pop()
         if isinstance(node, dict):
-            patterns += [pattern for pattern in [node.get("Regex")] if isinstance(pattern, str)]
-            pending += node.values()
+            yield node
+            pending += [child for name, child in node.items() if name != "vocab"]
         elif isinstance(node, list) and node and isinstance(node[0], dict):  # not a vocabulary
             pending += node
-    return patterns
 
 
-def _iter_trial_texts(patterns: list[str]) -> Iterator[str]:
-    """Yield long runs of common characters and of the characters in the patterns."""
-    runs = dict.fromkeys([*_RUNS, *re.sub(r"\\.|\W", "", "".join(patterns))])
-    for run in list(runs)[:_MAX_RUNS]:
-        yield (run * _TRIAL_LENGTH)[:_TRIAL_LENGTH]
-        yield (run * _TRIAL_LENGTH)[: _TRIAL_LENGTH - 1] + "!"
+def _find_patterns(rules: Any) -> list[str]:
+    """Return the regular expressions that no common model has."""
+    patterns = [node["Regex"] for node in _iter_objects(rules) if isinstance(node.get("Regex"), str)]
+    return [pattern for pattern in patterns if pattern not in _KNOWN_PATTERNS]
+
+
+def _find_literals(rules: Any) -> list[str]:
+    """Return the texts that rules look for or insert."""
+    names = ("String", "content", "prepend")
+    return [node[name] for node in _iter_objects(rules) for name in names if isinstance(node.get(name), str)]
+
+
+def _splits_long_words(rules: Mapping[str, Any]) -> bool:
+    model = rules.get("model")
+    limit = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
+    return isinstance(limit, int) and limit > _LONG_WORD
+
+
+def _check_growth(file: Path, rules: Mapping[str, Any]) -> None:
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        factor, added = _bound_growth(_iter_steps(rules.get(name)))
+        if factor > _MAX_GROWTH or added > _MAX_ADDED:
+            raise InputError(
+                f"the {name} of the tokenizer {file} makes a text up to {factor:,.0f} times as long, and "
+                f"{added:,.0f} characters longer; at most {_MAX_GROWTH} times and {_MAX_ADDED:,} characters "
+                "are allowed: use another model"
+            )
+
+
+def _iter_steps(rule: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a rule in order; sequences are flattened."""
+    pending = [rule]
+    while pending:
+        step = pending.pop()
+        if isinstance(step, dict):
+            steps = next((step[name] for name in _STEP_LISTS if isinstance(step.get(name), list)), None)
+            if steps is None:
+                yield step
+            else:
+                pending += reversed(steps)
+
+
+def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
+    """Return the bounds (f, a) of a chain: a text of n characters becomes at most f n + a long.
+
+    Unicode's own normalisations are not counted: their output is not longer the second time.
+    """
+    factor, added = 1.0, 0.0
+    for step in steps:
+        step_factor, step_added = _bound_step(step)
+        factor, added = factor * step_factor, added * step_factor + step_added
+        if factor > _MAX_GROWTH or added > _MAX_ADDED:
+            break
+    return factor, added
+
+
+def _bound_step(step: Mapping[str, Any]) -> tuple[float, float]:
+    kind = step.get("type")
+    if kind == "Replace":
+        content, pattern = len(step["content"]), step["pattern"]
+        least = len(pattern.get("String", "")) or int(pattern.get("Regex") in _KNOWN_PATTERNS)
+        # What matches nothing may match between any two characters, and at the end.
+        return (max(1.0, content / least), 0.0) if least else (1.0 + content, content)
+    if kind == "Prepend":
+        return 1.0, len(step["prepend"])
+    if kind == "Precompiled":
+        return max(1.0, _find_longest_replacement(step["precompiled_charsmap"]) / _UNICODE_GROWTH), 0.0
+    if kind == "TemplateProcessing":
+        templates = (step["single"], 1), (step["pair"], 2)
+        copies = (sum("Sequence" in piece for piece in template) / parts for template, parts in templates)
+        return max(1.0, *copies), max(len(step["single"]), len(step["pair"]))
+    return _FACTOR_BY_TYPE.get(str(kind), 1.0), 0.0
+
+
+def _find_longest_replacement(charsmap: str | None) -> int:
+    """Return the characters of the longest text in SentencePiece's table of replacements: the size
+    of a trie, the trie, and texts that end with a NUL.
+    """
+    data = base64.b64decode(charsmap or "")
+    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    return max((len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")), default=0)
+
+
+def _iter_trial_texts(rules: Any) -> Iterator[str]:
+    """Yield long runs of the characters and literals of the rules, and of common characters."""
+    sources = [_NOT_LITERAL.sub("", pattern) for pattern in _find_patterns(rules)]
+    literals = [literal for literal in _find_literals(rules) if 0 < len(literal) <= _TRIAL_LENGTH]
+    characters = [*"".join(sources), *"".join(literals)]
+    pairs = [source[start : start + 2] for source in sources for start in range(len(source) - 1)]
+    own_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
+    # A pattern is only tried on a text that has the characters which it requires.
+    required = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
+    for run in dict.fromkeys([*_RUNS, *own_runs, *pairs[:_MAX_RUNS]]):
+        for ending in ("", "!", required):
+            yield (run * _TRIAL_LENGTH)[: _TRIAL_LENGTH - len(ending)] + ending
 
 
 def _encode_trial_texts(file: str) -> None:
     tokenizer = require("tokenizers", "model").Tokenizer.from_file(file)
-    for text in _iter_trial_texts(_find_patterns(parse_json(Path(file).read_bytes()))):
-        tokenizer.encode(text)
+    for text in _iter_trial_texts(parse_json(Path(file).read_bytes())):
+        start = time.process_time()
+        try:
+            with explain_tokenizer_errors():
+                tokenizer.encode(text)
+        except InputError as error:
+            if _LIMIT_OF_ONIGURUMA in str(error):
+                raise ChildDiedError("exceeds a limit of its library") from error
+            raise
+        if (seconds := time.process_time() - start) > _TEXT_SECONDS:
+            raise ChildDiedError(f"took {seconds:.1f} s")
 
 
 if __name__ == "__main__":
-    serve_call(_encode_trial_texts)
+    if is_served_for_calls():
+        serve_calls(_open_encoder)
+    else:
+        serve_call(_encode_trial_texts)

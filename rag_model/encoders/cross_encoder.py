@@ -20,6 +20,7 @@ from rag_model.encoders.tokens import load_tokenizer
 from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX, list_weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
+from rag_model.tokenizer import explain_tokenizer_errors
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -73,6 +74,7 @@ class PairTokenizer:
             tokenizer, question_tokenizer, length, next(token_id for token_id in pad_candidates if token_id is not None)
         )
 
+    @explain_tokenizer_errors()
     def encode(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> "list[Encoding]":
         """Tokenize n pairs, in order.
 

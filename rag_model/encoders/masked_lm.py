@@ -22,6 +22,7 @@ from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer
 from rag_model.encoders.torch_cross_encoder import takes_token_type_ids
 from rag_model.errors import InputError
+from rag_model.tokenizer import explain_tokenizer_errors
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -106,6 +107,7 @@ class MaskedLMTokenizer:
         mask_token, mask_id = next(iter(ids.items()))
         return cls(tokenizer, template, mask_token, mask_id, pad, max_tokens)
 
+    @explain_tokenizer_errors()
     def tokenize(self, texts: Sequence[str]) -> "list[Encoding]":
         """Return the tokens of each text with their character offsets, without special tokens."""
         return self.tokenizer.encode_batch(list(texts), add_special_tokens=False)

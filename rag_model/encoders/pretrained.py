@@ -21,6 +21,7 @@ from rag_model.encoders.files import CONFIG, read_json_object
 from rag_model.encoders.weights import read_tensor_headers
 from rag_model.errors import InputError
 from rag_model.extras import require
+from rag_model.tokenizer import is_exception_or_panic
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +65,10 @@ def load_pretrained(auto_class: Any, folder: Path, noun: str, advice: str, **arg
     _silence_transformers()
     try:
         return auto_class.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **arguments)
-    # A strange config may cause any error, such as a division by zero or an import error.
-    except Exception as error:
+    # A strange config may cause any error, such as a division by zero, or a panic of Rust code.
+    except BaseException as error:
+        if not is_exception_or_panic(error):
+            raise
         sentence = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(f"{noun} {folder} cannot be loaded ({sentence}): {advice}") from error
 

@@ -27,7 +27,7 @@ from rag_model.encoders.space import list_tokenizer_files
 from rag_model.encoders.spec import EncoderSpec, TextInput
 from rag_model.errors import BookwheelError, InputError
 from rag_model.extras import require
-from rag_model.tokenizer import load_tokenizer_file
+from rag_model.tokenizer import explain_tokenizer_errors, is_exception_or_panic, load_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -70,7 +70,9 @@ def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Token
             _append_end_token(tokenizer, end_token, folder)
     except BookwheelError:
         raise
-    except Exception as error:  # tokenizers raises only Exception
+    except BaseException as error:
+        if not is_exception_or_panic(error):
+            raise
         raise InputError(
             f"the tokenizer of encoder {folder} cannot be read ({error}): fetch the model again"
         ) from error
@@ -120,14 +122,12 @@ def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenI
         InputError: the tokenizer has no tokens for an input.
     """
     slices = (inputs[start : start + _TEXTS_PER_CALL] for start in range(0, len(inputs), _TEXTS_PER_CALL))
-    try:
+    with explain_tokenizer_errors():
         return [
             np.array(encoding.ids, np.int32)
             for piece in slices
             for encoding in tokenizer.encode_batch_fast(list(piece))
         ]
-    except Exception as error:  # tokenizers raises only Exception
-        raise InputError(f"the model's tokenizer cannot split a text ({error}): fetch the model again") from error
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -307,14 +307,11 @@ class WordTokenizer:
         ).tobytes()
 
     def _encode_texts(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        try:
-            for start in range(0, len(texts), _TEXTS_PER_BATCH):
-                piece = list(texts[start : start + _TEXTS_PER_BATCH])
-                yield from [
-                    encoding.ids for encoding in self.tokenizer.encode_batch_fast(piece, add_special_tokens=False)
-                ]
-        except Exception as error:  # tokenizers raises only Exception
-            raise InputError(f"the model's tokenizer cannot split a text ({error}): fetch the model again") from error
+        for start in range(0, len(texts), _TEXTS_PER_BATCH):
+            piece = list(texts[start : start + _TEXTS_PER_BATCH])
+            with explain_tokenizer_errors():
+                encodings = self.tokenizer.encode_batch_fast(piece, add_special_tokens=False)
+            yield from (encoding.ids for encoding in encodings)
 
 
 def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | None) -> WordBoundaries | None:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
+from rag_model.tokenizer import explain_tokenizer_errors
 
 Span = tuple[int, int]  # characters [first, end)
 _TRUNCATION_ORDER = ("text", "title", "question")
@@ -43,6 +44,7 @@ class TokenizedText:
     added: Sequence[int]  # 1 if the tokenizer added the token around the text
 
 
+@explain_tokenizer_errors()
 def tokenize_untrusted(
     tokenizer: Any, texts: Sequence[str], untrusted: Sequence[Sequence[Span]], *, add_special_tokens: bool
 ) -> list[TokenizedText]:

@@ -20,7 +20,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from rag_model.encoders.files import CONFIG, read_optional_json
+from rag_model.encoders.files import CONFIG, TOKENIZER, read_optional_json
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.weights import read_tensor_headers
 from rag_model.errors import InputError, StoppedError
@@ -35,6 +35,7 @@ from rag_model.reading.reader import (
     retrieve_hits,
 )
 from rag_model.retrieve.hits import Hit, Retriever
+from rag_model.tokenizer import check_patterns
 
 EXTRACTIVE_K = 5  # default passages per question, as for a RAG model
 _DPR = "dpr"
@@ -66,6 +67,8 @@ class SpanModel:
             raise InputError(f"model {folder} has no head for spans ({head}): give one trained to answer questions")
         loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
+        if (folder / TOKENIZER).is_file():
+            check_patterns(folder / TOKENIZER)
         tokenizer = load_pretrained(transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
         return cls(module.eval(), tokenizer, kind)
 

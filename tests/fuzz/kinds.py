@@ -338,6 +338,20 @@ def _tokenizer(folder: Path) -> Path:
     return folder / "tokenizer.json"
 
 
+def _tokenizer_rules(folder: Path) -> Path:
+    path = _tokenizer(folder)
+    rules = json.loads(path.read_bytes())
+    steps = [
+        {"type": "Prepend", "prepend": " "},
+        {"type": "Replace", "pattern": {"String": "#"}, "content": "##"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        {"type": "Lowercase"},
+    ]
+    rules["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    rules["decoder"] = {"type": "Sequence", "decoders": [*steps[1:3], {"type": "Fuse"}]}
+    return _written(folder, path.name, rules)
+
+
 def _read_tokenizer(path: Path) -> object:
     return tokenize(load_tokenizer(path.parent, 64), ["Who wrote it? Ein König.", "a" * 200, ""])
 
@@ -444,6 +458,7 @@ KINDS = [
     Kind("token index", partial(_built, "MaxSim,PQ4"), _read_token_index),
     Kind("weights", _weights, lambda path: digest_weights(path.parent)),
     Kind("tokenizer", _tokenizer, _read_tokenizer),
+    Kind("rules of a tokenizer", _tokenizer_rules, _read_tokenizer),
     Kind("static encoder", _static, _read_static),
     Kind("dump", _dump, _read_dump),
     Kind("packed dump", _packed_dump, _read_dump),

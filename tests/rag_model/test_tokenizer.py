@@ -1,14 +1,17 @@
 """Tokenizers from elsewhere: a pattern that blows up is refused before a question meets it."""
 
+import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import InputError
-from rag_model.tokenizer import load_tokenizer_file
+from rag_model.tokenizer import GuardedTokenizer, _bound_growth, load_tokenizer_file
 from tests.fixtures.tiny import add_tokenizer
 
 
@@ -64,3 +67,114 @@ def test_a_tokenizer_without_a_token_for_the_unknown_is_one_sentence(tmp_path: P
     written(tmp_path, tokenizer, model={**tokenizer["model"], "vocab": vocabulary})
     with pytest.raises(InputError, match="cannot split a text"):
         tokenize(load_tokenizer(tmp_path, 16), ["漢字"])
+
+
+def replace(literal: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": literal}, "content": content}
+
+
+GROWING: dict[str, Any] = {
+    "a literal": {"normalizer": replace("#", "#" * 100)},
+    "a chain of literals": {"normalizer": {"type": "Sequence", "normalizers": [replace("#", "##")] * 7}},
+    "nested chains": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Sequence", "normalizers": [replace("#", "#" * 9)]}, replace("#", "#" * 9)],
+        }
+    },
+    "the empty literal": {"normalizer": replace("", "x" * 100)},
+    "a pattern that matches nothing": {
+        "normalizer": {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "x" * 100}
+    },
+    "a prefix": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "#" * 999}, replace("#", "#" * 60)],
+        }
+    },
+    "bytes of bytes": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 4}},
+    "a decoder": {"decoder": {"type": "Sequence", "decoders": [replace("#", "##")] * 7}},
+    "copies in a template": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 100,
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {},
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_rules_that_multiply_a_text_are_refused(tmp_path: Path, tokenizer: dict[str, Any], name: str) -> None:
+    with pytest.raises(InputError, match=r"^the \w+ of the tokenizer \S+ makes a text up to [^\n]+ another model$"):
+        load_tokenizer_file(written(tmp_path, tokenizer, **GROWING[name]))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [replace("``", '"'), replace("''", '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}],
+        [{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")],
+        [{"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "}, {"type": "Lowercase"}],
+    ],
+)
+def test_rules_of_common_models_run_in_this_process(
+    tmp_path: Path, tokenizer: dict[str, Any], steps: list[dict[str, Any]]
+) -> None:
+    file = written(tmp_path, tokenizer, normalizer={"type": "Sequence", "normalizers": steps})
+    assert type(load_tokenizer_file(file)) is Tokenizer
+
+
+def test_the_bound_of_growth_is_no_less_than_the_growth(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    chain = [replace("#", "a#b"), replace("a", "##"), {"type": "Prepend", "prepend": "#"}, replace("#", "xyz")]
+    rule = {"type": "Sequence", "normalizers": chain}
+    loaded = load_tokenizer_file(written(tmp_path, tokenizer, normalizer=rule))
+    factor, added = _bound_growth(iter(chain))
+    for text in ("#", "#" * 500, "a" * 500, ""):
+        assert len(loaded.normalizer.normalize_str(text)) <= factor * len(text) + added
+    assert (factor, added) == (18, 3)
+
+
+@pytest.mark.parametrize("pattern", ["#+#+[!?]", r"(\$+)+;", "(-|-)*~"])
+def test_a_pattern_is_tried_on_its_own_characters(tmp_path: Path, tokenizer: dict[str, Any], pattern: str) -> None:
+    with pytest.raises(InputError, match="one of its patterns is too slow, so use another model"):
+        load_tokenizer_file(written(tmp_path, tokenizer, pre_tokenizer=split(pattern)))
+
+
+def test_a_pattern_of_its_own_runs_in_a_child_and_gives_the_same(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    file = written(tmp_path, tokenizer, pre_tokenizer=split("[0-9]+|[a-z]+|[^a-z0-9]"))
+    guarded, plain = load_tokenizer(tmp_path, 12, "[SEP]"), Tokenizer.from_file(str(file))
+    plain.enable_truncation(12)
+    assert type(guarded) is GuardedTokenizer
+    texts = ["king of rivers 12", "", "é漢", ("a king", "of a river " * 9)]
+    for ours, theirs in zip(guarded.encode_batch_fast(texts), plain.encode_batch(texts), strict=True):
+        for name in ("ids", "tokens", "type_ids", "special_tokens_mask", "sequence_ids", "offsets"):
+            assert getattr(ours, name) == getattr(theirs, name)
+    assert guarded.encode("a king").ids == plain.encode("a king").ids
+    assert guarded.get_vocab() == plain.get_vocab()
+    guarded.no_truncation()
+    assert len(guarded.encode("king " * 99, add_special_tokens=False).ids) >= 99
+
+
+def test_a_text_that_no_trial_has_is_one_sentence_and_the_next_is_split(
+    tmp_path: Path, tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The characters of a pattern can be written so that no trial finds them."""
+    monkeypatch.setattr("rag_model.tokenizer._CALL_SECONDS", 1.0)
+    written(tmp_path, tokenizer, pre_tokenizer=split(r"(?:\x{7A}+\x{7A}+)+\x{79}\b"))
+    loaded = load_tokenizer(tmp_path, 64)
+    start = time.monotonic()
+    with pytest.raises(InputError, match=r"^the model's tokenizer [^\n]+$"):
+        tokenize(loaded, ["z" * 20_000 + " "])
+    assert time.monotonic() - start < 60
+    assert len(tokenize(loaded, ["a king"])) == 1
+
+
+@pytest.mark.parametrize("trie", [b"", b"\xff" * 4, b"\x01\0\0\0\xff\x0f\0\x80"])
+def test_a_panic_of_the_library_is_one_sentence(tmp_path: Path, tokenizer: dict[str, Any], trie: bytes) -> None:
+    table = base64.b64encode(len(trie).to_bytes(4, "little") + trie + b"ab\0").decode()
+    written(tmp_path, tokenizer, normalizer={"type": "Precompiled", "precompiled_charsmap": table})
+    with pytest.raises(InputError, match=r"^[^\n]+ fetch the model again$") as refused:
+        tokenize(load_tokenizer(tmp_path, 64), ["a king"])
+    assert type(refused.value.__cause__).__name__ == "PanicException"

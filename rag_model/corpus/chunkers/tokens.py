@@ -12,7 +12,7 @@ from rag_model.corpus.chunkers.chunker import ChunkFunction
 from rag_model.corpus.records import Article, Passage
 from rag_model.errors import UsageError
 from rag_model.extras import format_versions
-from rag_model.tokenizer import load_tokenizer_file
+from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -137,6 +137,7 @@ def _split_long_words(text: ArticleWords, tokenizer: "Tokenizer", max_tokens: in
     return ArticleWords(words, breaks, sections, numbers), [token_counts[word] for word in words]
 
 
+@explain_tokenizer_errors()
 def _count_tokens(words: Sequence[str], tokenizer: "Tokenizer") -> dict[str, int]:
     encoded = tokenizer.encode_batch_fast(list(words), add_special_tokens=False)
     return {word: max(1, len(encoding.ids)) for word, encoding in zip(words, encoded, strict=True)}

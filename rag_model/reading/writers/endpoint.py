@@ -27,7 +27,7 @@ from rag_model.reading.writers.chat_events import ChatReply
 from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSettings, Endpoint
 from rag_model.reading.writers.reasoning import describe_missing_answer
 from rag_model.reading.writers.writer import ENDPOINT_PREFIX, Completion, Prompt
-from rag_model.tokenizer import load_tokenizer_file
+from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 
 _Result = TypeVar("_Result")
 _TextPiece = tuple[int, str]
@@ -150,6 +150,7 @@ class EndpointWriter:
         )  # a sampled answer must not be reused later
         return {**describe_endpoint(self.model, self.settings, self.endpoint), **instance_fields}
 
+    @explain_tokenizer_errors()
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of each text with the model's tokenizer; without it one per byte, an
         upper bound.
