@@ -49,7 +49,7 @@ _CHARACTERS_PER_SECOND = 50_000  # a tenth of what a common tokenizer splits
 _MAX_GROWTH = 64  # characters per character of a text; those of common models are below 16
 _MAX_ADDED = 10_000  # characters that are added to a text of any length
 _UNICODE_GROWTH = 18  # of one character in NFKC, which every SentencePiece model may have
-_LONG_WORD = 1_000  # characters that WordPiece tries to split as one word; usually 100
+_MAX_WORD = 10_000  # characters that WordPiece may split as one word, in cubic time; usually 100
 _STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _FACTOR_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}  # bytes of a character; spaces around it
 _LIMIT_OF_ONIGURUMA = "limit-in-match"  # in the error of a pattern that took too many steps
@@ -116,7 +116,7 @@ def check_patterns(file: Path) -> bool:
         rules = parse_json(file.read_bytes())
         patterns = _find_patterns(rules)
         _check_growth(file, rules)
-        if patterns or _splits_long_words(rules):
+        if patterns:
             _try_patterns(file, digest_file(file))
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise _read_error(file, error) from error
@@ -279,13 +279,13 @@ def _find_literals(rules: Any) -> list[str]:
     return [node[name] for node in _iter_objects(rules) for name in names if isinstance(node.get(name), str)]
 
 
-def _splits_long_words(rules: Mapping[str, Any]) -> bool:
-    model = rules.get("model")
-    limit = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
-    return isinstance(limit, int) and limit > _LONG_WORD
-
-
 def _check_growth(file: Path, rules: Mapping[str, Any]) -> None:
+    word_limit = (rules.get("model") or {}).get("max_input_chars_per_word", 0)
+    if word_limit > _MAX_WORD:
+        raise InputError(
+            f"the tokenizer {file} splits words of up to {word_limit:,} characters (max_input_chars_per_word); "
+            f"at most {_MAX_WORD:,} are allowed: use another model"
+        )
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         factor, added = _bound_growth(_iter_steps(rules.get(name)))
         if factor > _MAX_GROWTH or added > _MAX_ADDED:

@@ -178,3 +178,9 @@ def test_a_panic_of_the_library_is_one_sentence(tmp_path: Path, tokenizer: dict[
     with pytest.raises(InputError, match=r"^[^\n]+ fetch the model again$") as refused:
         tokenize(load_tokenizer(tmp_path, 64), ["a king"])
     assert type(refused.value.__cause__).__name__ == "PanicException"
+
+
+def test_words_that_take_cubic_time_are_refused(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    file = written(tmp_path, tokenizer, model={**tokenizer["model"], "max_input_chars_per_word": 10**9})
+    with pytest.raises(InputError, match="splits words of up to 1,000,000,000 characters"):
+        load_tokenizer_file(file)
