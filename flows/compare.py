@@ -51,6 +51,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
+DEFAULT_DEPTH = 20  # passages at which retrieval is measured
 _SLUG = 60  # characters of an expression in a file's name
 
 
@@ -72,7 +73,7 @@ def compare(
     questions: Url,
     retrievers: Sequence[str] = (),
     ref: str = "latest",
-    k: int = 20,
+    k: int | None = None,
     judged_by: JudgedBy | None = None,
     patterns: bool = False,
     encoder: Url | None = None,
@@ -88,7 +89,8 @@ def compare(
         retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first.
             None: the snapshot's own.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot.
-        k: number of passages at which retrieval is measured.
+        k: number of passages at which retrieval is measured; None: 20, or as many as the retrievers
+            return.
         judged_by: how relevance is judged; None: by pages for a BEIR folder, by passages if every
             question names one, else by answers.
         patterns: the answers are regular expressions.
@@ -151,7 +153,7 @@ def open_retrievers_on_questions(
     questions: str,
     retrievers: Sequence[str],
     ref: str,
-    k: int,
+    k: int | None,
     judged_by: JudgedBy | None,
     patterns: bool,
     encoder: str | None,
@@ -159,21 +161,21 @@ def open_retrievers_on_questions(
     """Read the questions, pin the snapshot, and open the retrievers."""
     question_set = read_questions(questions)
     judge = RetrievalJudge.for_questions(question_set, judged_by, patterns=patterns)
-    if k < 1:
+    if k is not None and k < 1:
         raise UsageError(f"k is {k}: measure at least 1 passage")
     target = Store.open(store)
     snapshot = Snapshot.from_store(target, ref)
     names = list(retrievers) or [snapshot.manifest.content.default_retriever]
     if duplicate := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"the retriever {duplicate} is given twice: leave one out")
-    run = ComparisonRun(
-        target, snapshot, names, open_retrievers(snapshot, list(retrievers) or None, encoder=encoder), k
-    )
+    opened_retrievers = open_retrievers(snapshot, list(retrievers) or None, encoder=encoder)
+    depth = min(retriever.choose_depth(k, DEFAULT_DEPTH) for retriever in opened_retrievers)
+    run = ComparisonRun(target, snapshot, names, opened_retrievers, depth)
     for retriever in run.retrievers:
-        retriever.check_depth(k)  # check all of them before the first search
+        retriever.check_depth(depth)  # check all of them before the first search
     run.question_set, run.judge, run.groups = question_set, judge, group_questions(snapshot, question_set, judge)
     run.batches = QueryBatches(question_set.questions)
-    run.subject = retrieval_subject(target, snapshot, question_set, retrievers, k, judge, encoder)
+    run.subject = retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
     return run
 
 

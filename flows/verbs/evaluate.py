@@ -55,7 +55,11 @@ def evaluate(
     ] = (),
     k: Annotated[
         int | None,
-        Parameter(alias="-k", help="Passages a question; by default 20, and for answers as many as in training."),
+        Parameter(
+            alias="-k",
+            help="Passages a question; by default 20, or all of a smaller corpus, and for answers as many as in "
+            "training.",
+        ),
     ] = None,
     encoder: EncoderName = None,
     judge: Annotated[
@@ -157,7 +161,7 @@ def evaluate(
         model_options |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
         _refuse_options(model_options, "needs a model: give one with --model")
         search_settings = {
-            "k": _DEFAULT_DEPTH if k is None else k,
+            "k": k,
             "judged_by": judge,
             "patterns": answers == "patterns",
         }

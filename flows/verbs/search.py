@@ -20,7 +20,9 @@ def search(
     *question: str,
     store: StoreUrl,
     ref: SnapshotName = "latest",
-    k: Annotated[int, Parameter(alias="-k", help="Passages a question.")] = 5,
+    k: Annotated[
+        int | None, Parameter(alias="-k", help="Passages a question; by default 5, or all of a smaller corpus.")
+    ] = None,
     retriever: RetrieverName = None,
     index: IndexName = None,
     questions_file: Annotated[
@@ -39,7 +41,8 @@ def search(
     """
     questions, expression = collect_questions(question, questions_file), choose_expression(index, retriever)
     snapshot = Snapshot.open(store, ref)
-    hits_by_question = open_retriever(snapshot, expression, encoder=encoder).search(questions, k)
+    opened_retriever = open_retriever(snapshot, expression, encoder=encoder)
+    hits_by_question = opened_retriever.search(questions, opened_retriever.choose_depth(k))
     results = [
         {"question": question, "hits": [hit.to_json() for hit in hits]}
         for question, hits in zip(questions, hits_by_question, strict=True)

@@ -149,8 +149,10 @@ class Client:
         # closes the connections of a client that is garbage collected
         weakref.finalize(self, self._http.close)
 
-    def search(self, questions: Sequence[str], k: int = 5, retriever: str | None = None) -> SearchReply:
+    def search(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> SearchReply:
         """Return the best `k` passages of each question, best first, in the order of the questions.
+
+        Without `k` the service chooses: 5, or all passages of a smaller snapshot.
 
         `retriever` is an expression of the service's indexes; None: the service's default
         retriever.

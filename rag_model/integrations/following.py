@@ -40,7 +40,7 @@ class FollowingSource:
         follower.start()
         return cls(slot, follower)
 
-    def search(self, query: str, k: int) -> RetrievedHits:
+    def search(self, query: str, k: int | None) -> RetrievedHits:
         """Return the best `k` passages of a query, all of one snapshot.
 
         Raises:

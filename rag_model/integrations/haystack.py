@@ -41,12 +41,13 @@ class BookwheelRetriever:
         token: Secret | None = None,
         retriever: str | None = None,
         encoder: str | None = None,
-        top_k: int = 5,
+        top_k: int | None = None,
         search_metadata: bool = False,
     ) -> None:
         """Check the arguments, which `SourceSettings` describes.
 
-        `warm_up` or the first query opens the source. `search_metadata` adds rank, score and legs
+        `warm_up` or the first query opens the source. `top_k` passages are returned, by default 5,
+        or all of a smaller snapshot. `search_metadata` adds rank, score and legs
         to the `meta` of documents, which are then no longer equal in two searches.
 
         Raises:
@@ -99,6 +100,6 @@ class BookwheelRetriever:
         }
 
 
-def _check_top_k(top_k: int) -> None:
-    if top_k < 1:
+def _check_top_k(top_k: int | None) -> None:
+    if top_k is not None and top_k < 1:
         raise UsageError(f"top_k is {top_k}: ask for at least 1 passage")

@@ -37,7 +37,9 @@ class BookwheelRetriever(BaseRetriever):
     )
     retriever: str | None = Field(None, description="Retriever expression, such as `rrf(hnsw, bm25)`.")
     encoder: str | None = Field(None, description="Question encoder instead of the snapshot's.")
-    k: int = Field(5, ge=1, description="Passages a query.")
+    k: int | None = Field(
+        None, ge=1, description="Passages a query; by default 5, or all passages of a smaller snapshot."
+    )
     search_metadata: bool = Field(
         False,
         description="Add rank, score and legs to the metadata, by which LangChain then tells equal passages apart.",

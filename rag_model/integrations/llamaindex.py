@@ -35,11 +35,12 @@ class BookwheelRetriever(BaseRetriever):
         token: str | None = None,
         retriever: str | None = None,
         encoder: str | None = None,
-        k: int = 5,
+        k: int | None = None,
         search_metadata: bool = False,
     ) -> None:
         """Check the arguments, which `SourceSettings` describes. The first query opens the source.
 
+        `k` passages are returned, by default 5, or all of a smaller snapshot.
         `search_metadata` adds rank, score and legs to the metadata; LlamaIndex then tells equal
         passages of two searches apart and does not fuse them.
 
@@ -48,7 +49,7 @@ class BookwheelRetriever(BaseRetriever):
                 1.
         """
         super().__init__()
-        if k < 1:
+        if k is not None and k < 1:
             raise UsageError(f"k is {k}: ask for at least 1 passage")
         self.source = LazySource(SourceSettings(store, ref, dest, folder, service, token, retriever, encoder))
         self.k, self.search_metadata = k, search_metadata

@@ -32,8 +32,8 @@ class RetrievedHits:
 class PassageSource(Protocol):
     """Retrieves passages. Thread-safe."""
 
-    def search(self, query: str, k: int) -> RetrievedHits:
-        """Return the best `k` passages of a query.
+    def search(self, query: str, k: int | None) -> RetrievedHits:
+        """Return the best `k` passages of a query; None: 5, or all of a smaller snapshot.
 
         Raises:
             UsageError: The query is empty, or `k` is out of range.
@@ -101,7 +101,7 @@ class LazySource:
                 self._source = open_source(self.settings)
             return self._source
 
-    def search(self, query: str, k: int) -> RetrievedHits:
+    def search(self, query: str, k: int | None) -> RetrievedHits:
         """Return the best `k` passages of a query, as `PassageSource.search`."""
         return self.open().search(query, k)
 
@@ -120,13 +120,13 @@ class SnapshotSource:
         """Search with `retriever`."""
         self._retriever = retriever
 
-    def search(self, query: str, k: int) -> RetrievedHits:
+    def search(self, query: str, k: int | None) -> RetrievedHits:
         """Return the best `k` passages of a query.
 
         Raises:
             UsageError: The query is empty, or `k` is below 1 or above the retriever's maximum.
         """
-        (hits,) = self._retriever.search([query], k)
+        (hits,) = self._retriever.search([query], self._retriever.choose_depth(k))
         return RetrievedHits(self._retriever.snapshot.id, hits)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class ServiceSource:
         """Search by `client`; `retriever` None: the service's default."""
         self._client, self._retriever = client, retriever
 
-    def search(self, query: str, k: int) -> RetrievedHits:
+    def search(self, query: str, k: int | None) -> RetrievedHits:
         """Return the best `k` passages of a query.
 
         Raises:

@@ -23,6 +23,7 @@ from rag_model.retrieve.attribution import Attribution
 from rag_model.retrieve.hits import Hit, LegHit
 from rag_model.store.versions.snapshot import Snapshot
 
+DEFAULT_K = 5  # passages of a query
 Scores = npt.NDArray[np.floating]
 # Unicode categories of letters, marks, numbers, punctuation and symbols. Spaces, controls and
 # zero-width characters are in others.
@@ -246,6 +247,10 @@ class SnapshotRetriever(ABC):
         """Return the passages of all rows but -1, by row; those in `cached` are not read again."""
         unread = [row for row in np.unique(rows[rows >= 0]).tolist() if row not in cached]
         return {**cached, **dict(zip(unread, self.snapshot.passages(unread), strict=True))}
+
+    def choose_depth(self, k: int | None, default: int = DEFAULT_K) -> int:
+        """Return `k`, or without it the default, which a small corpus or a shallow retriever caps."""
+        return max(1, min(default, self.most)) if k is None else k
 
     def check_depth(self, k: int) -> None:
         """Check that `k` passages can be returned for a query.

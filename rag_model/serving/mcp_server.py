@@ -55,7 +55,9 @@ class SearchArguments(Arguments):
     """A question to find passages for."""
 
     question: str = Field(description="A question, or words, in the language of the passages.")
-    k: WholeNumber = Field(5, description="Passages to return, best first.")
+    k: WholeNumber | None = Field(
+        None, description="Passages to return, best first; by default 5, or all of a smaller snapshot."
+    )
     retriever: str | None = Field(
         None,
         description="How to find them, made of the indexes that `snapshot` lists, such as rrf(hnsw, bm25).",

@@ -63,9 +63,9 @@ class Service:
         self.follower.start()
 
     async def search(
-        self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = ""
+        self, questions: Sequence[str], k: int | None = None, retriever: str | None = None, client: str = ""
     ) -> SearchResult:
-        """Return the best `k` passages of each question; clients take turns.
+        """Return the best `k` passages of each question, by default 5; clients take turns.
 
         Raises:
             QueueFullError, DeadlineError, ShuttingDownError: As `Batcher.submit`.

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rag_model.integrations.langchain import BookwheelRetriever
 from rag_model.store.store import Store
 from tests.fixtures.tiny_snapshot import publish_tiny
+from tests.flows.conftest import Bookwheel
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -38,3 +40,16 @@ def test_a_dense_search_imports_nothing_that_it_does_not_need(store: Path) -> No
     ran = subprocess.run(asked, check=False, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr.split()) == (0, [])
     assert "a story that was written" in ran.stdout
+
+
+def test_a_default_depth_is_capped_by_the_corpus(store: Path, tmp_path: Path, bookwheel: Bookwheel) -> None:
+    (hits,) = [result["hits"] for result in bookwheel("search", "who?", "--store", store, "--json").json["results"]]
+    assert len(hits) == 2
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "who wrote it?", "answers": ["king of music"]}\n')
+    ran = bookwheel("evaluate", "--store", store, "--questions", questions, "--json")
+    assert (ran.code, "Success@1" in ran.json["metrics"], "Success@5" in ran.json["metrics"]) == (0, True, False)
+    assert len(BookwheelRetriever(store=str(store)).invoke("who wrote it?")) == 2
+    for command in (["search", "who?"], ["evaluate", "--questions", questions]):
+        refused = bookwheel(*command, "--store", store, "-k", 3)
+        assert (refused.code, "k is 3 but the snapshot holds 2 passages" in refused.err) == (2, True)

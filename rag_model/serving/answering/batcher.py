@@ -209,7 +209,7 @@ class Batcher(Generic[_Reply]):
 
         Args:
             questions: The questions of the request.
-            k: Passages a question; None: the default of the reader.
+            k: Passages a question; None: the default of the search or of the reader.
             retriever: Canonical retriever expression; None: the default retriever.
             seconds: Time limit.
             on_queued: Called with the request's number of questions, and the number now in the

@@ -130,7 +130,7 @@ def _search_with_retriever(
     queries = Queries(_list_questions(requests))
     starts = [0, *accumulate(len(request.questions) for request in requests)]
     replies: dict[int, SearchResult | BookwheelError] = {}
-    for k, positions in _group_positions([request.k or 1 for request in requests]).items():
+    for k, positions in _group_positions([request.k for request in requests]).items():
         if _are_abandoned(requests[position] for position in positions):
             replies.update(dict.fromkeys(positions, ClientGoneError("the client has disconnected")))
             continue
@@ -176,7 +176,7 @@ def _describe_batch(
         retriever=loaded.retrievers[0] if retriever is None else retriever,
         questions=_list_questions([request for request, _ in answered_pairs]),
         vectors=vectors,
-        ks=[request.k or 1 for request, _ in answered_pairs for _ in request.questions],
+        ks=[request.k or len(hits) for request, reply in answered_pairs for hits in reply.hits],
         hits=[hits for _, reply in answered_pairs for hits in reply.hits],
         encode_seconds=queries.encoding_seconds,
         search_seconds=seconds - queries.encoding_seconds,

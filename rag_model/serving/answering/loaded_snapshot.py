@@ -191,8 +191,9 @@ class LoadedSnapshot:
             return default.index, default.parameters
         return None
 
-    def search(self, queries: Queries, k: int, retriever: str | None = None) -> list[list[Hit]]:
-        """Return the best `k` passages of each query, best first.
+    def search(self, queries: Queries, k: int | None, retriever: str | None = None) -> list[list[Hit]]:
+        """Return the best `k` passages of each query, best first; None: 5, or all of a smaller
+        snapshot.
 
         `retriever` is a canonical expression: one of `retrievers`, or one composed of `indexes`.
 
@@ -202,7 +203,7 @@ class LoadedSnapshot:
         served_retriever = self._retrievers.get(self._default_retriever if retriever is None else retriever)
         if served_retriever is None:
             served_retriever = self._open_for_request(retriever or "")
-        return served_retriever.search_queries(queries, k)
+        return served_retriever.search_queries(queries, served_retriever.choose_depth(k))
 
     def answer(
         self,

@@ -73,7 +73,9 @@ class Request(BaseModel):
 class SearchRequest(Request):
     """A request to /search."""
 
-    k: WholeNumber = Field(5, description="Passages a question.")
+    k: WholeNumber | None = Field(
+        None, description="Passages a question; by default 5, or all passages of a smaller snapshot."
+    )
     index: str | None = Field(None, description="One of the service's indexes: the short form of `retriever`.")
 
     @property

@@ -53,6 +53,15 @@ def test_search_replies_as_the_verb_does(index: str, served: Serving, made_libra
     assert reply == rounded({"snapshot": made_library.red, "results": results})
 
 
+def test_a_default_k_is_capped_by_the_retriever(served: Serving) -> None:
+    for expression, count in (("hnsw", 5), ("hnsw:3", 3), ("rrf(hnsw:1, exact:1)", 2)):
+        asked = {"questions": ASKED, "retriever": expression}
+        results = served.client.post("/search", json=asked).json()["results"]
+        assert max(len(result["hits"]) for result in results) <= count
+        assert served.client.post("/search", json={**asked, "k": 3}).status_code == (200 if count >= 3 else 400)
+    assert len(served.client.post("/search", json={"questions": ASKED}).json()["results"][0]["hits"]) == 5
+
+
 def test_answer_replies_as_the_verb_does(served: Serving, made_library: Library, model: Path) -> None:
     with Snapshot.open(made_library.url) as snapshot:
         name, reader = open_reader(snapshot, made_library.url, str(model), "hnsw")
