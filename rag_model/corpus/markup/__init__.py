@@ -3,8 +3,8 @@
 | module | contents |
 | --- | --- |
 | `blocks` | remove extension tags, comments and tables; split sections |
-| `scanner` | find templates and links, and replace them by their rendered words |
-| `templates`, `call` | choose the renderer of a template; parse its parameters |
+| `scanner` | find templates and links, parse their parameters, and replace them by their words |
+| `templates` | choose the renderer of a template |
 | `inline`, `dates`, `measures` | renderers of templates, by subject |
 | `convert`, `units` | convert measures |
 | `links` | render links; locate their words in clean text |

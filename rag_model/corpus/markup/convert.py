@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rag_model.corpus.markup.call import Renderer, TemplateCall, build_renderers
+from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers
 from rag_model.corpus.markup.tex import format_superscript
 from rag_model.corpus.markup.units import FULL_NAMES, SYMBOL_KINDS, UNITS, Unit, find_unit, get_symbol
 

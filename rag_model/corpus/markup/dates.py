@@ -4,7 +4,7 @@ Ages that depend on the day of reading ("age 52") are omitted, because a snapsho
 at build time.
 """
 
-from rag_model.corpus.markup.call import Renderer, TemplateCall, build_renderers
+from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers
 
 _MONTHS = "January February March April May June July August September October November December"
 

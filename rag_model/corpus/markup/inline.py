@@ -1,7 +1,7 @@
 """Render templates for words: emphasis, languages, characters, quotations, lists, names."""
 
-from rag_model.corpus.markup.call import Renderer, TemplateCall, build_renderers, parse_position
 from rag_model.corpus.markup.literal import protect
+from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers, parse_position
 from rag_model.corpus.markup.tex import format_superscript
 
 _LANGUAGE_PAIRS = """

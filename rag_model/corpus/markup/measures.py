@@ -2,7 +2,7 @@
 
 import re
 
-from rag_model.corpus.markup.call import Renderer, TemplateCall, build_renderers
+from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers
 from rag_model.corpus.markup.tex import format_superscript
 
 _NUMBER = re.compile(r"(\d+)(\.\d+)?")

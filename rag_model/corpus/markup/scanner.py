@@ -1,4 +1,4 @@
-"""Expand templates and links in one pass, innermost first, with a stack.
+"""Expand templates and links in one pass, innermost first, with a stack; parse their parameters.
 
 Every token is read once, and every piece of text is joined once per enclosing level, so the time is
 linear in the page times the depth, which is bounded. A link or template without others inside, as
@@ -7,8 +7,8 @@ brackets are removed and the words are kept.
 """
 
 import re
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from rag_model.corpus.markup.literal import GAP
 
@@ -25,6 +25,9 @@ _TOKEN = re.compile(
 )
 _BRACES = re.compile(r"(\{\{)|\}\}")
 _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
+
+_KEY = re.compile(r"[^\W_][\w \-]*")
+_DIGITS = 6  # maximum digits of a position; more parameters than fit into a page
 
 LinkRenderer = Callable[[list[str]], str]  # from the texts between the bars, the target first
 
@@ -183,3 +186,49 @@ def _close_unclosed(frames: list[_Frame]) -> None:
     arguments = frames.pop().end_argument()
     words = arguments if len(arguments) == 1 else arguments[1:]
     frames[-1].pieces.append(" ".join(words))
+
+
+class TemplateCall(NamedTuple):
+    """A template's name and stripped parameters; positional ones are named "1", "2" and so on."""
+
+    name: str  # lower case, single spaces
+    params: dict[str, str]
+
+    def get(self, *keys: str) -> str:
+        """Return the first of these parameters that is not empty, or the empty string."""
+        return next((value for key in keys if (value := self.params.get(key))), "")
+
+    def is_on(self, key: str) -> bool:
+        """Return whether a switch like `df=yes` is set."""
+        return self.get(key).lower() not in {"", "no", "n", "off", "false", "0"}
+
+    def positional(self, first: int = 1) -> list[str]:
+        """Return the positional parameters from `first` on, in order, including empty ones."""
+        return [value for key, value in self.params.items() if parse_position(key) >= first]
+
+
+Renderer = Callable[[TemplateCall], str]
+
+
+def parse_position(key: str) -> int:
+    """Return the position in a parameter's name, starting at 1; 0 if it is not a number."""
+    return int(key) if len(key) <= _DIGITS and key.isascii() and key.isdecimal() else 0
+
+
+def parse_call(name: str, arguments: Sequence[str]) -> TemplateCall:
+    """Parse a template call from its normalised name and the texts between the bars."""
+    params: dict[str, str] = {}
+    position = 0
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and _KEY.fullmatch(key.strip()):
+            params[key.strip()] = value.strip()
+        else:
+            position += 1
+            params[str(position)] = argument.strip()
+    return TemplateCall(name, params)
+
+
+def build_renderers(*entries: tuple[str, Renderer]) -> dict[str, Renderer]:
+    """Return a dispatch table from entries like `("frac, fraction", render_fraction)`."""
+    return {name: renderer for names, renderer in entries for name in names.split(", ")}

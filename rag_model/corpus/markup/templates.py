@@ -11,9 +11,9 @@ import re
 from functools import lru_cache
 
 from rag_model.corpus.markup import convert, dates, inline, measures
-from rag_model.corpus.markup.call import Renderer, parse_call
 from rag_model.corpus.markup.inline import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
+from rag_model.corpus.markup.scanner import Renderer, parse_call
 
 ALL_RENDERERS: dict[str, Renderer] = (
     inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | convert.CONVERT_RENDERERS
