@@ -3,18 +3,19 @@
 Outside a flow run nothing is written.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from flows.outcome import BuildOutcome, CompareOutcome, EvaluateOutcome, ReleaseOutcome
-from flows.stage import in_run
+from flows.stage import in_run, log
 
 
 def show_build(outcome: BuildOutcome) -> None:
     """Write a build's table, and the link to its report, as artifacts of the run."""
+    log_build(outcome)
     rows = [{"what": name, "value": f"{value:,}"} for name, value in outcome.counts.items() if name != "dropped"]
     rows += [{"what": f"dropped: {reason}", "value": f"{n:,}"} for reason, n in outcome.counts["dropped"].items()]
     rows += [
@@ -30,8 +31,31 @@ def show_build(outcome: BuildOutcome) -> None:
         create_link(outcome.report, "Build report", key="reindex-report")
 
 
+def log_build(outcome: BuildOutcome) -> None:
+    """Write counts, reuse, the gate's checks, the snapshot and its report into the run's log."""
+    counts = ", ".join(f"{value:,} {name}" for name, value in outcome.counts.items() if name != "dropped")
+    dropped = ", ".join(f"{n:,} {reason}" for reason, n in outcome.counts["dropped"].items())
+    log(f"counts: {counts}; dropped: {dropped or 'none'}")
+    log_gate(outcome.gate)
+    move_sentence = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
+    log(f"snapshot {outcome.snapshot}: {move_sentence}")
+
+
+def log_gate(gate: dict[str, Any]) -> None:
+    """Write the verdict of a gate and each of its checks into the run's log."""
+    checks = "; ".join(f"{check['name']} is {check['observed']}, wanted {check['wanted']}" for check in gate["checks"])
+    log(f"gate: {'passed' if gate['passed'] else 'refused'}: {checks or 'no checks'}")
+
+
+def log_metrics(subject: str, metrics: Mapping[str, float], n: int) -> None:
+    """Write the measures of an evaluation into the run's log."""
+    values = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+    log(f"{subject}, {n:,} questions: {values}")
+
+
 def show_answers(outcome: EvaluateOutcome) -> None:
     """Write the metrics of an evaluation and its ablations, and the link to its report."""
+    log_metrics(f"model {outcome.model_label} on snapshot {outcome.snapshot}", outcome.metrics, outcome.n)
     metrics = {**outcome.metrics, **outcome.ranks}
     rows = [{"what": name, "value": f"{value:.3f}{_format_interval(outcome, name)}"} for name, value in metrics.items()]
     rows += [
@@ -43,11 +67,13 @@ def show_answers(outcome: EvaluateOutcome) -> None:
     table_description = f"Model {outcome.model_label} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
     create_table(rows, key="evaluate-figures", description=table_description)
     if outcome.report:
-        create_link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
+        create_link(to_address(outcome.report), "How it answers", key="evaluate-report")
 
 
 def show_retrievers(outcome: CompareOutcome) -> None:
     """Write the metrics of retrievers, stages and groups, and the link to the report."""
+    for expression, comparison in outcome.standings.items():
+        log_metrics(f"{expression} on snapshot {outcome.snapshot}", comparison["metrics"], outcome.n)
     rows = [
         row for expression, comparison in outcome.standings.items() for row in _retriever_rows(expression, comparison)
     ]
@@ -57,11 +83,12 @@ def show_retrievers(outcome: CompareOutcome) -> None:
     )
     create_table(rows, key="compare-figures", description=table_description)
     if outcome.report:
-        create_link(Path(outcome.report).absolute().as_uri(), "How passages are found", key="compare-report")
+        create_link(to_address(outcome.report), "How passages are found", key="compare-report")
 
 
 def show_release(outcome: ReleaseOutcome) -> None:
     """Write the steps, metrics and checks of a release as an artifact of the run."""
+    log_gate(outcome.gate)
     rows = [{"what": step, "value": "done" if is_done else "as before"} for step, is_done in outcome.done.items()]
     rows += [{"what": name, "value": value} for name, value in outcome.figures.items()]
     rows += [
@@ -102,8 +129,14 @@ def create_table(rows: list[dict[str, Any]], key: str, description: str) -> None
         create_table_artifact(rows, key=key, description=description)
 
 
+def to_address(page: str) -> str:
+    """Return the URL of a page that is named by a path or a URL."""
+    return page if "://" in page else Path(page).absolute().as_uri()
+
+
 def create_link(address: str, text: str, key: str) -> None:
-    """Write a link as an artifact of the run."""
+    """Write a link as an artifact of the run, and into its log."""
+    log(f"{text[0].lower()}{text[1:]}: {address}")
     if in_run() and address.startswith(("http://", "https://")):
         create_link_artifact(address, text, key=key, description=text)
     elif in_run():  # browsers do not open s3://, nor file:// from a server's page: show the address for copying

@@ -114,7 +114,8 @@ def compare(
         outcome = compare_and_report(run, timed_metrics, clock, report)
     with clock("record"):
         recorded = record_comparison(run, outcome, questions)
-    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason)
+    page = outcome.report or recorded.report
+    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason, report=page)
     artifacts.show_retrievers(outcome)
     return outcome
 

@@ -99,7 +99,8 @@ def evaluate(
         outcome = run.outcome(clock.seconds, report)
         write_files(run, outcome, rows, kilt)
         recorded = record_answers(run, outcome, questions)
-    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason)
+    page = outcome.report or recorded.report
+    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason, report=page)
     artifacts.show_answers(outcome)
     if outcome.refusal:
         raise CollapseRefusedError(outcome)

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,6 +12,7 @@ from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.evaluation.records import VALUES_FILE, MeasureValues
+from rag_model.evaluation.reports.run_files import store_report
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationMetrics, EvaluationSubject, MetricValue
 from rag_model.store.versions.evaluations import is_recorded, record_evaluation
@@ -24,6 +26,7 @@ class FlowEvaluation:
 
     evaluation: str | None  # full id; None: it is not in the store
     reason: str = ""  # one sentence that says why it is not
+    report: str | None = None  # URL of its page in the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def store_evaluation(
     `questions` names their file, for people; `seconds` are those of the stages.
     """
     if is_recorded(store, subject):
-        return FlowEvaluation(subject.id)
+        return _find_evaluation_page(store, subject.id)
     provenance = {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "questions": Path(questions).name,
@@ -66,13 +69,20 @@ def store_evaluation(
             json.dumps(dict(new_evaluation.outcome), ensure_ascii=False, indent=1), encoding="utf-8"
         )
         try:
-            return FlowEvaluation(
-                record_evaluation(
-                    store, subject, new_evaluation.metrics, {path.name: path for path in work.iterdir()}, provenance
-                ).evaluation
+            record = record_evaluation(
+                store, subject, new_evaluation.metrics, {path.name: path for path in work.iterdir()}, provenance
             )
+            return _find_evaluation_page(store, record.evaluation)
         except StoreError as error:
             return FlowEvaluation(None, str(error))
+
+
+def _find_evaluation_page(store: Store, evaluation: str) -> FlowEvaluation:
+    """Return a recorded evaluation with the URL of its page, which is written for people."""
+    with suppress(StoreError, KeyError, ValueError):  # the page is only a copy for people
+        page = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
+        return FlowEvaluation(evaluation, report=store_report(store, evaluation, page.decode()))
+    return FlowEvaluation(evaluation)
 
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:

@@ -18,12 +18,19 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 
-from rag_model.errors import MissingExtraError, RefusedError, ResourceError, UsageError
+from rag_model.errors import (
+    InputError,
+    MissingExtraError,
+    RefusedError,
+    ResourceError,
+    UnreachableError,
+    UsageError,
+)
 
 # an environment variable, because Prefect shows parameters and the address is secret
 WEBHOOK = "BOOKWHEEL_WEBHOOK"
-# a retry would fail in the same way
-_FINAL_ERRORS = (MissingExtraError, RefusedError, ResourceError, UsageError)
+# a retry would fail in the same way, unless an input is only unreachable
+_FINAL_ERRORS = (InputError, MissingExtraError, RefusedError, ResourceError, UsageError)
 _WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
 
 Parameters = ParamSpec("Parameters")
@@ -37,6 +44,8 @@ def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Calla
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
         try:
             return function(*args, **kwargs)
+        except UnreachableError:
+            raise
         except _FINAL_ERRORS:
             _cancel_retries()
             raise

@@ -26,7 +26,7 @@ from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.rebuild import delete_rebuild_refs, open_rebuild_launcher
 from flows.reencode import reencode
-from flows.stage import deployment_flow, run_flow, stage
+from flows.stage import deployment_flow, log, run_flow, stage
 from flows.training import KindName, RecipeTables
 from rag_model.errors import UsageError
 from rag_model.snapshots.existing import REENCODED
@@ -37,7 +37,7 @@ from rag_model.store.versions.refs import check_ref_name
 from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 from rag_model.training.checkpoint_uploads import CheckpointUploader, TrainingIdentity, restore_checkpoint
 from rag_model.training.data.examples import draw_examples, read_examples
-from rag_model.training.finetuning import Finetuning, FinetuningResult
+from rag_model.training.finetuning import Finetuning, FinetuningResult, store_training_page
 from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Examples, Job, Objective, get_objective
@@ -126,6 +126,7 @@ class FinetuneOutcome:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     # full id of the snapshot for the model, which has its name; None: `snapshot`
     index: str | None = None
+    report: str | None = None  # URL of the page with its curves; None: the store cannot be written
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -372,6 +373,10 @@ def show_training(outcome: FinetuneOutcome) -> None:
     ]
     table_description = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"
     artifacts.create_table(rows, key="finetune-measures", description=table_description)
+    measures = "; ".join(f"{row['what']} {row['before']}, then {row['after']}" for row in rows)
+    log(f"{table_description}, on snapshot {outcome.snapshot}: {measures}")
+    if outcome.report:
+        artifacts.create_link(outcome.report, "The training", key="finetune-report")
 
 
 def _build_outcome(
@@ -394,4 +399,5 @@ def _build_outcome(
         trained="train" in clock.seconds,
         seconds=clock.seconds,
         index=index,
+        report=store_training_page(job.store, result.model),
     )

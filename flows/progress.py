@@ -10,8 +10,8 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from flows.command.console import ProgressReporter, show_progress
-from flows.stage import in_run
+from flows.command.console import ProgressReporter, format_seconds, show_progress
+from flows.stage import in_run, log
 from rag_model.process import trim_memory
 
 
@@ -31,9 +31,14 @@ class StageClock:
         """
         started = time.monotonic()
         with show_progress(stage) as bar:
-            yield _Artifact(self.flow, stage, bar) if in_run() else bar
+            artifact = _Artifact(self.flow, stage, bar) if in_run() else None
+            yield artifact or bar
+            if artifact is not None:
+                artifact.complete()
         trim_memory()
-        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - started, 3)
+        seconds = time.monotonic() - started
+        log(f"{stage}: done in {format_seconds(seconds)}")
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
 
 
 class _Artifact:
@@ -51,6 +56,13 @@ class _Artifact:
             self._percent = percent
             update_progress_artifact(self._id, float(percent))
 
+    def complete(self) -> None:
+        """Show 100 %, also for a stage that reports no progress or had nothing to do."""
+        if self._percent != 100:
+            self._percent = 100
+            update_progress_artifact(self._id, 100.0)
+
     def say(self, sentence: str) -> None:
         self._show.say(sentence)
+        log(f"{self._stage}: {sentence}")
         update_progress_artifact(self._id, float(self._percent), description=f"{self._stage}: {sentence}")

@@ -126,10 +126,9 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
         needs_turn = is_deployment_run() and run_name not in _turns and not arguments.get("dry_run")
         if store is None or not needs_turn:
             return function(*args, **kwargs)
-        logger = get_run_logger()
 
         def log_wait(other_run: str) -> None:
-            logger.info("waits for the run %s in the same store", other_run)
+            log(f"waits for the run {other_run} in the same store")
 
         with store.intents.hold_turn(run_name, log_wait):
             _turns.add(run_name)
@@ -149,6 +148,12 @@ def _name_run(context: FlowRunContext | None) -> str:
     if context is None or context.flow_run is None:
         return ""
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', context.flow_run.name)[:60]}-{context.flow_run.id}"
+
+
+def log(sentence: str) -> None:
+    """Write a sentence into the log of the run, if there is one."""
+    if in_run():
+        get_run_logger().info("%s", sentence)
 
 
 def in_run() -> bool:

@@ -21,6 +21,10 @@ class InputError(BookwheelError):
     """An input (dump, question file, encoder, index) is missing, corrupt or mislabelled."""
 
 
+class UnreachableError(InputError):
+    """An input cannot be read at the moment; the same run may succeed later."""
+
+
 class StoreError(BookwheelError):
     """The store is unreachable, unwritable or full, or one of its files is missing or damaged."""
 

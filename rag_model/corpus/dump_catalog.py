@@ -22,7 +22,7 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from rag_model.atomic_write import fsync
-from rag_model.errors import InputError, ResourceError
+from rag_model.errors import InputError, ResourceError, UnreachableError
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
 
@@ -249,7 +249,7 @@ def _read_status(url: str, date: str, job: str) -> PublishedDump | None:
             f"{url} is not the status of a dump ({type(error).__name__}: {error}): try again later"
         ) from error
     if not files:
-        raise InputError(f"{url} says that {job} is done but lists no files: try again later")
+        raise UnreachableError(f"{url} says that {job} is done but lists no files: try again later")
     return PublishedDump(date, files)
 
 
@@ -331,7 +331,7 @@ def _read_page(url: str, missing: str | None = None) -> str:
             return missing
         raise
     except (HTTPException, OSError) as error:
-        raise InputError(f"{url} broke off ({error}): try again later") from error
+        raise UnreachableError(f"{url} broke off ({error}): try again later") from error
 
 
 def _read_blocks(response: Any) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ without an error, which loses articles of a multistream dump. Here every byte mu
 """
 
 import bz2
+import errno
 import re
 import sys
 import zlib
@@ -16,7 +17,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from rag_model.corpus.records import Compression, Slice
-from rag_model.errors import InputError, UsageError, format_error
+from rag_model.errors import InputError, UnreachableError, UsageError, format_error
 from rag_model.secrets import refuse_secret
 
 CHUNK_BYTES = 1 << 18  # bytes per chunk
@@ -142,7 +143,24 @@ def _natural_key(url: str) -> list[tuple[int, str]]:
 
 
 def _read_error(url: str, error: Exception) -> InputError:
-    return InputError(f"cannot read {url} ({format_error(error)}): check that it exists and that you may read it")
+    error_type = InputError if _is_lasting(error) else UnreachableError
+    return error_type(f"cannot read {url} ({format_error(error)}): check that it exists and that you may read it")
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Return whether a file cannot be read later either, as far as its error says."""
+    status = getattr(error, "status", None)  # of an HTTP response
+    if isinstance(status, int):
+        return 400 <= status < 500 and status not in _TEMPORARY_STATUSES
+    if not isinstance(error, OSError):
+        return type(error).__module__.partition(".")[0] not in _NETWORK_MODULES
+    return isinstance(error, _LASTING_ERRORS) or error.errno in _LASTING_ERRNOS
+
+
+_TEMPORARY_STATUSES = {408, 425, 429}
+_NETWORK_MODULES = {"aiohttp"}  # whose errors of connections are not all OSErrors
+_LASTING_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError
+_LASTING_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio

@@ -22,12 +22,13 @@ from rag_model.atomic_write import atomic_write
 from rag_model.encoders.architecture import read_architecture
 from rag_model.encoders.files import resolve_folder
 from rag_model.errors import StoreError, UsageError
+from rag_model.evaluation.reports.run_files import store_report
 from rag_model.evaluation.reports.training import read_training_curves, render_training_report
 from rag_model.extras import get_versions
 from rag_model.index.byte_sizes import format_bytes
 from rag_model.resources import CORE_FLOPS, WorkEstimate, estimate_weight_bytes
 from rag_model.store.objects.memo import Memo
-from rag_model.store.store import MODEL_PREFIX
+from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import detect_model_parts
 from rag_model.store.versions.models import ModelMetadata, StoredModel, put_model
 from rag_model.store.versions.moves import tag
@@ -317,3 +318,24 @@ def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
 
 def _report_scoring(report: ReportCallback | None) -> OnProgress:
     return lambda done, total: None if report is None else report("score", done, total, {})
+
+
+def store_training_page(store: Store, model: str) -> str | None:
+    """Write the page with the curves of a model's training into the store, and return its URL.
+
+    The model's own files have the curves, also if an earlier run trained it. Return None if the
+    store cannot be read or written.
+
+    Args:
+        store: the store with the model.
+        model: full id.
+    """
+    with suppress(StoreError):
+        content = store.models.get(model).content
+        curves = {
+            path.removesuffix(METRICS).removesuffix("-"): read_training_curves(store.blobs.get_local_path(blob))
+            for path, blob in sorted(content.files.items())
+            if path.endswith(METRICS)
+        }
+        return store_report(store, model, render_training_report(f"{content.kind}: the training", curves))
+    return None

@@ -98,7 +98,8 @@ def test_people_read_tables(library: Path, questions: Path, tmp_path: Path, book
     assert any(line.startswith("  minus hnsw") for line in lines)
     assert any(line.startswith(f"{names[1]}: question encoder") for line in lines)
     assert any(line.startswith("source odd") for line in lines)
-    assert lines[-1].startswith("advice ")
+    assert lines[-2].startswith("advice ")
+    assert Path(lines[-1].partition("file://")[2]).is_file(), "the report in the store"
 
 
 def test_a_setting_may_name_one(

@@ -225,6 +225,23 @@ def test_a_collapse_is_refused_when_all_is_measured(
     assert page.name in str(seen["evaluate-report"])
 
 
+@pytest.mark.usefixtures("prefect_server")
+def test_the_report_is_in_the_store_and_linked_also_when_no_file_is_named(
+    shelf: Path, tiny_rag: Path, questions: Path, bookwheel: Callable[..., Any]
+) -> None:
+    given = ["--store", shelf, "--model", tiny_rag, "-k", 1, "--questions", questions, "--json"]
+    reports = [bookwheel("evaluate", *given).json for _ in range(2)]
+    for told in reports:  # the second finds the evaluation of the first
+        page = Path(told["report"].removeprefix("file://"))
+        assert page == shelf / "reports" / f"{told['evaluation']}.html"
+        assert told["snapshot"] in page.read_text()
+    with get_client(sync_client=True) as client:
+        links = client.request("POST", "/artifacts/filter", json={"artifacts": {"key": {"like_": "evaluate-report"}}})
+    assert page.name in links.text
+    assert bookwheel("gc", "--store", shelf, "--grace", "0", "--yes").code == 0
+    assert page.exists()
+
+
 def test_an_edited_model_folder_is_another_model(
     shelf: Path, tiny_rag: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
 ) -> None:

@@ -1,6 +1,7 @@
 """What a failed run leads to: tried again where that can help, and told to a webhook once it has failed for good."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -8,10 +9,18 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Failed
 
 from flows.failure import notify_webhook
+from flows.reindex import reindex
 from flows.stage import deployment_flow
-from rag_model.errors import BookwheelError, RefusedError, StoreError, UsageError
+from rag_model.errors import BookwheelError, InputError, RefusedError, StoreError, UnreachableError, UsageError
 from tests.fixtures.wikimedia import Site, serving
 
+ERRORS = {
+    "gate": RefusedError,
+    "flag": UsageError,
+    "input": InputError,
+    "reach": UnreachableError,
+    "net": StoreError,
+}
 tries: list[str] = []
 
 
@@ -19,7 +28,7 @@ tries: list[str] = []
 def stubborn(store: str, error: str) -> None:
     """Fail every time."""
     tries.append(store)
-    raise {"gate": RefusedError, "flag": UsageError, "net": StoreError}[error](f"{error} said no")
+    raise ERRORS[error](f"{error} said no")
 
 
 @pytest.fixture
@@ -30,7 +39,7 @@ def site() -> Iterator[Site]:
 
 
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.parametrize(("error", "times"), [("gate", 1), ("flag", 1), ("net", 3)])
+@pytest.mark.parametrize(("error", "times"), [("gate", 1), ("flag", 1), ("input", 1), ("reach", 3), ("net", 3)])
 def test_only_what_may_pass_is_tried_again_and_the_end_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, error: str, times: int
 ) -> None:
@@ -48,6 +57,17 @@ def test_only_what_may_pass_is_tried_again_and_the_end_is_told_once(
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(told["id"])
     assert (run.name, run.run_count) == (told["run"], times)
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("wrong", ["dump", "encoder"])
+def test_a_wrong_dump_or_encoder_is_not_tried_again(mini_dump: Path, tiny: Path, tmp_path: Path, wrong: str) -> None:
+    given = {"dump": str(mini_dump), "encoder": str(tiny), "store": str(tmp_path / "store")}
+    given[wrong] = str(tmp_path / "nothing.here")
+    state = reindex.with_options(retries=2, retry_delay_seconds=0)(**given, return_state=True)  # type: ignore[call-overload]
+    assert "nothing.here" in str(state.message)
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(state.state_details.flow_run_id).run_count == 1
 
 
 def test_without_a_server_a_flow_is_its_function() -> None:

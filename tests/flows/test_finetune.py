@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from prefect.client.orchestration import get_client
 
 from flows.finetune import TrainingRequest, prepare_training
 from rag_model.encoders.encoder import Encoder
@@ -149,6 +150,12 @@ def test_a_pair_is_trained_and_makes_an_index(
     assert (told["kind"], told["name"], told["number"], told["steps"], told["trained"]) == ("dpr", "kings", 1, 2, True)
     assert set(told["metrics"]) == {"before", "after"}
     assert {"Success@20", "average_rank", "loss"} <= set(told["metrics"]["after"])
+    page = Path(told["report"].removeprefix("file://"))
+    assert page == store / "reports" / f"{told['model']}.html"
+    assert "average_rank" in page.read_text()
+    with get_client(sync_client=True) as client:
+        links = client.request("POST", "/artifacts/filter", json={"artifacts": {"key": {"like_": "finetune-report"}}})
+    assert page.name in links.text
     opened = Store.open(str(store))
     snapshot = opened.snapshots.resolve("latest")
     manifest = opened.models.get(opened.models.resolve("kings"))
@@ -180,6 +187,7 @@ def test_what_was_trained_before_is_looked_up(finetune: Bookwheel, store: Path, 
     opened = Store.open(str(store))
     collect_garbage(opened, 0.0)
     assert finetune("dpr").json["trained"] is False, "gc keeps what tells of a model that is there"
+    assert Path(again["report"].removeprefix("file://")).is_file()
     opened.files.delete_folder("models")
     relearned = finetune("dpr").json
     assert (relearned["trained"], relearned["model"]) == (True, first["model"]), "the same inputs, the same bytes"

@@ -3,9 +3,10 @@
 import asyncio
 import bz2
 import json
+import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,34 @@ def test_the_report_is_one_page_that_needs_nothing_else(built: Any) -> None:
         assert said in page, said
 
 
+@pytest.fixture
+def run_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log of a run, which a worker's settings let through."""
+    logger = logging.getLogger("prefect.flow_runs")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_log_of_a_run_says_what_was_built(reindex: Any, tmp_path: Path, run_log: pytest.LogCaptureFixture) -> None:
+    made = reindex(tmp_path / "store").json
+    said = run_log.messages
+    for sentence in (
+        "counts: 3 articles, 247 passages, 247 embedded, 0 reused; dropped: 37 redirect",
+        f"snapshot {made['snapshot']}: latest@1 names it",
+        f"build report: {made['report']}",
+    ):
+        assert sentence in said
+    (gate,) = {line for line in said if line.startswith("gate: passed: ")}
+    assert all(f"{check['name']} is {check['observed']}" in gate for check in made["gate"]["checks"])
+    for name in STAGES:
+        assert any(line.startswith(f"{name}: done in ") for line in said), name
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_prefect_shows_counts_progress_and_the_report(reindex: Any, tmp_path: Path) -> None:
     made = reindex(tmp_path / "store").json
@@ -98,7 +127,7 @@ def test_prefect_shows_counts_progress_and_the_report(reindex: Any, tmp_path: Pa
     shown = {row["what"]: row["value"] for row in table}
     assert set(shown) >= {f"{stage}, seconds" for stage in STAGES}
     assert shown["index hnsw: recall@20"] == f"{made['metrics']['hnsw']['recall@20']:,}"
-    for stage in ("chunk", "embed", "train", "shard", "merge"):
+    for stage in STAGES:
         assert seen[f"reindex-{stage}"] == 100.0, stage
 
 

@@ -8,15 +8,17 @@ predictions. Files are written atomically.
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rag_model.atomic_write import atomic_write
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.evaluation.answers.scores import ScoredAnswer
 from rag_model.evaluation.measures.retrieval import distinct_pages
 from rag_model.evaluation.retrieval.judging import RetrievalResult
+from rag_model.store.store import Store
 
 
 def check_paths(*paths: str | None, questions: str = "") -> None:
@@ -94,6 +96,19 @@ def write_kilt(scored: Sequence[ScoredAnswer], path: Path) -> None:
 def write_report(html: str, path: Path) -> None:
     """Write the HTML of a report."""
     _write_lines(path, [html])
+
+
+def store_report(store: Store, page_id: str, html: str) -> str | None:
+    """Write the page of a snapshot, an evaluation or a model into the store, and return its URL.
+
+    Return None if the store cannot be written. `page_id` is the full id; `gc` deletes the page with
+    the manifest of this id.
+    """
+    path = f"reports/{page_id}.html"
+    with suppress(StoreError):
+        store.files.write(path, html.encode())
+        return store.files.url_of(path)
+    return None
 
 
 def _kilt_pages(answer: ScoredAnswer) -> list[dict[str, str]]:

@@ -153,10 +153,11 @@ class _GarbagePlanner:
                 yield from files
 
     def _iter_orphan_reports(self, view: StoreView) -> Iterator[StoredFile]:
-        """Yield the report pages of deleted snapshots."""
-        snapshot_ids = {file.path.partition("/")[2].removesuffix(".json") for file in view.manifests}
+        """Yield the report pages of deleted snapshots, evaluations and models."""
+        manifests = (*view.manifests, *view.evaluations, *view.models)
+        page_ids = {file.path.rpartition("/")[2].removesuffix(".json") for file in manifests}
         for file in self.store.files.iter_tree("reports"):
-            if (page := _REPORT.fullmatch(file.path)) and page[1] not in snapshot_ids:
+            if (page := _REPORT.fullmatch(file.path)) and page[1] not in page_ids:
                 yield file
 
     def _iter_temporary(self) -> Iterator[StoredFile]:

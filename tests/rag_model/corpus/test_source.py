@@ -1,4 +1,5 @@
 import bz2
+import errno
 import functools
 import gzip
 import threading
@@ -8,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+import aiohttp
 import fsspec
 import pytest
 from hypothesis import given
@@ -16,8 +18,8 @@ from hypothesis import strategies as st
 from rag_model.corpus import source as module
 from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.records import Compression, Plan
-from rag_model.corpus.source import decode, expand_pattern, get_codec, get_size, read_bytes, split_lines
-from rag_model.errors import InputError
+from rag_model.corpus.source import _read_error, decode, expand_pattern, get_codec, get_size, read_bytes, split_lines
+from rag_model.errors import InputError, UnreachableError
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -228,3 +230,22 @@ def test_a_name_tells_the_codec() -> None:
         "none",
         "bz2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (FileNotFoundError("x"), True),
+        (PermissionError("x"), True),
+        (ValueError("no such protocol"), True),
+        (aiohttp.ClientResponseError(None, (), status=404), True),  # type: ignore[arg-type]
+        (aiohttp.ClientResponseError(None, (), status=503), False),  # type: ignore[arg-type]
+        (aiohttp.ServerDisconnectedError(), False),
+        (ConnectionResetError("x"), False),
+        (TimeoutError("x"), False),
+        (OSError(errno.EIO, "x"), False),
+    ],
+    ids=repr,
+)
+def test_a_failure_that_may_pass_is_told_from_one_that_lasts(error: Exception, lasting: bool) -> None:
+    assert isinstance(_read_error("s3://bucket/d", error), UnreachableError) != lasting
