@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from flows.command.reply import Reply
+from flows.command.reply import Reply, format_value
 from rag_model.evaluation.records import EvaluationComparison, MeasureComparison
 from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject, MetricValue
@@ -59,7 +59,7 @@ def _iter_comparison_lines(comparison: EvaluationComparison) -> Iterator[str]:
     yield f"from      {format_evaluation_line(comparison.before)}"
     yield f"to        {format_evaluation_line(comparison.after)}"
     yield from (
-        f"setting   {name}: {old_value} -> {new_value}"
+        f"setting   {name}: {format_value(old_value)} -> {format_value(new_value)}"
         for name, (old_value, new_value) in _find_changed_settings(comparison).items()
     )
     for retriever, pairs in comparison.pairs.items():
@@ -100,7 +100,11 @@ def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:
     model_label = f"{_model_label(subject)} ({subject.model})" if _endpoint_model(subject) else subject.model
     yield f"model     {model_label or 'none: retrieval alone'}"
     yield f"questions {provenance.get('n')} of {provenance.get('questions')} ({subject.questions})"
-    yield from (f"setting   {name}: {value}" for name, value in subject.settings.items() if value not in (None, "", {}))
+    yield from (
+        f"setting   {name}: {format_value(value)}"
+        for name, value in subject.settings.items()
+        if value not in (None, "", {})
+    )
     for retriever, metrics in _get_metrics(manifest).items():
         yield f"retriever {retriever}"
         yield from (f"figure    {name:<12} {metric}" for name, metric in metrics.items())

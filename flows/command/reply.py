@@ -68,6 +68,73 @@ def format_numbers(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:,}" for name, value in values.items())
 
 
+def format_value(value: Any) -> str:
+    """Format a JSON value.
+
+    >>> format_value({"search": {"k1": 0.9}, "sizes": [1, 2], "exact": True, "language": ""})
+    '(search=(k1=0.9), sizes=[1, 2], exact=true)'
+    """
+    if isinstance(value, Mapping):
+        return f"({format_settings(value)})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(format_value, value))}]"
+    if value is None or value == "":
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def format_settings(values: Mapping[str, Any]) -> str:
+    """Format settings in one line, without those that are not set.
+
+    >>> format_settings({"factory": "HNSW32", "cells": None, "search": {"efSearch": 128}})
+    'factory=HNSW32, search=(efSearch=128)'
+    """
+    return ", ".join(f"{name}={format_value(value)}" for name, value in values.items() if value not in ("", None, {}))
+
+
+# What the metrics of an index count; the names of recall and source end in `@k`.
+_METRIC_MEANINGS = {
+    "recall": "share of the first {k} passages of an exact search that the index finds, mean of sampled queries",
+    "recall_p5": "the same for the worst 5 % of these queries (5th percentile)",
+    "source": "share of sampled sentences whose own passage is among the first {k}",
+    "distances": "computed distances per query, mean",
+    "terms": "different terms",
+    "postings": "pairs of a term and a passage that has it",
+    "degree": "links of a node, mean",
+    "unlinked": "nodes without a link from another node",
+    "unreachable": "nodes that no search reaches",
+    "repaired": "nodes that no search reached before the merge linked them",
+    "imbalance": "imbalance of the lists; 1 if all are equally long",
+    "largest_list": "vectors in the longest list",
+    "quantization_error": "error of the codes, |x - x̂|² / |x|²",
+    "loss": "squared error of the decoded token vectors, mean",
+}
+_NAME_WITH_DEPTH = re.compile(r"(?P<name>\w+?)@(?P<k>\d+)(?P<suffix>_p5)?")
+
+
+def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = "index") -> list[str]:
+    """Return a line with the metrics of each index, and a line for each metric with its meaning.
+
+    >>> print(*format_index_metrics({"bm25": {"source@20": 0.96, "terms": 12000}}), sep=chr(10))
+    index     bm25: source@20 0.96, terms 12,000
+    meaning   source@20: share of sampled sentences whose own passage is among the first 20
+    meaning   terms: different terms
+    """
+    meanings = {name: _describe_metric(name) for values in metrics.values() for name in values}
+    return [
+        *(f"{label:<9} {name}: {format_numbers(values)}" for name, values in metrics.items()),
+        *(f"meaning   {name}: {meaning}" for name, meaning in meanings.items() if meaning),
+    ]
+
+
+def _describe_metric(name: str) -> str:
+    """Return what a metric of an index counts; empty for one of another package."""
+    match = _NAME_WITH_DEPTH.fullmatch(name)
+    if match is None:
+        return _METRIC_MEANINGS.get(name, "")
+    return _METRIC_MEANINGS.get(match["name"] + (match["suffix"] or ""), "").format(k=match["k"])
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Common:

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.add_index import add_index as add_index_flow
-from flows.command.reply import Common, Reply, StoreUrl, format_numbers
+from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics
 from flows.outcome import BuildOutcome
 from flows.stage import run_flow
 from rag_model.errors import GateRefusedError
@@ -47,5 +47,5 @@ def add_index(
 
 def _format_outcome(outcome: BuildOutcome) -> str:
     move_sentence = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
-    lines = (f"index     {name}: {format_numbers(metrics)}" for name, metrics in outcome.metrics.items())
+    lines = format_index_metrics(outcome.metrics)
     return "\n".join([f"{move_sentence} snapshot {outcome.snapshot}; see {outcome.report}", *lines])

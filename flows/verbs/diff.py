@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.evaluations import build_comparison_reply
-from flows.command.reply import Common, Reply, StoreUrl
+from flows.command.reply import Common, Reply, StoreUrl, format_value
+from flows.verbs.show import format_index
 from rag_model.errors import UsageError
 from rag_model.evaluation.records import compare_evaluations
 from rag_model.store.diff import CHANGES, SnapshotDiff, diff_snapshots
@@ -68,10 +69,10 @@ def _format_diff(snapshot_diff: SnapshotDiff) -> Iterator[str]:
         examples = snapshot_diff.examples[change]
         further_count = snapshot_diff.articles[change] - len(examples)
         if examples:
-            titles = ", ".join(article.title for article in examples)
+            titles = ", ".join(article.title or article.page_id for article in examples)
             yield f"{change:<9} {titles}" + (f" and {further_count:,} more" if further_count else "")
     for name, (old_value, new_value) in snapshot_diff.settings.items():
-        yield f"setting   {name}: {_format_value(old_value)} -> {_format_value(new_value)}"
+        yield from format_difference(name, old_value, new_value)
     for kind, pull in snapshot_diff.pull.items():
         yield f"pull      {kind}: {pull.fetched_bytes:,} of {pull.fetched_bytes + pull.reused_bytes:,} bytes"
 
@@ -80,5 +81,24 @@ def _format_counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{counts[change]:,} {change}" for change in CHANGES)
 
 
-def _format_value(value: Any) -> str:
-    return "none" if value is None else str(value)
+_SIZES = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}  # of an index
+
+
+def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str]:
+    """Yield the line of a difference: a setting, or a property of the corpus or of an index.
+
+    What only a later build reads of an index is left out.
+    """
+    section, _, key = name.partition(".")
+    if section != "indexes":
+        label, text = ("corpus", key) if section == "corpus" else ("setting", name)
+        yield f"{label:<9} {text}: {format_value(old_value)} -> {format_value(new_value)}"
+        return
+    index, _, key = key.partition(".")
+    if not key:
+        change, entry = ("removed", old_value) if new_value is None else ("added", new_value)
+        yield f"index     {index}: {change}, {format_index(entry)}"
+    elif key in _SIZES and isinstance(old_value, int) and isinstance(new_value, int):
+        yield f"index     {index}: {old_value:,} -> {new_value:,} {_SIZES[key]}"
+    elif key.partition(".")[0] != "trained":
+        yield f"index     {index}: {key} {format_value(old_value)} -> {format_value(new_value)}"

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from beam_jobs.explain import ReuseReport
 from beam_jobs.explain import explain as explain_build
-from flows.command.reply import Common, Reply, StoreUrl, format_numbers
+from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_numbers
 from flows.outcome import BuildOutcome
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
@@ -67,7 +67,7 @@ def _format_outcome(outcome: BuildOutcome) -> str:
         f"ref       {outcome.ref}@{outcome.number}" if outcome.number else f"ref       {outcome.ref} did not move",
         f"articles  {counts['articles']:,}, dropped {format_numbers(counts['dropped']) or 'none'}",
         f"passages  {counts['passages']:,}, of which {counts['embedded']:,} embedded and {counts['reused']:,} reused",
-        *(f"index     {name}: {format_numbers(metrics)}" for name, metrics in outcome.metrics.items()),
+        *format_index_metrics(outcome.metrics),
         f"seconds   {format_numbers(outcome.seconds)}",
         f"report    {outcome.report}",
     ]

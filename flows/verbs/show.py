@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
-from flows.command.reply import Common, Reply, StoreUrl
+from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_settings, format_value
 from rag_model.errors import NotFoundError, UsageError
 from rag_model.snapshots.recipe import format_recipe
 from rag_model.store.store import TRAINING_PREFIX, Store
@@ -150,7 +150,8 @@ def _format_snapshot(manifest: Manifest) -> list[str]:
             for name in content.representations
             if name != EMBEDDINGS
         ),
-        *(f"index     {name}: {_format_index(index)}" for name, index in content.indexes.items()),
+        *(f"index     {name}: {format_index(index)}" for name, index in content.indexes.items()),
+        *format_index_metrics(manifest.metrics, "measured"),
         f"retriever {content.default_retriever}",
         *(f"parent    {parent}" for parent in manifest.parents),
         f"built     {provenance.get('created_at', 'unknown')} from {provenance.get('dump', 'unknown')}",
@@ -159,7 +160,7 @@ def _format_snapshot(manifest: Manifest) -> list[str]:
             for change, key, derivation in _iter_derivations(provenance)
         ),
         *(f"note      {note}" for note in provenance.get("notes", ())),
-        *(f"recipe    [{name}] {_format_settings(values)}" for name, values in content.recipe.items() if values != {}),
+        *(f"recipe    {line}" for line in _iter_recipe_lines(content.recipe)),
     ]
 
 
@@ -183,15 +184,32 @@ def _format_model(manifest: ModelManifest) -> list[str]:
         f"kind      {content.kind}",
         f"files     {len(content.files)}, {size / 1e6:,.1f} MB",
         f"asks      {content.space['name'] if content.space else 'nothing'}",
-        *(f"{name:<9} {_format_settings(value)}" for name, value in content.lineage.items()),
-        *(f"metrics   {name}: {_format_settings(values)}" for name, values in manifest.metrics.items()),
+        *(f"{name:<9} {_format_setting(value)}" for name, value in content.lineage.items()),
+        *(f"metrics   {name}: {_format_setting(values)}" for name, values in manifest.metrics.items()),
         f"trained   {manifest.provenance.get('created_at', 'unknown')}",
     ]
 
 
-def _format_index(entry: Mapping[str, Any]) -> str:
+def format_index(entry: Mapping[str, Any]) -> str:
     """Format an index's settings, without those that only a later build reads."""
-    return _format_settings({name: value for name, value in entry.items() if name != "trained"})
+    return format_settings({name: value for name, value in entry.items() if name != "trained"})
+
+
+def _iter_recipe_lines(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tables of a recipe that have settings, `[index.hnsw]` and the like with their own
+    line.
+    """
+    for name, values in recipe.items():
+        tables = {"": values} if isinstance(values, Mapping) else {}
+        if tables:
+            subtables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+            tables = {"": {key: value for key, value in values.items() if key not in subtables}}
+            tables |= {f".{key}": value for key, value in subtables.items()}
+        elif values is not None:
+            yield f"{name}={format_value(values)}"
+        for key, table in tables.items():
+            if line := format_settings(table):
+                yield f"[{name}{key}] {line}"
 
 
 def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -201,7 +219,5 @@ def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str,
             yield change, list_key, provenance[key]
 
 
-def _format_settings(values: Any) -> str:
-    if not isinstance(values, dict):
-        return str(values)
-    return ", ".join(f"{key}={value}" for key, value in values.items() if value not in ("", None, {}))
+def _format_setting(value: Any) -> str:
+    return format_settings(value) if isinstance(value, Mapping) else format_value(value)

@@ -59,6 +59,10 @@ def test_an_index_is_added_beside_the_others(store: Path, more: Path, bookwheel:
     assert len(hits["hits"]) == 5
     shown = bookwheel("show", "--recipe-only", "--store", store).out
     assert "[index.lists]" in shown
+    lines = bookwheel("diff", "latest@1", "latest", "--store", store).out.splitlines()
+    assert any(line.startswith("index     lists: added, kind=ivf, ") for line in lines)
+    assert any(line.startswith("setting   recipe.index.lists: none -> (factory=IVF4,Flat, ") for line in lines)
+    assert not [line for line in lines if "{" in line or "trained" in line]
 
 
 def test_an_index_is_built_anew_in_the_place_of_another(store: Path, more: Path, bookwheel: Any) -> None:

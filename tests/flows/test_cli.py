@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from flows.cli import app, handle_interrupts
+from flows.verbs.diff import format_difference
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -150,7 +151,31 @@ def test_show_gives_the_manifest_by_any_name(library: Path, bookwheel: Any) -> N
     assert all(one == shown[0] for one in shown)
     assert {"content", "metrics", "parents", "provenance"} <= shown[0].keys()
     assert bookwheel("show", "--store", library, "--json").json == shown[0]
-    assert move["snapshot"] in bookwheel("show", "--store", library).out
+    text = bookwheel("show", "--store", library).out
+    assert move["snapshot"] in text
+    assert not re.search(r"\{|'|None|True|False", text), "nothing is printed as Python writes it"
+    assert re.search(r"search=\(efSearch=[0-9]+\)", text)
+    assert "\nrecipe    [index.hnsw] factory=HNSW8, " in text
+    k = min(20, shown[0]["content"]["indexes"]["hnsw"]["n"])
+    assert f"\nmeasured  hnsw: recall@{k} " in text
+    assert f"\nmeaning   recall@{k}_p5: the same for the worst 5 % of these queries" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "old_value", "new_value", "line"),
+    [
+        ("indexes.hnsw.n", 12_000, 13_000, "index     hnsw: 12,000 -> 13,000 passages"),
+        ("indexes.hnsw.d", 384, 768, "index     hnsw: 384 -> 768 dimensions"),
+        ("indexes.hnsw.search.efSearch", 64, 128, "index     hnsw: search.efSearch 64 -> 128"),
+        ("indexes.hnsw", {"n": 3, "trained": {"loss": 1}}, None, "index     hnsw: removed, n=3"),
+        ("corpus.newest_revision", "2026-10-01", "2026-11-01", "corpus    newest_revision: 2026-10-01 -> 2026-11-01"),
+        ("recipe.chunk.words", 100, 120, "setting   recipe.chunk.words: 100 -> 120"),
+        ("retriever", "hnsw", "rrf(hnsw, bm25)", "setting   retriever: hnsw -> rrf(hnsw, bm25)"),
+        ("indexes.hnsw.trained.losses", {}, {"a": 1.0}, ""),
+    ],
+)
+def test_diff_tells_settings_from_sizes(name: str, old_value: object, new_value: object, line: str) -> None:
+    assert "\n".join(format_difference(name, old_value, new_value)) == line
 
 
 def test_pull_gives(library: Path, tmp_path: Path, bookwheel: Any) -> None:
