@@ -90,11 +90,28 @@ LANGUAGES: dict[str, Language] = {
         list_prefixes=("قائمة ",),
         redirect_words=("#تحويل",),
     ),
+    "be": Language(
+        disambiguation_templates=("неадназначнасць",),
+        disambiguation_titles=("(значэнні)",),
+        list_prefixes=("Спіс ",),
+        redirect_words=("#перанакіраваньне",),
+    ),
     "bg": Language(
         disambiguation_templates=("пояснение", "пояснителна страница"),
         disambiguation_titles=("(пояснение)",),
         list_prefixes=("Списък на ", "Списък с "),
         redirect_words=("#пренасочване", "#виж"),
+    ),
+    "bn": Language(
+        disambiguation_templates=("দ্ব্যর্থতা নিরসন",),
+        disambiguation_titles=("(দ্ব্যর্থতা নিরসন)",),
+        list_suffixes=(" তালিকা",),
+        redirect_words=(
+            "#পুনর্নির্দেশ",
+            "#পুনঃর্নির্দেশ",
+            "#পুনঃনির্দেশ",
+            "#পুননির্দেশ",
+        ),
     ),
     "ca": Language(
         disambiguation_templates=("desambiguació", "biografia desambiguació"),
@@ -120,11 +137,39 @@ LANGUAGES: dict[str, Language] = {
         list_prefixes=("Liste der ", "Liste von ", "Liste des ", "Liste deutscher ", "Listen "),
         redirect_words=("#weiterleitung",),
     ),
+    "el": Language(
+        disambiguation_templates=("αποσαφήνιση",),
+        disambiguation_titles=("(αποσαφήνιση)",),
+        list_prefixes=("Κατάλογος ",),
+        redirect_words=("#ανακατευθυνση",),
+    ),
+    "eo": Language(
+        disambiguation_templates=("apartigilo",),
+        disambiguation_titles=("(apartigilo)",),
+        list_prefixes=("Listo de ",),
+        redirect_words=(
+            "#alidirekti",
+            "#alidirektu",
+            "#al",
+        ),
+    ),
     "es": Language(
         disambiguation_templates=("desambiguación", "desambiguacion", "desambig", "des"),
         disambiguation_titles=("(desambiguación)",),
         list_prefixes=("Lista de ", "Anexo:"),
         redirect_words=("#redirección", "#redireccion"),
+    ),
+    "et": Language(
+        disambiguation_templates=("täpsustuslehekülg",),
+        disambiguation_titles=("(täpsustus)",),
+        list_suffixes=(" loend",),
+        redirect_words=("#suuna",),
+    ),
+    "eu": Language(
+        disambiguation_templates=("argipen",),
+        disambiguation_titles=("(argipena)",),
+        list_suffixes=(" zerrenda",),
+        redirect_words=("#birzuzendu",),
     ),
     "fa": Language(
         disambiguation_templates=("ابهام‌زدایی", "ابهام زدایی"),
@@ -156,17 +201,47 @@ LANGUAGES: dict[str, Language] = {
         list_prefixes=("Liste d", "Listes d"),
         redirect_words=("#redirection",),
     ),
+    "gl": Language(
+        disambiguation_templates=("homónimos",),
+        disambiguation_titles=("(homónimos)",),
+        list_prefixes=("Lista de ",),
+        redirect_words=(
+            "#redirección",
+            "#redirecionamento",
+        ),
+    ),
     "he": Language(
         disambiguation_templates=("פירושונים",),
         disambiguation_titles=("(פירושונים)",),
         list_prefixes=("רשימת ",),
         redirect_words=("#הפניה",),
     ),
+    "hi": Language(
+        disambiguation_templates=("बहुविकल्पी",),
+        disambiguation_titles=("(बहुविकल्पी)",),
+        list_suffixes=(" की सूची",),
+        redirect_words=(
+            "#पुनर्प्रेषित",
+            "#अनुप्रेषित",
+        ),
+    ),
+    "hr": Language(
+        disambiguation_templates=("razdvojba",),
+        disambiguation_titles=("(razdvojba)",),
+        list_prefixes=("Popis ",),
+        redirect_words=("#preusmjeri",),
+    ),
     "hu": Language(
         disambiguation_templates=("egyért", "egyértelműsítő lap"),
         disambiguation_titles=("(egyértelműsítő lap)",),
         list_suffixes=(" listája",),
         redirect_words=("#átirányítás",),
+    ),
+    "hy": Language(
+        disambiguation_templates=("բազմիմաստություն",),
+        disambiguation_titles=("(այլ կիրառումներ)",),
+        list_suffixes=(" ցանկ",),
+        redirect_words=("#վերահղում",),
     ),
     "id": Language(
         disambiguation_templates=("disambiguasi",),
@@ -192,6 +267,15 @@ LANGUAGES: dict[str, Language] = {
         list_suffixes=(" 목록",),
         redirect_words=("#넘겨주기",),
     ),
+    "mr": Language(
+        disambiguation_templates=("निःसंदिग्धीकरण",),
+        disambiguation_titles=("(निःसंदिग्धीकरण)",),
+        list_suffixes=(" यादी",),
+        redirect_words=(
+            "#पुनर्निर्देशन",
+            "#पुर्ननिर्देशन",
+        ),
+    ),
     "nl": Language(
         disambiguation_templates=("dp", "doorverwijspagina", "dpachternaam"),
         disambiguation_titles=("(doorverwijspagina)",),
@@ -216,17 +300,52 @@ LANGUAGES: dict[str, Language] = {
         list_prefixes=("Lista d", "Anexo:"),
         redirect_words=("#redirecionamento",),
     ),
+    "ro": Language(
+        disambiguation_templates=("dezambiguizare",),
+        disambiguation_titles=("(dezambiguizare)",),
+        list_prefixes=("Listă de ",),
+        redirect_words=("#redirecteaza",),
+    ),
     "ru": Language(
         disambiguation_templates=("неоднозначность", "список однофамильцев"),
         disambiguation_titles=("(значения)",),
         list_prefixes=("Список ", "Списки "),
         redirect_words=("#перенаправление", "#перенапр"),
     ),
+    "sk": Language(
+        disambiguation_templates=("rozlišovacia stránka",),
+        disambiguation_titles=("(rozlišovacia stránka)",),
+        list_prefixes=("Zoznam ",),
+        redirect_words=("#presmeruj",),
+    ),
+    "sl": Language(
+        disambiguation_templates=("razločitev",),
+        disambiguation_titles=("(razločitev)",),
+        list_prefixes=("Seznam ",),
+        redirect_words=("#preusmeritev",),
+    ),
+    "sr": Language(
+        disambiguation_templates=("вишезначна одредница",),
+        disambiguation_titles=("(вишезначна одредница)",),
+        list_prefixes=("Списак ",),
+        redirect_words=(
+            "#преусмери",
+            "#преусмјери",
+            "#preusmeri",
+            "#preusmjeri",
+        ),
+    ),
     "sv": Language(
         disambiguation_templates=("förgrening", "förgreningssida", "gren", "grensida"),
         disambiguation_titles=("(olika betydelser)",),
         list_prefixes=("Lista över ", "Lista på "),
         redirect_words=("#omdirigering",),
+    ),
+    "th": Language(
+        disambiguation_templates=("แก้กำกวม",),
+        disambiguation_titles=("(แก้ความกำกวม)",),
+        list_prefixes=("รายชื่อ",),
+        redirect_words=("#เปลี่ยนทาง",),
     ),
     "tr": Language(
         disambiguation_templates=("anlam ayrımı", "anlamayrımı"),
@@ -269,7 +388,7 @@ ia Imagine | id Gambar | ig Ákwúkwó orünotu | io Imajo | it Immagine | ja �
 Belld | kv Файл | la Imago | lad Archivo, Dossia | lb Bild | li Aafbeilding | lij Immagine | lmo
 Immagine | lrc أسگ | lzz Dosya | mdf Изображение | mhr Файл | min Berkas | mk Слика | ml ചി,
 ചിത്രം, പ്ര | mn Зураг | ms Imej | mwl Ficheiro, Imagem | mzn تصویر, پرونده | nah Imagen | nan 文件
-| nap Immagine | nb Bilde | nds Datei, Ofbeelding | nl Afbeelding | no Bilde | oc Imatge | os Ныв
+| nap Immagine |  nds Datei, Ofbeelding | nl Afbeelding | no Bilde | oc Imatge | os Ныв
 | pdc Datei | pfl Datei | pl Grafika | pnb تصویر | pnt Εικόναν | ps انځور | pt Imagem, Arquivo,
 Ficheiro | ro Imagine, Fişier | ru Изображение | sa चित्रं, चित्रम् | sah Ойуу | sc Immàgini | scn
 Mmàggini | sd عڪس | sgs Vaizdas | si රූපය | sk Obrázok | sq Figura | sr Slika, Слика | srn
@@ -309,13 +428,23 @@ def get_namespace_aliases(code: str) -> dict[str, int]:
     >>> get_namespace_aliases("el")
     {'εικόνα': 6}
     """
-    language = code.lower().partition("-")[0]
+    language = get_base_language(code)
     return {name: key for key, names in _NAMESPACE_NAMES.items() for name in names.get(language, [])}
+
+
+def get_base_language(code: str) -> str:
+    """Return the code under which the tables have a language.
+
+    >>> get_base_language("pt-BR"), get_base_language("nb")
+    ('pt', 'no')
+    """
+    base = code.lower().partition("-")[0]
+    return "no" if base == "nb" else base
 
 
 def get_language(code: str) -> Language:
     """Return the words of a language (`de`, `pt-BR`, …) together with the English ones."""
-    language = LANGUAGES.get(code.lower().partition("-")[0], Language())
+    language = LANGUAGES.get(get_base_language(code), Language())
     field_names = [field.name for field in fields(Language)]
     return Language(**{name: getattr(language, name) + getattr(ENGLISH, name) for name in field_names})
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from rag_model.corpus.articles import get_base_language
 from rag_model.corpus.markup.literal import GAP, protect
 from rag_model.corpus.markup.prose import SENTENCE_ENDS
 from rag_model.corpus.markup.tex import render_tex
@@ -146,7 +147,7 @@ APPARATUS_HEADINGS: dict[str, frozenset[str]] = {
         "notes, notes citations and references, reference list, primary sources, secondary "
         "sources, references and external links, external links and references, additional "
         "reading, additional sources, suggested reading, selected bibliography, general sources, "
-        "bibliography and further reading, cited references",
+        "bibliography and further reading, cited references, other websites, related pages",
         "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, nachweise",
         "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, "
         "articles connexes, annexes, lien externe, sources, note",
@@ -165,7 +166,35 @@ APPARATUS_HEADINGS: dict[str, frozenset[str]] = {
         "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, 參考資料, 相关条目, 延伸阅读",
         "ko": "각주, 외부 링크, 같이 보기, 참고 문헌, 참고문헌",
         "ar": "مراجع, وصلات خارجية, انظر أيضا, المراجع, انظر أيضًا, مصادر, هوامش",
-        "simple": "references, other websites, related pages, further reading, notes, sources",
+        "be": "крыніцы, зноскі, спасылкі, літаратура, гл. таксама",
+        "bn": "তথ্যসূত্র, বহিঃসংযোগ, আরও দেখুন, আরো দেখুন, টীকা, আরও পড়ুন, পাদটীকা",
+        "ca": "referències, enllaços externs, vegeu també, bibliografia, notes, notes i referències",
+        "da": "referencer, eksterne henvisninger, se også, litteratur, noter, kilder, kilder/henvisninger",
+        "el": "παραπομπές, εξωτερικοί σύνδεσμοι, δείτε επίσης, βιβλιογραφία, πηγές, σημειώσεις",
+        "eo": "referencoj, eksteraj ligiloj, vidu ankaŭ, literaturo, notoj",
+        "et": "viited, välislingid, vaata ka, kirjandus",
+        "eu": "erreferentziak, kanpo estekak, ikus gainera, oharrak, bibliografia",
+        "fa": "منابع, پیوند به بیرون, جستارهای وابسته, پانویس, یادداشت‌ها",
+        "fi": "lähteet, aiheesta muualla, katso myös, kirjallisuutta, viitteet, huomautukset",
+        "gl": "notas, véxase tamén, bibliografía, ligazóns externas, outras ligazóns, outros artigos, referencias",
+        "he": "הערות שוליים, קישורים חיצוניים, ראו גם, לקריאה נוספת",
+        "hi": "सन्दर्भ, संदर्भ, बाहरी कड़ियाँ, इन्हें भी देखें, टिप्पणियाँ",
+        "hr": "izvori, vanjske poveznice, vidi još, literatura, bilješke",
+        "hu": "jegyzetek, források, további információk, kapcsolódó szócikkek, irodalom, lásd még",
+        "hy": "ծանոթագրություններ, արտաքին հղումներ, տես նաև, գրականություն, աղբյուրներ",
+        "id": "referensi, pranala luar, lihat pula, catatan kaki, bacaan lanjutan, daftar pustaka",
+        "lt": "šaltiniai, nuorodos, taip pat skaitykite, literatūra, išnašos",
+        "lv": "atsauces, ārējās saites, skatīt arī, literatūra, piezīmes",
+        "mr": "संदर्भ, बाह्य दुवे, हे सुद्धा पहा, संदर्भ आणि नोंदी",
+        "no": "referanser, eksterne lenker, se også, litteratur, noter, kilder, fotnoter",
+        "ro": "note, referințe, legături externe, vezi și, bibliografie, lectură suplimentară, note și referințe",
+        "sk": "referencie, externé odkazy, pozri aj, literatúra, zdroje, iné projekty",
+        "sl": "sklici, zunanje povezave, glej tudi, viri, literatura, opombe",
+        "sr": "референце, спољашње везе, види још, литература, извори, напомене, reference, "
+        "spoljašnje veze, vidi još, literatura, izvori, napomene",
+        "th": "อ้างอิง, แหล่งข้อมูลอื่น, ดูเพิ่ม, เชิงอรรถ",
+        "tr": "kaynakça, dış bağlantılar, ayrıca bakınız, notlar, konuyla ilgili yayınlar",
+        "vi": "tham khảo, liên kết ngoài, xem thêm, chú thích, ghi chú, thư mục",
     }.items()
 }
 
@@ -193,7 +222,8 @@ def split_sections(text: str) -> Iterator[RawSection]:
 def is_apparatus(heading: str, language: str) -> bool:
     """Return whether a section with this heading usually has only references or links."""
     name = heading.strip(" :").replace(",", "").lower()
-    return name in APPARATUS_HEADINGS.get(language, frozenset()) or name in APPARATUS_HEADINGS["en"]
+    names = APPARATUS_HEADINGS.get(get_base_language(language), frozenset())
+    return name in names or name in APPARATUS_HEADINGS["en"]
 
 
 # A line with the end of a sentence that is no list item, no cell, and not just a template or a link.

@@ -7,6 +7,7 @@ at build time.
 from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers
 
 _MONTHS = "January February March April May June July August September October November December"
+_UKRAINIAN_MONTHS = "січня лютого березня квітня травня червня липня серпня вересня жовтня листопада грудня"
 
 
 def _is_number(text: str) -> bool:
@@ -32,6 +33,14 @@ def format_date(year: str, month: str = "", day: str = "", *, day_first: bool = 
 def _render_date(call: TemplateCall) -> str:
     parts = call.positional()[:3]
     return format_date(*parts, day_first=call.is_on("df")) if parts else ""
+
+
+def _render_ukrainian_date(call: TemplateCall) -> str:
+    """Render `{{ДН|27|1|1839}}` as 27 січня 1839."""
+    day, month, year = ([*call.positional(), "", "", ""])[:3]
+    if _is_number(month) and 1 <= int(month) <= 12:
+        month = _UKRAINIAN_MONTHS.split()[int(month) - 1]
+    return " ".join(part for part in (day, month, year) if part)
 
 
 def _render_start_date(call: TemplateCall) -> str:
@@ -120,6 +129,7 @@ RENDERERS = build_renderers(
         _render_start_date,
     ),
     ("death date and age, dda, death-date and age, deathdateandage", _render_death_date),
+    ("дн, дс, дата народження, дата смерті", _render_ukrainian_date),
     ("death year and age, dya", _render_death_year),
     ("age, age in years, age nts", _render_age),
     ("as of, asof", _render_as_of),

@@ -226,6 +226,17 @@ def _render_interlanguage(call: TemplateCall) -> str:
     return parts[-1] if len(parts) >= 2 and parts[0].islower() and len(parts[0]) <= 3 else render_first(call)
 
 
+def _render_untranslated(call: TemplateCall) -> str:
+    """Render links to articles of other wikis: Russian and Ukrainian `{{нп|target|words|…}}`."""
+    return call.get("2", "text", "1")
+
+
+def _render_green_link(call: TemplateCall) -> str:
+    """Render Chinese `{{le|target|English|words}}` and `{{tsl|en|English|target|words}}`."""
+    first = 3 if call.name == "tsl" else 1
+    return call.get(str(4 if call.name == "tsl" else 3), str(first), "1")
+
+
 def _render_bible(call: TemplateCall) -> str:
     return " ".join(value for value in call.positional()[:2] if value)
 
@@ -263,7 +274,9 @@ _CONSTANTS = {
     "ell": "…", "...": "…", "dagger, †, extinct": "†", "double-dagger, ‡": "‡", "section sign, §": "§",
     "pi": "π", "okina, hamza": "ʻ",
     "sharp": "♯", "flat": "♭", "natural": "♮", "et al., et al": "et al.", "i.e.": "i.e.", "e.g.": "e.g.",
-    "degree, deg": "°", "prime": "′", "times": "×", "minus": "−", "plusmn, ±": "±", "infin": "∞",
+    "degree, deg": "°",
+    "градус цельсія, градус цельсия": "°C", "градус": "°",
+    "prime": "′", "times": "×", "minus": "−", "plusmn, ±": "±", "infin": "∞",
     "yes": "Yes", "no": "No", "n/a": "N/A", "tm": "™", "registered": "®", "male": "♂", "female": "♀",
     "as written": "[sic]", "eqm, equilibrium": "⇌",
 }  # fmt: skip
@@ -313,6 +326,9 @@ INLINE_RENDERERS: dict[str, Renderer] = (
         ("columns, multi-column", _render_columns),
         ("ship, uss, hms, hmas, hmcs, ss, ms, rms, mv, usns, sms, hmnzs, ins, ijn, uscgc", _render_ship),
         ("ill, interlanguage link, link-interwiki, interlanguage link multi, illm", _render_interlanguage),
+        ("нп, нп1, нп2, нп3, нп4, нп5, не переведено, не переведено 1, не переведено 2, не переведено 3, "
+         "не переведено 4, не переведено 5, не перекладено", _render_untranslated),
+        ("le, tsl, translink", _render_green_link),
         ("bibleverse, bibleref, bibleref2, bibleverse-lb, bibleref2-nb", _render_bible),
         ("flag, flagcountry, flagu, flag+link, flaglink, flagg", _render_flag),
         ("music", _render_music),
@@ -336,6 +352,8 @@ def find_family_renderer(name: str) -> Renderer | None:
     """Return the renderer of a template family such as `lang-fr` or `IPA-de`, or None."""
     if name.startswith("lang-"):
         return _render_language
+    if name.startswith("link-"):
+        return _render_green_link
     if name.startswith(("ipa-", "ipa/")):
         return _render_ipa
     return render_first if name.startswith(("script/", "native name ")) else None

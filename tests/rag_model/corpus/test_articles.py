@@ -74,6 +74,11 @@ def test_what_dpr_left_out_is_dropped_with_its_reason(page, reason: str) -> None
         ("sv", {"text": "x {{förgrening}}"}, "disambiguation"),
         ("sv", {"title": "Lista över länder"}, "list"),
         ("eo", {"text": "x {{disambig}}"}, "disambiguation"),
+        ("mr", {"text": "{{निःसंदिग्धीकरण}}\nच या नावाचे लेख:"}, "disambiguation"),
+        ("el", {"text": "#ΑΝΑΚΑΤΕΥΘΥΝΣΗ [[X]]"}, "redirect"),
+        ("sk", {"text": "x {{Rozlišovacia stránka}}"}, "disambiguation"),
+        ("hi", {"title": "देशों की सूची"}, "list"),
+        ("nb", {"title": "Liste over land"}, "list"),
         ("en", {"text": "x {{Begriffsklärung}}"}, "article"),
     ],
 )
@@ -128,7 +133,7 @@ def test_siteinfo_is_read_without_the_rest(tmp_path, page_xml, export_xml) -> No
     [
         ("de", {"bild": 6}),
         ("el", {"εικόνα": 6}),
-        ("no", {"bilde": 6}),
+        ("nb", {"bilde": 6}),
         ("pt-br", {"imagem": 6, "arquivo": 6, "ficheiro": 6}),
         ("uk", {"зображення": 6, "изображение": 6, "категория": 14}),
         ("fr", {}),

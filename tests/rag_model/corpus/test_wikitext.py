@@ -86,6 +86,10 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("In Taverley ({{level|Construction|10}}), there is ( {{cn}} ) one", "In Taverley, there is one"),
         ("人口は{{自治体人口/滋賀県|date}}現在。散文{{NoteTag|注である。}}の分界。", "人口は現在。散文の分界。"),
         ("a {{small option|nolink}} b {{largeur|12}}", "a b 12"),
+        ("({{ДН|27|1|1839}}, [[Київ]] — {{ДС|14|1|1884}})", "(27 січня 1839, Київ — 14 січня 1884)"),
+        ("«{{нп|Життя||en|Life}}» і {{не перекладено|Пансіон|Пансіоні|ru|X}}", "«Життя» і Пансіоні"),
+        ("до −42&nbsp;{{градус Цельсія}}.", "до −42 °C."),
+        ("[[甲]]、{{le|乙|B}}、{{link-en|丙|C}}、{{tsl|en|D|丁}}、{{le|戊|E|己}}等。", "甲、乙、丙、丁、己等。"),
         ("<onlyinclude>a</onlyinclude><includeonly>b</includeonly><noinclude>c</noinclude>", "ac"),
     ],
 )  # fmt: skip
@@ -133,6 +137,9 @@ def test_prose_under_the_title_of_an_apparatus_is_kept() -> None:
         ("it", "Fonti", "Le fonti del Nilo furono cercate per secoli."),
         ("ru", "Литература", "Первый роман на этом языке вышел в 1899 году."),
         ("bg", "Източници", "Реката има три източници в Рила."),
+        ("bn", "তথ্যসূত্র", "এই নদীর উৎস পাহাড়ে।"),
+        ("el", "Πηγές", "Ο ποταμός έχει δύο πηγές."),
+        ("nb", "Kilder", "Elven har to kilder."),
         ("ja", "出典", "この川は富士山に発する。"),
         ("zh", "参考文献", "這本書是第一部小說。"),
         ("ko", "각주", "이 강은 산에서 시작한다."),
@@ -173,6 +180,22 @@ def test_prose_is_kept_in_each_language(language: str, heading: str, sentence: s
 def test_references_links_and_list_items_are_dropped(line: str) -> None:
     for heading in ("Literature", "See also", "External links", "Further reading", "Notes"):
         assert clean_wikitext(f"== {heading} ==\n{line}\n=== More ===\n{line}", ENGLISH) == ()
+
+
+@pytest.mark.parametrize(
+    ("language", "heading"),
+    [
+        ("bn", "আরও দেখুন"),
+        ("el", "Δείτε επίσης"),
+        ("nb", "Se også"),
+        ("pt-BR", "Ligações externas"),
+        ("en", "Other websites"),
+        ("eu", "Ikus, gainera"),
+        ("hy", "Տես նաև"),
+    ],
+)
+def test_lists_of_links_are_dropped_in_each_language(language: str, heading: str) -> None:
+    assert clean_wikitext(f"== {heading} ==\n* [[A]]", Siteinfo("wiki", language, "")) == ()
 
 
 def test_sections_without_prose_go_with_what_lies_below_them() -> None:
