@@ -125,6 +125,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     _counts_body_bytes = hasattr(_Base, "on_body")
     _last_received = 0.0  # when the client last sent something (the loop's clock)
     _client_key = ""
+    _reads_trailers = False  # the head of the current request is complete
+    _is_refused = False  # the connection closes, and what it still sends is ignored
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(
@@ -162,26 +164,52 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
                 self.transport.abort()
         self._restart_timer()
 
+    def on_message_begin(self) -> None:
+        self._reads_trailers = False
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # A trailer must not act as a header. One header more than allowed shows the excess.
+        if not self._reads_trailers and len(self.headers) <= _MAX_HEADERS:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start the request, unless its head is refused."""
+        self._reads_trailers = True
+        encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if self._is_refused or len(self.headers) > _MAX_HEADERS:
+            self._refuse_long_request()
+        elif any(encoding.strip().lower() != b"chunked" for encoding in encodings):
+            self._refuse_request(501, "Transfer-Encoding may only be `chunked`: send the body without another coding")
+        else:
+            super().on_headers_complete()
+
     def on_body(self, body: bytes) -> None:
         self._overhead_bytes -= len(body)
-        super().on_body(body)
+        if not self._is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_refused:
+            return
         # the rest of the chunk is not counted: it is at most `_PARSE_BYTES`
         self._overhead_bytes = 0
         self.scope["state"]["is_body_complete"] = True
         super().on_message_complete()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) <= _MAX_HEADERS:  # keep one more than allowed, to notice the excess
-            super().on_header(name, value)
-
     def _refuse_long_request(self) -> None:
+        limits = f"{_MAX_OVERHEAD_BYTES >> 10} KiB and {_MAX_HEADERS} headers"
+        self._refuse_request(431, f"a request has at most {limits} beside its body: send fewer, or shorter ones")
+
+    def _refuse_request(self, status: int, detail: str) -> None:
+        """Reply to the request that is being read and close; abort if another one is in progress."""
+        if self._is_refused:
+            return  # the rest of what was refused
+        self._is_refused = True
         if self.idle and not self.transport.is_closing():
-            limits = f"{_MAX_OVERHEAD_BYTES >> 10} KiB and {_MAX_HEADERS} headers"
-            self._refuse(431, f"a request has at most {limits} beside its body: send fewer, or shorter ones")
+            self._refuse(status, detail)
         else:
-            self.transport.abort()  # a request is in progress
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()

@@ -25,13 +25,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.atomic_write import atomic_write
-from rag_model.errors import StoreError, UsageError
+from rag_model.errors import StoreError, UsageError, format_error
 from rag_model.store.objects.buckets import find_cloud
 from rag_model.untrusted_text import parse_json
 
@@ -54,6 +55,7 @@ _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})  # 501 and 400: of a head
 UNCONDITIONAL = (
     "does not honour conditional writes (If-None-Match), so two publishers could both succeed: use a bucket that does"
 )
+_MESSAGE_CHARS = 300  # of an error of a cloud's client, which may quote its rules
 _REMOTE_BLOCK = 1 << 20  # bytes; the minimum that a read at an offset requests
 
 
@@ -218,6 +220,10 @@ class Files:
         """
         if not url.strip():
             raise UsageError("the store's URL is empty: give a folder, file:///…, s3://…, gs://… or az://…")
+        try:
+            urlsplit(url)
+        except ValueError as error:
+            raise UsageError(f"the store's URL {url} is malformed ({error}): correct it") from error
         self._cloud = find_cloud(url)
         if self._cloud and not url.partition("://")[2].partition("/")[0]:
             raise UsageError(f"the store's URL {url} names no bucket: give {url.partition('://')[0]}://BUCKET/FOLDER")
@@ -494,4 +500,4 @@ def _error_message(error: Exception, action: str, url: str) -> str:
         )
     if isinstance(error, FileNotFoundError):
         return f"cannot {action} {url}: the file, its folder or its bucket does not exist"
-    return f"cannot {action} {url}: {str(error) or type(error).__name__}"
+    return f"cannot {action} {url}: {format_error(error)[:_MESSAGE_CHARS]}"

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from rag_model.serving.http.connections import normalize_client_address
+from rag_model.serving.http.guard import BearerTokens
 from tests.fixtures.serving import PATIENCE, Gate, Library, serving, until, with_limits
 
 ASK = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 24\r\n\r\n"
@@ -81,6 +82,35 @@ def test_what_is_sent_around_a_body_has_an_end(
         assert got.startswith(reply)
         until(lambda: len(found.server.server_state.connections) <= 1)  # the other is the client's own
         found.search("who?")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "words"),
+    [
+        (GET + b"a: b\r\n" * 101 + b"\r\n", b"431", b"100 headers"),
+        (GET + b"a: b\r\n" * 99 + b"\r\n", b"200", b"snapshot"),
+        (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"2\r\n{}\r\n0\r\n\r\n", b"501", b"Transfer-Encoding"),
+    ],
+    ids=["101 headers", "100 headers", "two codings"],
+)
+def test_a_head_that_arrives_in_one_piece_is_refused_with_a_reason(
+    request_bytes: bytes, status: bytes, words: bytes, shared_library: Library, dest: Path
+) -> None:
+    with serving(shared_library.url, dest) as found, connected(found.url) as client:
+        client.sendall(request_bytes)
+        reply = client.recv(65536)
+        assert (reply.split(b" ", 2)[1], words in reply) == (status, True)
+
+
+def test_a_trailer_is_not_a_header(shared_library: Library, dest: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("a-token-of-sixteen-characters\n")
+    trailer = b"Authorization: Bearer a-token-of-sixteen-characters\r\n"
+    with (
+        serving(shared_library.url, dest, tokens=BearerTokens(tmp_path / "tokens")) as found,
+        connected(found.url) as client,
+    ):
+        client.sendall(CHUNKED + b"18\r\n" + b'{"questions": ["who?"]  }'[:24] + b"\r\n0\r\n" + trailer + b"\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 401 ")
 
 
 @pytest.mark.parametrize("sent", [b"", ASK + b'{"questions"'], ids=["idle", "slow body"])
