@@ -6,7 +6,6 @@ articles that can be reused are not chunked again.
 """
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +21,7 @@ from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.index.plan import IndexPlan
+from rag_model.process import temporary_folder
 from rag_model.snapshots.chunking import local_paths, store_chunker
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_parent_files
@@ -136,13 +136,13 @@ def explain(
     """
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     parent = Parent.of(store, ref)
-    with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
+    with temporary_folder("explain") as folder:
         scratch = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch, dump, recipe, limit, parent)
         encoders = store_encoders(scratch, encoder, recipe, store)
         chunker = store_chunker(scratch, recipe.chunk)
         files = local_paths(scratch, chunker.files)
-        lookup = _ReuseLookup(store, parent, encoders, recipe, Path(folder) / "passages.parquet", files)
+        lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
         for task in plan_chunk_tasks(store, plan, chunker, parent):
             chunk_result = lookup.look_up_passages(task)
             for name, stored_encoder in encoders.items():

@@ -4,14 +4,13 @@ It writes no memo record, because a record would name the files that contain the
 `gc` from deleting them. The job is cheap, and running it again gives the same files.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from rag_model.corpus.redact import PartFiles, redact_part
+from rag_model.process import temporary_folder
 from rag_model.snapshots.takedown import ARTICLES, SPANS, RedactResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -41,8 +40,8 @@ def redact(task: RedactTask, store: Store) -> Report:
     """Rewrite one part's files without the pages."""
     local = {name: store.blobs.get_local_path(ref) for name, ref in task.files}
     passages, articles, spans = local.pop(TEXT), local.pop(ARTICLES, None), local.pop(SPANS, None)
-    with tempfile.TemporaryDirectory(prefix="bookwheel-redact-") as folder:
-        redacted, rows = redact_part(PartFiles(passages, local, articles, spans), {*task.pages}, Path(folder))
+    with temporary_folder("redact") as folder:
+        redacted, rows = redact_part(PartFiles(passages, local, articles, spans), {*task.pages}, folder)
         paths = {TEXT: redacted.passages, ARTICLES: redacted.articles, SPANS: redacted.spans, **redacted.vectors}
         files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
     return RedactResult(rows, files).to_json()

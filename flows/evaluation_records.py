@@ -1,7 +1,6 @@
 """Record the results of an evaluation flow in the store: metrics, rows, report and predictions."""
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from rag_model.errors import StoreError
 from rag_model.evaluation.records import VALUES_FILE, MeasureValues
 from rag_model.evaluation.reports.run_files import store_report
+from rag_model.process import temporary_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationMetrics, EvaluationSubject, MetricValue
 from rag_model.store.versions.evaluations import is_recorded, record_evaluation
@@ -61,8 +61,7 @@ def store_evaluation(
         "seconds": dict(seconds),
         "version": version("bookwheel"),
     }
-    with tempfile.TemporaryDirectory(prefix="bookwheel-evaluation-") as folder:
-        work = Path(folder)
+    with temporary_folder("evaluation") as work:
         new_evaluation.write(work)
         new_evaluation.values.write(work / VALUES_FILE)
         (work / OUTCOME).write_text(

@@ -4,7 +4,6 @@ The jobs use a temporary store in the folder of the index, so that an interrupte
 where it stopped. The finished index is moved to its path atomically; then the store is deleted.
 """
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.files.intake import Block, InvalidRowPolicy, VectorInput, inspect_vectors, split_into_parts
 from rag_model.index.quality.tune import IndexEvaluation, evaluate_index, read_queries
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
+from rag_model.process import temporary_folder
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -146,8 +146,8 @@ def _split_vectors(
 
 
 def _store_array(store: Store, array: Block) -> BlobRef:
-    with tempfile.TemporaryDirectory(prefix="bookwheel-cut-") as folder:
-        np.save(path := Path(folder) / "array.npy", array, allow_pickle=False)
+    with temporary_folder("cut") as folder:
+        np.save(path := folder / "array.npy", array, allow_pickle=False)
         return store.blobs.put_file(path)
 
 

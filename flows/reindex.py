@@ -7,7 +7,6 @@ that is started again repeats only work that is not recorded.
 Requires: a store that this machine and the workers both reach.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from flows.stage import deployment_flow, stage
 from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
+from rag_model.process import temporary_folder
 from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble_content
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
@@ -108,8 +108,8 @@ def reindex(
 @stage
 def plan_dry_run(dump: str, recipe: Recipe, limit: int | None) -> Plan:
     """Plan the parts without writing to the store."""
-    with tempfile.TemporaryDirectory(prefix="bookwheel-dry-run-") as temporary_folder:
-        return plan_parts(Store.open(temporary_folder, create=True), dump, recipe, limit)
+    with temporary_folder("dry-run") as folder:
+        return plan_parts(Store.open(str(folder), create=True), dump, recipe, limit)
 
 
 @stage

@@ -1,4 +1,4 @@
-"""Configure this process: its processors, its memory allocator, and child processes with limits.
+"""Configure this process: processors, memory allocator, child processes, temporary folders.
 
 **Allocator.** By default glibc returns large blocks to the kernel as soon as they are freed, and
 the next layer of a model gets them back one zeroed page at a time. That costs hundreds of page
@@ -12,19 +12,27 @@ hole of their own size. Other allocators and other C libraries are left as they 
 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
 reads one JSON value and writes one, so a crash or an exceeded limit ends only the child.
+
+**Temporary folders.** A process holds a lock on each of its temporary folders. The kernel releases
+the lock when the process ends, however it ends, so a later process recognises and removes the
+folders of killed ones.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -33,6 +41,8 @@ from typing import Any
 from rag_model.errors import BookwheelError, UsageError, error_from_dict, error_to_dict
 
 _MIB = 1 << 20
+_TEMPORARY_PREFIX = "bookwheel-run-"
+_ABANDONED_SECONDS = 60.0  # a folder that is younger may not be locked yet
 # Parameter numbers of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _KEEP_SETTINGS = {
@@ -45,6 +55,36 @@ _RELEASE_SETTINGS = {
     _TRIM_THRESHOLD: _MIB // 8,  # glibc's default, as the next
     _TOP_PAD: _MIB // 8,
 }
+
+
+@contextmanager
+def temporary_folder(work: str) -> Iterator[Path]:
+    """Yield an empty folder whose name contains `work`, and remove it at the end.
+
+    The first call of a process also removes the folders of processes that were killed.
+    """
+    _remove_abandoned_folders()
+    with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY_PREFIX}{work}-", ignore_cleanup_errors=True) as name:
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
+
+
+@cache
+def _remove_abandoned_folders() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY_PREFIX}*"):
+        with suppress(OSError):  # locked by its owner, of another user, or removed by another process
+            if time.time() - folder.stat().st_mtime < _ABANDONED_SECONDS:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def use_system_allocator_for_arrow() -> None:

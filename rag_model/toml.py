@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import UsageError
 
 T = TypeVar("T")
 # A second TOML type that is accepted for a Python type.
@@ -20,14 +20,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read the tables of a recipe file.
 
     Raises:
-        InputError: The file is missing or is not TOML.
+        UsageError: The file is missing or is not TOML, as other errors of a recipe.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read the recipe {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read the recipe {path} ({error.strerror}): check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"the recipe {path} is not TOML: {error}") from error
+        raise UsageError(f"the recipe {path} is not TOML ({error}): correct it, and save it as UTF-8") from error
 
 
 def from_table(dataclass_type: type[T], table: Any, where: str) -> T:

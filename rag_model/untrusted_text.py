@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -34,6 +35,12 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
         )
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if "int_max_str_digits" not in str(error):  # Python's advice is for programmers
+            raise
+        raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits():,} digits") from error
     _check_depth(value)
     if _ESCAPED_SURROGATE in data.encode().lower():
         _check_characters(value)

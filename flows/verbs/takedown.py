@@ -34,7 +34,7 @@ def takedown(
     new ones without it, with new indexes, and the refs move; `gc` deletes the bytes. Evaluations of
     the old snapshots are deleted too. An interrupted run continues when it is run again. A new
     snapshot is signed only if the old one was signed by a key of the trust file, or by your own key
-    if there is no trust file.
+    if there is no trust file. Exits 3 while snapshots are left on which a running writer relies.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:
@@ -52,7 +52,13 @@ def takedown(
         f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
         "`gc --grace 0 --yes` deletes the bytes",
     ]
-    return Reply({"dry_run": False, **outcome.to_json()}, "\n".join(lines))
+    refusal = (
+        f"{len(outcome.waiting)} snapshots with the pages are left, because writers rely on them: "
+        "run the takedown again when these have ended"
+        if outcome.waiting
+        else ""
+    )
+    return Reply({"dry_run": False, **outcome.to_json()}, "\n".join(lines), refusal)
 
 
 def _shorten_id(name: str) -> str:

@@ -16,7 +16,6 @@ equals DPR's question encoder without its projection, so it is saved as one.
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +37,7 @@ from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import PaperTemplate, PromptTemplate, template_from_json, template_to_json
 from rag_model.generate.rag import Rag, RagSettings
+from rag_model.process import temporary_folder
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, detect_model_parts
 from rag_model.store.versions.models import model_folder
@@ -117,14 +117,14 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
             f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model, "
             "or read a generator alone with --reader concat"
         )
-    with tempfile.TemporaryDirectory(prefix="bookwheel-rag-") as name:
+    with temporary_folder("rag") as name:
         for part in (QUESTION, GENERATOR):
-            _extract_part(folder, config, part, Path(name) / part)
-        question = TrainableEncoder.load(Path(name) / QUESTION, QUESTION, device=device)
+            _extract_part(folder, config, part, name / part)
+        question = TrainableEncoder.load(name / QUESTION, QUESTION, device=device)
         prompt_template, settings = (
             _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
         )
-        generator = load_generator(Path(name) / GENERATOR, prompt_template, device, dtype)
+        generator = load_generator(name / GENERATOR, prompt_template, device, dtype)
     # Has the tokenizer, and the record of the passage space.
     question.folder = folder / _TOKENIZERS[QUESTION]
     return Rag(question, generator, settings).eval()

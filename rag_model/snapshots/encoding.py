@@ -1,6 +1,5 @@
 """The encoders of a build, which are stored for workers and for readers of the snapshot."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from rag_model.encoders.spec import EncoderSpec, find_known_settings, read_encod
 from rag_model.encoders.token_encoder import collect_token_encoder_files, compute_token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
+from rag_model.process import temporary_folder
 from rag_model.retrieve.models import resolve_colbert, resolve_encoders
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -101,13 +101,13 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
     question_folder = resolve_folder(recipe.question_encoder or names.question)
     if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
         check_same_space(question_space, space)
-    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        passage = question = _store_files(store, collect_question_encoder_files(folder, spec, space, Path(workdir)))
+    with temporary_folder("encoder") as workdir:
+        passage = question = _store_files(store, collect_question_encoder_files(folder, spec, space, workdir))
         if question_folder != folder:
             question = _store_files(
                 store,
                 collect_question_encoder_files(
-                    question_folder, read_encoder_spec(question_folder, settings), space, Path(workdir)
+                    question_folder, read_encoder_spec(question_folder, settings), space, workdir
                 ),
             )
     return StoredEncoder(name, spec, space, passage, question)
@@ -133,8 +133,8 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
     elif recipe.muvera:
         raise UsageError(f"muvera settings do not apply to token vectors: say kind = {MUVERA!r}, or leave them out")
     space = name_space_by_content(space, folder)
-    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        files = _store_files(store, collect_token_encoder_files(folder, spec, space, Path(workdir), extra_settings))
+    with temporary_folder("encoder") as workdir:
+        files = _store_files(store, collect_token_encoder_files(folder, spec, space, workdir, extra_settings))
     return StoredEncoder(name, spec, space, files, files, "vectors" if extra_settings else "tokens")
 
 
@@ -155,12 +155,12 @@ def store_sparse_encoder(
     space = name_space_by_content(compute_sparse_space(folder, spec), folder)
     if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
         check_same_space(question_space, space)
-    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        passage = question = _store_files(store, collect_sparse_encoder_files(folder, spec, space, Path(workdir)))
+    with temporary_folder("encoder") as workdir:
+        passage = question = _store_files(store, collect_sparse_encoder_files(folder, spec, space, workdir))
         if question_folder != folder:
             question = _store_files(
                 store,
-                collect_sparse_encoder_files(question_folder, read_sparse_spec(question_folder), space, Path(workdir)),
+                collect_sparse_encoder_files(question_folder, read_sparse_spec(question_folder), space, workdir),
             )
     return StoredEncoder(name, spec, space, passage, question, "sparse", spec.scale)
 
@@ -182,11 +182,9 @@ def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | 
     check_same_space(
         read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), space
     )
-    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        passage = _store_files(store, collect_bag_files(folder, spec, Path(workdir)))
-        question = _store_files(
-            store, collect_sparse_encoder_files(question_folder, question_spec, space, Path(workdir))
-        )
+    with temporary_folder("encoder") as workdir:
+        passage = _store_files(store, collect_bag_files(folder, spec, workdir))
+        question = _store_files(store, collect_sparse_encoder_files(question_folder, question_spec, space, workdir))
     return StoredEncoder(name, spec, space, passage, question, "sparse", scale=1)
 
 

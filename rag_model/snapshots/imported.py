@@ -4,7 +4,6 @@ The user names the encoder of the vectors, and the import checks it by encoding 
 with the wrong encoder every search result would be wrong without any error.
 """
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from rag_model.corpus.source import expand_pattern
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.index.files.intake import PART_BYTES, Block, VectorInput, split_into_parts
+from rag_model.process import temporary_folder
 from rag_model.snapshots.content import BuiltIndex, assemble_content
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
@@ -78,15 +78,15 @@ def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: 
         kept_rows = [row for row, passage in enumerate(block_passages) if passage.page_id not in removed_pages]
         if not kept_rows:
             return
-        with tempfile.TemporaryDirectory(prefix="bookwheel-import-") as name:
+        with temporary_folder("import") as name:
             removed_count = len(block) - len(kept_rows)
             chunk_results.append(
                 _store_passages(
-                    store, (block_passages[row] for row in kept_rows), removed_count, Path(name) / "passages.parquet"
+                    store, (block_passages[row] for row in kept_rows), removed_count, name / "passages.parquet"
                 )
             )
             is_complete = len(kept_rows) == len(block)
-            np.save(file := Path(name) / "vectors.npy", block if is_complete else block[kept_rows], allow_pickle=False)
+            np.save(file := name / "vectors.npy", block if is_complete else block[kept_rows], allow_pickle=False)
             ref = store.blobs.put_file(file)
         embed_results.append(EmbedResult(ref, len(kept_rows), is_new=True))
 

@@ -3,7 +3,6 @@
 The plan of the parts is recorded in the store, so that the next run does not split a source again.
 """
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.plan import IndexPlan
 from rag_model.index.recipe import IndexRecipe, representation_of
+from rag_model.process import temporary_folder
 from rag_model.snapshots.encoding import (
     RepresentRecipe,
     StoredEncoder,
@@ -133,8 +133,7 @@ def _plan_into_store(
         staged[f"{len(staged):05d}"] = ref
         return store.blobs.url_of(ref)
 
-    with tempfile.TemporaryDirectory(prefix="bookwheel-plan-") as workdir:
-        folder = Path(workdir)
+    with temporary_folder("plan") as folder:
         return plan_dump(
             dump,
             workdir=folder,

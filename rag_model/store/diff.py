@@ -1,6 +1,5 @@
 """Compare two snapshots: articles, passages, settings, and the bytes that a pull would fetch."""
 
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from rag_model.corpus.passages import PASSAGE_SCHEMA
 from rag_model.errors import StoreError
+from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import read_ahead
 from rag_model.store.pulling.deltas import find_delta
@@ -67,10 +67,10 @@ def iter_article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUC
     if not rest_before and not rest_after:
         return
     count = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
-    with tempfile.TemporaryDirectory(prefix="bookwheel-diff-") as folder:
+    with temporary_folder("diff") as folder:
         file_rows = max(1, bucket // _FILES_PER_BUCKET)
-        files_before = _write_bucket_files(before, rest_before, count, file_rows, Path(folder) / "before")
-        files_after = _write_bucket_files(after, rest_after, count, file_rows, Path(folder) / "after")
+        files_before = _write_bucket_files(before, rest_before, count, file_rows, folder / "before")
+        files_after = _write_bucket_files(after, rest_after, count, file_rows, folder / "after")
         for number in range(count):
             yield from _compare(_read_bucket(files_before, number), _read_bucket(files_after, number))
 

@@ -152,7 +152,7 @@ RECIPES = {
     "an unknown chunker": ('[chunk]\nchunker = "verses"', 2, "verses"),
     "a wrong dtype": ('[encode]\ndtype = "int3"', 2, "choose one of float16, float32"),
     "an unknown field of the encoder": ("[encode.spec]\npoolling = 'cls'", 2, "poolling"),
-    "no TOML": ("[chunk\n", 1, "is not TOML"),
+    "no TOML": ("[chunk\n", 2, "is not TOML"),
     "no index": ("[index]\n", 2, "names no index"),
     "a share above 1": ("[gate]\nmax_passage_loss = 3", 2, "max_passage_loss"),
     "parts of no bytes": ("part_bytes = 0", 2, "part_bytes"),
@@ -170,7 +170,7 @@ def test_a_bad_recipe(text: str, code: int, said: str, tmp_path: Path, unharmed:
 
 def test_no_recipe_of_that_name(unharmed: Path, reindex: Any) -> None:
     ran = reindex(unharmed, recipe="/nowhere.toml")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "/nowhere.toml" in ran.complaint
 
 

@@ -96,6 +96,15 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     assert again["counts"]["embedded"] == 0
 
 
+def test_a_takedown_that_waits_for_a_writer_exits_3(store: Path, bookwheel: Any) -> None:
+    opened = Store.open(str(store))
+    old = opened.snapshots.resolve("latest")
+    with opened.intents.hold("move-1", [f"snapshots/{old}.json"]):
+        waiting = bookwheel("takedown", PAGE, "--store", store, "--yes")
+    assert (waiting.code, "1 snapshots with the pages are left" in waiting.err) == (3, True)
+    assert bookwheel("takedown", "--store", store, "--yes").code == 0
+
+
 def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any, trusted: Path) -> None:
     """And without its pages being named again; where refs are half moved, `tests/rag_model/snapshots` looks."""
     opened = Store.open(str(store))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -158,3 +159,34 @@ def test_it_ends_in_time_although_its_parent_was_killed() -> None:
         parent.kill()
     (child,) = children
     child.wait(60)  # raises if it is still there
+
+
+_HOLDS_A_FOLDER = """
+import sys
+from rag_model.process import temporary_folder
+with temporary_folder("test") as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", _HOLDS_A_FOLDER]
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    (killed, abandoned), (living, used) = start(), start()
+    killed.kill()
+    killed.communicate()
+    for folder in (abandoned, used):
+        (folder / "file").write_text("x")
+        os.utime(folder, (0, 0))
+    later, young = start()
+    assert [folder.exists() for folder in (abandoned, used, young)] == [False, True, True]
+    for process, folder in ((living, used), (later, young)):
+        process.communicate()  # its input ends
+        assert not folder.exists()

@@ -80,3 +80,8 @@ def test_what_is_kept_for_others_is_refused(bad: str) -> None:
     assert bad not in escape_controls(f"a{bad}b")
     with pytest.raises(UsageError, match="the note contains the control character"):
         check_printable(f"a{bad}b", "the note")
+
+
+def test_a_number_of_too_many_digits_is_named_without_advice_for_programmers() -> None:
+    with pytest.raises(ValueError, match=r"^a whole number has more than 4,300 digits$"):
+        parse_json(b'{"id": ' + b"9" * 5000 + b"}")

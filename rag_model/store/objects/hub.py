@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Never, TypeVar
 from urllib.parse import quote
 
@@ -40,6 +39,7 @@ from huggingface_hub.utils import (
 from huggingface_hub.utils.logging import get_logger
 
 from rag_model.errors import BookwheelError, ReadOnlyError, StoreError, UsageError, format_error
+from rag_model.process import temporary_folder
 from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
 
 T = TypeVar("T")
@@ -279,13 +279,13 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
     _check_names(repository, url)
     with _translate_commit_errors(url), guard_request():
         parent = _find_parent_commit(api, repository, url)
-    with TemporaryDirectory(prefix="bookwheel-") as folder:
-        yield Path(folder)
+    with temporary_folder("upload") as folder:
+        yield folder
         with _translate_commit_errors(url):
             _send_commit(
                 api,
                 repository,
-                Path(folder),
+                folder,
                 parent or _create_repository(api, repository),
                 summary,
             )

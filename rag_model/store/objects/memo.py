@@ -8,8 +8,6 @@ locked, overwritten or deleted.
 
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import Any
 
 from rag_model.digest import digest_json
 from rag_model.errors import StoreError
+from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef, Blobs
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.untrusted_text import parse_json
@@ -112,12 +111,9 @@ class Memo:
             return record, record.owner is not None and record.owner == self.owner
         if not self.can_produce:
             raise NotRecordedError(f"{stage} {key}")
-        workdir = Path(tempfile.mkdtemp(prefix="bookwheel-"))
-        try:
+        with temporary_folder("stage") as workdir:
             produced = produce(workdir)
             outputs = {name: self.blobs.put_file(path) for name, path in produced.outputs.items()}
-        finally:
-            shutil.rmtree(workdir, ignore_errors=True)
         return self.write_record(stage, key, outputs, produced.stats, inputs), True
 
     def iter_inputs(self, stage: str) -> Iterator[Mapping[str, Any]]:

@@ -5,12 +5,10 @@ of examples by the digest of its texts. These scores dominate the cost of RA-DIT
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +22,7 @@ from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate, PromptTemplate, template_to_json
 from rag_model.generate.rag_folder import SavableGenerator
+from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.store import Store
@@ -100,10 +99,9 @@ def score_answers(
 
 def put_generator(store: Store, generator: SavableGenerator) -> Files:
     """Store a generator's weights, tokenizer and template; equal generators give equal files."""
-    with tempfile.TemporaryDirectory(prefix="bookwheel-generator-") as name:
-        folder = Path(name)
-        generator.module.save_pretrained(name)
-        generator.tokenizer.save_pretrained(name)
+    with temporary_folder("generator") as folder:
+        generator.module.save_pretrained(folder)
+        generator.tokenizer.save_pretrained(folder)
         (folder / RECORD_FILE).write_text(
             json.dumps({"form": template_to_json(generator.prompt_template)}, sort_keys=True)
         )

@@ -1,7 +1,6 @@
 """Search the bags of tokens of a snapshot's passages, which stay valid while the encoder trains."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.ragged_file import SparseWriter
@@ -16,6 +15,7 @@ from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.impact import KIND
 from rag_model.index.postings.search import ImpactIndex
 from rag_model.index.recipe import IndexRecipe
+from rag_model.process import temporary_folder
 from rag_model.retrieve.indexes import open_index, representation_kind
 from rag_model.store.versions.manifest import TEXT
 from rag_model.store.versions.snapshot import Snapshot
@@ -70,13 +70,13 @@ def _build_bag_index(snapshot: Snapshot, folder: Path) -> ImpactIndex:
     tokenizer, size = load_tokenizer(folder, spec.max_length), read_vocabulary_size(folder)
     encoder = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size))
     plan = KIND.plan(IndexRecipe("Impact1"), snapshot.n, size)
-    with TemporaryDirectory(prefix="bookwheel-bags-") as workdir:
-        index_path, row_paths = Path(workdir) / f"index.{KIND.suffix}", list[Path]()
+    with temporary_folder("bags") as workdir:
+        index_path, row_paths = workdir / f"index.{KIND.suffix}", list[Path]()
         for number, text in enumerate(snapshot.row_files(TEXT)):
-            row_paths.append(Path(workdir) / f"{number}.sparse")
+            row_paths.append(workdir / f"{number}.sparse")
             with SparseWriter(row_paths[-1], size, 1) as writer:
                 _encode_part(writer, encoder, text)
-        run_stages(plan, row_paths, index_path, Path(workdir))
+        run_stages(plan, row_paths, index_path, workdir)
         return KIND.open(
             IndexFiles(index_path, lambda: row_paths, snapshot.n), plan.entry()
         )  # the mapping outlives the file

@@ -10,8 +10,6 @@ because passages do not contain their labels.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import numpy as np
@@ -22,6 +20,7 @@ from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.index.build import run_stages
 from rag_model.index.kind import IndexFiles, get_kind_for_factory, get_kind_of_entry
 from rag_model.index.recipe import IndexRecipe
+from rag_model.process import temporary_folder
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.dense import TextRetriever
 from rag_model.retrieve.factory import open_retriever
@@ -235,9 +234,9 @@ def _build_bm25(snapshot: Snapshot) -> SnapshotRetriever:
     recipe, rows = IndexRecipe("BM25"), snapshot.row_files(TEXT)
     kind = get_kind_for_factory(recipe.factory)
     plan = kind.plan(recipe, snapshot.n, 0)
-    with TemporaryDirectory(prefix="bookwheel-words-") as workdir:
-        index_path = Path(workdir) / f"index.{kind.suffix}"
-        run_stages(plan, rows, index_path, Path(workdir))
+    with temporary_folder("words") as workdir:
+        index_path = workdir / f"index.{kind.suffix}"
+        run_stages(plan, rows, index_path, workdir)
         bm25_index = kind.open(
             IndexFiles(index_path, lambda: rows, snapshot.n), plan.entry()
         )  # the mapping outlives the file
