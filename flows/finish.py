@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from beam_jobs import delta, index
+from beam_jobs import delta, gate, index
 from beam_jobs.index_tasks import IndexInProgress
 from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
@@ -94,11 +94,12 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         indexes = build_shards(indexes, launch, on_progress)
     with clock("merge") as on_progress:
         built_indexes = merge_shards(indexes, launch, on_progress)
-    with clock("tune"):
-        built_indexes = tune_indexes(store, build.assemble_content(built_indexes), built_indexes, recipe)
+    with clock("tune") as on_progress:
+        draft = build.assemble_content(built_indexes)
+        built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress)
     content = build.assemble_content(built_indexes)
-    with clock("gate"):
-        metrics = measure_indexes(store, Manifest(content), built_indexes, recipe)
+    with clock("gate") as on_progress:
+        metrics = measure_indexes(store, Manifest(content), built_indexes, recipe, launch, on_progress)
     provenance = {
         **build_provenance(build.source, build.encoder, built_indexes, clock.seconds),
         **build.derived_provenance,
@@ -187,16 +188,33 @@ def merge_shards(indexes: Sequence[IndexInProgress], launch: Launch, on_progress
 
 
 @stage
-def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: Recipe) -> list[BuiltIndex]:
+def tune_indexes(
+    store: Store,
+    draft: Content,
+    built: Sequence[BuiltIndex],
+    recipe: Recipe,
+    launch: Launch,
+    on_progress: OnProgress,
+) -> list[BuiltIndex]:
     """Set the search parameters of indexes with a recall target."""
-    return tune_searches(store, draft, built, recipe.gate)
+    return tune_searches(store, draft, built, recipe.gate, partial(gate.tune_indexes, store, launch, on_progress))
 
 
 @stage
-def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> SnapshotMetrics:
+def measure_indexes(
+    store: Store,
+    manifest: Manifest,
+    built: Sequence[BuiltIndex],
+    recipe: Recipe,
+    launch: Launch,
+    on_progress: OnProgress,
+) -> SnapshotMetrics:
     """Compare every index with exact search, check its file, and measure the gate's questions."""
+    merges = {index.name: index.stats for index in built}
     with Snapshot.from_manifest(store, manifest) as snapshot:
-        return measure_snapshot(snapshot, recipe.gate, {index.name: index.stats for index in built})
+        return measure_snapshot(
+            snapshot, recipe.gate, merges, partial(gate.measure_indexes, store, launch, on_progress)
+        )
 
 
 @stage

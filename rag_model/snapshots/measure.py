@@ -26,12 +26,14 @@ from rag_model.evaluation.gate import GateRecipe, IndexRecalls, QuestionFloor, R
 from rag_model.evaluation.questions import read_questions, sample_rows, sample_sentences
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, retrieve
 from rag_model.index.factory import with_refinement
+from rag_model.index.files.engine import Vectors
 from rag_model.index.kind import IndexMeasurement, SparseQuerySet, TextQuerySet, TokenQuerySet, get_kind_of_entry
 from rag_model.index.quality.results import IndexHealth, OperatingPoint, percentile5
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.indexes import index_files, open_exact_index
 from rag_model.snapshots.content import BuiltIndex
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, question_encoder_path
@@ -85,8 +87,15 @@ class SnapshotMetrics:
         return metrics | dict(self.kind_metrics.get(index, {}))
 
 
+# Measures all indexes of a snapshot, by name.
+MeasureIndexes = Callable[[Snapshot, GateRecipe], Mapping[str, IndexMeasurement]]
+
+
 def measure_snapshot(
-    snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping[str, Any]] | None = None
+    snapshot: Snapshot,
+    recipe: GateRecipe,
+    merges: Mapping[str, Mapping[str, Any]] | None = None,
+    measure_indexes: MeasureIndexes | None = None,
 ) -> SnapshotMetrics:
     """Search each index with the same sampled queries, compare with exact search, and examine its
     file.
@@ -97,18 +106,15 @@ def measure_snapshot(
         snapshot: a snapshot, published or not.
         recipe: number of queries, depth k and seed.
         merges: the statistics of each index's merge, by name, with the number of repaired nodes.
+        measure_indexes: measures the indexes, perhaps on other machines; None: this process does.
 
     Raises:
         InputError: an index or its vectors are damaged.
     """
     if not snapshot.n:
         return SnapshotMetrics(recipe.k, {}, {})
-    get_query_set, content = cache_query_sets(snapshot, recipe), snapshot.manifest.content
-    measurements: dict[str, IndexMeasurement] = {}
-    for name, entry in content.indexes.items():
-        measurements[name] = get_kind_of_entry(entry).measure(
-            index_files(snapshot, name), entry, get_query_set(content.representation_of(name))
-        )
+    measurements = (measure_indexes or _measure_indexes)(snapshot, recipe)
+    content = snapshot.manifest.content
     return SnapshotMetrics(
         min(recipe.k, snapshot.n),
         {
@@ -122,6 +128,23 @@ def measure_snapshot(
         {name: measurement.metrics for name, measurement in measurements.items() if measurement.metrics},
         {name: score_retriever(snapshot, floor) for name, floor in recipe.questions.items()},
     )
+
+
+def _measure_indexes(snapshot: Snapshot, recipe: GateRecipe) -> dict[str, IndexMeasurement]:
+    get_query_set, content = cache_query_sets(snapshot, recipe), snapshot.manifest.content
+    return {
+        name: measure_index(snapshot, name, get_query_set(content.representation_of(name))) for name in content.indexes
+    }
+
+
+def measure_index(snapshot: Snapshot, name: str, query_set: AnyTrial) -> IndexMeasurement:
+    """Search one index with queries of its representation, and examine its file.
+
+    Raises:
+        InputError: the index or its vectors are damaged.
+    """
+    entry = snapshot.manifest.content.indexes[name]
+    return get_kind_of_entry(entry).measure(index_files(snapshot, name), entry, query_set)
 
 
 def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
@@ -166,11 +189,17 @@ def sample_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation
     Raises:
         InputError: the vectors are damaged.
     """
-    encoder = load_any_encoder(snapshot.folder(question_encoder_path(representation)))
-    questions = encoder.encode_questions(_sample_sentences(snapshot, recipe)[1])
     return VectorQuerySet.from_exact_search(
-        open_exact_index(snapshot, representation), questions, min(recipe.k, snapshot.n)
+        open_exact_index(snapshot, representation),
+        encode_vector_queries(snapshot, recipe, representation),
+        min(recipe.k, snapshot.n),
     )
+
+
+def encode_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> Vectors:
+    """Return (q, d) float32: sentences of sampled passages, by the question encoder."""
+    encoder = load_any_encoder(snapshot.folder(question_encoder_path(representation)))
+    return encoder.encode_questions(_sample_sentences(snapshot, recipe)[1])
 
 
 def sample_token_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> TokenQuerySet:
@@ -221,7 +250,34 @@ CODE = 1  # increase it when the same index and questions would give another set
 _INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 
 
-def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: GateRecipe) -> list[BuiltIndex]:
+@dataclass(frozen=True, slots=True)
+class TuneTask:
+    """An index whose search parameters are to reach a recall target."""
+
+    index: str
+    blob: BlobRef  # the index file
+    target: float
+    k: int  # depth of recall
+    queries: int  # number of sampled queries
+    seed: int  # of the sample; another one than the gate's
+
+    @property
+    def recipe(self) -> GateRecipe:
+        """The sample of queries, as the samplers take it."""
+        return GateRecipe(k=self.k, queries=self.queries, seed=self.seed)
+
+
+# Tunes indexes of a snapshot, perhaps on other machines; returns `tune_index`'s results in order.
+TuneIndexes = Callable[[Snapshot, Sequence[TuneTask]], Sequence[Mapping[str, Any]]]
+
+
+def tune_searches(
+    store: Store,
+    draft: Content,
+    built: Sequence[BuiltIndex],
+    recipe: GateRecipe,
+    tune_indexes: TuneIndexes | None = None,
+) -> list[BuiltIndex]:
     """Return the indexes with search parameters that reach their recall target.
 
     An index without a target is unchanged. Queries are sampled like the gate's but with another
@@ -233,38 +289,65 @@ def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], rec
         draft: the content before tuning.
         built: the indexes of the draft.
         recipe: the gate's depth k and number of queries.
+        tune_indexes: tunes them, perhaps on other machines; None: this process does.
 
     Raises:
         InputError: an index or its vectors are damaged.
     """
     with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
-        get_query_set = cache_query_sets(snapshot, replace(recipe, seed=recipe.seed + 1))
-
-        def tune_index(index: BuiltIndex) -> BuiltIndex:
-            target = index.plan.recall_target
-            if target is None or not snapshot.n:
-                return index
-
-            def produce(workdir: Path) -> StageResult:
-                entry, query_set = draft.indexes[index.name], get_query_set(draft.representation_of(index.name))
-                tuning = get_kind_of_entry(entry).tune(index_files(snapshot, index.name), entry, query_set, target)
-                return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
-
-            stats = store.memo.get_or_create("tune", _inputs(draft, index, recipe), produce)[0].stats
-            notes = (*index.plan.notes, stats["note"]) if stats["note"] else index.plan.notes
-            return replace(index, plan=replace(index.plan, search=stats["search"], notes=notes))
-
-        return [tune_index(index) for index in built]
+        tasks = [
+            TuneTask(index.name, index.blob, index.plan.recall_target, recipe.k, recipe.queries, recipe.seed + 1)
+            for index in built
+            if index.plan.recall_target is not None and snapshot.n
+        ]
+        if tune_indexes is None:
+            get_query_set = cache_query_sets(snapshot, replace(recipe, seed=recipe.seed + 1))
+            results: Sequence[Mapping[str, Any]] = [tune_index(store, snapshot, task, get_query_set) for task in tasks]
+        else:
+            results = tune_indexes(snapshot, tasks) if tasks else []
+    stats_by_index = {task.index: stats for task, stats in zip(tasks, results, strict=True)}
+    return [
+        _with_tuning(index, stats_by_index[index.name]) if index.name in stats_by_index else index for index in built
+    ]
 
 
-def _inputs(draft: Content, index: BuiltIndex, recipe: GateRecipe) -> dict[str, object]:
-    over = draft.representation_of(index.name)
+def _with_tuning(index: BuiltIndex, stats: Mapping[str, Any]) -> BuiltIndex:
+    notes = (*index.plan.notes, stats["note"]) if stats["note"] else index.plan.notes
+    return replace(index, plan=replace(index.plan, search=stats["search"], notes=notes))
+
+
+def tune_index(
+    store: Store, snapshot: Snapshot, task: TuneTask, get_query_set: Callable[[str], AnyTrial]
+) -> dict[str, Any]:
+    """Return the search parameters of one index, and a note if they miss the target; once.
+
+    Args:
+        store: the store with the memo.
+        snapshot: the draft.
+        task: the index, its target and the sample of queries.
+        get_query_set: returns the queries of a representation; called unless they are recorded.
+
+    Raises:
+        InputError: the index or its vectors are damaged.
+    """
+    content = snapshot.manifest.content
+
+    def produce(workdir: Path) -> StageResult:
+        entry, query_set = content.indexes[task.index], get_query_set(content.representation_of(task.index))
+        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, task.index), entry, query_set, task.target)
+        return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
+
+    return dict(store.memo.get_or_create("tune", _inputs(content, task), produce)[0].stats)
+
+
+def _inputs(draft: Content, task: TuneTask) -> dict[str, object]:
+    over = draft.representation_of(task.index)
     files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
     return {
-        "index": index.blob.id,
-        "target": index.plan.recall_target,
+        "index": task.blob.id,
+        "target": task.target,
         "files": files,
-        "questions": [recipe.k, recipe.queries, recipe.seed + 1],
+        "questions": [task.k, task.queries, task.seed],
         "code": CODE,
         # which encoder asks: equal vectors may have another one
         **({} if over == EMBEDDINGS else {"over": over}),

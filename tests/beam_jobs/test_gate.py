@@ -1,0 +1,92 @@
+"""The gate's jobs: workers measure as one process does, and the launcher reads no vectors."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import gate
+from beam_jobs.launch import Launch
+from beam_jobs.workers import START_VARIABLE
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.snapshots.content import BuiltIndex
+from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
+from rag_model.store.objects.blobs import BlobRef, Blobs
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
+from tests.rag_model import conftest as corpus
+
+RECIPE = GateRecipe(k=3, queries=8)
+passages, encoder, content = corpus.passages, corpus.encoder, corpus.content
+
+
+def without_times(metrics: SnapshotMetrics) -> object:
+    """Return all that does not depend on the clock."""
+    curves = {name: [replace(point, milliseconds=0) for point in curve] for name, curve in metrics.curves.items()}
+    recalls = {name: found.recalls.tolist() for name, found in metrics.recalls.items()}
+    return metrics.metrics(), metrics.health, curves, recalls
+
+
+@pytest.fixture
+def store(content: tuple[Store, Content], tmp_path: Path) -> Store:
+    """Return a copy of the store, to which the jobs write."""
+    return Store.open(str(shutil.copytree(content[0].files.local_path(""), tmp_path / "store")))
+
+
+@pytest.fixture
+def snapshot(store: Store, content: tuple[Store, Content]) -> Snapshot:
+    """Return a draft with a graph and lists, over two parts."""
+    return Snapshot.from_manifest(store, Manifest(content[1]))
+
+
+@pytest.fixture
+def launch(store: Store, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """Return the settings that give every job to workers, which are threads of this process."""
+    monkeypatch.setenv(START_VARIABLE, "0")
+    return Launch.new(store.url, ["--runner=FnApiRunner"])
+
+
+def test_workers_measure_what_one_process_measures(store: Store, snapshot: Snapshot, launch: Launch) -> None:
+    steps: list[tuple[int, int]] = []
+    expected = measure_snapshot(snapshot, RECIPE)
+    on_workers = partial(gate.measure_indexes, store, launch, lambda *step: steps.append(step))
+    assert without_times(measure_snapshot(snapshot, RECIPE, None, on_workers)) == without_times(expected)
+    assert steps == sorted(steps)
+    assert steps[-1] == (4, 4)  # two parts, then two indexes
+
+
+@pytest.mark.parametrize("k", [3, 50])
+def test_the_launcher_reads_neither_vectors_nor_indexes(
+    store: Store, snapshot: Snapshot, launch: Launch, monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    readers: list[tuple[str, int]] = []
+    fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
+
+    def record(blobs: Blobs, ref: BlobRef) -> Path:
+        readers.append((ref.id, threading.get_ident()))
+        return fetch(blobs, ref)
+
+    monkeypatch.setattr(Blobs, "get_local_path", record)
+    recipe, files = replace(RECIPE, k=k), snapshot.manifest.content.files
+    assert gate.measure_indexes(store, launch, None, snapshot, recipe)
+    heavy = {ref.id for path, ref in files.items() if path.startswith(("embeddings/", "index/"))}
+    assert heavy <= {blob for blob, _ in readers}
+    assert not heavy & {blob for blob, thread in readers if thread == threading.get_ident()}
+
+
+def test_tuning_on_workers_is_recorded_as_in_one_process(store: Store, snapshot: Snapshot, launch: Launch) -> None:
+    content = snapshot.manifest.content
+    entry = content.indexes["hnsw"]
+    plan = resolve(IndexRecipe(entry["factory"], recall_target=0.9), snapshot.n, snapshot.dim)
+    blob = content.files["index/hnsw.faiss"]
+    built = [BuiltIndex("hnsw", replace(plan, search=entry["search"]), blob)]
+    first = tune_searches(store, content, built, RECIPE, partial(gate.tune_indexes, store, launch, None))
+    assert first[0].plan.search == {"efSearch": 3}
+    store.memo = replace(store.memo, can_produce=False)
+    assert tune_searches(store, content, built, RECIPE) == first
