@@ -9,6 +9,7 @@ from typing import Any
 
 from rag_model.encoders.cross_encoder import find_onnx_file
 from rag_model.encoders.files import CONFIG, MODULES, read_json_object
+from rag_model.encoders.gguf_file import check_gguf_file
 from rag_model.encoders.sparse_spec import is_sparse_encoder
 from rag_model.encoders.spec import RECORD_FILE, is_static_encoder
 from rag_model.encoders.static_folder import StaticTable, find_static_body
@@ -115,6 +116,7 @@ def _from_static_table(table: StaticTable) -> Architecture:
 
 def _from_gguf(path: Path) -> Architecture:
     gguf = require("gguf", "train")
+    check_gguf_file(path)
     try:
         reader = gguf.GGUFReader(path)
         family = reader.fields["general.architecture"].contents()

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import transformers
-from jinja2 import TemplateError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rag_model.chat_template import TemplateRefusalError, render_chat_template
 from rag_model.encoders.files import CONFIG, TOKENIZER, read_json_object, read_optional_json, resolve_folder
+from rag_model.encoders.gguf_file import check_gguf_file
 from rag_model.encoders.model import resolve_device
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.spec import RECORD_FILE
@@ -99,7 +100,8 @@ def apply_chat_template(
     .05 and 16.4 (half of the answers are empty).
 
     Raises:
-        UsageError: the chat template does not contain the user message.
+        UsageError: the chat template does not contain the user message, or refuses it.
+        InputError: the chat template cannot be rendered within its bounds.
     """
     rendered = _render_around_mark(tokenizer, system)
     prefix, mark, suffix = rendered.rpartition(_MESSAGE_MARK)
@@ -118,7 +120,7 @@ def _render_around_mark(tokenizer: Any, system: str) -> str:
     user_message = {"role": "user", "content": _MESSAGE_MARK}
     if system:
         # Some chat templates raise an error for a system message, and some leave it out.
-        with suppress(TemplateError):
+        with suppress(TemplateRefusalError):
             rendered = _render_messages(tokenizer, [{"role": "system", "content": system}, user_message])
             if system in rendered:
                 return rendered
@@ -127,7 +129,7 @@ def _render_around_mark(tokenizer: Any, system: str) -> str:
 
 
 def _render_messages(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    return render_chat_template(tokenizer.get_chat_template(), messages, tokenizer.special_tokens_map)
 
 
 def _find_weight_source(folder: Path) -> dict[str, Any]:
@@ -140,6 +142,7 @@ def _find_weight_source(folder: Path) -> dict[str, Any]:
             raise InputError(f"model {folder} has {len(files)} GGUF files: move the one to read into a separate folder")
         for module in ("gguf", "accelerate"):
             require(module, "train")
+        check_gguf_file(files[0])
         return {"gguf_file": files[0].name}
     read_json_object(folder / CONFIG)
     read_tensor_headers(folder)

@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ from rag_model.corpus.ragged_file import SparseFile, TokenFile, TokenVectors, To
 from rag_model.corpus.records import Passage, Slice
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile, SpanWriter
 from rag_model.corpus.source import read_slice
+from rag_model.encoders.gguf_file import check_gguf_file
 from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
@@ -338,6 +340,20 @@ def _tokenizer(folder: Path) -> Path:
     return folder / "tokenizer.json"
 
 
+def _gguf(folder: Path) -> Path:
+    writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
+    for name in ("block_count", "head_count", "context_length", "vocab_size"):
+        getattr(writer, f"add_{name}")(1)
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_types([1, 1, 1])
+    writer.add_tensor("token_embd.weight", _vectors()[:3])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "tiny.gguf"
+
+
 def _tokenizer_rules(folder: Path) -> Path:
     path = _tokenizer(folder)
     rules = json.loads(path.read_bytes())
@@ -459,6 +475,7 @@ KINDS = [
     Kind("weights", _weights, lambda path: digest_weights(path.parent)),
     Kind("tokenizer", _tokenizer, _read_tokenizer),
     Kind("rules of a tokenizer", _tokenizer_rules, _read_tokenizer),
+    Kind("gguf header", _gguf, check_gguf_file),
     Kind("static encoder", _static, _read_static),
     Kind("dump", _dump, _read_dump),
     Kind("packed dump", _packed_dump, _read_dump),

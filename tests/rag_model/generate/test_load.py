@@ -1,6 +1,8 @@
 """Opening generators: families, forms, and what is refused with a sentence."""
 
 import json
+import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rag_model.corpus.records import Passage
+from rag_model.encoders.architecture import read_architecture
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.causal import CausalGenerator
-from rag_model.generate.load import apply_chat_template, load_generator
+from rag_model.generate.load import apply_chat_template, load_generator, load_generator_tokenizer
 from rag_model.generate.prompts import InstructionTemplate, PaperTemplate, template_to_json
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from tests.fixtures.tiny import save_bert, write_json
@@ -162,5 +165,50 @@ def test_one_gguf_file_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has 2 GGUF files"):
         load_generator(tmp_path)
     (tmp_path / "b.gguf").unlink()
-    with pytest.raises(InputError, match="cannot be loaded"):
+    with pytest.raises(InputError, match="it ends inside its header"):
+        load_generator(tmp_path, device="cpu")
+
+
+def with_number(folder: Path, key: str, number: int) -> Path:
+    """Write a small GGUF file whose 32-bit number `key` is another one."""
+    path = save_gguf(folder) / "tiny.gguf"
+    data = bytearray(path.read_bytes())
+    place = data.index(key.encode()) + len(key) + 4
+    data[place : place + 4] = number.to_bytes(4, "little")
+    path.write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "words"),
+    [
+        ("llama.block_count", 100_000, "it says 'llama.block_count' 100,000; at most 12 are possible"),
+        ("llama.attention.head_count", 1 << 30, "at most 10,000 are possible"),
+        ("llama.context_length", 1 << 31, "at most 16,777,216 are possible"),
+        ("llama.embedding_length", 1 << 31, "at most 16,777,216 are possible"),
+    ],
+)
+def test_a_gguf_file_that_describes_too_much_is_refused_before_it_is_built(
+    tmp_path: Path, key: str, number: int, words: str
+) -> None:
+    for read in (load_generator, load_generator_tokenizer, read_architecture):
+        with pytest.raises(InputError, match=re.escape(words)):
+            read(with_number(tmp_path, key, number))
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (struct.pack("<IQQ", 3, 1 << 60, 1), "tensors and 1 keys"),
+        (struct.pack("<IQQ", 3, 0, 1 << 60), "keys"),
+        (struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "a text has"),
+        (struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcIIQ", 1, b"a", 9, 0, 1 << 60), "more than 8,388,608 items"),
+        (struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcIIQ", 1, b"a", 9, 9, 1), "unknown type 9"),
+        (struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QcIQQIQ", 1, b"a", 2, 1 << 30, 1 << 30, 0, 0), "values in"),
+        (struct.pack(">IQQ", 3, 0, 0), "no GGUF file of version 2 or 3"),
+    ],
+)
+def test_lengths_of_a_gguf_file_are_checked_against_the_file(tmp_path: Path, header: bytes, words: str) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + header)
+    with pytest.raises(InputError, match=f"is corrupt .*{words}"):
         load_generator(tmp_path, device="cpu")

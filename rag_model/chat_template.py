@@ -1,0 +1,73 @@
+"""Render the chat template of a model in a child process, with bounded time, memory and length.
+
+A template is a program. transformers runs it in Jinja's sandbox, which keeps it from files and from
+Python's internals, but bounds neither loops nor products such as `'a' * 4000000000`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from rag_model.errors import InputError, UsageError
+from rag_model.extras import require
+from rag_model.process import ChildDiedError, run_in_child, serve_call
+
+_SECONDS = 20.0  # half a second is taken by the imports
+_MEMORY = 256 << 20  # bytes
+_MAX_CHARACTERS = 1 << 20
+_MAX_REASON = 300  # characters
+
+
+class TemplateRefusalError(UsageError):
+    """A template raised an error of its own, for example since it takes no system message."""
+
+
+def render_chat_template(
+    template: str, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, Any]
+) -> str:
+    """Return the prompt that `template` makes of messages, with the beginning of the reply.
+
+    Raises:
+        TemplateRefusalError: the template refuses the messages.
+        InputError: the template cannot be rendered within its bounds.
+    """
+    return _render(json.dumps([template, list(messages), dict(special_tokens)]))
+
+
+@lru_cache(maxsize=256)  # a reader renders the same messages for every prompt
+def _render(arguments: str) -> str:
+    try:
+        reply = run_in_child(__name__, json.loads(arguments), seconds=_SECONDS, memory=_MEMORY)
+    except ChildDiedError as error:
+        raise InputError(f"the chat template of the model {error}: use another model") from error
+    if reply["refusal"]:
+        raise TemplateRefusalError(
+            f"the chat template of the model refuses the messages ({reply['refusal']}): use another reader or model"
+        )
+    return str(reply["text"])
+
+
+def _render_in_this_child(arguments: Any) -> dict[str, str]:
+    template, messages, special_tokens = arguments
+    jinja = require("jinja2", "model")
+    from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - only the child needs it
+        render_jinja_template,
+    )
+
+    try:
+        texts, _ = render_jinja_template(
+            [messages], chat_template=template, add_generation_prompt=True, **special_tokens
+        )
+    except jinja.TemplateError as error:
+        return {"refusal": " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__, "text": ""}
+    if len(texts[0]) > _MAX_CHARACTERS:
+        raise InputError(
+            f"the chat template of the model makes a prompt of {len(texts[0]):,} characters of a message; "
+            f"at most {_MAX_CHARACTERS:,} are allowed: use another model"
+        )
+    return {"refusal": "", "text": texts[0]}
+
+
+if __name__ == "__main__":
+    serve_call(_render_in_this_child)
