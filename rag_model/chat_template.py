@@ -56,17 +56,18 @@ def _render_in_this_child(arguments: Any) -> dict[str, str]:
     )
 
     try:
-        texts, _ = render_jinja_template(
+        rendered: Any = render_jinja_template(
             [messages], chat_template=template, add_generation_prompt=True, **special_tokens
         )
     except jinja.TemplateError as error:
         return {"refusal": " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__, "text": ""}
-    if len(texts[0]) > _MAX_CHARACTERS:
+    text = str(rendered[0][0])
+    if len(text) > _MAX_CHARACTERS:
         raise InputError(
-            f"the chat template of the model makes a prompt of {len(texts[0]):,} characters of a message; "
+            f"the chat template of the model makes a prompt of {len(text):,} characters of a message; "
             f"at most {_MAX_CHARACTERS:,} are allowed: use another model"
         )
-    return {"refusal": "", "text": texts[0]}
+    return {"refusal": "", "text": text}
 
 
 if __name__ == "__main__":
