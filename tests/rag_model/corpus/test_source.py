@@ -14,6 +14,8 @@ import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from rag_model.corpus import source as module
 from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
@@ -232,20 +234,23 @@ def test_a_name_tells_the_codec() -> None:
     ]
 
 
+REQUEST = aiohttp.RequestInfo(URL("https://host/d"), "GET", CIMultiDictProxy(CIMultiDict()), URL("https://host/d"))
+
+
 @pytest.mark.parametrize(
     ("error", "lasting"),
     [
         (FileNotFoundError("x"), True),
         (PermissionError("x"), True),
         (ValueError("no such protocol"), True),
-        (aiohttp.ClientResponseError(None, (), status=404), True),  # type: ignore[arg-type]
-        (aiohttp.ClientResponseError(None, (), status=503), False),  # type: ignore[arg-type]
+        (aiohttp.ClientResponseError(REQUEST, (), status=404), True),
+        (aiohttp.ClientResponseError(REQUEST, (), status=503), False),
         (aiohttp.ServerDisconnectedError(), False),
         (ConnectionResetError("x"), False),
         (TimeoutError("x"), False),
         (OSError(errno.EIO, "x"), False),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_failure_that_may_pass_is_told_from_one_that_lasts(error: Exception, lasting: bool) -> None:
     assert isinstance(_read_error("s3://bucket/d", error), UnreachableError) != lasting
