@@ -58,7 +58,9 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
     if len(text) > MAX_CHARS:
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters")
     marks = (LINK_START, LINK_END) if anchors else ("", "")
-    scanner = Scanner(Templates(title).render, Links(siteinfo.namespaces).render, is_dropped, marks=marks)
+    scanner = Scanner(
+        Templates(title, siteinfo.language).render, Links(siteinfo.namespaces).render, is_dropped, marks=marks
+    )
     body = strip_tables(strip_extensions(remove_noncharacters(text)))
     sections: list[Section] = []
     apparatus_level = _NO_LEVEL  # level of the apparatus that contains the current section

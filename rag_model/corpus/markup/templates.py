@@ -10,6 +10,7 @@ dropped; inside a sentence, with exactly one parameter, it nearly always formats
 import re
 from functools import lru_cache
 
+from rag_model.corpus.articles import get_base_language
 from rag_model.corpus.markup import convert, dates, inline, measures
 from rag_model.corpus.markup.inline import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
@@ -73,10 +74,11 @@ def _is_dropped(name: str) -> bool:
 
 
 class Templates:
-    """Renders the templates of one page."""
+    """Renders the templates of one page; the names of languages are shown on English wikis only."""
 
-    def __init__(self, title: str = "") -> None:
+    def __init__(self, title: str = "", language: str = "en") -> None:
         self._title = title
+        self._options = {} if get_base_language(language) in ("en", "") else {"label": "none"}
 
     def render(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template; its name is the first argument.
@@ -87,7 +89,9 @@ class Templates:
         name = normalize_name(arguments[0])
         renderer = ALL_RENDERERS.get(name) or inline.find_family_renderer(name)
         if renderer is not None:
-            return renderer(parse_call(name, arguments[1:])) or GAP
+            call = parse_call(name, arguments[1:])
+            call.params.update(self._options)
+            return renderer(call) or GAP
         if (code := arguments[0].strip()) in COUNTRY_NAMES and len(arguments) == 1:
             return COUNTRY_NAMES[code]
         if name in {"pagename", "fullpagename", "subjectpagename", "basepagename"}:

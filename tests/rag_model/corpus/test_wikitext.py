@@ -214,6 +214,12 @@ def test_a_heading_is_words(heading: str, shown_heading: str) -> None:
     assert clean_wikitext(f"== {heading} ==\nA.", ENGLISH) == (Section(shown_heading, "A."),)
 
 
+@pytest.mark.parametrize(("language", "text"), [("en", "From Greek: γῆ."), ("uk", "From γῆ."), ("", "From Greek: γῆ.")])
+def test_the_name_of_a_language_is_shown_in_english_wikis(language: str, text: str) -> None:
+    for markup in ("{{lang-el|γῆ}}", "{{langx|el|γῆ}}"):
+        assert shown(f"From {markup}.", Siteinfo("wiki", language, "")) == text
+
+
 def test_unclosed_markup_ends_with_its_section() -> None:
     assert shown("a {{lost|b\n== Next ==\nc [[d]] e") == "a b\nNext\nc d e"
 
