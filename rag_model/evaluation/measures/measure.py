@@ -52,7 +52,8 @@ class RankingMeasure:
 
     # Rankings and cutoff -> one value in [0, 1] per ranking, which depends on nothing else.
     compute: Callable[[Sequence[Ranking], int], Sequence[float]]
-    # Depth of the search and judgement -> the cutoffs that reports list, from 1 to the depth.
+    # Depth of the search and judgement -> the cutoffs that reports list, from 1 to the depth. Only
+    # built-in measures may report a fixed one: nDCG@10 of fewer passages is that of trec_eval.
     report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = report_no_cutoff
     # True: needs all relevant ids, which are unknown if judged by answers
     needs_qrels: bool = False

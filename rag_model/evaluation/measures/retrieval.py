@@ -194,7 +194,7 @@ def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) 
 
 
 def _report_ten(depth: int, judged_by: JudgedBy) -> list[int]:
-    return [min(10, depth)]
+    return [10]
 
 
 def _report_depth(depth: int, judged_by: JudgedBy) -> list[int]:
@@ -202,7 +202,7 @@ def _report_depth(depth: int, judged_by: JudgedBy) -> list[int]:
 
 
 def _report_reciprocal_rank(depth: int, judged_by: JudgedBy) -> list[int]:
-    return [depth] if judged_by == "answers" else _report_ten(depth, judged_by)
+    return [depth] if judged_by == "answers" else [10]
 
 
 SUCCESS = RankingMeasure(compute_success, report_cutoffs)

@@ -185,7 +185,7 @@ class RetrievalJudge:
 
     def headline(self, k: int) -> str:
         """Return the measure that ranks retrievers at depth `k`."""
-        return f"Success@{k}" if self.judged_by == "answers" else f"nDCG@{min(10, k)}"
+        return f"Success@{k}" if self.judged_by == "answers" else "nDCG@10"
 
     def depth(self, measure: str) -> int:
         """Return the cutoff k of a measure such as Success@20.

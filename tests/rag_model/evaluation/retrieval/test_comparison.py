@@ -60,7 +60,7 @@ def test_differences_are_those_of_the_same_questions(snapshot: Snapshot, measure
         assert (one.value, one.low, one.high) == pytest.approx((paired.value, paired.low, paired.high))
     lone = second.groups["source two"]
     assert lone.n == 2
-    assert lone.metrics["RR@3"].value == estimate_mean([ours["RR@3"][place] for place in (1, 3)]).value
+    assert lone.metrics["RR@10"].value == estimate_mean([ours["RR@10"][place] for place in (1, 3)]).value
     assert [list(stage) for stage in second.stages] == [list(ours)] * 3
     told = second.to_json()
     assert told["metrics"] == {name: one.value for name, one in second.overall.metrics.items()}

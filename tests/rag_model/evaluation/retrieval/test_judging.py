@@ -39,9 +39,9 @@ def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
     judge = RetrievalJudge("pages", {"q": {"1": 1, "2": 1, "3": 1, "9": 0}})
     values = judge.mean_values([match_hits(Question("q", "Q"), hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3))
-    assert values["nDCG@4"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
+    assert values["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert values["R@4"] == pytest.approx(2 / 3, abs=1e-4)
-    assert values["RR@4"] == pytest.approx(0.5)
+    assert values["RR@10"] == pytest.approx(0.5)
     assert (values["Success@1"], values["Success@4"]) == (0, 1)
 
 
@@ -52,9 +52,9 @@ def test_passages_are_judged_by_their_ids(make_hits) -> None:
     assert judge.judged_by == "passages"
     values = judge.mean_values([match_hits(asked, hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
-    assert values["nDCG@4"] == pytest.approx((1 / math.log2(4) + 1 / math.log2(5)) / ideal, abs=1e-4)
+    assert values["nDCG@10"] == pytest.approx((1 / math.log2(4) + 1 / math.log2(5)) / ideal, abs=1e-4)
     assert (values["R@4"], values["Success@1"]) == (1, 0)
-    assert values["RR@4"] == pytest.approx(1 / 3)
+    assert values["RR@10"] == pytest.approx(1 / 3)
     by_answer = RetrievalJudge.for_questions(QuestionSet((asked,)), "answers").mean_values(
         [match_hits(asked, hits)], k=4
     )
