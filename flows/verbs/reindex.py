@@ -1,8 +1,8 @@
 """`bookwheel reindex`: build a snapshot from a dump."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -67,11 +67,20 @@ def _format_outcome(outcome: BuildOutcome) -> str:
         f"ref       {outcome.ref}@{outcome.number}" if outcome.number else f"ref       {outcome.ref} did not move",
         f"articles  {counts['articles']:,}, dropped {format_numbers(counts['dropped']) or 'none'}",
         f"passages  {counts['passages']:,}, of which {counts['embedded']:,} embedded and {counts['reused']:,} reused",
+        *_describe_truncation(counts),
         *format_index_metrics(outcome.metrics),
         f"seconds   {format_numbers(outcome.seconds)}",
         f"report    {outcome.report}",
     ]
     return "\n".join(lines)
+
+
+def _describe_truncation(counts: Mapping[str, Any]) -> Iterator[str]:
+    if counts.get("truncated"):
+        yield (
+            f"truncated {counts['truncated']:,} of the embedded passages: the encoder does not read their ends, "
+            "so use fewer words a passage"
+        )
 
 
 def _format_reuse(reuse_report: ReuseReport) -> Iterator[str]:

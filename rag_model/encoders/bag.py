@@ -21,7 +21,7 @@ from rag_model.encoders.space import BAG_POOLING, Space, digest_tokenizer, list_
 from rag_model.encoders.sparse_spec import SPARSE_KEY as SPARSE
 from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.encoders.spec import RECORD_FILE
-from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.encoders.tokens import count_truncated, load_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -96,6 +96,12 @@ class BagEncoder:
         terms = np.concatenate([np.zeros(0, np.int32), *term_ids]).astype(np.int32)
         return SparseVectors(
             terms, np.ones(len(terms), np.uint8), compute_offsets(np.array([*map(len, term_ids)], np.int64))
+        )
+
+    def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
+        """Return how many passages have more than the spec's `max_length` tokens."""
+        return count_truncated(
+            self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
         )
 
 

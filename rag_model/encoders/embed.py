@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rag_model.corpus.passages import PassageFile, read_hashes
 from rag_model.encoders.encoder import Encoder, Vectors
 from rag_model.encoders.spec import TextInput
+from rag_model.encoders.tokens import TokenCounts
 from rag_model.errors import InputError
 
 # Increase it if the same passages would get other vectors; then no previous vectors are reused.
@@ -39,6 +40,7 @@ class EmbedStats:
     tokens: int  # encoded tokens, without padding
     device: str  # cpu, cuda:0; empty if no row was encoded
     arithmetic: str  # dtype: bfloat16
+    truncated: int = 0  # encoded rows whose passage is longer than the encoder's limit
 
 
 class PassageEncoder(Protocol):
@@ -61,8 +63,8 @@ class PassageEncoder(Protocol):
 
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
-    ) -> Iterator[tuple[Vectors, int]]:
-        """Yield each window's (n, d) float32 vectors and its number of tokens."""
+    ) -> Iterator[tuple[Vectors, TokenCounts]]:
+        """Yield each window's (n, d) float32 vectors and the counts of its tokens."""
         ...
 
 
@@ -101,19 +103,21 @@ def embed_part_incrementally(
             missing_rows = np.arange(vector_file.rows)
         if not len(missing_rows):
             return EmbedStats(vector_file.rows, dim, 0, 0, "", "")
-        loaded_encoder, rows_done, tokens = encoder(), 0, 0
-        for vectors, count in loaded_encoder.stream(
+        loaded_encoder, rows_done, tokens, truncated = encoder(), 0, 0, 0
+        for vectors, counts in loaded_encoder.stream(
             _iter_inputs(source, missing_rows, loaded_encoder), batch_invariant=True
         ):
             vector_file.write(missing_rows[rows_done : rows_done + len(vectors)], vectors)
             rows_done += len(vectors)
-            tokens += count
+            tokens += counts.tokens
+            truncated += counts.truncated
     if rows_done != len(missing_rows):
         raise InputError(
             f"passages file {passages} has {rows_done} rows to encode, not {len(missing_rows)}: write it again"
         )
     arithmetic = str(loaded_encoder.model.dtype).removeprefix("torch.")
-    return EmbedStats(vector_file.rows, dim, rows_done, tokens, str(loaded_encoder.model.device), arithmetic)
+    device = str(loaded_encoder.model.device)
+    return EmbedStats(vector_file.rows, dim, rows_done, tokens, device, arithmetic, truncated)
 
 
 class _VectorFile:

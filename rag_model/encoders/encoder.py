@@ -21,7 +21,7 @@ from rag_model.encoders.files import CONFIG, read_optional_json, resolve_folder
 from rag_model.encoders.space import Space, compute_space, list_tokenizer_files, read_declared_space
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, find_known_settings, read_encoder_spec
 from rag_model.encoders.static_folder import StaticTable, find_static_body
-from rag_model.encoders.tokens import WordTokenizer, limit_tokenizer, load_tokenizer, tokenize
+from rag_model.encoders.tokens import TokenCounts, WordTokenizer, limit_tokenizer, load_tokenizer, tokenize_and_count
 from rag_model.encoders.weights import list_weight_files
 from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
@@ -143,8 +143,8 @@ class Encoder:
 
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
-    ) -> Iterator[tuple[Vectors, int]]:
-        """Yield each window's (n, d) float32 vectors and its number of tokens.
+    ) -> Iterator[tuple[Vectors, TokenCounts]]:
+        """Yield each window's (n, d) float32 vectors and the counts of its tokens.
 
         Holds one window in memory; on CUDA also the next one, which is tokenized while the GPU
         works. `batch_invariant` vectors do not depend on the other inputs (see `Model.encode`);
@@ -155,14 +155,16 @@ class Encoder:
         """
         row = 0
         tokenize_window = (
-            partial(tokenize, self.tokenizer) if self.word_tokenizer is None else self.word_tokenizer.tokenize
+            partial(tokenize_and_count, self.tokenizer)
+            if self.word_tokenizer is None
+            else self.word_tokenizer.tokenize_and_count
         )
         tokenized = map(tokenize_window, windows)
-        for tokens in prefetch(tokenized) if self.model.device.type == "cuda" else tokenized:
+        for tokens, truncated in prefetch(tokenized) if self.model.device.type == "cuda" else tokenized:
             vectors = self.model.encode(tokens, batch_invariant=batch_invariant)
             self._check_finite(vectors, row)
             row += len(vectors)
-            yield vectors, sum(len(ids) for ids in tokens)
+            yield vectors, TokenCounts(sum(len(ids) for ids in tokens), truncated)
 
     def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
         out = np.empty((len(inputs), self.dim), np.float32)

@@ -23,6 +23,7 @@ from rag_model.encoders.space import Space, read_declared_space
 from rag_model.encoders.spec import RECORD_FILE, TextInput
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.encoders.token_spec import TokenSpec
+from rag_model.encoders.tokens import TokenCounts, count_truncated
 from rag_model.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -187,15 +188,18 @@ class MuveraEncoder:
 
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
-    ) -> Iterator[tuple[Vectors, int]]:
-        """Yield the (n, d) float32 vectors of each window of passages, and its number of token
-        vectors.
+    ) -> Iterator[tuple[Vectors, TokenCounts]]:
+        """Yield the (n, d) float32 vectors of each window of passages, and the counts of its
+        tokens.
         """
         for window in windows:
-            token_vectors = self.token_encoder.encode_inputs(
-                [text if isinstance(text, str) else " ".join(text) for text in window]
+            inputs = [text if isinstance(text, str) else " ".join(text) for text in window]
+            token_vectors = self.token_encoder.encode_inputs(inputs)
+            truncated = count_truncated(self.token_encoder.tokenizer.passage_tokenizer, inputs)
+            yield (
+                self.muvera.encode_passages(token_vectors),
+                TokenCounts(int(token_vectors.offsets[-1]), truncated),
             )
-            yield self.muvera.encode_passages(token_vectors), int(token_vectors.offsets[-1])
 
 
 def parse_muvera_settings(settings: Mapping[str, Any], dim: int) -> Muvera:

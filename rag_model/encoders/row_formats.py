@@ -91,6 +91,10 @@ class RaggedEncoder(Protocol[R_co]):
         """Return the rows of passages, in order; they do not depend on one another."""
         ...
 
+    def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
+        """Return how many passages are longer than the encoder's limit."""
+        ...
+
 
 class RaggedFormat(Protocol[R]):
     """Reads and writes ragged rows in one file format."""
@@ -138,7 +142,7 @@ def embed_rows_incrementally(
         InputError: a file is missing or corrupt, or a value is not finite.
     """
     known_rows, load_encoder = _find_known_rows(passages, previous_parts, row_format), cache(encoder)
-    encoded = row_entries = 0
+    encoded = row_entries = truncated = 0
     with row_format.create(out) as writer:
         for first, titles, texts in _iter_passages(passages):
             batch, encoded_rows = _build_batch(
@@ -146,9 +150,12 @@ def embed_rows_incrementally(
             )
             writer.write(batch)
             encoded += len(encoded_rows)
+            if len(encoded_rows):
+                columns = ([column[row] for row in encoded_rows.tolist()] for column in (titles, texts))
+                truncated += load_encoder().count_truncated(*columns)
             row_entries += int(np.diff(batch.offsets)[encoded_rows].sum())
     device, arithmetic = load_encoder().device_and_dtype if encoded else ("", "")
-    return EmbedStats(len(known_rows.file_numbers), row_format.dim, encoded, row_entries, device, arithmetic)
+    return EmbedStats(len(known_rows.file_numbers), row_format.dim, encoded, row_entries, device, arithmetic, truncated)
 
 
 def count_reusable_rows(

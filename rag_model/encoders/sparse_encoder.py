@@ -18,7 +18,7 @@ from rag_model.encoders.files import CONFIG, resolve_folder
 from rag_model.encoders.space import Space, digest_tokenizer, list_tokenizer_files, read_declared_space
 from rag_model.encoders.sparse_spec import SIDR, SPARSE_KEY, SparseSpec, read_sparse_spec, read_vocabulary_size
 from rag_model.encoders.spec import RECORD_FILE
-from rag_model.encoders.tokens import TokenIds, load_tokenizer, tokenize
+from rag_model.encoders.tokens import TokenIds, count_truncated, load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_tensors, list_weight_files, read_tensor_headers
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -138,6 +138,12 @@ class SparseEncoder:
         is_kept = units > 0  # (n, c)
         lengths = is_kept.sum(axis=1, dtype=np.int64)
         return SparseVectors(terms[is_kept].astype(np.int32), units[is_kept].astype(np.uint8), compute_offsets(lengths))
+
+    def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
+        """Return how many passages have more than the spec's `max_length` tokens."""
+        return count_truncated(
+            self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
+        )
 
     def compute_weights(self, texts: Sequence[str]) -> Vectors:
         """Return the (n, V) float32 weights of texts over the whole vocabulary, without prompts and

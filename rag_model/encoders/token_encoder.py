@@ -31,7 +31,7 @@ from rag_model.encoders.token_spec import (
     find_dense_folder,
     read_token_spec,
 )
-from rag_model.encoders.tokens import TokenIds, load_tokenizer, tokenize
+from rag_model.encoders.tokens import TokenIds, count_truncated, load_tokenizer, tokenize
 from rag_model.encoders.weights import WEIGHTS, digest_tensors, list_weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -241,6 +241,11 @@ class TokenEncoder:
         return self.encode_inputs(
             [self.spec.format_passage(*title_and_text) for title_and_text in zip(titles, texts, strict=True)]
         )
+
+    def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
+        """Return how many passages have more than the spec's `passage_length` tokens."""
+        inputs = [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
+        return count_truncated(self.tokenizer.passage_tokenizer, inputs)
 
     def encode_inputs(self, inputs: Sequence[str]) -> TokenVectors:
         """Encode passages like `encode_passages`, given as inputs of `format_passage`.

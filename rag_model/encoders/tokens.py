@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,13 @@ _MAX_CACHED_WORDS = 1 << 17  # per generation of the cache, of which there are t
 _MAX_CACHED_LENGTH = 64  # characters; some languages have no spaces between words
 _WORDS_PER_TEXT = 64  # new words that are tokenized as one text
 _TEXTS_PER_BATCH = 1024  # the encodings of tokenizers take 20 times the memory of the ids
+
+
+class TokenCounts(NamedTuple):
+    """What an encoder read of some inputs."""
+
+    tokens: int  # without padding; of a ColBERT only those that have a vector
+    truncated: int  # inputs that are longer than the encoder's limit, so that their ends were not read
 
 
 def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Tokenizer":
@@ -121,13 +128,28 @@ def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenI
     Raises:
         InputError: the tokenizer has no tokens for an input.
     """
+    return tokenize_and_count(tokenizer, inputs)[0]
+
+
+def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> tuple[list[TokenIds], int]:
+    """Return the token ids as `tokenize` does, and the number of inputs that were truncated.
+
+    Raises:
+        InputError: the tokenizer has no tokens for an input.
+    """
     slices = (inputs[start : start + _TEXTS_PER_CALL] for start in range(0, len(inputs), _TEXTS_PER_CALL))
+    token_ids, truncated = list[TokenIds](), 0
     with explain_tokenizer_errors():
-        return [
-            np.array(encoding.ids, np.int32)
-            for piece in slices
-            for encoding in tokenizer.encode_batch_fast(list(piece))
-        ]
+        for piece in slices:
+            for encoding in tokenizer.encode_batch_fast(list(piece)):
+                token_ids.append(np.array(encoding.ids, np.int32))
+                truncated += bool(encoding.overflowing)  # the truncated ends
+    return token_ids, truncated
+
+
+def count_truncated(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> int:
+    """Return how many inputs are longer than the tokenizer's limit."""
+    return tokenize_and_count(tokenizer, inputs)[1]
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -237,11 +259,24 @@ class WordTokenizer:
         Raises:
             InputError: the tokenizer has no tokens for an input.
         """
+        return self.tokenize_and_count(inputs)[0]
+
+    def tokenize_and_count(self, inputs: Sequence[TextInput]) -> tuple[list[TokenIds], int]:
+        """Return the token ids as `tokenize` does, and the number of inputs that were truncated.
+
+        Raises:
+            InputError: the tokenizer has no tokens for an input.
+        """
         max_characters = self.limits.max_characters
-        texts = [(text if isinstance(text, str) else " ".join(text))[:max_characters] for text in inputs]
+        whole_texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
+        texts = [text[:max_characters] for text in whole_texts]
         lines = self._tokenize_by_words(texts) if self.separation else self._tokenize_texts(texts)
         max_bytes = _ID_BYTES * self.limits.max_tokens
-        return [np.frombuffer(line[:max_bytes], np.int32) for line in lines]
+        truncated = sum(
+            len(line) > max_bytes or len(text) < len(whole_text)
+            for line, text, whole_text in zip(lines, texts, whole_texts, strict=True)
+        )
+        return [np.frombuffer(line[:max_bytes], np.int32) for line in lines], truncated
 
     def _tokenize_by_words(self, texts: Sequence[str]) -> list[bytes]:
         # One list: with a list per text, garbage collection takes a sixth of the time.

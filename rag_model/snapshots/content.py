@@ -157,18 +157,21 @@ def count_passages(passages: Sequence[ChunkResult], embeddings: Mapping[str, Seq
     """Return the counts of a run: articles, passages, drops by reason.
 
     `embedded` counts the passages that this run encoded for the representation `embeddings`;
-    `reused` those whose vectors came from the parent or from an earlier run.
+    `reused` those whose vectors came from the parent or from an earlier run. `truncated` counts
+    those of the embedded passages whose end the encoder did not read.
     """
     dropped: Counter[str] = Counter()
     for result in passages:
         dropped.update(result.stats.dropped)
-    embedded = sum(result.encoded for result in embeddings.get(EMBEDDINGS, ()) if result.is_new)
+    new_results = [result for result in embeddings.get(EMBEDDINGS, ()) if result.is_new]
+    embedded = sum(result.encoded for result in new_results)
     rows = sum(result.rows for result in passages)
     return {
         "articles": sum(result.stats.articles for result in passages),
         "passages": rows,
         "embedded": embedded,
         "reused": rows - embedded,
+        "truncated": sum(result.truncated for result in new_results),
         "dropped": dict(sorted(dropped.items())),
     }
 

@@ -65,17 +65,29 @@ class EmbedResult:
     rows: int
     encoded: int = 0  # rows that were encoded; the others reuse the parent snapshot's vectors
     is_new: bool = False  # by this run, and not by an earlier one
+    truncated: int = 0  # of the encoded rows, those of passages that are longer than the encoder reads
 
     @classmethod
     def of(cls, record: Record, *, is_new: bool = False) -> Self:
         """Return the result of a part from its memo record."""
-        return cls(record.outputs["embeddings"], record.stats["rows"], record.stats["encoded"], is_new)
+        stats = record.stats
+        return cls(
+            record.outputs["embeddings"], stats["rows"], stats["encoded"], is_new, int(stats.get("truncated", 0))
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
-        return {"vectors": self.vectors.to_json(), "rows": self.rows, "encoded": self.encoded, "made": self.is_new}
+        return {
+            "vectors": self.vectors.to_json(),
+            "rows": self.rows,
+            "encoded": self.encoded,
+            "made": self.is_new,
+            "truncated": self.truncated,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
-        return cls(BlobRef.from_json(value["vectors"]), value["rows"], value["encoded"], value["made"])
+        return cls(
+            BlobRef.from_json(value["vectors"]), value["rows"], value["encoded"], value["made"], value["truncated"]
+        )

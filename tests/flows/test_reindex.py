@@ -23,7 +23,7 @@ from tests.flows.conftest import IN_PROCESS
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 STAGES = ["plan", "chunk", "embed", "train", "scatter", "shard", "merge", "tune", "gate"]
-COUNTS = {"articles": 3, "passages": 247, "embedded": 247, "reused": 0, "dropped": {"redirect": 37}}
+COUNTS = {"articles": 3, "passages": 247, "embedded": 247, "reused": 0, "truncated": 247, "dropped": {"redirect": 37}}
 
 
 def artifacts_beside(report: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_a_rerun_makes_nothing_and_moves_nothing(tmp_path: Path, reindex: Any, b
     again = reindex(tmp_path).json
     assert again["snapshot"] == first["snapshot"]
     assert again["number"] == first["number"] == 1
-    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 247}
+    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 247, "truncated": 0}
     assert records(tmp_path) == before
     assert len(bookwheel("log", "--store", tmp_path, "--json").json) == 1
 

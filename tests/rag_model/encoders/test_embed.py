@@ -9,6 +9,7 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.embed import EmbedStats, count_reusable_vectors, embed_part, embed_part_incrementally
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError
+from tests.fixtures.tiny_static import save_static_embedding
 
 Texts = tuple[list[str], list[str]]
 
@@ -127,3 +128,28 @@ def test_vectors_of_another_dtype_or_length_are_left_aside(tmp_path: Path, encod
             source, tmp_path / "w.npy", lambda: encoder, 32, "float16", [(source, tmp_path / other)]
         )
         assert facts.encoded == 30
+
+
+LENGTHS = [1, 22, 23, 61, 62, 63, 400]  # words of one token each; two tokens are special
+
+
+@pytest.mark.parametrize("layout", ["joined", "pair"])
+def test_passages_that_are_longer_than_the_encoder_reads_are_counted(
+    tmp_path: Path, tiny_bert: Path, layout: str
+) -> None:
+    encoder = Encoder.load(tiny_bert, overrides={"max_length": 24, "layout": layout}, dtype="float32")
+    for title, longest in (("", 22), ("king", 21 if layout == "joined" else 20)):
+        texts = [title] * len(LENGTHS), ["river " * words for words in LENGTHS]
+        facts = embed_part(passages(tmp_path / "p.parquet", texts), tmp_path / "v.npy", encoder)
+        assert facts.truncated == sum(words > longest for words in LENGTHS)
+    known = [(tmp_path / "p.parquet", tmp_path / "v.npy")]
+    again = embed_part_incrementally(known[0][0], tmp_path / "again.npy", lambda: encoder, 32, "float16", known)
+    assert (again.encoded, again.truncated) == (0, 0)
+
+
+def test_truncated_texts_of_static_encoders_are_counted(tmp_path: Path) -> None:
+    texts = [""] * len(LENGTHS), ["river " * words for words in LENGTHS]
+    limited = Encoder.load(save_static_embedding(tmp_path / "limited", truncate=22))
+    assert embed_part(passages(tmp_path / "p.parquet", texts), tmp_path / "v.npy", limited).truncated == 5
+    unlimited = Encoder.load(save_static_embedding(tmp_path / "unlimited"))
+    assert embed_part(passages(tmp_path / "p.parquet", texts), tmp_path / "v.npy", unlimited).truncated == 0

@@ -52,6 +52,10 @@ def kept(form: Any, other: Any, encoder: Any, work: Path) -> tuple[Path, int]:
     facts = form.embed(new, whole, lambda: encoder)
     assert (facts.rows, facts.encoded, facts.dim) == (9, 9, form.dim)
 
+    assert facts.truncated == 0
+    long_and_short = passages(work / "long.parquet", ["river " * 500, "river"])
+    assert form.embed(long_and_short, work / "long", lambda: encoder).truncated == 1
+
     assert form.count_reusable(new, [(old, before)]) == 4
     some = form.embed(new, work / "part", lambda: encoder, [(old, before)])
     assert some.encoded == 5
