@@ -15,6 +15,7 @@ from rag_model.process import count_cores, keep_freed_memory
 from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.secrets import mask_secrets
 from rag_model.serving.settings import ServiceSettings
+from rag_model.untrusted_text import escape_controls
 
 _MAX_SEARCH_WORKERS = 4
 _LONE_THREADS = 2  # one question has too few tokens to keep more threads busy
@@ -104,19 +105,27 @@ def set_lowest_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICENESS)
 
 
-class _SecretMaskingFormatter(logging.Formatter):
+class _SafeFormatter(logging.Formatter):
+    """Masks secrets, and escapes control characters: names of a store may hold any.
+
+    A line break in a message would let a name look like a record of its own.
+    """
+
     def format(self, record: logging.LogRecord) -> str:
-        return mask_secrets(super().format(record))
+        return escape_controls(mask_secrets(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
 def prepare_process() -> None:
-    """Log to standard error with secrets masked, shorten thread switches, and keep freed memory.
+    """Set up the log on standard error, shorten thread switches, and keep freed memory.
 
     `keep_freed_memory` lets each batch reuse the memory of the previous one.
     """
     keep_freed_memory()
     handler = logging.StreamHandler()
-    handler.setFormatter(_SecretMaskingFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_SafeFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("rag_model.serving").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_INTERVAL)
