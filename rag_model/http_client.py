@@ -6,7 +6,7 @@ at any byte, and `iter_body` refuses every other encoding.
 """
 
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, TypeVar
 
 import httpx
@@ -51,7 +51,7 @@ def iter_body(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
         yield from decoder.decode(chunk)
 
 
-async def iter_body_async(response: httpx.Response, max_bytes: int) -> AsyncIterator[bytes]:
+async def iter_body_async(response: httpx.Response, max_bytes: int) -> AsyncGenerator[bytes]:
     """Yield the decoded body, as `iter_body`, of a response of an asynchronous client."""
     decoder = _BodyDecoder(response, max_bytes)
     async for chunk in response.aiter_raw():

@@ -121,6 +121,13 @@ def serve(
     no_embeddings: Annotated[
         bool, Parameter(negative="", help="Do not pull the vectors; recall on live questions is then not measured.")
     ] = False,
+    request_seconds: Annotated[
+        float,
+        Parameter(
+            help="Seconds from a complete request to its reply; then it fails with 504. Raise it for a model that "
+            "reasons before it answers."
+        ),
+    ] = 30.0,
     poll: Annotated[float, Parameter(help="Seconds between two checks of the ref.")] = 10.0,
     batches: Annotated[int, Parameter(help="Batches of questions processed at once; 0: one a core, up to four.")] = 0,
     questions: Annotated[
@@ -159,6 +166,7 @@ def serve(
         retrievers=choose_expressions(index, retriever),
         pull_embeddings=not no_embeddings,
         in_memory=in_memory,
+        request_seconds=request_seconds,
         poll_seconds=poll,
         workers=batches,
         keep=keep,

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -136,11 +136,12 @@ class ChatClient:
                 try:
                     if not response.is_success:
                         return await self._explain_status(response, body)
-                    async for text in self._iter_texts(response, reply):
-                        if reply.has_begun:
-                            first_timeout.reschedule(None)
-                        if on_text is not None and text:
-                            on_text(text)
+                    async with aclosing(self._iter_texts(response, reply)) as texts:
+                        async for text in texts:
+                            if reply.has_begun:
+                                first_timeout.reschedule(None)
+                            if on_text is not None and text:
+                                on_text(text)
                 finally:
                     await response.aclose()
         except TimeoutError:
@@ -155,18 +156,19 @@ class ChatClient:
             raise self._errors.reply_incomplete()
         return True
 
-    async def _iter_texts(self, response: httpx.Response, reply: ChatReply) -> AsyncIterator[str]:
+    async def _iter_texts(self, response: httpx.Response, reply: ChatReply) -> AsyncGenerator[str]:
         """Yield the text pieces of the reply; "" for an event without text.
 
         The answer is whole when the model has given the reason of its end; whatever is wrong with
         the rest of the stream cannot change it.
         """
         try:
-            async for data in self._iter_events(response):
-                if data == DONE:
-                    reply.reason = reply.reason or "stop"
-                    break
-                yield self._add_event(reply, data)
+            async with aclosing(self._iter_events(response)) as events:
+                async for data in events:
+                    if data == DONE:
+                        reply.reason = reply.reason or "stop"
+                        break
+                    yield self._add_event(reply, data)
         except (httpx.HTTPError, httpx.StreamError, OSError, ReplyTooLargeError, FailedAttemptError):
             if not reply.reason:
                 raise
@@ -180,8 +182,9 @@ class ChatClient:
             raise self._errors.redirect(response.headers.get("location", ""))
         body = bytearray()
         with suppress(ReplyTooLargeError):
-            async for chunk in iter_body_async(response, _MAX_ERROR_BYTES):
-                body += chunk
+            async with aclosing(iter_body_async(response, _MAX_ERROR_BYTES)) as chunks:
+                async for chunk in chunks:
+                    body += chunk
         if response.status_code in _INVALID_REQUEST:
             if "stream_options" in sent and b"stream_options" in body:
                 self._requests_usage = False
@@ -193,16 +196,17 @@ class ChatClient:
             response.status_code, bytes(body), parse_retry_after(response.headers.get("retry-after"))
         )
 
-    async def _iter_events(self, response: httpx.Response) -> AsyncIterator[str]:
+    async def _iter_events(self, response: httpx.Response) -> AsyncGenerator[str]:
         """Yield the data of each event; for an endpoint that does not stream, its whole reply."""
         is_streamed = "text/event-stream" in response.headers.get("content-type", "")
         parser, whole_reply = EventParser(), bytearray()
-        async for chunk in iter_body_async(response, self._settings.reply_limit):
-            if not is_streamed:
-                whole_reply += chunk
-                continue
-            for data in parser.feed(chunk):
-                yield data
+        async with aclosing(iter_body_async(response, self._settings.reply_limit)) as chunks:
+            async for chunk in chunks:
+                if not is_streamed:
+                    whole_reply += chunk
+                    continue
+                for data in parser.feed(chunk):
+                    yield data
         if not is_streamed:
             yield whole_reply.decode("utf-8", "replace")
             return

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -137,6 +139,23 @@ def test_a_refusal_and_a_tool_call_are_quoted() -> None:
     called = write(stream_mode(MODES["tool"])).problem
     assert called
     assert called.message == "the model called a tool (search) instead of answering"
+
+
+def test_no_stream_is_left_open_by_a_reply_that_ends_early() -> None:
+    """Python writes a line about a generator that is destroyed while it is pending."""
+    code = (
+        "import sys; from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint; "
+        "from rag_model.reading.writers.endpoint import EndpointWriter; "
+        "from rag_model.reading.writers.writer import Prompt; "
+        "writer = EndpointWriter('tiny', ChatSettings(tries=1), Endpoint(sys.argv[1]))\n"
+        "try: writer.write([Prompt('', 'who?')])\n"
+        "except Exception as error: print(type(error).__name__)\n"
+        "writer.close()"
+    )
+    for step in (replies(200, b"<html>"), replies(500, b"<html>"), streams(event("a"), b"data: {\n\n")):
+        with scripted(step) as server:
+            run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
+        assert (run.stdout.strip(), run.stderr) == ("EndpointError", "")
 
 
 def test_events_need_no_empty_line_between_them() -> None:
