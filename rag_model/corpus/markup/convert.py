@@ -2,8 +2,8 @@
 
 "5 miles (8.0 km)" answers a question in either unit, whereas a dropped template leaves "a trail of
 long". The rules are those of Module:Convert, which Wikipedia runs: about as precise as the input,
-with at least two significant figures. Links, sort keys, tables and spelled-out numbers are not
-rendered. A unit that is not in `units` is shown as written, without a conversion.
+with at least two significant figures. Links, sort keys and tables are not rendered. A unit that is
+not in `units` is shown as written, without a conversion.
 """
 
 import math
@@ -120,8 +120,12 @@ class _Request:
             short_side = {"in": "out", "out": "in"}.get(short_side, short_side)
         return short_side in {"on", side}
 
-    def group(self, digits: str) -> str:
-        """Insert thousands commas, unless `comma` specifies none."""
+    def show_digits(self, digits: str, *, is_output: bool) -> str:
+        """Insert thousands commas, unless `comma` specifies none, or spell a whole number."""
+        spelled = self.call.get("spell").lower()
+        is_spelled = spelled == "on" or (spelled == "in" and is_output == self.is_flipped)
+        if is_spelled and digits.isdecimal() and len(digits) < 10:
+            return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
         whole, point, decimals = digits.partition(".")
         mode = self.call.get("comma")
         is_plain = mode in {"off", "gaps", "gaps3"} or (mode == "5" and len(whole) < 5)
@@ -190,6 +194,8 @@ def render_convert(call: TemplateCall) -> str:
     first, second = (converted, original) if request.is_flipped else (original, converted)
     if call.get("abbr") == "~" and not request.is_flipped and not request.parts and before == " (":
         first += f" [{get_symbol(request.unit)}]"
+    if call.get("spell") in {"In", "On"}:
+        first = first[:1].upper() + first[1:]
     return first + before + second + after
 
 
@@ -208,6 +214,8 @@ def _parse_request(call: TemplateCall) -> _Request:
     request.abbr = {"none": "off", "unit": "on", "h": "on"}.get(abbr, abbr)
     if request.abbr not in {"on", "off", "in", "out"}:
         request.abbr = "on" if call.name == "cvt" else None
+    if request.abbr is None and call.get("spell").lower() == "on":
+        request.abbr = "off"
     request.is_flipped = "flip" in {disp, call.get("order"), call.get("adj")}
     adjective = call.get("adj", "sing")
     request.is_adjective = adjective in {"on", "mid"}
@@ -228,6 +236,33 @@ def _parse_request(call: TemplateCall) -> _Request:
         request.decimals = _take_precision(arguments)
     request.targets = _split_targets(target or _choose_default_target(request))
     return request
+
+
+_ONES = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_SIZES = ((10**6, "million"), (10**3, "thousand"), (10**2, "hundred"))
+
+
+def spell_integer(number: int, conjunction: str = " and ") -> str:
+    """Spell a number below 1,000 million; the conjunction is before the last two digits.
+
+    >>> spell_integer(1234), spell_integer(120, " ")
+    ('one thousand two hundred and thirty-four', 'one hundred twenty')
+    """
+    if number < 20:
+        return _ONES[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
+    size, name = next((size, name) for size, name in _SIZES if number >= size)
+    count, rest = divmod(number, size)
+    words = f"{spell_integer(count, ' ')} {name}"
+    if not rest:
+        return words
+    return words + (conjunction if rest < 100 else " ") + spell_integer(rest, conjunction)
 
 
 def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
@@ -347,7 +382,8 @@ def _show_input(request: _Request, number: Quantity) -> _Shown:
         digits = f"{value + 2 * _FUDGE:.{adjustment[1]}f}"
         value = float(digits)
     power = "" if number.exponent is None else f"×10{format_superscript(str(number.exponent))}"
-    return _Shown(number.sign + request.group(digits) + power, value <= 1 if "/" in digits else value == 1)
+    shown_digits = digits + power if power else request.show_digits(digits, is_output=False)
+    return _Shown(_add_sign(shown_digits, number.sign), value <= 1 if "/" in digits else value == 1)
 
 
 def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) -> str:
@@ -503,8 +539,12 @@ def _show_output(request: _Request, value: float, default_decimals: int) -> _Sho
         text, is_singular = _format_size(request, rounded, int(rounded != math.floor(rounded)))
     else:
         text, is_singular = _format_size(request, size, default_decimals)
-    is_zero = not text.strip("0.")
-    return _Shown("−" + text if value < 0 and not is_zero else text, is_singular)
+    is_zero = not text.strip("0.") or text == "zero"
+    return _Shown(_add_sign(text, "−" if value < 0 and not is_zero else ""), is_singular)
+
+
+def _add_sign(text: str, sign: str) -> str:
+    return f"negative {text}" if sign == "−" and text[0].isalpha() else sign + text
 
 
 def _format_fraction(size: float, bottom: int) -> str:
@@ -539,7 +579,7 @@ def _format_size(request: _Request, size: float, decimals: int) -> tuple[str, bo
         significand = digits[0] + (f".{digits[1:]}" if digits[1:] else "")
         return f"{significand}×10{format_superscript(str(exponent))}", False
     text = (f"{whole}.{rest}" if rest else whole)[: _MAX_FIGURES + 1]
-    return request.group(text), is_singular
+    return request.show_digits(text, is_output=True), is_singular
 
 
 def _render_composite(request: _Request, target: str, side: str) -> str:
@@ -559,7 +599,7 @@ def _render_composite(request: _Request, target: str, side: str) -> str:
         pieces: list[str] = []
         for code, ratio in levels:
             rest, count = divmod(rest, ratio) if ratio else (0.0, rest)
-            text = "0" if not count else request.group(f"{count:.{decimals}f}")
+            text = "0" if not count else request.show_digits(f"{count:.{decimals}f}", is_output=True)
             name = _get_name(request, find_unit(code), side, is_singular=count == 1)
             pieces.insert(0, text + mark + name)
             decimals = 0
