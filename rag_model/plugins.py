@@ -21,16 +21,18 @@ R = TypeVar("R")
 class Registry(Generic[T]):
     """Objects of one category by name. Thread-safe."""
 
-    def __init__(self, noun: str, group: str, built_in: Mapping[str, str]) -> None:
+    def __init__(self, noun: str, group: str, built_in: Mapping[str, str], base: type | None = None) -> None:
         """Create a registry.
 
         Args:
             noun: what an object is, for messages.
             group: group of entry points.
             built_in: built-in objects, name -> `module:object`.
+            base: class that objects of packages must be instances of; None: callers check them.
         """
         self.noun, self.group = noun, group
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
+        self._base = base
         self._loaded: dict[str, T] = {}
         self._lock = RLock()  # reentrant: a module may look up another object while it is imported
 
@@ -38,8 +40,8 @@ class Registry(Generic[T]):
         """Return the object of that name, or None if there is none.
 
         Raises:
-            InputError: The package that provides it cannot be imported, or two packages provide the
-                name.
+            InputError: The package that provides it cannot be imported or registers something else,
+                or two packages provide the name.
         """
         with self._lock:
             if name not in self._loaded:
@@ -59,6 +61,10 @@ class Registry(Generic[T]):
             return f"{self.noun} {name!r}"
         package = f" of the package {entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else ""
         return f"{self.noun} {name!r} ({entry_point.value}{package})"
+
+    def wrong_plugin_error(self, name: str, problem: str, expected: str) -> InputError:
+        """Return the error for an object that breaks the contract of its category."""
+        return InputError(f"{self.describe(name)} {problem}: {expected}, or uninstall its package")
 
     def call(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function of the object of that name, and name its package if the call fails.
@@ -116,4 +122,8 @@ class Registry(Generic[T]):
                 f"{self.noun} {entry_point.name!r} ({entry_point.value}) cannot be imported "
                 f"({error}): repair or uninstall its package"
             ) from error
+        if self._base and not self.is_built_in(entry_point.name) and not isinstance(plugin, self._base):
+            raise self.wrong_plugin_error(
+                entry_point.name, f"is {type(plugin).__name__}", f"register an instance of {self._base.__name__}"
+            )
         return plugin

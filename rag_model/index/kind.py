@@ -326,6 +326,7 @@ class IndexPlanner(Protocol):
         ...
 
 
+@runtime_checkable
 class IndexKind(IndexBuilder, IndexSearcher, IndexPlanner, Protocol):
     """One kind of index, as registered."""
 
@@ -447,6 +448,7 @@ KINDS: "Registry[IndexKind]" = Registry(
         "ivf": "rag_model.index.lists.kind:KIND",
         "tokens": "rag_model.index.tokens.kind:KIND",
     },
+    IndexKind,
 )
 
 
@@ -454,6 +456,7 @@ def get_kind(name: str) -> "IndexKind":
     """Return the kind of that name.
 
     Raises:
+        InputError: a package provides something else.
         StoreError: no installed package provides it.
     """
     kind = KINDS.find(name)

@@ -205,7 +205,7 @@ class InstalledRetriever(SnapshotRetriever):
         return ranked
 
     def _wrong_result(self, problem: str, expected: str) -> InputError:
-        return InputError(f"{CALLS.describe(self._call_name)} {problem}: {expected}, or uninstall its package")
+        return CALLS.wrong_plugin_error(self._call_name, problem, expected)
 
 
 def _find_row_problem(ranked: RankedRows, n_queries: int, k: int, n: int) -> str:
@@ -370,16 +370,12 @@ class RetrieverFactory:
             UsageError: the builder rejects the call.
         """
         if not callable(builder):
-            raise InputError(
-                f"{CALLS.describe(call.name)} is {type(builder).__name__}: register a function "
-                "build(call, factory), or uninstall its package"
+            raise CALLS.wrong_plugin_error(
+                call.name, f"is {type(builder).__name__}", "register a function build(call, factory)"
             )
         retriever: Any = CALLS.call(call.name, builder, call, self)
         if not isinstance(retriever, SnapshotRetriever):
-            raise InputError(
-                f"{CALLS.describe(call.name)} built {retriever!r:.60}: return a SnapshotRetriever, or "
-                "uninstall its package"
-            )
+            raise CALLS.wrong_plugin_error(call.name, f"built {retriever!r:.60}", "return a SnapshotRetriever")
         return CALLS.call(call.name, InstalledRetriever, call.name, retriever)
 
     def _with_parameters(self, call: Call) -> SnapshotRetriever:

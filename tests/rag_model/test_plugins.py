@@ -1,10 +1,11 @@
 """A registry finds what is built in and what packages bring, and names what is broken."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 from rag_model.plugins import Registry
 
 
@@ -35,6 +36,31 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     bring(tmp_path, "broken", monkeypatch, f"b = {value}")
     with pytest.raises(InputError, match=rf"dict 'b' \({value}\) cannot be imported .*: repair or uninstall"):
         registry().find("b")
+
+
+def test_an_object_of_another_class_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(tmp_path, "other", monkeypatch, "b = math:pi")
+    checked = Registry("dict", "bookwheel.tests", {"own": "math:tau"}, dict)
+    assert checked.find("own") == math.tau, "a built-in object is trusted"
+    with pytest.raises(
+        InputError, match=r"^dict 'b' \(math:pi of the package other 1.0\) is float: register an instance"
+    ):
+        checked.find("b")
+
+
+def test_a_failing_call_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(tmp_path, "other", monkeypatch, "b = collections:Counter")
+    made = registry()
+    assert made.call("b", max, 3, 7) == 7
+    with pytest.raises(InputError, match=r"package other 1.0\) fails \(ValueError: invalid literal .*: repair or unin"):
+        made.call("b", int, "seven")
+    with pytest.raises(UsageError, match=r"^choose another$"):
+        made.call("b", fail_with, UsageError("choose another"))
+    assert made.describe("absent") == "dict 'absent'"
+
+
+def fail_with(error: Exception) -> None:
+    raise error
 
 
 def test_two_packages_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

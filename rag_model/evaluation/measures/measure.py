@@ -136,11 +136,11 @@ def _check_installed(name: str, measure: Any) -> Measure:
         InputError: the object is not a measure, or one of its members is wrong.
     """
     if not isinstance(measure, Measure):
-        raise _wrong_plugin(
+        raise MEASURES.wrong_plugin_error(
             name, f"is {type(measure).__name__}", "register a RankingMeasure, an AnswerMeasure or a CorpusMeasure"
         )
     if not isinstance(measure.version, str) or not measure.version:
-        raise _wrong_plugin(name, f"has the version {measure.version!r:.60}", 'use text such as "1"')
+        raise MEASURES.wrong_plugin_error(name, f"has the version {measure.version!r:.60}", 'use text such as "1"')
     if isinstance(measure, RankingMeasure):
         _check_members(name, measure.listed_apart, JUDGED_BY, "listed_apart")
         _check_callables(name, compute=measure.compute, report_cutoffs=measure.report_cutoffs)
@@ -161,19 +161,15 @@ def _check_installed(name: str, measure: Any) -> Measure:
     return replace(measure, compute=partial(_measure_corpus, name, measure.compute))
 
 
-def _wrong_plugin(name: str, problem: str, expected: str) -> InputError:
-    return InputError(f"{MEASURES.describe(name)} {problem}: {expected}, or uninstall its package")
-
-
 def _check_members(name: str, members: Any, allowed: Sequence[str], member: str) -> None:
     if isinstance(members, str) or not isinstance(members, Iterable) or not set(members) <= set(allowed):
-        raise _wrong_plugin(name, f"has {member} {members!r:.80}", f"use some of {', '.join(allowed)}")
+        raise MEASURES.wrong_plugin_error(name, f"has {member} {members!r:.80}", f"use some of {', '.join(allowed)}")
 
 
 def _check_callables(name: str, **functions: Any) -> None:
     for member, function in functions.items():
         if not callable(function):
-            raise _wrong_plugin(name, f"has {member} {function!r:.60}", "give a function")
+            raise MEASURES.wrong_plugin_error(name, f"has {member} {function!r:.60}", "give a function")
 
 
 def _compute_ranking(
@@ -181,7 +177,7 @@ def _compute_ranking(
 ) -> list[float]:
     values = MEASURES.call(name, lambda: _to_list(compute(rankings, cutoff)))
     if len(values) != len(rankings):
-        raise _wrong_plugin(
+        raise MEASURES.wrong_plugin_error(
             name, f"returned {len(values)} values for {len(rankings)} rankings", "return one number for each of them"
         )
     return [_check_value(name, value) for value in values]
@@ -192,7 +188,7 @@ def _report_cutoffs(
 ) -> list[int]:
     cutoffs = MEASURES.call(name, lambda: _to_list(report_cutoffs(depth, judged_by)))
     if not all(type(cutoff) is int and 1 <= cutoff <= depth for cutoff in cutoffs):
-        raise _wrong_plugin(
+        raise MEASURES.wrong_plugin_error(
             name,
             f"reports the cutoffs {cutoffs!r:.80} of a search of depth {depth}",
             f"return whole numbers from 1 to {depth}",
@@ -216,7 +212,7 @@ def _measure_corpus(
     if estimate is None:
         return None
     if not isinstance(estimate, Estimate):
-        raise _wrong_plugin(name, f"returned {estimate!r:.60}", "return an Estimate, or None")
+        raise MEASURES.wrong_plugin_error(name, f"returned {estimate!r:.60}", "return an Estimate, or None")
     value, low, high = (_check_value(name, number) for number in (estimate.value, estimate.low, estimate.high))
     return replace(estimate, value=value, low=low, high=high)
 
@@ -234,7 +230,7 @@ def _check_value(name: str, value: Any) -> float:
     """Return a value of an installed measure as a float in [0, 1]."""
     number = float(value) if isinstance(value, Real) else math.nan
     if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # also if it is NaN
-        raise _wrong_plugin(name, f"returned {value!r:.60}", "return numbers from 0 to 1")
+        raise MEASURES.wrong_plugin_error(name, f"returned {value!r:.60}", "return numbers from 0 to 1")
     return min(1.0, max(0.0, number))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.space import Space, read_declared_space
-from rag_model.errors import BookwheelError, InputError, UsageError
+from rag_model.errors import BookwheelError, UsageError
 from rag_model.plugins import Registry
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
@@ -244,11 +244,11 @@ def get_objective(name: str) -> Objective[Any]:
     if registered is None:
         raise UsageError(f"there is no objective {name!r}: choose one of {', '.join(list_objective_names())}")
     if not isinstance(registered, Objective):
-        raise InputError(
-            f"objective {name!r} is {type(registered).__name__}: register an instance of a subclass of Objective"
+        raise OBJECTIVES.wrong_plugin_error(
+            name, f"is {type(registered).__name__}", "register an instance of a subclass of Objective"
         )
     if registered.name != name:
-        raise InputError(f"objective {name!r} has the name {registered.name!r}: register it by that name")
+        raise OBJECTIVES.wrong_plugin_error(name, f"has the name {registered.name!r}", "register it by that name")
     return registered
 
 
