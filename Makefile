@@ -1,4 +1,4 @@
-# make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
+# make demo   a real library built, searched and measured      make test   every test (test-near: of what changed)      make lint   style, types, layers
 # make docs   the documentation as a site, in docs/_build
 # make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
 # make release   wheel, source and bill of materials in dist/, tried in a bare environment      make lock   renew requirements.lock
@@ -14,7 +14,7 @@ COMMA := ,
 WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install demo test test-avx2 fuzz lint docs bench release lock up down clean clean-compiled
+.PHONY: install demo test test-near test-avx2 fuzz lint docs bench release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -24,6 +24,10 @@ demo: .venv/demo
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)
+
+# Near what changed since a commit (SINCE=main), by the mirrored layout of the tests.
+test-near: .venv/dev
+	$(PYTEST) $$($(BIN)/python tests/near.py $(SINCE)) $(ARGS)
 
 # Mutated files of every kind that is read: ARGS="10000 passages" tries 10,000 of one kind. `make test` tries a few of each.
 fuzz: .venv/dev
