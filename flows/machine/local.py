@@ -200,9 +200,10 @@ def _create_bucket(credentials: Mapping[str, str]) -> bool:
 
 
 def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
+    downloads = str((folder / "downloads").resolve())
     defaults = {
-        **_find_demo_dump(),
-        "BOOKWHEEL_DOWNLOADS": str((folder / "downloads").resolve()),
+        "BOOKWHEEL_DUMP": _find_dump(downloads),
+        "BOOKWHEEL_DOWNLOADS": downloads,
         "BOOKWHEEL_QUESTIONS": os.environ.get("BOOKWHEEL_QUESTIONS") or str(QUESTIONS),
     }
     services_with_defaults = LocalServices(
@@ -222,11 +223,13 @@ def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
         )
 
 
-def _find_demo_dump() -> dict[str, str]:
-    """Return the variable with the dump for a first run; none if the demo is not installed."""
+def _find_dump(downloads: str) -> str:
+    """Return the dump for a first run: the demo's, or what will be downloaded if there is none."""
+    if dump := os.environ.get("BOOKWHEEL_DUMP"):
+        return dump
     with suppress(BookwheelError):
-        return {"BOOKWHEEL_DUMP": os.environ.get("BOOKWHEEL_DUMP") or demo_dump()}
-    return {}
+        return demo_dump()
+    return f"{downloads}/*.bz2"
 
 
 def _start(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:

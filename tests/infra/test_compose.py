@@ -134,6 +134,14 @@ def test_deployed_runs_use_the_flink_of_the_containers() -> None:
         assert _environment(SERVICES[name])["BOOKWHEEL_BEAM_OPTIONS"].split() == flags, name
 
 
+def test_no_deployment_gets_an_empty_parameter() -> None:
+    deployed = _environment(SERVICES["deployed"])
+    asked = set(re.findall(r"\$(\w+)", (ROOT / "infra/prefect.yaml").read_text())) & set(deployed)
+    assert asked == {"BOOKWHEEL_DUMP", "BOOKWHEEL_DOWNLOADS", "BOOKWHEEL_QUESTIONS", "BOOKWHEEL_STORE"}
+    for name in asked:  # Prefect refuses a deployment whose dump or questions are empty
+        assert SETTING.sub(lambda found: found[3], deployed[name]), name
+
+
 def test_prometheus_finds_the_service() -> None:
     told = yaml.safe_load((ROOT / "infra/prometheus/prometheus.yml").read_text())
     (job,) = told["scrape_configs"]

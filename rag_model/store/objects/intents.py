@@ -39,7 +39,7 @@ _RENEW_SECONDS = 300.0  # interval between two writes of an intent
 _PAUSE = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
 _TURN_VALID_SECONDS = 900.0  # after it was last written; a killed process's turn ends then
-_TURN_PAUSE = 2.0  # seconds between two reads of the turns
+_TURN_PAUSES = 1.0, 30.0  # seconds between two reads of the turns: at first, and at most
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
@@ -112,12 +112,14 @@ class Intents:
             StoreError: the store cannot be written, or an intent is damaged.
         """
         own_name, path, awaited = f"{_TURN_PREFIX}{name}", f"intents/{_TURN_PREFIX}{name}.json", ""
+        pause, longest_pause = _TURN_PAUSES
         with self.hold(own_name, needs=()):
             while earlier_name := self._find_earlier_turn(own_name, path):
                 if earlier_name != awaited:
                     awaited = earlier_name
                     on_wait(earlier_name.removeprefix(_TURN_PREFIX))
-                time.sleep(_TURN_PAUSE)
+                time.sleep(pause)
+                pause = min(2 * pause, longest_pause)
             yield
 
     def _find_earlier_turn(self, own_name: str, path: str) -> str | None:
