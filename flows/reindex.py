@@ -23,12 +23,11 @@ from flows.stage import deployment_flow, stage
 from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
-from rag_model.process import temporary_folder
 from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble_content
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
+from rag_model.snapshots.planning import plan_dry_run, plan_indexes, plan_parts, store_encoders
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.snapshots.reused_training import (
     ReusedTraining,
@@ -75,7 +74,7 @@ def reindex(
     recipe, clock = recipe or Recipe(), StageClock()
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     if dry_run:
-        return BuildOutcome.of_plan(plan_dry_run(dump, recipe, limit), ref)
+        return BuildOutcome.of_plan(*rehearse_plan(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
     # an invalid name or a damaged log is reported before the work
     parent = Parent.of(target, base or ref)
@@ -106,10 +105,9 @@ def reindex(
 
 
 @stage
-def plan_dry_run(dump: str, recipe: Recipe, limit: int | None) -> Plan:
-    """Plan the parts without writing to the store."""
-    with temporary_folder("dry-run") as folder:
-        return plan_parts(Store.open(str(folder), create=True), dump, recipe, limit)
+def rehearse_plan(dump: str, recipe: Recipe, limit: int | None) -> tuple[Plan, int]:
+    """Plan the parts without writing to the store; also return the bytes of the dump."""
+    return plan_dry_run(dump, recipe, limit)
 
 
 @stage

@@ -2,7 +2,7 @@
 
 A package registers an object through an entry point of a group
 (`[project.entry-points."bookwheel.index_kinds"]` in its `pyproject.toml`). Installed packages are
-searched only for names that are not built in, and an object is imported only when it is used. A
+searched only for names that are not built in, and an object is imported when it is looked up. A
 package cannot replace a built-in object.
 """
 
@@ -50,6 +50,10 @@ class Registry(Generic[T]):
                     return None
                 self._loaded[name] = self._load(entry_point)
             return self._loaded[name]
+
+    def find_loaded(self, name: str) -> T | None:
+        """Return the object of that name if it was imported before."""
+        return self._loaded.get(name)
 
     def describe(self, name: str) -> str:
         """Return the name of an object with its entry point and package, for messages.

@@ -60,7 +60,8 @@ def reindex(
 
 def _format_outcome(outcome: BuildOutcome) -> str:
     if outcome.snapshot is None:
-        return f"would read {outcome.counts['parts']} parts, {outcome.counts['bytes']:,} bytes; nothing was built"
+        parts = "1 part" if outcome.counts["parts"] == 1 else f"{outcome.counts['parts']:,} parts"
+        return f"would read {parts}, {outcome.counts['bytes']:,} bytes; nothing was built"
     counts = outcome.counts
     lines = [
         f"snapshot  {outcome.snapshot}",

@@ -22,7 +22,13 @@ from rag_model.corpus.article_log import (
     compute_key_basis,
 )
 from rag_model.corpus.chunkers.chunker import Chunker, ChunkFunction, build_chunker, settings_to_json
-from rag_model.corpus.dump_formats.dump_format import get_format_identity, get_part_format
+from rag_model.corpus.dump_formats.dump_format import (
+    get_format_identity,
+    get_part_format,
+    iterate_results,
+    name_format,
+    plugin_error,
+)
 from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, UnparsablePageError
@@ -245,16 +251,16 @@ def _iter_passages(
         yield from _chunk_pages(part, dump_format, context, tally, log, reusable)
         return
     chunk_article: ChunkFunction | None = None
-    for item in dump_format.read(part):
+    for item in iterate_results(dump_format, "read", lambda: dump_format.read(part)):
+        if not isinstance(item, Passage | Article):
+            raise plugin_error(dump_format, f"yields {item!r:.60} from `read` instead of an Article or a Passage")
         if not tally.accept_page(str(item.page_id)):
             continue
         if isinstance(item, Passage):
             yield item, None
-        elif isinstance(item, Article):
+        else:
             chunk_article = chunk_article or context.open()
             yield from ((passage, None) for passage in tally.count_article(list(chunk_article(item))))
-        else:
-            raise TypeError(f"{type(dump_format).__name__} yields pages and is not a PageFormat")
 
 
 def _chunk_pages(
@@ -284,10 +290,15 @@ def _chunk_pages(
 
 
 def _iter_articles(part: Part, page_format: PageFormat, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
-    for page in page_format.read(part):
-        page_or_reason = page_format.classify(page, siteinfo)
-        if not isinstance(page_or_reason, Page):
+    for page in iterate_results(page_format, "read", lambda: page_format.read(part)):
+        with name_format(page_format, "classify"):
+            page_or_reason = page_format.classify(page, siteinfo)
+        if isinstance(page_or_reason, str):
             tally.dropped[page_or_reason] += 1
+        elif not isinstance(page_or_reason, Page):
+            raise plugin_error(
+                page_format, f"returns {page_or_reason!r:.60} from `classify` instead of a page or a reason"
+            )
         elif tally.accept_page(str(page.page_id)):
             yield page
         else:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from rag_model.corpus.dump_formats.dump_format import (
     PlanRequest,
+    check_result,
     detect_format,
     drop_companions,
     get_format,
     is_standard,
+    name_format,
 )
 from rag_model.corpus.parts import PartBoundaries, StageFile
 from rag_model.corpus.records import Part, Plan, Slice
@@ -64,7 +66,10 @@ def plan_dump(
     (name,) = names
     part_format = "" if is_standard(name) else name
     request = PlanRequest(workdir, stage, limit, part_bytes, parent_boundaries, part_format)
-    return get_format(name).plan(urls, request)
+    dump_format = get_format(name)
+    with name_format(dump_format, "plan"):
+        plan = dump_format.plan(urls, request)
+    return check_result(dump_format, "plan", plan, Plan)
 
 
 def compute_source_digest(part: Part) -> str:

@@ -10,7 +10,9 @@ import errno
 import re
 import sys
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 import fsspec
@@ -165,6 +167,7 @@ _LASTING_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
 
 MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
 _DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
+_UTF16_BYTES = 8  # bytes at the start of a text that tell UTF-16 from UTF-8
 MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
 
 
@@ -204,7 +207,23 @@ def read_lines(url: str) -> Iterator[bytes]:
     Raises:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
     """
-    return split_lines(decode(read_bytes(url), get_codec(url), basename(url)), basename(url))
+    chunks = decode(read_bytes(url), get_codec(url), basename(url))
+    head = next(filter(None, chunks), b"")
+    refuse_utf16(head, basename(url))
+    return split_lines(chain([head], chunks), basename(url))
+
+
+def refuse_utf16(head: bytes, source_name: str) -> None:
+    """Check that the first bytes of a text are not UTF-16, with or without a byte order mark.
+
+    Raises:
+        InputError: They are; the message starts with `source_name`.
+    """
+    pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
+    zeros = {pairs[0::2].count(0), pairs[1::2].count(0)}
+    # In Latin letters and markup, every other byte of UTF-16 is zero.
+    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or (pairs and zeros == {0, len(pairs) // 2}):
+        raise InputError(f"{source_name} is UTF-16: convert it to UTF-8, as `iconv -f UTF-16 -t UTF-8` does")
 
 
 def split_lines(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:

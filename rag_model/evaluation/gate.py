@@ -141,7 +141,7 @@ def _check_passages(summary: SnapshotSummary) -> Check:
         summary.passages > 0,
         f"{summary.passages:,}",
         "at least 1",
-        "The build produced no passages: see the reasons of the dropped pages.",
+        "The build produced no passages: the counts of the dropped pages give the reasons.",
     )
 
 

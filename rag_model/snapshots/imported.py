@@ -144,7 +144,7 @@ def _read_passages(source: str) -> Iterator[Passage]:
         record_format = find_record_format(url)
         if record_format is None:
             raise UsageError(f"{url} is not a file of passages: give {describe_formats('documents', 'passages')}")
-        yield from map(_to_passage, record_format.read_records(url))
+        yield from map(_to_passage, record_format.iter_records(url))
 
 
 def _to_passage(record: Record) -> Passage:

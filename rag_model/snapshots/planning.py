@@ -3,21 +3,23 @@
 The plan of the parts is recorded in the store, so that the next run does not split a source again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rag_model.corpus.dump_formats.dump_format import (
+    can_plan_fast,
     detect_format,
     drop_companions,
-    get_format,
+    get_part_format,
     get_plugin_identity,
 )
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Plan
-from rag_model.corpus.source import expand_pattern, read_bytes
+from rag_model.corpus.source import expand_pattern, get_size, read_bytes
 from rag_model.digest import digest_chunks
 from rag_model.errors import InputError, UsageError
 from rag_model.index.kind import get_kind_for_factory
@@ -55,7 +57,7 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
     boundaries = parent.part_boundaries(recipe) if parent else None
     urls = drop_companions(expand_pattern(dump))
     formats = {url: detect_format(url) for url in urls}
-    if limit is not None or all(get_format(name).can_plan_fast(url) for url, name in formats.items()):
+    if limit is not None or all(can_plan_fast(name, url) for url, name in formats.items()):
         return _plan_into_store(
             store, dump, recipe, limit, boundaries, {}
         )  # cheap: reads only the offset index, or the first pages
@@ -81,6 +83,28 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
     return Plan.from_json(plan_json)
 
 
+def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[Plan, int]:
+    """Return the parts of a dump and the bytes that a build would read; writes to no store.
+
+    Also refuses what a worker would refuse about ids, such as two documents with one id.
+
+    Raises:
+        InputError: As for `plan_parts`, or two records have one id.
+        UsageError: As for `plan_parts`.
+    """
+    urls = drop_companions(expand_pattern(dump))
+    with temporary_folder("dry-run") as folder:
+        plan = plan_parts(Store.open(str(folder), create=True), dump, recipe, limit)
+        if plan.kind != "wiki":
+            for part in plan.parts:
+                for _ in get_part_format(part).read(part):
+                    pass
+    slices = {(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}
+    if {url for url, _ in slices} <= {*urls}:
+        return plan, sum(slices.values())
+    return plan, sum(map(get_size, urls))  # planning copied the content to compressed files
+
+
 def plan_indexes(
     recipes: Mapping[str, IndexRecipe],
     passages: Sequence[ChunkResult],
@@ -100,7 +124,7 @@ def plan_indexes(
     """
     rows = [result.rows for result in passages]
     if not any(rows):
-        raise InputError("the dump has no passages: see the reasons of the dropped pages")
+        raise InputError(_describe_drops(passages))
     plans: dict[str, IndexPlan] = {}
     for name, recipe in recipes.items():
         kind, over = get_kind_for_factory(recipe.factory), representation_of(recipe)
@@ -109,6 +133,32 @@ def plan_indexes(
         fits = memory_bytes is None or kind.estimate(steady_plan, max(rows)).peak_bytes() <= memory_bytes
         plans[name] = replace(steady_plan if fits else plan, over=over)
     return plans
+
+
+def _describe_drops(passages: Sequence[ChunkResult]) -> str:
+    """Return the message for a dump without passages: how many pages were dropped, by reason."""
+    dropped: Counter[str] = Counter()
+    for result in passages:
+        dropped.update(result.stats.dropped)
+    if not dropped:
+        return "the dump has no passages and no pages: check that it is the right file"
+    reasons = ", ".join(f"{_DROP_REASONS.get(reason, reason)}: {count:,}" for reason, count in dropped.most_common())
+    pages = "its one page was" if dropped.total() == 1 else f"all of its {dropped.total():,} pages were"
+    return f"the dump has no passages, since {pages} dropped ({reasons}): give a dump that contains articles"
+
+
+# The counts of a build by reason, in words.
+_DROP_REASONS = {
+    "namespace": "outside the main namespace",
+    "redirect": "redirects",
+    "not_wikitext": "not wikitext",
+    "empty": "without content",
+    "disambiguation": "disambiguation pages",
+    "list": "lists",
+    "no_text": "without text after cleaning",
+    "taken_down": "taken down",
+    "unparsable": "unparsable",
+}
 
 
 def _with_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | None) -> dict[str, Any]:

@@ -6,18 +6,20 @@ stays light.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, get_args
 
 from rag_model.corpus.records import Article, Page, Part, Passage, Plan, SourceKind
-from rag_model.errors import UsageError
+from rag_model.errors import BookwheelError, InputError, UsageError, format_error
 from rag_model.plugins import Registry
 
 if TYPE_CHECKING:
     from rag_model.corpus.parts import PartBoundaries, StageFile
 
+T = TypeVar("T")
 HEAD_BYTES = 1 << 12  # decoded bytes of a file that `recognize` may look at
 
 
@@ -112,6 +114,7 @@ FORMATS: Registry[DumpFormat] = Registry(
 # Help of the option --dump. Names no plugins, since looking them up takes time.
 DUMP_HELP = f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}."
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
+_ROOT_TAG = b"<mediawiki"
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 
@@ -134,8 +137,11 @@ def describe_formats(*kinds: SourceKind) -> str:
 def detect_format(url: str) -> str:
     """Return the name of a file's format.
 
+    A broken plugin matters only if no other format is certain to be that of the file.
+
     Raises:
-        InputError: The file cannot be read, or the package of a plugin cannot be imported.
+        InputError: The file cannot be read, or a plugin is broken and no other format recognizes
+            the file.
         UsageError: No format recognizes the file.
     """
     name = _find_name(url)
@@ -157,15 +163,14 @@ def find_format(url: str) -> DumpFormat | None:
 
 def drop_companions(urls: Iterable[str]) -> list[str]:
     """Return the URLs without files that only belong to a dump, such as offset indexes."""
-    formats = [get_format(name) for name in FORMATS.list_names()]
-    return [url for url in urls if not any(each.is_companion(url.rpartition("/")[2]) for each in formats)]
+    return [url for url in urls if not _is_companion(url.rpartition("/")[2])]
 
 
 def get_format(name: str) -> DumpFormat:
     """Return the format of this name.
 
     Raises:
-        InputError: The package that provides it cannot be imported.
+        InputError: The package that provides it cannot be imported, or provides no dump format.
         UsageError: There is no such format.
     """
     dump_format = FORMATS.find(name)
@@ -173,7 +178,103 @@ def get_format(name: str) -> DumpFormat:
         raise UsageError(
             f"no dump format {name!r}: choose one of {', '.join(FORMATS.list_names())}, or install its package"
         )
+    if not is_standard(name):
+        _check_format(name, dump_format)
     return dump_format
+
+
+def can_plan_fast(name: str, url: str) -> bool:
+    """Return the answer of a format's `can_plan_fast`.
+
+    Raises:
+        InputError: As for `get_format`, or the plugin raised an exception.
+    """
+    dump_format = get_format(name)
+    with name_format(dump_format, "can_plan_fast"):
+        return bool(dump_format.can_plan_fast(url))
+
+
+@contextmanager
+def name_format(dump_format: object, member: str) -> Iterator[None]:
+    """Convert an exception of a plugin's code to an InputError that names the format.
+
+    Exceptions of built-in formats are raised unchanged.
+
+    Raises:
+        InputError: The plugin raised an exception that is not a `BookwheelError`.
+    """
+    try:
+        yield
+    except BookwheelError:
+        raise
+    except Exception as error:  # code of a package may raise any exception
+        if is_from_bookwheel(dump_format):
+            raise
+        raise plugin_error(
+            dump_format, f"raises {type(error).__name__} in `{member}` ({format_error(error)})"
+        ) from error
+
+
+def check_result(dump_format: object, member: str, value: T, expected_type: type[Any]) -> T:
+    """Return a value that a format's member returned, if it has the expected type.
+
+    Raises:
+        InputError: It has another type; the message names the format.
+    """
+    if isinstance(value, expected_type):
+        return value
+    raise plugin_error(dump_format, f"returns {value!r:.40} from `{member}` instead of {expected_type.__name__}")
+
+
+def iterate_results(dump_format: object, member: str, call: Callable[[], Iterable[T]]) -> Iterator[T]:
+    """Yield what a format's generator yields.
+
+    Raises:
+        InputError: It is not iterable, or raises an exception; the message names the format.
+    """
+    with name_format(dump_format, member):
+        results = check_result(dump_format, member, call(), Iterable)
+    iterator, end = iter(results), object()
+    while True:
+        with name_format(dump_format, member):
+            result: Any = next(iterator, end)
+        if result is end:
+            return
+        yield result
+
+
+def is_from_bookwheel(dump_format: object) -> bool:
+    """Return whether a format is built in, so that its results need no checks."""
+    return type(dump_format).__module__.startswith(f"{_PACKAGE}.")
+
+
+def plugin_error(dump_format: object, problem: str) -> InputError:
+    """Return an error whose message names a format, its package and the problem."""
+    names = [name for name in FORMATS.list_names() if not is_standard(name)]
+    name = next((name for name in names if FORMATS.find_loaded(name) is dump_format), None)
+    described = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
+    return InputError(f"{described} {problem}: repair or uninstall its package")
+
+
+def _check_format(name: str, value: object) -> None:
+    described = FORMATS.describe(name)
+    missing = [member for member in _MEMBERS if not callable(getattr(value, member, None))]
+    kind, version = getattr(value, "kind", None), getattr(value, "version", None)
+    if isinstance(value, type):
+        raise InputError(f"{described} is the class {value.__name__}: register an instance of it")
+    if missing:
+        raise InputError(
+            f"{described} is {value!r:.40}, without `{missing[0]}`: register an instance of a "
+            "subclass of RecordFormat or PageFormat"
+        )
+    if kind not in get_args(SourceKind):
+        kinds = ", ".join(map(repr, get_args(SourceKind)))
+        raise InputError(f"{described} has the kind {kind!r:.40}: give it one of {kinds}")
+    if not isinstance(version, str):
+        raise InputError(f"{described} has the version {version!r:.40}: give it a string")
+
+
+_MEMBERS = ("recognize", "is_companion", "can_plan_fast", "plan", "read")
 
 
 def get_part_format(part: Part) -> DumpFormat:
@@ -205,7 +306,42 @@ def is_standard(name: str) -> bool:
 def _find_name(url: str) -> str | None:
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
     names = sorted(FORMATS.list_names(), key=lambda name: name == _FALLBACK)
-    return next((name for name in names if get_format(name).recognize(file_name, read_head)), None)
+    problem: InputError | None = None  # of the first broken plugin
+    for name in names:
+        if is_standard(name):
+            if not get_format(name).recognize(file_name, read_head):
+                continue
+            if name == _FALLBACK and problem and not (".xml" in file_name.lower() or _ROOT_TAG in read_head()):
+                raise problem  # the file may have the format of the broken plugin
+            return name
+        try:
+            dump_format = get_format(name)
+            with name_format(dump_format, "recognize"):
+                answer = dump_format.recognize(file_name, read_head)
+            if check_result(dump_format, "recognize", answer, bool):
+                return name
+        except InputError as error:
+            problem = problem or error
+    if problem:
+        raise problem
+    return None
+
+
+def _is_companion(file_name: str) -> bool:
+    if any(get_format(name).is_companion(file_name) for name in BUILT_IN_FORMATS):
+        return True
+    for name in FORMATS.list_names():
+        if is_standard(name):
+            continue
+        try:
+            dump_format = get_format(name)
+            with name_format(dump_format, "is_companion"):
+                answer = dump_format.is_companion(file_name)
+            if check_result(dump_format, "is_companion", answer, bool):
+                return True
+        except InputError:
+            continue  # `detect_format` reports a broken plugin if the file may be its own
+    return False
 
 
 def _read_head(url: str) -> bytes:

@@ -16,7 +16,6 @@ the dump itself. At most one file is on the disk at a time, and at most one run 
 import gzip
 import re
 import tempfile
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
@@ -38,6 +37,7 @@ from rag_model.corpus.source import (
     read_bytes,
     read_lines,
     read_slice,
+    refuse_utf16,
 )
 from rag_model.corpus.timestamps import parse_seconds
 from rag_model.corpus.wikitext import clean_wikitext
@@ -108,8 +108,7 @@ class PageParser:
             if len(stripped_head) < len(b"<page") and len(self._head_bytes) < _MAX_HEAD_BYTES:
                 return []
             data, self._head_bytes = self._head_bytes, None
-            if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-                raise self._error("is UTF-16", "convert it to UTF-8, as all dumps of Wikimedia are")
+            refuse_utf16(data, self._where)
             if stripped_head.startswith(b"<page"):
                 self._root_bytes = len(_ROOT)
                 self._parse(_ROOT)

@@ -18,7 +18,13 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rag_model.corpus.dump_formats.dump_format import PlanRequest, find_format
+from rag_model.corpus.dump_formats.dump_format import (
+    PlanRequest,
+    find_format,
+    is_from_bookwheel,
+    iterate_results,
+    plugin_error,
+)
 from rag_model.corpus.parts import (
     COMPRESSION_RATIO,
     PartBoundaries,
@@ -49,6 +55,7 @@ from rag_model.errors import InputError
 # section is (heading, text).
 Record = tuple[str, str, str, int | None] | tuple[str, str, list[tuple[str, str]], int | None]
 
+_RECORD_FIELDS = 4
 DATE_FIELD = "revised"
 DOCUMENT_FIELDS = ("id", "_id", "title", "text", "sections", "contents", DATE_FIELD)
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they are written to disk
@@ -74,6 +81,19 @@ class RecordFormat:
             InputError: The file is unreadable, or a record is invalid.
         """
 
+    def iter_records(self, url: str) -> Iterator[Record]:
+        """Yield the records of `read_records`, checked if the format is of an installed package.
+
+        Raises:
+            InputError: As for `read_records`, or the package is broken; the message names it.
+        """
+        if is_from_bookwheel(self):
+            yield from self.read_records(url)
+            return
+        for record in iterate_results(self, "read_records", lambda: self.read_records(url)):
+            check_record(self, record)
+            yield record
+
     def is_companion(self, name: str) -> bool:
         """Return False: the format has no companion files."""
         return False
@@ -88,7 +108,7 @@ class RecordFormat:
         Raises:
             InputError: A file is damaged, or there are no records.
         """
-        records: Iterator[Record] = chain.from_iterable(map(self.read_records, urls))
+        records: Iterator[Record] = chain.from_iterable(map(self.iter_records, urls))
         if request.limit is not None:
             records = islice(records, min(request.limit, sys.maxsize))  # maximum of islice
         boundaries = request.parent_boundaries
@@ -116,6 +136,34 @@ class RecordFormat:
         """
         convert: Callable[..., Article | Passage] = _to_passage if part.kind == "passages" else _to_article
         yield from (convert(*record) for record in _iter_records(part))
+
+
+def check_record(record_format: RecordFormat, record: object) -> None:
+    """Check the types of a record.
+
+    Raises:
+        InputError: It is not a record of the format's kind; the message names the format.
+    """
+    if not isinstance(record, tuple) or len(record) != _RECORD_FIELDS:
+        is_valid = False
+    else:
+        record_id, title, content, revised = record
+        is_content = isinstance(content, str) if record_format.kind == "passages" else _is_sections(content)
+        is_time = revised is None or type(revised) is int
+        is_valid = isinstance(record_id, str) and isinstance(title, str) and is_content and is_time
+    if not is_valid:
+        content_name = "text" if record_format.kind == "passages" else "[(heading, text), …]"
+        raise plugin_error(
+            record_format,
+            f"yields {record!r:.60} from `read_records` instead of (id, title, {content_name}, seconds or None)",
+        )
+
+
+def _is_sections(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(section, tuple | list) and [isinstance(item, str) for item in section] == [True, True]
+        for section in value
+    )
 
 
 def find_record_format(url: str) -> RecordFormat | None:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Article, Page, Part, Passage, Plan, Section, Siteinfo
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.mail_dump import FORMAT as MAIL
-from tests.fixtures.mail_dump import install
+from tests.fixtures.mail_dump import MailArchive, install
 
 DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(60)]
 PAGE = (
@@ -226,3 +227,145 @@ def test_the_listed_kinds_are_those_of_the_formats() -> None:
         name: get_format(name).kind for name in BUILT_IN_FORMATS
     }
     assert MAIL.kind == "documents"
+
+
+class OwnFormat(PlainPages):
+    """A page format whose members a test replaces."""
+
+    kind: Any = "wiki"
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        return name.endswith(".own")
+
+
+BROKEN_NAME = f"dump format 'aaa' ({__name__}:BROKEN of the package broken_package 1.0)"
+
+
+def break_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: object) -> None:
+    """Install a package whose dump format `aaa` is this value."""
+    monkeypatch.setattr(f"{__name__}.BROKEN", value, raising=False)
+    install(tmp_path / "broken_package", f"{__name__}:BROKEN", "aaa")
+    monkeypatch.syspath_prepend(tmp_path / "broken_package")
+
+
+def raise_error(*_: object) -> Any:
+    raise ZeroDivisionError("division by zero")
+
+
+BROKEN_FORMATS: dict[str, tuple[object, str]] = {
+    "number": (3, r"is 3, without `recognize`: register an instance of a subclass of RecordFormat or"),
+    "class": (OwnFormat, r"is the class OwnFormat: register an instance of it"),
+    "kind": (type("A", (OwnFormat,), {"kind": "films"})(), r"has the kind 'films': give it one of 'wiki', "),
+    "version": (type("A", (OwnFormat,), {"version": 2})(), r"has the version 2: give it a string"),
+    "recognize None": (
+        type("A", (OwnFormat,), {"recognize": lambda *_: None})(),
+        r"returns None from `recognize` instead of bool: repair",
+    ),
+    "recognize raises": (
+        type("A", (OwnFormat,), {"recognize": raise_error})(),
+        r"raises ZeroDivisionError in `recognize` \(division by zero\): repair",
+    ),
+    "companion": (
+        type("A", (OwnFormat,), {"is_companion": raise_error, "recognize": raise_error})(),
+        r"raises ZeroDivisionError in `recognize`",
+    ),
+    "plan": (type("A", (OwnFormat,), {"plan": lambda *_: None})(), r"returns None from `plan` instead of Plan"),
+    "split": (type("A", (OwnFormat,), {"split": raise_error})(), r"raises ZeroDivisionError in `plan`"),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), BROKEN_FORMATS.values(), ids=BROKEN_FORMATS)
+def test_a_broken_format_is_named_and_stops_only_its_own_dumps(
+    value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_format(monkeypatch, tmp_path, value)
+    (tmp_path / "a.own").write_text(XML)
+    with pytest.raises(InputError, match=rf"^{re.escape(BROKEN_NAME)} {message}"):
+        plan_of(tmp_path / "a.own", tmp_path / "work")
+    for format_name, file_name, write in DUMPS:
+        write(tmp_path / file_name)
+        assert detect_format((tmp_path / file_name).as_uri()) == format_name
+        plan_of(tmp_path / file_name, tmp_path / "work")
+
+
+def test_a_format_that_cannot_be_imported_stops_only_its_own_dumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "broken_package", "no_such_module:FORMAT", "aaa")
+    install(tmp_path / "first_package", "no_such_module:FIRST", "bbb")
+    install(tmp_path / "second_package", "no_such_module:SECOND", "bbb")
+    for package in ("broken", "first", "second"):
+        monkeypatch.syspath_prepend(tmp_path / f"{package}_package")
+    (tmp_path / "a.xml").write_text(XML)
+    assert len(content_of(plan_of(tmp_path / "a.xml", tmp_path / "work"))) == 60
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"Not a MediaWiki export."))
+    for file_name in ("a.own", "a.gz"):
+        (tmp_path / "a.own").touch()
+        with pytest.raises(InputError, match=r"dump format 'aaa' .* cannot be imported"):
+            plan_of(tmp_path / file_name, tmp_path / "work")
+    with pytest.raises(InputError, match="'bbb' is registered by no_such_module:FIRST and by"):
+        get_format("bbb")
+
+
+class OwnRecords(MailArchive):
+    """A record format whose records a test replaces."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        return name.endswith(".own")
+
+
+@pytest.mark.parametrize(
+    ("read_records", "message"),
+    [
+        (lambda *_: None, r"returns None from `read_records` instead of Iterable"),
+        (raise_error, r"raises ZeroDivisionError in `read_records` \(division by zero\)"),
+        (lambda *_: map(raise_error, [1]), r"raises ZeroDivisionError in `read_records`"),
+        (lambda *_: iter([3]), r"yields 3 from `read_records` instead of \(id, title, \[\(heading, text\), …\]"),
+        (lambda *_: iter([("a", "b")]), r"yields \('a', 'b'\) from"),
+        (lambda *_: iter([(1, "b", [], None)]), r"yields \(1, 'b', \[\], None\) from"),
+        (lambda *_: iter([("a", "b", "text", None)]), r"yields \('a', 'b', 'text', None\) from"),
+        (lambda *_: iter([("a", "b", ["text"], None)]), r"yields \('a', 'b', \['text'\], None\) from"),
+        (lambda *_: iter([("a", "b", [], "2026")]), r"yields \('a', 'b', \[\], '2026'\) from"),
+    ],
+)
+def test_invalid_records_are_an_error_of_the_format(
+    read_records: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_format(monkeypatch, tmp_path, type("A", (OwnRecords,), {"read_records": read_records})())
+    (tmp_path / "a.own").touch()
+    with pytest.raises(InputError, match=rf"^{re.escape(BROKEN_NAME)} {message}"):
+        plan_of(tmp_path / "a.own", tmp_path / "work")
+
+
+@pytest.mark.parametrize("member", ["parse_slice", "classify"])
+def test_a_page_format_that_fails_on_a_worker_is_named(
+    member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.own").write_text(XML)
+    break_format(monkeypatch, tmp_path, OwnFormat())
+    plan = plan_of(tmp_path / "a.own", tmp_path / "work")
+    monkeypatch.setattr(OwnFormat, member, raise_error)
+    with pytest.raises(InputError, match=r"^dump format 'aaa' .* raises ZeroDivisionError in"):
+        chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(), tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("date", ["never", "", "Thu, 32 Jan 2026 99:00:00"])
+def test_a_mail_without_a_readable_date_is_read(date: str, tmp_path: Path) -> None:
+    (tmp_path / "a.mbox").write_text(MESSAGE.format(i=1).replace("Subject", f"Date: {date}\nSubject"))
+    assert len(content_of(plan_of(tmp_path / "a.mbox", tmp_path / "work"))) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", json.dumps(DOCUMENTS[0])),
+        ("a.jsonl", "\n".join(map(json.dumps, DOCUMENTS))),
+        ("a.tsv", "1\tText\tTitle\n"),
+        ("a.xml", XML),
+    ],
+)
+def test_utf16_is_named(encoding: str, name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding=encoding)
+    with pytest.raises(InputError, match=rf"^{name} is UTF-16: convert it to UTF-8"):
+        plan_of(tmp_path / name, tmp_path / "work")

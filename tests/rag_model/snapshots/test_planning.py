@@ -1,6 +1,8 @@
 """Plans and sizes: a source that had to be split is split once, and what will not fit is told before it is built."""
 
+import gzip
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from rag_model.corpus.chunk import ChunkStats
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_indexes, plan_parts
+from rag_model.snapshots.planning import plan_dry_run, plan_indexes, plan_parts
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
@@ -110,3 +112,29 @@ def test_no_passages_and_no_fitting_factory() -> None:
         plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(0), {"embeddings": 32}, None)
     with pytest.raises(UsageError, match="PQ7"):
         plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, cuts(5000), {"embeddings": 32}, None)
+
+
+def test_a_dump_without_passages_is_refused_with_the_reasons() -> None:
+    dropped: list[dict[str, int]] = [{"namespace": 2, "redirect": 1}, {"namespace": 1_000}]
+    results = [
+        replace(result, stats=ChunkStats(0, dropped=drops)) for result, drops in zip(cuts(0, 0), dropped, strict=True)
+    ]
+    with pytest.raises(
+        InputError, match=r"all of its 1,003 pages were dropped \(outside the main namespace: 1,002, redirects: 1\)"
+    ):
+        plan_indexes({"a": IndexRecipe("HNSW32")}, results, {"embeddings": 32}, None)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_dry_run_reports_the_bytes_of_the_dump(name: str, tmp_path: Path) -> None:
+    data = b"".join(b'{"id": "%d", "text": "A text of words."}\n' % i for i in range(1000))
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    plan, size = plan_dry_run(str(tmp_path / name), RECIPE)
+    assert (len(plan.parts), size) == (1, (tmp_path / name).stat().st_size)
+
+
+@pytest.mark.parametrize(("name", "line"), [("a.jsonl", '{"id": "7", "text": "A"}\n'), ("a.tsv", "7\tA\tT\n")])
+def test_a_dry_run_refuses_a_repeated_id(name: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(2 * line)
+    with pytest.raises(InputError, match="the id '7' comes twice"):
+        plan_dry_run(str(tmp_path / name), RECIPE)
