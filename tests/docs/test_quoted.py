@@ -42,7 +42,7 @@ def test_a_page_quotes_the_sentence_as_it_is(
 
 
 def test_the_page_of_retrievers_names_every_call() -> None:
-    broken, shown = [block.text for block in blocks(DOCS / "extend" / "retriever.md") if block.language == "text"]
+    shown, broken = [block.text for block in blocks(DOCS / "extend" / "retriever.md") if block.language == "text"]
     assert _words(broken).startswith(
         "retriever 'interleave' (interleaving:build of the package interleaving 1.0) found "
     )
