@@ -31,6 +31,7 @@ from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError
+from rag_model.index.files import engine
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, SliceTable, digest_slices, read_slice_table
 from rag_model.index.kind import DerivingKind, get_kind
 from rag_model.index.plan import IndexPlan
@@ -120,7 +121,7 @@ def train(
     """
     untrained = [build for build in builds if not _is_reused_untested(build)]
     sized_launch = launch.with_task_bytes(_largest_task_bytes(untrained, "train"))
-    reports = iter(run_job("train", train_one, untrained, sized_launch, on_progress, _train_seconds, memoised=True))
+    reports = iter(_run_on_gpus("train", train_one, untrained, sized_launch, on_progress, _train_seconds))
     return [
         _with_reused_training(build)
         if _is_reused_untested(build)
@@ -268,9 +269,60 @@ def _run_by_index(
 ) -> Iterator[list[IndexStageResult]]:
     """Run the tasks of all indexes as one job; yield what they made index by index."""
     all_tasks = [task for index_tasks in tasks for task in index_tasks]
-    reports = iter(run_job(stage, function, all_tasks, launch, on_progress, seconds, memoised=True, recorded=recorded))
+    reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, seconds, recorded))
     for index_tasks in tasks:
         yield [IndexStageResult.from_json(next(reports)) for _ in index_tasks]
+
+
+def _run_on_gpus(
+    stage: str,
+    function: Callable[[Any, Store], Report],
+    tasks: Sequence[Any],
+    launch: Launch,
+    on_progress: OnProgress | None,
+    seconds: Callable[[Any], float],
+    recorded: Sequence[Report | None] | None = None,
+) -> list[Report]:
+    """Run tasks over vectors with one local worker for each GPU of faiss, then the others.
+
+    Two workers on one GPU would each reserve memory there and wait for one another. Tasks without
+    vectors, such as those of an inverted index, have a worker for each core. Without a GPU, all
+    tasks are one job.
+    """
+    gpu_count = engine.count_gpus()
+    if not gpu_count:
+        return run_job(stage, function, tasks, launch, on_progress, seconds, memoised=True, recorded=recorded)
+    known = [*(recorded or look_up_reports(function, tasks, Store.open(launch.store_url)))]
+    groups: dict[bool, list[int]] = {True: [], False: []}
+    for number, task in enumerate(tasks):
+        groups[_plan_of(task).kind in _GPU_KINDS].append(number)
+    for uses_gpu, numbers in groups.items():
+        group, before = [tasks[number] for number in numbers], len(groups[True]) * (not uses_gpu)
+        is_small = launch.is_too_small(sum(seconds(tasks[number]) for number in numbers if known[number] is None))
+        reports = run_job(
+            stage,
+            function,
+            group,
+            launch.for_gpus(gpu_count) if uses_gpu and not is_small else launch,
+            partial(_report_group, on_progress, before, len(tasks)),
+            seconds,
+            recorded=[known[number] for number in numbers],
+        )
+        for number, report in zip(numbers, reports, strict=True):
+            known[number] = report
+    return [report for report in known if report is not None]
+
+
+_GPU_KINDS = ("hnsw", "ivf")
+
+
+def _plan_of(task: IndexInProgress | ScatterTask | ShardTask) -> IndexPlan:
+    return task.plan if isinstance(task, IndexInProgress) else task.build.plan
+
+
+def _report_group(on_progress: OnProgress | None, before: int, total: int, done: int, _: int) -> None:
+    if on_progress:
+        on_progress(before + done, total)
 
 
 def _train_seconds(build: IndexInProgress) -> float:

@@ -13,8 +13,10 @@ variable "CUDA" {
   default = "cu128"
 }
 
+# That of the extra `gpu`, for the same CUDA 12: graphs are built alike in the image and beside it.
+# faiss-gpu-cuvs, which builds graphs on the GPU, needs CUDA 13.2 or later, and so another torch.
 variable "FAISS_GPU" {
-  default = "faiss-gpu-cuvs>=1.15.1,<1.16"
+  default = "faiss-gpu>=1.15.1,<1.16"
 }
 
 group "default" {

@@ -22,6 +22,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -85,6 +86,42 @@ def _remove_abandoned_folders() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)
+
+
+_SHARING_PROCESSES = 64  # per GPU; further ones choose by process id
+_gpu_lock = threading.Lock()
+
+
+def claim_gpu(count: int) -> int:
+    """Return the number of the visible GPU that this process uses, always the same one.
+
+    It is one that no other process of this user has claimed, or else one that the fewest have. A
+    claim is a lock on a file, which the kernel releases when the process ends, however it ends.
+
+    Args:
+        count: the number of GPUs that CUDA sees, at least 1.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    # The entries are the same in all processes, whatever part of the GPUs each of them sees.
+    names = visible[:count] if len(visible) >= count > 0 and visible[0] else [str(number) for number in range(count)]
+    with _gpu_lock:
+        return _claim_gpu(os.getpid(), tuple(re.sub(r"\W", "-", name.strip()) for name in names))
+
+
+@cache
+def _claim_gpu(process: int, names: tuple[str, ...]) -> int:
+    for position in range(_SHARING_PROCESSES):
+        for number, name in enumerate(names):
+            path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{name}-{position}.lock"
+            with suppress(OSError):  # held by another process, or the folder is read-only
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    os.close(descriptor)
+                    continue
+                return number  # the descriptor stays open as long as the process lives
+    return process % len(names)
 
 
 def use_system_allocator_for_arrow() -> None:

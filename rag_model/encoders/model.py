@@ -4,7 +4,6 @@
 because there is little to compute.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -33,6 +32,7 @@ from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import TokenIds
 from rag_model.errors import UsageError
 from rag_model.extras import require
+from rag_model.process import claim_gpu
 
 # Tokens per batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger
 # batches do not fit the cache). On a GPU the batches must be so large that kernel launches cost
@@ -213,9 +213,9 @@ def _batch_token_budget(device: torch.device) -> int:
     return CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
 
 
-def device_for_worker(index: int) -> str:
-    """Return the device of worker or part number `index`: the GPUs in rotation, else the CPU."""
-    return f"cuda:{index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+def device_for_process() -> str:
+    """Return the device of this process: the GPU that it claims, else the CPU."""
+    return f"cuda:{claim_gpu(torch.cuda.device_count())}" if torch.cuda.is_available() else "cpu"
 
 
 def resolve_device_and_dtype(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
@@ -236,7 +236,7 @@ def resolve_device(name: str | None) -> torch.device:
         UsageError: this machine has no such device.
     """
     if name is None:
-        name = device_for_worker(os.getpid())  # workers started together have consecutive ids
+        name = device_for_process()
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"this machine has no {name}: install a CUDA build of torch, or use cpu")
     try:

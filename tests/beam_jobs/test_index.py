@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -271,3 +272,21 @@ def test_pieces_are_read_from_an_object_store(
         (work := tmp_path / built.name).mkdir()
         stages.run_stages(built.plan, files, work / "whole", work)
         assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
+
+
+def test_vectors_have_one_local_worker_a_gpu(
+    store: Store, plans: dict[str, VectorPlan], files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_jobs: list[tuple[str, int, tuple[str, ...]]] = []
+    run_job = index.run_job
+
+    def record_job(stage: str, function: Any, tasks: Sequence[Any], launch: Launch, *rest: Any, **named: Any) -> Any:
+        started_jobs.append((stage, len(tasks), launch.flags))
+        return run_job(stage, function, tasks, replace(launch, flags=()), *rest, **named)
+
+    monkeypatch.setattr(index, "run_job", record_job)
+    monkeypatch.setattr(index, "engine", SimpleNamespace(count_gpus=lambda: 3))
+    monkeypatch.setattr(Launch, "is_too_small", lambda launch, seconds: launch.flags == ())
+    builds = index.train(started(store, plans, files), Launch.new(store.url, ["--direct_num_workers=8"]))
+    assert [build.trained is not None for build in builds] == [True, True]
+    assert started_jobs == [("train", 2, ("--direct_num_workers=3",)), ("train", 0, ("--direct_num_workers=8",))]

@@ -197,7 +197,7 @@ def main() -> None:
     report = {
         "benchmark": "gpu_index",
         "device": device(),
-        "graphs_on_the_gpu": engine.can_build_graph(options.vectors),
+        "graphs_on_the_gpu": engine.can_build_graph(made.questions(min(options.vectors, 4_000)), "ip"),
         **{name: getattr(options, name) for name in ("vectors", "dim", "parts", "questions", "k")},
         "indexes": indexes,
     }

@@ -72,8 +72,16 @@ def test_what_is_added_by_name_is_bounded_as_the_project_bounds_it() -> None:
     ours = {one.name: one.specifier for one in map(Requirement, (*PROJECT["dependencies"], *extras))}
     for one in added:
         assert {"<", ">="} <= {part.operator for part in one.specifier}, one.name
-        name = one.name.replace("faiss-gpu-cuvs", "faiss-cpu")  # both write the module faiss: one version
-        assert one.specifier == ours.get(name, one.specifier), one.name
+        assert one.specifier == ours.get(one.name, one.specifier), one.name
+
+
+def test_the_faiss_of_the_image_is_that_of_the_extra_and_has_the_cuda_of_its_torch() -> None:
+    variables = bake()[0]
+    (extra,) = map(Requirement, PROJECT["optional-dependencies"]["gpu"])
+    image = Requirement(variables["FAISS_GPU"])
+    assert (image.name, image.specifier) == (extra.name, extra.specifier)
+    cuda_of_faiss = {"faiss-gpu": "12", "faiss-gpu-cuvs": "13"}  # what each wheel of 1.15.1 requires
+    assert variables["CUDA"].removeprefix("cu")[:2] == cuda_of_faiss[image.name]
 
 
 def test_targets_of_the_build_and_their_arguments_exist() -> None:

@@ -190,3 +190,48 @@ def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stay
     for process, folder in ((living, used), (later, young)):
         process.communicate()  # its input ends
         assert not folder.exists()
+
+
+_CLAIM = """
+import sys
+from rag_model.process import claim_gpu
+
+print(claim_gpu(int(sys.argv[1])), claim_gpu(int(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+
+
+def start_worker(folder: Path, visible: str = "") -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a process that claims one of two GPUs twice and then waits; return it and its claims."""
+    environment = {**os.environ, "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": visible}
+    command = [sys.executable, "-c", _CLAIM, "2"]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert worker.stdout is not None
+    return worker, [int(word) for word in worker.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("visible", ["", "GPU-8f1a,GPU-02c3"])
+def test_no_two_processes_share_a_gpu_while_one_is_free(tmp_path: Path, visible: str) -> None:
+    workers = [start_worker(tmp_path, visible) for _ in range(4)]
+    try:
+        assert all(claims[0] == claims[1] for _, claims in workers)
+        numbers = [claims[0] for _, claims in workers]
+        assert sorted(numbers[:2]) == sorted(numbers[2:]) == [0, 1]
+        workers[1][0].kill()  # the kernel releases its claim
+        workers[1][0].wait()
+        workers.append(start_worker(tmp_path, visible))
+        assert workers[4][1][0] == numbers[1]
+    finally:
+        for worker, _ in workers:
+            worker.kill()
+            worker.communicate()
+
+
+def test_a_gpu_has_one_name_whatever_else_a_process_sees(tmp_path: Path) -> None:
+    workers = [start_worker(tmp_path, visible) for visible in ("5,3", "3,5")]
+    try:
+        assert [claims[0] for _, claims in workers] == [0, 0]  # GPU 5, and then the first that is free: GPU 3
+    finally:
+        for worker, _ in workers:
+            worker.kill()
+            worker.communicate()

@@ -7,8 +7,9 @@ sentence about the file or the request; no other package catches a faiss excepti
 If faiss sees a GPU, three steps run there: k-means, nearest centroids, and the graph of a cell. The
 first two compare vectors with all centroids, which is most of the work of training and adding.
 Codes are still computed on the CPU, so every factory works and any machine can read the file. A
-cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting: a faiss
-built for GPUs (`faiss-gpu-cuvs`, `faiss-gpu`) uses all GPUs that it sees. float32 sums differ there
+cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting: with a
+faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as well) a process uses the GPU that it
+claims, and there is one local worker for each GPU. float32 sums differ there
 in their last bits, so the bytes of an index are reproducible among machines with a GPU or among
 those without, not across.
 
@@ -17,10 +18,12 @@ highly parallel graph construction and approximate nearest neighbor search for G
 """
 
 import io
+import os
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -31,6 +34,7 @@ import numpy.typing as npt
 from rag_model.errors import BookwheelError, InputError, ResourceError
 from rag_model.extras import check_single_faiss
 from rag_model.index.files.layout import UnsupportedIndexError, check_layout
+from rag_model.process import claim_gpu
 
 check_single_faiss()
 faiss: Any = import_module("faiss")
@@ -206,16 +210,31 @@ def view_array(vector: Any) -> npt.NDArray[Any]:
     return view
 
 
+_UNIT_TOLERANCE = 0.01  # of a squared length; float16 rounds by less
 _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that this faiss can use."""
+    return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0
 
 
 def has_gpu() -> bool:
     """Return whether this faiss can use a GPU and sees one."""
-    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+    return count_gpus() > 0
+
+
+@cache
+def _get_gpu(process: int) -> tuple[Any, int]:
+    """Return faiss's resources on the GPU of a process, and the GPU's number.
+
+    The resources reserve memory of the GPU, so a process has them once, on one GPU.
+    """
+    return faiss.StandardGpuResources(), claim_gpu(count_gpus())
 
 
 def train_kmeans_on_gpu(lists: FaissIndex) -> list[Any]:
-    """Let `lists.train` run k-means on the GPUs; return objects to keep until training ends."""
+    """Let `lists.train` run k-means on the GPU; return objects to keep until training ends."""
     if not has_gpu():
         return []
     lists.clustering_index = create_flat_index(lists)
@@ -223,16 +242,21 @@ def train_kmeans_on_gpu(lists: FaissIndex) -> list[Any]:
 
 
 def create_flat_index(lists: FaissIndex) -> FaissIndex:
-    """Return an empty flat index with the lists' metric for k-means, on the GPUs if any."""
+    """Return an empty flat index with the lists' metric for k-means, on this process's GPU if it
+    has one.
+    """
     flat = faiss.IndexFlat(lists.d, lists.metric_type)
-    return faiss.index_cpu_to_all_gpus(flat) if has_gpu() else flat
+    if not has_gpu():
+        return flat
+    resources, gpu = _get_gpu(os.getpid())
+    return faiss.index_cpu_to_gpu(resources, gpu, flat)
 
 
 class ListAssigner:
-    """Assigns vectors to lists, by the index's own quantizer or among all centroids on the GPUs."""
+    """Assigns vectors to lists, by the index's own quantizer or among all centroids on a GPU."""
 
     def __init__(self, lists: FaissIndex) -> None:
-        """Copy the centroids to the GPUs, if there are any."""
+        """Copy the centroids to the GPU, if there is one."""
         self._quantizer = lists.quantizer
         if has_gpu():
             self._quantizer = create_flat_index(lists)
@@ -244,18 +268,31 @@ class ListAssigner:
         return list_numbers
 
 
-def can_build_graph(vectors: int) -> bool:
-    """Return whether a graph of this many vectors is built on a GPU, which needs cuVS."""
-    return has_gpu() and hasattr(faiss, "GpuIndexCagra") and vectors >= _MIN_CAGRA_VECTORS
+def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
+    """Return whether the graph of these vectors is built on a GPU, which needs cuVS.
+
+    Inner products of vectors of different lengths are no measure of nearness: CAGRA links most
+    nodes to the longest vectors. Such graphs are built by insertion, on the CPU.
+    """
+    if not (has_gpu() and hasattr(faiss, "GpuIndexCagra") and len(vectors) >= _MIN_CAGRA_VECTORS):
+        return False
+    squares = np.einsum("nd,nd->n", vectors, vectors)
+    return metric != "ip" or bool(np.allclose(squares, 1.0, atol=_UNIT_TOLERANCE))
 
 
 def build_cagra_graph(vectors: Vectors, links: int, metric: Metric) -> FaissIndex:
-    """Return an in-memory HNSW index over (m, d) float32, with bottom lists of CAGRA."""
+    """Return an in-memory HNSW index over (m, d) float32, with bottom lists of CAGRA.
+
+    It has only the bottom level. The upper levels of an index are built when its cells are merged,
+    and those of a cell would be inserted on the CPU only for the searches of its border.
+    """
+    resources, gpu = _get_gpu(os.getpid())
     config = faiss.GpuIndexCagraConfig()
+    config.device = gpu
     config.graph_degree, config.intermediate_graph_degree = 2 * links, 4 * links
-    resources = faiss.StandardGpuResources()
     cagra_index = faiss.GpuIndexCagra(resources, vectors.shape[1], faiss_metric(metric), config)
     cagra_index.train(vectors)
     graph = faiss.IndexHNSWCagra()
+    graph.base_level_only = True
     cagra_index.copyTo(graph)
     return graph

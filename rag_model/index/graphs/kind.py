@@ -267,7 +267,7 @@ def _load_trained(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
 
 
 def _build_graph(plan: VectorPlan, members: Vectors) -> FaissIndex:
-    if engine.can_build_graph(len(members)):
+    if engine.can_build_graph(members, plan.metric):
         return engine.build_cagra_graph(members, _links_per_node(plan), plan.metric)
     graph = new_graph(plan.d, _links_per_node(plan), plan.metric, plan.ef_construction)
     graph.add(members)

@@ -75,8 +75,9 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
         assert one["gpu"]["recall"] == one["cpu"]["recall"] > 0.5  # this GPU computes as a CPU does
         assert one["gpu"]["hours_for_wikipedia"].keys() == one["gpu"]["gpu_mb"].keys() == one["cpu"]["seconds"].keys()
     uses = used.read_text().splitlines()
-    assert uses.count("graph") == 2  # a cell's graph each, and none where the GPU is hidden
-    assert uses.count("centroids") == 3  # of k-means, the losses and the part: one task each, on one GPU of two
+    assert uses.count("graph on 0") == 2  # a cell's graph each, and none where the GPU is hidden
+    assert uses.count("centroids on 0") == 3  # of k-means, the losses and the part: one task each, on one GPU of two
+    assert len(uses) == 5  # and no upper levels, which the merge builds
     rows = [line.split(" | ") for line in done.stdout.splitlines()]
     assert {len(row) for row in rows} == {5}
     assert len(rows) == 2 + 1 + (4 + 1) + (3 + 1)

@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as arrays
 from rag_model.errors import InputError
 from rag_model.index.build import iter_slices, run_stages
 from rag_model.index.exact_search import ExactIndex
-from rag_model.index.files.engine import faiss, use_threads
+from rag_model.index.files import engine
+from rag_model.index.files.engine import Metric, faiss, use_threads
 from rag_model.index.files.pieces import path_opener
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs import kind as hnsw
@@ -302,3 +303,17 @@ def test_a_shard_has_the_same_bytes_with_any_number_of_threads(
             hnsw.KIND.shard(plan, tmp_path / "trained", iter_slices([tmp_path / "piece"], 2, 1), 1, tmp_path / "shard")
         made.add((tmp_path / "shard").read_bytes())
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "count", "expected"),
+    [("ip", True, 1100, True), ("ip", False, 1100, False), ("l2", False, 1100, True), ("ip", True, 1000, False)],
+)
+def test_cagra_builds_graphs_of_distances_and_of_unit_vectors(
+    make_vectors: Make, monkeypatch: pytest.MonkeyPatch, metric: Metric, unit: bool, count: int, expected: bool
+) -> None:
+    monkeypatch.setattr(engine.faiss, "GpuIndexCagra", object, raising=False)
+    monkeypatch.setattr(engine, "count_gpus", lambda: 1)
+    vectors = make_vectors(count, unit=unit)
+    halves = vectors.astype(np.float16).astype(np.float32)  # as they are stored
+    assert engine.can_build_graph(halves, metric) is expected
