@@ -4,16 +4,18 @@ A row is one vector, one vector for each token, or weighted terms.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from beam_jobs.workers import count_gpus
+from beam_jobs.tasks import look_up_reports
+from beam_jobs.workers import ARITHMETICS, CPU_FLOAT32, count_gpus, detect_arithmetic, is_local
 from rag_model.encoders.any_encoder import load_passage_encoder
-from rag_model.encoders.embed import VERSION, Dtype
+from rag_model.encoders.bag import BagSpec
+from rag_model.encoders.embed import VERSION, Dtype, describe_arithmetic
 from rag_model.encoders.row_formats import RowFormat, RowFormatName, get_row_format
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.extras import get_versions
@@ -48,7 +50,11 @@ class EmbedTask:
     # parts of the parent snapshot, whose vectors are reused
     parent_parts: tuple[ParentPart, ...] = ()
     new_passages: int = 0  # estimated number of passages to encode
-    is_static: bool = False  # whether the encoder has no transformer: its time is negligible
+    # Whether the encoder has no transformer: its time is negligible, and its arithmetic the same on
+    # any device.
+    is_static: bool = False
+    # Kind of device and dtype of the encoder; empty: the worker's.
+    arithmetic: str = CPU_FLOAT32
 
     @classmethod
     def of(
@@ -61,9 +67,10 @@ class EmbedTask:
         # of passages that no recipe of this run cut, that of their file
         rows_digest = stats.digest or cut.passages.id
         fields = cut.passages, rows_digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
-        return cls(
-            *fields, parent_parts, new_passages, isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_static
-        )
+        spec = encoder.spec
+        is_static = isinstance(spec, BagSpec) or (isinstance(spec, EncoderSpec) and spec.is_static)
+        arithmetic = CPU_FLOAT32 if is_static else detect_arithmetic()
+        return cls(*fields, parent_parts, new_passages, is_static, arithmetic)
 
     @property
     def form(self) -> RowFormat:
@@ -71,28 +78,56 @@ class EmbedTask:
         return get_row_format(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the vectors, up to rounding. Reused parts are no input."""
-        return {
+        """Return all inputs that decide the vectors, up to the rounding of one arithmetic. Reused
+        parts are no input.
+        """
+        inputs = {
             "passages": self.digest,
             "space": self.space,
             "dtype": self.dtype,
             "code": VERSION,
             "libraries": get_versions("torch", "transformers", "tokenizers"),
         }
+        return inputs if self.arithmetic == CPU_FLOAT32 else {**inputs, "arithmetic": self.arithmetic}
+
+
+class _OtherArithmeticError(Exception):
+    """The encoder has another arithmetic than the task, such as where torch cannot use the GPU."""
+
+    def __init__(self, arithmetic: str) -> None:
+        super().__init__(arithmetic)
+        self.arithmetic = arithmetic
 
 
 def embed(task: EmbedTask, store: Store) -> Report:
     """Encode one part into `embeddings`, unless the same passages were encoded in the same space
-    before.
+    with the same arithmetic before.
     """
+    task = replace(task, arithmetic=task.arithmetic or detect_arithmetic())
+    try:
+        return _find_or_encode(task, store)
+    except _OtherArithmeticError as error:
+        return _find_or_encode(replace(task, arithmetic=error.arithmetic), store)
+
+
+def _find_or_encode(task: EmbedTask, store: Store) -> Report:
+    def load_encoder() -> Any:
+        encoder = _load_encoder(store.url, task.encoder)
+        if not task.is_static and (arithmetic := describe_arithmetic(encoder)) != task.arithmetic:
+            raise _OtherArithmeticError(arithmetic)
+        return encoder
 
     def produce(workdir: Path) -> StageResult:
         vectors_path = workdir / "embeddings.npy"
         passages, parent_files = store.blobs.get_local_path(task.passages), fetch_parent_files(store, task.parent_parts)
-        stats = task.form.embed(passages, vectors_path, partial(_load_encoder, store.url, task.encoder), parent_files)
+        stats = task.form.embed(passages, vectors_path, load_encoder, parent_files)
         return StageResult({"embeddings": vectors_path}, asdict(stats))
 
-    record, is_new = store.memo.get_or_create("embed", task.inputs(), produce)
+    inputs = task.inputs()
+    record, is_new = store.memo.get_or_create("embed", inputs, produce)
+    if not task.is_static and record.stats.get("arithmetic") not in ("", None, task.arithmetic.partition(" ")[2]):
+        # Older versions recorded every arithmetic under one key.
+        record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.arithmetic}, produce)
     return EmbedResult.of(record, is_new=is_new).to_json()
 
 
@@ -105,11 +140,36 @@ def _load_encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EmbedResult]:
     """Encode all parts; return their results in order."""
+    if not is_local(launch.flags):
+        tasks = [_with_arithmetic(task, "") for task in tasks]
     launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_encoder_bytes, tasks), default=0))
     if any(task.new_passages and not task.is_static for task in tasks):
         launch = launch.for_gpus(count_gpus())
-    reports = run_job("embed", embed, tasks, launch, on_progress, _seconds, memoised=True)
+    reports = _find_reports_of_other_machines(tasks, launch) or run_job(
+        "embed", embed, tasks, launch, on_progress, _seconds, memoised=is_local(launch.flags)
+    )
     return [EmbedResult.from_json(report) for report in reports]
+
+
+def _find_reports_of_other_machines(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:
+    """Return the reports of all tasks if workers elsewhere have recorded all of them with one
+    arithmetic; else an empty list.
+
+    Otherwise the workers look up the tasks: only they know their device.
+    """
+    if is_local(launch.flags):
+        return []
+    store = Store.open(launch.store_url)
+    for arithmetic in ARITHMETICS:
+        reports = look_up_reports(embed, [_with_arithmetic(task, arithmetic) for task in tasks], store)
+        known_reports = [report for report in reports if report is not None]
+        if len(known_reports) == len(tasks):
+            return known_reports
+    return []
+
+
+def _with_arithmetic(task: EmbedTask, arithmetic: str) -> EmbedTask:
+    return task if task.is_static else replace(task, arithmetic=arithmetic)
 
 
 def _seconds(task: EmbedTask) -> float:

@@ -22,6 +22,8 @@ from rag_model.errors import UsageError
 from rag_model.extras import get_versions
 from rag_model.process import count_cores, limit_by_environment
 
+CPU_FLOAT32 = "cpu float32"
+ARITHMETICS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # that encoders choose by default
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS = "--direct_num_workers"
 _RUNNER = "--runner"
@@ -99,6 +101,21 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
         visible_gpus = takewhile(lambda device: device.strip() not in {"", "-1", "NoDevFiles"}, visible.split(","))
         gpu_count = min(gpu_count, len([*visible_gpus]))
     return 0 if "+cpu" in get_versions("torch")["torch"] else gpu_count
+
+
+def detect_arithmetic(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the kind of device and the dtype that an encoder has in this process by default, such
+    as `cuda bfloat16`, without importing torch.
+
+    torch uses bfloat16 on GPUs and on processors with AVX512-BF16; see `fastest_dtype`.
+    """
+    if count_gpus():
+        return "cuda bfloat16"
+    with suppress(OSError):
+        has_bf16 = "avx512_bf16" in cpu_info.read_text().split()
+        if has_bf16 and os.environ.get("ATEN_CPU_CAPABILITY", "avx512") not in {"avx2", "default"}:
+            return "cpu bfloat16"
+    return CPU_FLOAT32
 
 
 def one_worker_per_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:

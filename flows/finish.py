@@ -18,7 +18,14 @@ from flows.stage import stage
 from rag_model.errors import BookwheelError
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
-from rag_model.snapshots.content import BuiltIndex, build_provenance, count_passages, list_row_files
+from rag_model.snapshots.content import (
+    BuiltIndex,
+    build_provenance,
+    count_passages,
+    describe_mixture,
+    list_arithmetics,
+    list_row_files,
+)
 from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.parent_index import ParentIndex
@@ -56,6 +63,7 @@ class Build:
     )  # by index: the parent's training that may be reused
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     parent: Content | None = None  # its inverted indexes are updated instead of built again
+    parent_provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def finish_build(build: Build) -> BuildOutcome:
@@ -98,10 +106,13 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         draft = build.assemble_content(built_indexes)
         built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress)
     content = build.assemble_content(built_indexes)
+    arithmetics = list_arithmetics(build.embeddings, build.parent_provenance)
     with clock("gate") as on_progress:
+        for note in describe_mixture(arithmetics):
+            on_progress.say(note)
         metrics = measure_indexes(store, Manifest(content), built_indexes, recipe, launch, on_progress)
     provenance = {
-        **build_provenance(build.source, build.encoder, built_indexes, clock.seconds),
+        **build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics),
         **build.derived_provenance,
     }
     return Manifest(content, metrics.metrics(), provenance=provenance), metrics

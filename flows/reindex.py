@@ -100,8 +100,10 @@ def reindex(
         plans, reused_trainings = find_reused_trainings(target, parent, plans, plan, embeddings, encoders)
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assemble_snapshot)
-        parent_content = parent.manifest.content if parent.manifest else None
-        return finish_build(replace(build, reused_trainings=reused_trainings, base=base, parent=parent_content))
+        build = replace(build, reused_trainings=reused_trainings, base=base)
+        if parent.manifest is not None:
+            build = replace(build, parent=parent.manifest.content, parent_provenance=parent.manifest.provenance)
+        return finish_build(build)
 
 
 @stage

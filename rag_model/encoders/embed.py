@@ -32,7 +32,7 @@ _ROWS_PER_COPY = 8192  # vectors copied at a time
 
 @dataclass(frozen=True, slots=True)
 class EmbedStats:
-    """Statistics of one embedded part; device and arithmetic are recorded, but never compared."""
+    """Statistics of one embedded part."""
 
     rows: int
     dim: int
@@ -118,6 +118,15 @@ def embed_part_incrementally(
     arithmetic = str(loaded_encoder.model.dtype).removeprefix("torch.")
     device = str(loaded_encoder.model.device)
     return EmbedStats(vector_file.rows, dim, rows_done, tokens, device, arithmetic, truncated)
+
+
+def describe_arithmetic(encoder: Any) -> str:
+    """Return the kind of device and the dtype of an encoder of any row format: `cuda bfloat16`."""
+    if hasattr(encoder, "device_and_dtype"):
+        device, dtype = encoder.device_and_dtype
+    else:
+        device, dtype = str(encoder.model.device), str(encoder.model.dtype)
+    return f"{device.partition(':')[0]} {dtype.removeprefix('torch.')}"
 
 
 class _VectorFile:

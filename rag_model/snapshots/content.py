@@ -134,8 +134,33 @@ def list_row_files(
     return {TEXT: [result.passages for result in passages if result.rows]} | vectors
 
 
+def list_arithmetics(
+    embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
+) -> list[str]:
+    """Return the kinds of device and dtypes that computed the rows of a build, sorted.
+
+    Those of the parent are included if rows were reused from it.
+    """
+    results = [result for part_results in embeddings.values() for result in part_results]
+    arithmetics = {result.arithmetic for result in results if result.arithmetic}
+    if any(result.encoded < result.rows for result in results):
+        arithmetics.update(map(str, parent_provenance.get("arithmetic") or ()))
+    return sorted(arithmetics)
+
+
+def describe_mixture(arithmetics: Sequence[str]) -> list[str]:
+    """Return a note if vectors were computed in several ways; else an empty list."""
+    if len(arithmetics) < 2:
+        return []
+    return [f"vectors were computed with {' and '.join(arithmetics)}, which agree to 1e-3 and not bit for bit"]
+
+
 def build_provenance(
-    dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: Mapping[str, float]
+    dump: str,
+    encoder: str,
+    indexes: Sequence[BuiltIndex],
+    seconds: Mapping[str, float],
+    arithmetics: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return where and how a snapshot was built, and its deviations from the recipe.
 
@@ -146,7 +171,9 @@ def build_provenance(
         "dump": dump,
         "encoder": encoder,
         "processor": platform.processor() or platform.machine(),
-        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes],
+        "arithmetic": [*arithmetics],
+        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes]
+        + describe_mixture(arithmetics),
         "seconds": dict(seconds),
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},
         "versions": get_versions(*_RECORDED_LIBRARIES),

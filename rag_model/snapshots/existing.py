@@ -36,6 +36,7 @@ INHERITED_PROVENANCE = (
     "dump",
     "encoder",
     "code",
+    "arithmetic",
     REENCODED,
 )  # fields of a provenance that stay true for a snapshot made from another
 
@@ -175,6 +176,6 @@ def build_reencoded_provenance(old: Manifest, encoder: str) -> dict[str, Any]:
     """Return the provenance of a snapshot that was encoded again from another, by the encoder of
     that name.
     """
-    provenance = inherited_provenance(old)
+    provenance = {name: value for name, value in inherited_provenance(old).items() if name != "arithmetic"}
     code: Mapping[str, Any] = provenance.get("code") or {}
     return {**provenance, "encoder": encoder, "code": {**code, "embed": embed.VERSION}, REENCODED: {"of": old.id}}

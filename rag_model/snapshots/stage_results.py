@@ -66,14 +66,15 @@ class EmbedResult:
     encoded: int = 0  # rows that were encoded; the others reuse the parent snapshot's vectors
     is_new: bool = False  # by this run, and not by an earlier one
     truncated: int = 0  # of the encoded rows, those of passages that are longer than the encoder reads
+    arithmetic: str = ""  # kind of device and dtype of the encoded rows: `cuda bfloat16`
 
     @classmethod
     def of(cls, record: Record, *, is_new: bool = False) -> Self:
         """Return the result of a part from its memo record."""
         stats = record.stats
-        return cls(
-            record.outputs["embeddings"], stats["rows"], stats["encoded"], is_new, int(stats.get("truncated", 0))
-        )
+        arithmetic = f"{str(stats.get('device', '')).partition(':')[0]} {stats.get('arithmetic', '')}".strip()
+        counts = stats["rows"], stats["encoded"], is_new, int(stats.get("truncated", 0))
+        return cls(record.outputs["embeddings"], *counts, arithmetic)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -83,11 +84,11 @@ class EmbedResult:
             "encoded": self.encoded,
             "made": self.is_new,
             "truncated": self.truncated,
+            "arithmetic": self.arithmetic,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
-        return cls(
-            BlobRef.from_json(value["vectors"]), value["rows"], value["encoded"], value["made"], value["truncated"]
-        )
+        counts = value["rows"], value["encoded"], value["made"], value["truncated"]
+        return cls(BlobRef.from_json(value["vectors"]), *counts, value["arithmetic"])

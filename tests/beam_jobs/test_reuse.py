@@ -10,12 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from beam_jobs.embed import EmbedTask, embed
+from beam_jobs.embed import EmbedTask, embed, run
+from beam_jobs.launch import Launch
+from beam_jobs.workers import CPU_FLOAT32, detect_arithmetic
 from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.encoders.model import fastest_dtype
 from rag_model.errors import StoreError
+from rag_model.snapshots.content import build_provenance, list_arithmetics
 from rag_model.snapshots.encoding import EncodeRecipe
 from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.stage_results import EmbedResult
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import articles_path, embeddings_path, passages_path
 from tests.fixtures import months
@@ -212,3 +219,97 @@ def test_a_page_that_was_taken_down_is_not_handed_back(store: Store, month: Buil
     (part,) = (part for part in month.content.parts if holds(part, 60))
     for path, ref in month.content.files.items():
         assert (now.content.files[path] == ref) == (part.name not in path), path
+
+
+@pytest.fixture
+def embed_tasks(store: Store, dumps: Dumps, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> list[EmbedTask]:
+    """The tasks of a build of an empty store, which were run with this machine's arithmetic."""
+    tasks: list[EmbedTask] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(months, "embed", lambda task, store: tasks.append(task) or embed(task, store))
+        build(store, dumps.new, tiny)
+    assert {task.arithmetic for task in tasks} == {detect_arithmetic()}
+    return tasks
+
+
+def test_vectors_of_another_device_are_not_those_of_this_one(
+    store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = next(task for task in embed_tasks if task.new_passages)
+    assert not embed(task, store)["made"]
+    monkeypatch.setattr("beam_jobs.embed.describe_arithmetic", lambda encoder: "cuda bfloat16")
+    elsewhere = replace(task, arithmetic="cuda bfloat16")
+    assert [embed(elsewhere, store)["made"] for _ in range(2)] == [True, False]
+    assert not embed(task, store)["made"]
+
+
+def test_a_gpu_that_torch_cannot_use_gives_vectors_of_the_cpu(store: Store, embed_tasks: list[EmbedTask]) -> None:
+    """The driver's files are there, so that the task expects a GPU; the encoder runs on the CPU."""
+    task = next(task for task in embed_tasks if task.new_passages)
+    here = embed(task, store)
+    assert embed(replace(task, arithmetic="cuda bfloat16"), store) == here
+    assert here["arithmetic"] == task.arithmetic
+
+
+def test_a_record_of_an_older_version_with_another_arithmetic_is_not_used(
+    store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = replace(next(task for task in embed_tasks if task.new_passages), arithmetic=CPU_FLOAT32, digest="old")
+    monkeypatch.setattr("beam_jobs.embed.describe_arithmetic", lambda encoder: CPU_FLOAT32)
+    vectors = store.blobs.put_bytes(b"old")
+    for arithmetic, is_used in (("bfloat16", False), ("float32", True), ("", True)):
+        older = replace(task, digest=f"old {arithmetic}")
+        stats = {"rows": 1, "encoded": 1, "device": "cpu", "arithmetic": arithmetic}
+        store.memo.write_record("embed", store.memo.compute_key(older.inputs()), {"embeddings": vectors}, stats)
+        assert (embed(older, store)["vectors"] == vectors.to_json()) == is_used
+
+
+def test_workers_elsewhere_start_unless_they_recorded_all_parts(
+    store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Launch(store.url, "run", flags=("--runner=FlinkRunner", "--flink_master=nowhere:1"))
+    monkeypatch.setattr("beam_jobs.embed.describe_arithmetic", lambda encoder: "cuda bfloat16")
+    started: list[Any] = []
+
+    def run_on_workers(stage: str, function: Any, tasks: Sequence[EmbedTask], *arguments: Any) -> list[Any]:
+        started.append([task.arithmetic for task in tasks])
+        return [embed(replace(task, arithmetic="cuda bfloat16"), store) for task in tasks]
+
+    monkeypatch.setattr("beam_jobs.pipeline.run_on_workers", run_on_workers)
+    monkeypatch.setattr(Launch, "is_too_small", lambda launch, seconds: False)
+    embed(replace(embed_tasks[0], arithmetic="cuda bfloat16"), store)  # one part is recorded
+    fresh = [replace(task, digest=f"new {task.digest}") for task in embed_tasks]
+    results = run(fresh, remote)
+    assert started == [[""] * len(fresh)]  # the workers' own devices decide
+    assert run(fresh, remote) == [replace(result, is_new=False) for result in results]
+    assert len(started) == 1
+
+
+def test_the_arithmetic_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        dtype = fastest_dtype(torch.device("cpu"))
+        assert detect_arithmetic() == f"cpu {dtype}".replace("torch.", "")
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr("beam_jobs.workers.count_gpus", lambda: 0)
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    for flags, expected in (("avx2 avx512_bf16 amx_tile", "cpu bfloat16"), ("avx2 avx512_bf16x", "cpu float32")):
+        info.write_text(f"flags : {flags}\n")
+        assert detect_arithmetic(info) == expected
+    assert detect_arithmetic(tmp_path / "none") == "cpu float32"
+    info.write_text("flags : avx512_bf16\n")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert detect_arithmetic(info) == "cpu float32"
+    monkeypatch.setattr("beam_jobs.workers.count_gpus", lambda: 2)
+    assert detect_arithmetic(info) == "cuda bfloat16"
+
+
+def test_a_mixture_of_arithmetics_is_a_note_of_the_snapshot() -> None:
+    ref = BlobRef(f"sha256:{0:064}", 1)
+    new, recorded = EmbedResult(ref, 5, 5, arithmetic="cpu float32"), EmbedResult(ref, 5, 0)
+    parent = {"arithmetic": ["cuda bfloat16"]}
+    assert list_arithmetics({"embeddings": [new]}, parent) == ["cpu float32"]
+    mixed = list_arithmetics({"embeddings": [new, recorded]}, parent)
+    assert mixed == ["cpu float32", "cuda bfloat16"]
+    (note,) = build_provenance("dump", "encoder", [], {}, mixed)["notes"]
+    assert note.startswith("vectors were computed with cpu float32 and cuda bfloat16")
+    assert build_provenance("dump", "encoder", [], {}, mixed[:1])["notes"] == []
