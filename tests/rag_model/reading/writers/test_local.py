@@ -1,5 +1,6 @@
 """What a generator in memory writes, beside transformers' own `apply_chat_template` and `generate`."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,36 @@ def test_a_form_of_another_reader_is_not_used(tmp_path: Path) -> None:
     found: Any = load_generator(tmp_path, PaperTemplate(prefix="other: ", max_length=9, max_answer=3), device="cpu")
     other = LocalWriter(found, "tiny", DecodingSettings(max_new_tokens=12), 2)
     assert other.write(PROMPTS) == writer(tmp_path).write(PROMPTS)
+
+
+def write_always(asked: LocalWriter, text: str) -> None:
+    """Give the generator weights by which every token of `text` follows the one before it."""
+    generator: Any = asked._generator
+    tokenizer, module = generator.tokenizer, generator.module
+    tokenizer.add_tokens(["<think>", "</think>"])
+    module.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    module.lm_head.weight = torch.nn.Parameter(torch.zeros_like(module.lm_head.weight))
+    chain = [ids_of(asked, PROMPTS[0])[-1], *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    with torch.no_grad():
+        for name, weights in module.named_parameters():
+            if "norm" not in name:
+                weights.zero_()
+        for place, (token, following) in enumerate(pairwise([*chain, tokenizer.eos_token_id])):
+            module.get_input_embeddings().weight[token, place] = 1.0
+            module.lm_head.weight[following, place] = 9.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "kind"),
+    [("<think>ab</think>cd", "cd", None), ("<think>ab", "", "reasoning"), ("cd", "cd", "")],
+)
+def test_a_model_in_memory_shows_and_scores_no_reasoning(
+    tmp_path: Path, text: str, answer: str, kind: str | None
+) -> None:
+    asked = chat(tmp_path, DecodingSettings(max_new_tokens=12))
+    write_always(asked, text)
+    shown: list[str] = []
+    (said,) = asked.write(PROMPTS[:1], on_text=lambda place, more: shown.append(more))
+    assert said.text == "".join(shown) == answer
+    assert (said.log_likelihood is None) == (kind != "")
+    assert (said.problem and said.problem.kind) == (kind or None)
