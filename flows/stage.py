@@ -119,12 +119,13 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
         run_name = _name_run(FlowRunContext.get())
         arguments = flow_signature.bind(*args, **kwargs).arguments
-        store = None
-        with suppress(StoreError):  # where there is no store, nobody builds; the flow reports others
-            store = Store.open(arguments["store"])
         # a flow that a release calls has the release's turn
         needs_turn = is_deployment_run() and run_name not in _turns and not arguments.get("dry_run")
-        if store is None or not needs_turn:
+        store = None
+        if needs_turn:
+            with suppress(StoreError):  # where there is no store, nobody builds; the flow reports others
+                store = Store.open(arguments["store"])
+        if store is None:
             return function(*args, **kwargs)
 
         def log_wait(other_run: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import LogFilter
 from prefect.client.schemas.objects import StateType
 
 from beam_jobs.allowed import DEFAULT_VARIABLE
@@ -60,11 +61,14 @@ def test_a_deployed_run_uses_the_cluster_of_the_worker_s_environment(
         run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
         run_prefect(
             *("worker", "start", "--pool", str(deployment.work_pool_name), "--run-once"),
-            **{DEFAULT_VARIABLE: shlex.join(cluster.flags), START_VARIABLE: "0"},
+            **{DEFAULT_VARIABLE: shlex.join(cluster.flags), START_VARIABLE: "0", "PREFECT_LOGGING_LEVEL": "INFO"},
         )
         ended = client.read_flow_run(run.id)
+        said = [line.message for line in client.read_logs(LogFilter(flow_run_id={"any_": [run.id]}))]
     assert ended.state_type == StateType.COMPLETED, ended.state
     jobs = cluster.jobs()
     assert {"FINISHED"} == set(jobs.values())
     assert {"chunk", "embed"} <= {word for name in jobs for word in name.replace("-", " ").split()}, jobs
-    assert Store.open(str(tmp_path / "store")).refs.find_current("latest") is not None
+    move = Store.open(str(tmp_path / "store")).refs.find_current("latest")
+    assert move is not None
+    assert f"snapshot {move.snapshot}: latest@1 names it" in said, said
