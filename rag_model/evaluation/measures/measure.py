@@ -14,7 +14,7 @@ from functools import cache, partial
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
-from rag_model.errors import InputError, format_error
+from rag_model.errors import format_error
 from rag_model.evaluation.bootstrap import Estimate, Resampling
 from rag_model.plugins import Registry
 
@@ -121,7 +121,7 @@ def load_measures() -> Mapping[str, Measure]:
     for name in MEASURES.list_names():
         measure: Any = MEASURES.find(name)
         if not _NAME.fullmatch(name):
-            raise InputError(f"a package registers the measure {name!r}: use letters, digits, '-', '_' and '.'")
+            raise MEASURES.wrong_plugin_error(name, "has a wrong name", "use letters, digits, '-', '_' and '.'")
         measures[name] = measure if MEASURES.is_built_in(name) else _check_installed(name, measure)
     return measures
 

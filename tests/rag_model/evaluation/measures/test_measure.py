@@ -216,7 +216,10 @@ def test_without_packages_the_identity_names_no_measure() -> None:
     ("entry_point", "says"),
     [
         ("AP = average_precision:average_precision", r"package average_precision 1.0\) is function: register a Rank"),
-        ("AP@20 = average_precision:AVERAGE_PRECISION", "measure 'AP@20': use letters"),
+        (
+            "AP@20 = average_precision:AVERAGE_PRECISION",
+            "'AP@20' .* of the package .* has a wrong name: use letters",
+        ),
         ("AP = average_precision:NOTHING", "measure 'AP' .* cannot be imported"),
     ],
 )
