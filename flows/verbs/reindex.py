@@ -1,6 +1,7 @@
 """`bookwheel reindex`: build a snapshot from a dump."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,9 @@ def reindex(
     encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
     recipe: Annotated[Path | None, Parameter(help="A TOML file; omitted settings keep their defaults.")] = None,
     ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
+    licence: Annotated[
+        str, Parameter(help="Licence of the text, shown with each hit; by default known for Wikimedia's wikis only.")
+    ] = "",
     limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,
     explain: Annotated[
@@ -47,11 +51,13 @@ def reindex(
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
+    settings = read_recipe(recipe)
+    settings = replace(settings, licence=licence or settings.licence)
     if explain:
-        reuse_report = explain_build(Store.open(store), dump, encoder, read_recipe(recipe), ref, limit, beam_options)
+        reuse_report = explain_build(Store.open(store), dump, encoder, settings, ref, limit, beam_options)
         return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
     try:
-        arguments = dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options
+        arguments = dump, store, encoder, settings, ref, limit, dry_run, beam_options
         outcome = run_flow(reindex_flow, *arguments)
     except GateRefusedError as error:
         return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))

@@ -9,14 +9,30 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 from rag_model.corpus.records import Passage
 
+UNKNOWN = "unknown"  # licence of a wiki that neither the dump's address nor the user names
 _ADDRESS = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
 _DEEDS = {
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
     "CC BY-SA 3.0": "https://creativecommons.org/licenses/by-sa/3.0/",
+    "CC BY 4.0": "https://creativecommons.org/licenses/by/4.0/",
+    "CC BY 2.5": "https://creativecommons.org/licenses/by/2.5/",
+    "CC0 1.0": "https://creativecommons.org/publicdomain/zero/1.0/",
 }
+# Wikimedia's wikis by host. Wikinews is missing: its licence depends on the language and on the time
+# at which a page was written.
+_WIKIMEDIA_LICENCES = {
+    r"www\.wikidata\.org": "CC0 1.0",  # of the main namespace, which alone has articles
+    r"([a-z0-9-]+\.)?(wikipedia|wiktionary|wikibooks|wikiquote|wikisource|wikiversity|wikivoyage)\.org": "CC BY-SA 4.0",
+    r"(commons|species|meta|incubator)\.wikimedia\.org|www\.mediawiki\.org": "CC BY-SA 4.0",
+}
+_WIKIMEDIA_HOST = re.compile(
+    r"https?://([a-z0-9-]+\.)*(wikipedia|wiktionary|wikibooks|wikiquote|wikisource|wikiversity|wikivoyage|"
+    r"wikinews|wikimedia|wikidata|wikifunctions|mediawiki)\.org"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +40,7 @@ class Attribution:
     """The wiki that the passages of a snapshot come from."""
 
     script: str  # such as https://en.wikipedia.org/w/index.php; empty if articles have no address
-    licence: str  # such as CC BY-SA 4.0
+    licence: str  # such as CC BY-SA 4.0, or `UNKNOWN`
 
     @classmethod
     def from_corpus(cls, corpus: Mapping[str, Any]) -> Self:
@@ -44,7 +60,7 @@ class Attribution:
         if not self.licence:
             return ""
         deed = _DEEDS.get(self.licence)
-        licence = f"{self.licence} ({deed})" if deed else self.licence
+        licence = f"{self.licence} ({deed})" if deed else describe_licence(self.licence)
         url = self.url(passage)
         if not url:
             return f"“{passage.title}”, {licence}; excerpt"
@@ -53,20 +69,47 @@ class Attribution:
         return f"{work} by its authors ({authors}), {licence}; excerpt, markup removed"
 
 
+def describe_licence(licence: str) -> str:
+    """Return the name of a licence, or a phrase that says that it is unknown."""
+    return "licence unknown" if licence == UNKNOWN else licence
+
+
+def find_licence(base: str) -> str:
+    """Return the licence of a wiki's articles, given the URL of its main page.
+
+    The result is `UNKNOWN` except for wikis of Wikimedia, since a dump does not name its licence.
+
+    >>> find_licence("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
+    'CC BY-SA 4.0'
+    """
+    address = _ADDRESS.fullmatch(base)
+    host = address[1].partition("://")[2].lower() if address else ""
+    licences = (licence for hosts, licence in _WIKIMEDIA_LICENCES.items() if re.fullmatch(hosts, host))
+    return next(licences, UNKNOWN)
+
+
 def script_url(base: str) -> str:
-    """Return the URL of a wiki's `index.php`, given that of its main page.
+    """Return a URL of a wiki that accepts the parameters of `index.php`.
 
-    The result is empty if `base` is not a web URL.
-
-    Wikis with short URLs keep their scripts in another folder: `/w/index.php` goes with
-    `/wiki/Main_Page`, as on Wikipedia.
+    It is that of the script itself if it is known: if it is part of the URL of the main page, or on
+    the hosts of Wikimedia. Otherwise it is the URL of the main page, since `oldid` and `curid` take
+    precedence over the title. The result is empty if `base` is not a web URL.
 
     >>> script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'
+    >>> script_url("https://wiki.example.org/view/Main_Page")
+    'https://wiki.example.org/view/Main_Page'
     """
     address = _ADDRESS.fullmatch(base)
     if address is None:
         return ""
     host, path = address.groups()
     prefix, has_script, _ = path.partition("/index.php")
-    return f"{host}{prefix}/index.php" if has_script else f"{host}/w/index.php"
+    if has_script:
+        return f"{host}{quote(prefix, safe=_PATH_CHARACTERS)}/index.php"
+    if _WIKIMEDIA_HOST.fullmatch(host.lower()):
+        return f"{host}/w/index.php"
+    return f"{host}{quote(path or '/', safe=_PATH_CHARACTERS)}"
+
+
+_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that a URL ends where it ends in text

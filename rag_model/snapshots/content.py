@@ -15,6 +15,7 @@ from rag_model.extras import get_versions
 from rag_model.index.kind import get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.results import TrainingStats
+from rag_model.retrieve.attribution import find_licence
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.reused_training import build_training_entry
@@ -34,7 +35,6 @@ from rag_model.store.versions.manifest import (
     trained_path,
 )
 
-WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
 _RECORDED_LIBRARIES = (
     "bookwheel",
     "faiss-cpu",
@@ -90,8 +90,15 @@ def assemble_content(
             files[spans_path(name)] = result.spans
         parts.append(PartEntry(name, first, last, result.rows))
     spaces = {over: {"kind": encoder.kind, "space": encoder.space.to_json()} for over, encoder in encoders.items()}
+    corpus = _corpus_entry(plan, passages, recipe.licence)
     content = Content(
-        _corpus_entry(plan, passages), tuple(parts), files, recipe.content(), spaces, {}, recipe.default_retriever
+        corpus,
+        tuple(parts),
+        files,
+        recipe.content(),
+        spaces,
+        {},
+        recipe.default_retriever,
     )
     return with_indexes(content, indexes)
 
@@ -203,13 +210,13 @@ def count_passages(passages: Sequence[ChunkResult], embeddings: Mapping[str, Seq
     }
 
 
-def _corpus_entry(plan: Plan, passages: Sequence[ChunkResult]) -> dict[str, Any]:
+def _corpus_entry(plan: Plan, passages: Sequence[ChunkResult], licence: str) -> dict[str, Any]:
     site = asdict(plan.siteinfo)
     return {
         "kind": plan.kind,
         "dbname": site["dbname"],
         "language": site["language"],
         "base": site["base"],
-        "licence": WIKIPEDIA_LICENCE if plan.kind == "wiki" else "",
+        "licence": licence or (find_licence(site["base"]) if plan.kind == "wiki" else ""),
         "newest_revision": max((result.stats.newest_revision for result in passages), default=""),
     }

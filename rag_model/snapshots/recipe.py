@@ -72,6 +72,9 @@ def default_indexes() -> dict[str, IndexRecipe]:
     }
 
 
+_MAX_LICENCE = 100  # characters; every hit repeats the licence
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """All settings of a build except its dump and its encoder."""
@@ -84,10 +87,16 @@ class Recipe:
     gate: GateRecipe = field(default_factory=GateRecipe)
     part_bytes: int | None = None  # bytes of compressed dump per part; None: by the dump's size
     retriever: str = ""  # the default retriever; empty: the first index
+    licence: str = ""  # of the text; empty: that of Wikimedia's wikis, unknown for other wikis
 
     def __post_init__(self) -> None:
         if self.part_bytes is not None and self.part_bytes < 1:
             raise UsageError(f"part_bytes must be at least 1, not {self.part_bytes}")
+        if len(self.licence) > _MAX_LICENCE or not self.licence.isprintable():
+            raise UsageError(
+                f"the licence {self.licence[:40]!r} is not a name of at most {_MAX_LICENCE} "
+                "characters: give one such as 'CC BY-SA 3.0'"
+            )
         for name in self.represent:
             _check_name(name, "a representation", _REPRESENTATION)
             if name in (EMBEDDINGS, TEXT):
@@ -123,11 +132,11 @@ class Recipe:
         """Return the settings that belong to a snapshot's identity.
 
         The gate is not part of it: it judges a snapshot without changing it. Encoders are among the
-        snapshot's files, and the retriever has its own field. A file that a chunker's setting names
-        is replaced by its digest.
+        snapshot's files, the retriever has its own field, and the licence belongs to the corpus. A
+        file that a chunker's setting names is replaced by its digest.
         """
         values = asdict(self)
-        del values["gate"], values["retriever"], values["encode"]["question_encoder"]
+        del values["gate"], values["retriever"], values["licence"], values["encode"]["question_encoder"]
         for representation in values["represent"].values():
             del representation["encoder"], representation["question_encoder"]
             for setting in ("kind", "muvera"):

@@ -27,6 +27,7 @@ from rag_model.evaluation.reports.training import read_training_curves, render_t
 from rag_model.extras import get_versions
 from rag_model.index.byte_sizes import format_bytes
 from rag_model.resources import CORE_FLOPS, WorkEstimate, estimate_weight_bytes
+from rag_model.retrieve.attribution import describe_licence
 from rag_model.store.objects.memo import Memo
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import detect_model_parts
@@ -239,13 +240,14 @@ class Finetuning:
 
     def _build_card(self, trained: TrainingResult) -> Card:
         corpus = self.snapshot.manifest.content.corpus
+        licence = describe_licence(str(corpus.get("licence") or ""))
         source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
         return Card(
             kind=self.objective.name,
             result=self.objective.result,
             initial_models=self.inputs["models"],
             snapshot=self.snapshot.id,
-            passages_source=", ".join(part for part in (source, corpus.get("licence")) if part),
+            passages_source=", ".join(part for part in (source, licence) if part),
             example_digests=self.inputs["examples"],
             recipe=json.loads(json.dumps(self.inputs["recipe"])),
             initial_measures=trained.initial_measures,

@@ -177,6 +177,12 @@ def test_a_limit_reads_so_many_articles(tmp_path: Path, reindex: Any) -> None:
     assert made["counts"]["articles"] == 2
 
 
+def test_a_licence_is_shown_with_every_hit(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+    reindex(tmp_path, limit=2, licence="GFDL 1.3")
+    (result,) = bookwheel("search", "A question?", "--store", tmp_path, "--json").json["results"]
+    assert all(", GFDL 1.3; excerpt" in hit["licence"] for hit in result["hits"])
+
+
 def test_a_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
     ran = reindex(tmp_path, "--dry-run")
     assert ran.code == 0

@@ -165,12 +165,13 @@ def _render_readme(manifest: Manifest, out: Destination, layout: Layout, vectors
     """Render a dataset card: metadata for the Hub, then text for people."""
     content, corpus = manifest.content, manifest.content.corpus
     licence_name = str(corpus.get("licence") or "")
+    described_licence = "licence unknown" if licence_name == "unknown" else licence_name
     metadata = [
         "tags:",
         "- bookwheel",
         *([f"license: {_LICENCES[licence_name]}"] if licence_name in _LICENCES else []),
     ]
-    licence = f", {licence_name}, by its authors; excerpts, markup removed" if licence_name else ""
+    licence = f", {described_licence}, by its authors; excerpts, markup removed" if licence_name else ""
     space = f"Vectors: {content.space.get('name')}.\n" if vectors and content.space else ""
     source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
     command = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""

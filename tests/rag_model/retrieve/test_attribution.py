@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
-from rag_model.retrieve.attribution import Attribution, script_url
+from rag_model.retrieve.attribution import UNKNOWN, Attribution, find_licence, script_url
 
 PASSAGE = Passage("12-0", "12", 99, "Anarchism", "", "text", 0, 1, "ab")
 ENWIKI = {"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
@@ -29,14 +29,50 @@ def test_wikipedia_gets_what_its_licence_asks_for() -> None:
         ("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite", "https://de.wikipedia.org/w/index.php"),
         ("http://wiki.example.org/index.php/Main_Page", "http://wiki.example.org/index.php"),
         ("https://example.org/mw/index.php?title=Main_Page", "https://example.org/mw/index.php"),
+        ("https://wiki.example.org/wiki/Main_Page", "https://wiki.example.org/wiki/Main_Page"),
+        ("https://wiki.example.org/", "https://wiki.example.org/"),
+        ("https://wiki.example.org", "https://wiki.example.org/"),
+        ("https://notwikipedia.org/wiki/Main_Page", "https://notwikipedia.org/wiki/Main_Page"),
+        ('https://example.org/a(b)"<c>/M', "https://example.org/a%28b%29%22%3Cc%3E/M"),
         ("javascript:alert(1)", ""),
         ("file:///etc/passwd", ""),
         ("https://[broken", ""),
         ("", ""),
     ],
 )
-def test_scripts_lie_beside_short_addresses(base: str, script: str) -> None:
+def test_the_script_of_a_wiki_is_not_guessed(base: str, script: str) -> None:
     assert script_url(base) == script
+
+
+@pytest.mark.parametrize(
+    ("base", "licence"),
+    [
+        ("https://en.wikipedia.org/wiki/Main_Page", "CC BY-SA 4.0"),
+        ("https://simple.wiktionary.org/wiki/Main_Page", "CC BY-SA 4.0"),
+        ("https://wikisource.org/wiki/Main_Page", "CC BY-SA 4.0"),
+        ("https://commons.wikimedia.org/wiki/Main_Page", "CC BY-SA 4.0"),
+        ("https://www.mediawiki.org/wiki/MediaWiki", "CC BY-SA 4.0"),
+        ("https://www.wikidata.org/wiki/Wikidata:Main_Page", "CC0 1.0"),
+        ("https://en.wikinews.org/wiki/Main_Page", UNKNOWN),
+        ("https://ru.wikinews.org/wiki/Main_Page", UNKNOWN),
+        ("https://wikipedia.org.example.org/wiki/Main_Page", UNKNOWN),
+        ("https://example-wikipedia.org/wiki/Main_Page", UNKNOWN),
+        ("https://wiki.example.org/", UNKNOWN),
+        ("en.wikipedia.org", UNKNOWN),
+        ("", UNKNOWN),
+    ],
+)
+def test_the_licence_of_a_wiki_is_not_guessed(base: str, licence: str) -> None:
+    assert find_licence(base) == licence
+
+
+def test_the_credit_of_an_unknown_licence_says_so() -> None:
+    source = Attribution.from_corpus({"base": "https://wiki.example.org/", "licence": UNKNOWN})
+    assert source.credit_line(PASSAGE) == (
+        "“Anarchism” (https://wiki.example.org/?oldid=99)"
+        " by its authors (https://wiki.example.org/?curid=12&action=history),"
+        " licence unknown; excerpt, markup removed"
+    )
 
 
 def test_other_sources_have_no_address() -> None:
