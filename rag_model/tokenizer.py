@@ -162,6 +162,14 @@ class GuardedTokenizer:
         self._tokenizer = tokenizer
         self._worker: ChildWorker | None = None
 
+    def __getstate__(self) -> "Tokenizer":
+        """Return the tokenizer; a copy starts a child of its own."""
+        return self._tokenizer
+
+    def __setstate__(self, tokenizer: "Tokenizer") -> None:
+        """Guard the tokenizer of a copy."""
+        self._tokenizer, self._worker = tokenizer, None
+
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the tokenizer."""
         return getattr(self._tokenizer, name)

@@ -1,7 +1,9 @@
 """Tokenizers from elsewhere: a pattern that blows up is refused before a question meets it."""
 
 import base64
+import copy
 import json
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,9 @@ def test_a_pattern_of_its_own_runs_in_a_child_and_gives_the_same(tmp_path: Path,
             assert getattr(ours, name) == getattr(theirs, name)
     assert guarded.encode("a king").ids == plain.encode("a king").ids
     assert guarded.get_vocab() == plain.get_vocab()
+    for copied in (copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):
+        assert type(copied) is GuardedTokenizer
+        assert copied.encode("a king").ids == plain.encode("a king").ids
     guarded.no_truncation()
     assert len(guarded.encode("king " * 99, add_special_tokens=False).ids) >= 99
 
