@@ -1,4 +1,4 @@
-"""Flink's job server, shared by all jobs of this process.
+"""The job server of Flink or Spark, shared by all jobs of this process.
 
 Beam would start one server for each job, keep all of them until the process ends, and can do so
 only from the main thread. An interrupt from the terminal would also end the server before it can
@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -26,9 +27,11 @@ from apache_beam.options.pipeline_options import (
     JobServerOptions,
     PipelineOptions,
     PortableOptions,
+    SparkRunnerOptions,
     StandardOptions,
 )
 from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, FlinkJarJobServer, FlinkRunner
+from apache_beam.runners.portability.spark_runner import SparkJarJobServer, SparkRunner
 
 from rag_model import errors
 
@@ -42,6 +45,13 @@ _STAGE_NOTHING = "disable_logging_submission_environment"
 _START_TIMEOUT = 120.0
 
 
+# By runner: the engine's name, and Beam's command line of its job server.
+_ENGINES: dict[str, tuple[str, Any]] = {
+    FlinkRunner.__name__: ("Flink", FlinkJarJobServer),
+    SparkRunner.__name__: ("Spark", SparkJarJobServer),
+}
+
+
 class JobServer:
     """A job server on this machine."""
 
@@ -51,19 +61,21 @@ class JobServer:
         Raises:
             ResourceError: the server does not start.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="bookwheel-flink-", ignore_cleanup_errors=True)
+        self._engine, jar_server = _ENGINES[options.view_as(StandardOptions).runner]
+        name = self._engine.lower()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"bookwheel-{name}-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "log"
         options.view_as(JobServerOptions).artifacts_dir = self._folder.name
         try:
-            command, self.endpoint = FlinkJarJobServer(options).subprocess_cmd_and_endpoint()  # type: ignore[no-untyped-call]
+            command, self.endpoint = jar_server(options).subprocess_cmd_and_endpoint()
         except (OSError, ValueError, RuntimeError) as error:
             self._folder.cleanup()
             raise errors.ResourceError(
-                f"Beam cannot download its job server for Flink ({error}): name its jar with "
-                "--flink_job_server_jar, or the address of a running server with --job_endpoint"
+                f"Beam cannot download its job server for {self._engine} ({error}): name its jar with "
+                f"--{name}_job_server_jar, or the address of a running server with --job_endpoint"
             ) from error
         with self._log.open("wb") as log:
-            argv = ["sh", "-c", _RUN_UNTIL_STDIN_CLOSES, "flink-job-server", *map(str, command)]
+            argv = ["sh", "-c", _RUN_UNTIL_STDIN_CLOSES, f"{name}-job-server", *map(str, command)]
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
@@ -99,7 +111,7 @@ class JobServer:
         log_lines = self._log.read_text(errors="replace").strip().splitlines()
         self.stop()
         raise errors.ResourceError(
-            "Flink's job server did not start "
+            f"{self._engine}'s job server did not start "
             f"({log_lines[-1] if log_lines else 'its log is empty'}): it needs Java 11 or later on "
             "this machine's PATH (or --job_server_java_launcher), or a server that runs elsewhere, "
             "named with --job_endpoint"
@@ -141,7 +153,7 @@ _servers_lock = threading.Lock()
 
 
 def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
-    """Set the job server in the options of a Flink job: the one of earlier jobs with the same
+    """Set the job server in the options of a Flink or Spark job: the one of earlier jobs with the same
     flags, or a new one.
 
     The job then stages no files: workers have bookwheel installed and read the rest from the store.
@@ -150,11 +162,14 @@ def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
         ResourceError: there is no job server, and none can be started.
     """
     flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
-    if options.view_as(StandardOptions).runner != FlinkRunner.__name__:
+    runner = options.view_as(StandardOptions).runner
+    if runner not in _ENGINES:
         return
     options.view_as(DebugOptions).add_experiment(_STAGE_NOTHING)  # type: ignore[no-untyped-call]
-    flink.flink_master = FlinkRunner.add_http_scheme(flink.flink_master)  # type: ignore[no-untyped-call]
-    if portable.job_endpoint or flink.flink_submit_uber_jar:
+    if runner == FlinkRunner.__name__:
+        flink.flink_master = FlinkRunner.add_http_scheme(flink.flink_master)  # type: ignore[no-untyped-call]
+    submits_jar = flink.flink_submit_uber_jar or options.view_as(SparkRunnerOptions).spark_submit_uber_jar
+    if portable.job_endpoint or submits_jar:
         return
     with _servers_lock:
         server = _servers.pop(tuple(flags), None)

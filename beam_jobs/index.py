@@ -29,6 +29,7 @@ from beam_jobs.index_work import build_shard, derive_one, merge_one, scatter_one
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
+from beam_jobs.workers import is_local
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError
 from rag_model.index.files import engine
@@ -290,7 +291,10 @@ def _run_on_gpus(
     tasks are one job.
     """
     gpu_count = engine.count_gpus()
-    if not gpu_count:
+    if not gpu_count or not is_local(launch.flags):
+        # Shards are built on a GPU only where graphs can be, and mostly on the CPU.
+        if stage in {"train", "scatter"} and any(_plan_of(task).kind in _GPU_KINDS for task in tasks):
+            launch = launch.for_gpus(0)
         return run_job(stage, function, tasks, launch, on_progress, seconds, memoised=True, recorded=recorded)
     known = [*(recorded or look_up_reports(function, tasks, Store.open(launch.store_url)))]
     groups: dict[bool, list[int]] = {True: [], False: []}

@@ -34,6 +34,7 @@ class Launch:
     poll_seconds: float = 1.0  # seconds between two reads of the reports
     memory: int | None = None  # bytes for all local workers; None: the free memory
     task_bytes: int = 0  # memory of one task, if it is known
+    uses_gpu: bool = False  # whether tasks use a GPU if there is one
 
     @classmethod
     def new(cls, store_url: str, flags: Sequence[str] = (), memory: int | None = None) -> Self:
@@ -59,8 +60,10 @@ class Launch:
         return replace(self, task_bytes=task_bytes)
 
     def for_gpus(self, count: int) -> Self:
-        """Return this launch with one local worker for each GPU; unchanged if there is none."""
-        return replace(self, flags=one_worker_per_gpu(self.flags, count))
+        """Return this launch for tasks that use a GPU: with one local worker for each of `count`,
+        and with the accelerators that the flags request of other runners.
+        """
+        return replace(self, flags=one_worker_per_gpu(self.flags, count), uses_gpu=True)
 
     def is_too_small(self, seconds: float) -> bool:
         """Return whether a job of `seconds` on one core is too small for workers: the launcher then

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    StandardOptions,
+    WorkerOptions,
+)
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
@@ -21,19 +27,35 @@ from rag_model.secrets import refuse_secrets
 _SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)\w*)", re.IGNORECASE)
 
 
-def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
+_ACCELERATOR = "worker_accelerator="
+_GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # each has a GPU, also if no accelerator is requested
+
+
+def pipeline_options(flags: Sequence[str], elements: int, *, uses_gpu: bool = True) -> PipelineOptions:
     """Return the options of a job over `elements` descriptors.
 
     `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, with one
     worker process per core (`--direct_num_workers` sets another number), and at most one per
-    element.
+    element. Dataflow's machines have the requested accelerators only if the job `uses_gpu`; others get
+    a machine of the same size without a GPU (`g2-standard-8` becomes `n2-standard-8`).
     """
     options = PipelineOptions(list(flags))
+    if not uses_gpu:
+        _remove_accelerators(options)
     if is_local(options):
         direct = options.view_as(DirectOptions)
         requested_workers = direct.direct_num_workers if sets_worker_count(flags) else 0
         direct.direct_num_workers = max(1, min(requested_workers or count_cores(), elements))
     return options
+
+
+def _remove_accelerators(options: PipelineOptions) -> None:
+    cloud, workers = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)
+    cloud.dataflow_service_options = [
+        option for option in cloud.dataflow_service_options or () if not option.startswith(_ACCELERATOR)
+    ] or None
+    if workers.machine_type:
+        workers.machine_type = _GPU_MACHINE.sub("n2-standard-", workers.machine_type)
 
 
 def check_flags(flags: Sequence[str]) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ Importing Beam takes a second, so only a job that needs workers imports this.
 
 import logging
 import re
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, Self
 
 import apache_beam as beam
+from apache_beam.metrics.metric import Metrics
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
 from beam_jobs.flink import cancel_job, set_job_server
@@ -123,10 +126,16 @@ class Worker(beam.DoFn, Generic[Task]):
             # the local runner has no retries: after one failure the other tasks would be useless
             return []
         store.memo = replace(store.memo, owner=f"{run}/{number}")  # an engine may retry this task
+        started = time.monotonic()
         try:
             self._check_version()
             runs.write_report(run, self.stage, number, run_task(self.function, task, store))
+            # The runner's UI shows them, under the stage's name.
+            Metrics.counter(self.stage, "tasks_done").inc()  # type: ignore[no-untyped-call]
+            milliseconds = round(1000 * (time.monotonic() - started))
+            Metrics.distribution(self.stage, "task_milliseconds").update(milliseconds)  # type: ignore[no-untyped-call]
         except errors.BookwheelError as error:
+            Metrics.counter(self.stage, "tasks_failed").inc()  # type: ignore[no-untyped-call]
             # if the store itself failed, only the raised error remains
             with suppress(errors.BookwheelError):
                 runs.write_report(run, self.stage + FAILED_SUFFIX, number, errors.error_to_dict(error))
@@ -166,7 +175,7 @@ def run_on_workers(
     store = Store.open(launch.store_url)
     # reports of an earlier job of this stage
     store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)
-    options = pipeline_options(launch.flags, len(tasks))
+    options = pipeline_options(launch.flags, len(tasks), uses_gpu=launch.uses_gpu)
     options.view_as(
         GoogleCloudOptions
     ).job_name = f"bookwheel-{stage}-{launch.run}".lower()  # the name in an engine's UI
@@ -198,6 +207,38 @@ def _create_pipeline(
     return pipeline
 
 
+class _BeamLog(logging.Handler):
+    """While a job runs, passes on the addresses that Beam logs, such as that of the job's page.
+
+    Errors are left out, because the launcher reports them in one sentence.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._logger = logging.getLogger("apache_beam")
+
+    def start(self) -> None:
+        """Take Beam's records instead of the root logger."""
+        self._settings = self._logger.level, self._logger.propagate
+        self._logger.addHandler(self)
+        self._logger.propagate = False
+        self._logger.setLevel(logging.INFO)
+
+    def stop(self) -> None:
+        """Restore the settings of Beam's logger."""
+        self._logger.removeHandler(self)
+        level, self._logger.propagate = self._settings
+        self._logger.setLevel(level)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass on a record with the address of a page of the runner."""
+        if record.levelno < logging.ERROR and (address := _PAGE.search(record.getMessage())):
+            sys.stderr.write(f"the job's page: {address[0]}\n")
+
+
+_PAGE = re.compile(r"https://console\.cloud\.google\.com/\S+")
+
+
 class _PipelineThread:
     """A pipeline in a thread of its own, so that the launcher can watch it and be interrupted."""
 
@@ -207,19 +248,24 @@ class _PipelineThread:
         self._pipeline, self._options = pipeline, options
         self._submitted = threading.Event()
         self._result: Any = None
+        self._log, self._other_hook = _BeamLog(), threading.excepthook
 
     def __enter__(self) -> Self:
-        # the error is reported in one sentence
-        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-        threading.excepthook = self._on_thread_exception
+        self._log.start()
+        self._other_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         threading.Thread(target=self._run_pipeline, daemon=True, name="beam").start()
         return self
 
     def __exit__(self, *interrupted: object) -> None:
-        if not self.finished.is_set():
-            self._cancel()
-        elif self.failure is None:  # otherwise Beam's threads print errors while the launcher ends
-            threading.excepthook = threading.__excepthook__
+        try:
+            if not self.finished.is_set():
+                self._cancel()
+        finally:
+            # Beam's threads of a local job that failed end later, each with an error; those of other
+            # threads are passed on.
+            if self.failure is None or not is_local(self._options):
+                threading.excepthook = self._other_hook
+                self._log.stop()
 
     def _cancel(self) -> None:
         if is_local(self._options):
@@ -247,6 +293,8 @@ class _PipelineThread:
         if WORKER_DIED in str(hook_args.exc_value):
             self.failure = self.failure or hook_args.exc_value
             self.finished.set()
+        elif not hook_args.exc_type.__module__.startswith(("grpc", "apache_beam")):
+            self._other_hook(hook_args)  # of a thread that is not Beam's
 
 
 def _read_reports(store: Store, run: str, stage: str, expected: int) -> list[Report]:

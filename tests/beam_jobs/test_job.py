@@ -1,16 +1,19 @@
 """A job on real Beam workers: results in order, failures in one sentence, nothing left running."""
 
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from beam_jobs import pipeline
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
 from beam_jobs.options import is_local, pipeline_options, worker_threads
@@ -152,3 +155,22 @@ def test_flags_choose_the_runner_and_the_number_of_workers() -> None:
     assert not is_local(pipeline_options(["--runner=FlinkRunner", "--flink_master=[local]"], 4))
     assert worker_threads(pipeline_options(["--direct_num_workers=1"], 4)) >= 1
     assert worker_threads(pipeline_options(["--runner=FlinkRunner"], 4)) == 0
+
+
+def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    launch = Launch.new(store.url, ["--runner=FnApiRunner"])
+    options = pipeline.pipeline_options(launch.flags, 3)
+    worker = pipeline.Worker("square", works.square, launch, None, 0)
+    beam_logger, hook = logging.getLogger("apache_beam"), threading.excepthook
+    before = beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]
+    job = pipeline._create_pipeline("square", worker, [(0, 2), (1, 3), (2, 4)], options, tmp_path / "log")
+    with pipeline._PipelineThread(job, options) as running:
+        logging.getLogger("apache_beam.runners").info("see https://console.cloud.google.com/dataflow/jobs/1")
+        assert running.finished.wait(60)
+    assert running.failure is None
+    counters = running._result.metrics().query()["counters"]
+    counts = {(counter.key.metric.namespace, counter.key.metric.name): counter.committed for counter in counters}
+    assert counts["square", "tasks_done"] == 3
+    assert threading.excepthook is hook
+    assert (beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]) == before

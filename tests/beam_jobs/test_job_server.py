@@ -102,6 +102,18 @@ def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:
     until(lambda: not server.is_running())
 
 
+def test_spark_gets_its_server_from_any_thread(flags: list[str], tmp_path: Path) -> None:
+    jar = f"--spark_job_server_jar={tmp_path / 'server.jar'}"
+    spark_flags, endpoints = ["--runner=SparkRunner", jar, flags[2]], list[str | None]()
+    thread = threading.Thread(target=lambda: endpoints.append(reached(spark_flags)))
+    thread.start()
+    thread.join()
+    assert endpoints == [reached(spark_flags)] != [None]
+    (server,) = servers(spark_flags)
+    assert "--spark-master-url" in words(server)
+    server.kill()
+
+
 @pytest.mark.parametrize("others", [[], ["--runner=FlinkRunner", "--job_endpoint=elsewhere:8099"]])
 def test_none_is_started_where_none_is_needed(others: list[str]) -> None:
     endpoint = reached(others)

@@ -7,7 +7,7 @@ import pytest
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions
 from packaging.version import Version
 
-from beam_jobs.options import check_flags
+from beam_jobs.options import check_flags, pipeline_options
 from tests.fixtures.declared import PROJECT, ROOT, bake, dockerfile
 
 FILES = sorted((ROOT / "infra/beam").glob("*.args"))
@@ -65,6 +65,15 @@ def test_dataflow_gets_the_image_whose_code_is_the_launcher_s() -> None:
     assert Version(tag)
     assert name in bake()[1]["dataflow"]["tags"][0]
     assert told.sdk_location == "container", "or Beam would be put over the one in the image"
+    assert told.number_of_worker_harness_threads == 1, "each thread would load its own encoder"
     (accelerator,) = told.dataflow_service_options
     assert accelerator.startswith("worker_accelerator=type:nvidia-")
     assert accelerator.endswith(";count:1;install-nvidia-driver")
+
+
+@pytest.mark.parametrize("uses_gpu", [True, False])
+def test_only_a_stage_that_uses_a_gpu_holds_machines_with_one(uses_gpu: bool) -> None:
+    flags = (ROOT / "infra/beam/dataflow.args").read_text().split()
+    options = pipeline_options(flags, 4, uses_gpu=uses_gpu).get_all_options()
+    assert bool(options["dataflow_service_options"]) == uses_gpu
+    assert options["machine_type"] == ("g2-standard-8" if uses_gpu else "n2-standard-8")
