@@ -5,5 +5,5 @@
 | `dump_format` | the protocol, the registry with the list of accepted dumps, and the detection |
 | `page_format` | base class of formats with pages of a wiki |
 | `record_format` | base class of formats with documents or passages |
-| `mediawiki`, `jsonl`, `parquet`, `tsv` | the built-in formats |
+| `mediawiki`, `jsonl`, `kilt`, `parquet`, `tsv` | the built-in formats |
 """

@@ -104,6 +104,7 @@ class BuiltInFormat(NamedTuple):
 _PACKAGE = "rag_model.corpus.dump_formats"
 BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "jsonl": BuiltInFormat(f"{_PACKAGE}.jsonl:FORMAT", "documents", "documents as JSONL (.jsonl, .ndjson)"),
+    "kilt": BuiltInFormat(f"{_PACKAGE}.kilt:FORMAT", "documents", "pages of KILT (.jsonl)"),
     "parquet": BuiltInFormat(f"{_PACKAGE}.parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
     "tsv": BuiltInFormat(f"{_PACKAGE}.tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
     "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml, .xml.bz2, .xml.gz)"),
@@ -115,6 +116,7 @@ FORMATS: Registry[DumpFormat] = Registry(
 DUMP_HELP = f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}."
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG = b"<mediawiki"
+_SPECIAL_CASE = "kilt"  # tried first, because its files are also files of `jsonl`
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 
@@ -305,7 +307,7 @@ def is_standard(name: str) -> bool:
 
 def _find_name(url: str) -> str | None:
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
-    names = sorted(FORMATS.list_names(), key=lambda name: name == _FALLBACK)
+    names = sorted(FORMATS.list_names(), key=lambda name: (name == _FALLBACK, name != _SPECIAL_CASE))
     problem: InputError | None = None  # of the first broken plugin
     for name in names:
         if is_standard(name):

@@ -30,9 +30,19 @@ class JsonLines(RecordFormat):
         Raises:
             InputError: A line is not such an object.
         """
-        for number, line in enumerate(read_lines(url), start=1):
-            if line.strip():
-                yield parse_document(_parse_line(line, url, number), f"line {number} of {basename(url)}")
+        for number, row in iter_objects(url):
+            yield parse_document(row, f"line {number} of {basename(url)}")
+
+
+def iter_objects(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the JSON object of each line that is not blank.
+
+    Raises:
+        InputError: The file is unreadable, or a line is not a JSON object.
+    """
+    for number, line in enumerate(read_lines(url), start=1):
+        if line.strip():
+            yield number, _parse_line(line, url, number)
 
 
 def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:

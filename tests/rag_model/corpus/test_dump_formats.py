@@ -36,6 +36,15 @@ from tests.fixtures.mail_dump import FORMAT as MAIL
 from tests.fixtures.mail_dump import MailArchive, install
 
 DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(60)]
+KILT_PAGES = [
+    {
+        "_id": str(i),
+        "wikipedia_id": str(i),
+        "wikipedia_title": f"Title {i}",
+        "text": [f"Title {i}\n", f"Text number {i}.\n", "Section::::History.:Origin.\n", "BULLET::::- More words.\n"],
+    }
+    for i in range(60)
+]
 PAGE = (
     "<page><title>Page {id}</title><ns>0</ns><id>{id}</id><revision><id>1</id><model>wikitext</model>"
     "<text>Text number {id}. It has '''words'''.</text></revision></page>"
@@ -60,6 +69,7 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
         "a.ndjson.gz",
         lambda path: path.write_bytes(gzip.compress("\n".join(map(json.dumps, DOCUMENTS)).encode())),
     ),
+    ("kilt", "kilt.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, KILT_PAGES)))),
     ("parquet", "a.parquet", write_parquet),
     ("parquet", "nameless-parquet", write_parquet),
     ("tsv", "a.tsv", lambda path: path.write_text("".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(60)))),
@@ -199,7 +209,7 @@ def test_the_format_of_a_package_is_part_of_the_keys(tmp_path: Path) -> None:
 
 def test_a_format_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        UsageError, match="no dump format 'ogg': choose one of jsonl, parquet, tsv, mediawiki, mail, pages"
+        UsageError, match="no dump format 'ogg': choose one of jsonl, kilt, parquet, tsv, mediawiki, mail, pages"
     ):
         get_format("ogg")
 
@@ -369,3 +379,18 @@ def test_utf16_is_named(encoding: str, name: str, text: str, tmp_path: Path) -> 
     (tmp_path / name).write_text(text, encoding=encoding)
     with pytest.raises(InputError, match=rf"^{name} is UTF-16: convert it to UTF-8"):
         plan_of(tmp_path / name, tmp_path / "work")
+
+
+def test_the_pages_of_kilt_have_titles_and_sections(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(KILT_PAGES[1]))
+    (article,) = content_of(plan_of(tmp_path / "a.jsonl", tmp_path / "work"))
+    assert isinstance(article, Article)
+    assert (article.page_id, article.title) == ("1", "Title 1")
+    assert article.sections == (Section("", "Text number 1."), Section("Origin", "More words."))
+
+
+@pytest.mark.parametrize("text", ["words", None, [1], [["words"]]])
+def test_a_page_of_kilt_without_paragraphs_is_named(text: object, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({**KILT_PAGES[1], "text": text}))
+    with pytest.raises(InputError, match=r"line 1 of a\.jsonl has no list of paragraphs"):
+        plan_of(tmp_path / "a.jsonl", tmp_path / "work")
