@@ -14,13 +14,10 @@ Where transformers' RAG classes differ from the equations, this module follows t
 `RagSequenceForGeneration` adds log p(z|x) to the second token, and so loses it if a target has only
 one token.
 
-Classification (section 3.4) maps each label to one token, for which both variants give p(y|x) = Σ_z
-p(z|x) p(y|x,z). No end token follows, and the token that begins every target, such as BART's <s>,
-is given and not counted: either would be a second token, which the variants marginalize
-differently.
+Classification (section 3.4) compares the likelihoods of the labels' words as whole targets, with the
+tokens that begin and end every target, because the loss of a training is over these.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from rag_model.errors import UsageError
-from rag_model.generate.generator import Contexts, Generator, Targets
+from rag_model.generate.generator import Generator, State
 
 _CPU_VALUES = 1 << 17  # logits processed at a time; fit the cache of a core
 _CUDA_VALUES = 1 << 26  # so many that kernel launches cost little
@@ -189,38 +185,21 @@ def _sum_tokens(values: Tensor, mask: Tensor) -> Tensor:
     return values.masked_fill(~mask[:, None], 0).sum(2)  # (b, t) -> (b, 1, t); (b, k, t) -> (b, k)
 
 
-def label_tokens(generator: Generator, words: Sequence[str]) -> list[int]:
-    """Return the token of each label's word.
+def target_log_p_from_state(generator: Generator, first_logits: Tensor, state: State, tokens: Tensor, k: int) -> Tensor:
+    """Return (b, k, t) log p(y_i|x,z,y_<i) of one target for all contexts, without gradient.
 
-    Raises:
-        UsageError: a word is not one token of this generator, or two words are the same token.
+    Args:
+        generator: a generator.
+        first_logits: (b k, v) logits of the first token, from `Generator.prefill`.
+        state: the state from `Generator.prefill`, which is not changed.
+        tokens: (t,) tokens of the target.
+        k: contexts per question.
     """
-    token_ids: list[int] = []
-    for word in words:
-        targets = generator.encode_targets([word])
-        row = targets.tokens[0][targets.mask[0]].tolist()
-        label_ids = row[1:] if row and row[0] == generator.first_token else row
-        label_ids = label_ids[:-1] if label_ids and label_ids[-1] == generator.end_token else label_ids
-        if len(label_ids) != 1:
-            raise UsageError(
-                f"the label's word {word!r} is {len(label_ids)} tokens of this model: give a word "
-                "of one token for it, as in --label SUPPORTS=true"
-            )
-        token_ids += label_ids
-    if len(set(token_ids)) < len(token_ids):
-        raise UsageError(f"two of the labels' words {', '.join(map(repr, words))} are one token: give different ones")
-    return token_ids
-
-
-def label_log_p(generator: Generator, contexts: Contexts, tokens: Sequence[int]) -> Tensor:
-    """Return (b, k, l) log p(label|x,z) of the label tokens, normalized over the whole
-    vocabulary.
-    """
-    prefix = [] if generator.first_token is None else [generator.first_token]
-    device = contexts.tokens.device
-    # (b, t)
-    row = torch.tensor([*prefix, tokens[0]], device=device).expand(len(contexts.tokens) // contexts.k, -1)
-    # (b, k, t, v)
-    logits = generator.logits(contexts, Targets(row, torch.ones_like(row, dtype=torch.bool)))
-    log_p = logits[:, :, -1].float().log_softmax(-1)  # (b, k, t, v) -> (b, k, v)
-    return log_p[..., list(tokens)]
+    rows = torch.arange(len(first_logits), device=tokens.device)
+    steps = [first_logits[:, None]]  # (b k, v) -> (b k, 1, v)
+    if len(tokens) > 1:
+        continuation = tokens[:-1].expand(len(rows), -1)  # (t,) -> (b k, t - 1)
+        steps.append(generator.extend(generator.select_rows(state, rows), continuation))
+    logits = torch.cat(steps, 1)
+    logits = logits.view(-1, k, *logits.shape[1:])  # (b k, t, v) -> (b, k, t, v)
+    return target_log_p(logits, tokens.expand(len(logits), -1))[0]

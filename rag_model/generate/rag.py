@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
+import torch
 from torch import Tensor, nn
 
 from rag_model.encoders.trainable import TrainableEncoder
@@ -24,6 +25,7 @@ from rag_model.generate.likelihood import (
     sequence_uniform,
     smooth_labels,
     target_log_p,
+    target_log_p_from_state,
     token_likelihood,
     token_uniform,
 )
@@ -110,6 +112,32 @@ class Rag(nn.Module):
         """
         return self._compute_likelihood(scores, contexts, targets)[0]
 
+    @torch.no_grad()
+    def label_likelihoods(
+        self, generator: Generator, prior: Tensor, contexts: Contexts, labels: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return (b, l) log p(label|x), and the (b, k, l) posterior log p(z|x,label).
+
+        Each label is a whole target, with the tokens that the loss counts.
+
+        Args:
+            generator: that of this model, or a stoppable one.
+            prior: (b, k) log p(z|x).
+            contexts: the b questions with k passages each.
+            labels: l times (t,) tokens, as `Generator.encode_targets` returns them.
+        """
+        first_logits, state = generator.prefill(contexts)
+        likelihoods = []
+        for tokens in labels:
+            log_p = target_log_p_from_state(generator, first_logits, state, tokens, contexts.k)
+            target = Targets(tokens[None], torch.ones_like(tokens, dtype=torch.bool)[None])
+            mask = self._mask_counted_tokens(target).expand(len(prior), -1)  # (1, t) -> (b, t)
+            likelihoods.append(self._marginal(prior, log_p, mask))
+        return (
+            torch.stack([likelihood.log_p for likelihood in likelihoods], 1),
+            torch.stack([likelihood.posterior for likelihood in likelihoods], 2),
+        )
+
     def loss(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Tensor:
         """Return -log p(y|x) of each question, (b,), at least float32, with the label smoothing of
         the settings.
@@ -121,7 +149,7 @@ class Rag(nn.Module):
         epsilon, vocabulary_size = self.settings.label_smoothing, logits.shape[-1]
         if not epsilon:
             return -likelihood.log_p
-        if self.settings.kind == "sequence":
+        if self._is_sequence:
             uniform = sequence_uniform(prior, totals, targets.mask, vocabulary_size)
         else:
             uniform = token_uniform(prior, logits, targets.mask)
@@ -131,11 +159,17 @@ class Rag(nn.Module):
         self, scores: Tensor, contexts: Contexts, targets: Targets
     ) -> tuple[Likelihood, Tensor, Tensor, Tensor]:
         _check_shapes(scores, contexts, targets)
-        is_sequence = self.settings.kind == "sequence"
         prior, logits = self.prior(scores), self.generator.logits(contexts, targets)
-        log_p, totals = target_log_p(logits, targets.tokens, totals=is_sequence and self.settings.label_smoothing > 0)
-        marginal = sequence_likelihood if is_sequence else token_likelihood
-        return marginal(prior, log_p, self._mask_counted_tokens(targets)), prior, logits, totals
+        needs_totals = self._is_sequence and self.settings.label_smoothing > 0
+        log_p, totals = target_log_p(logits, targets.tokens, totals=needs_totals)
+        return self._marginal(prior, log_p, self._mask_counted_tokens(targets)), prior, logits, totals
+
+    @property
+    def _is_sequence(self) -> bool:
+        return self.settings.kind == "sequence"
+
+    def _marginal(self, prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
+        return (sequence_likelihood if self._is_sequence else token_likelihood)(prior, log_p, mask)
 
     def _mask_counted_tokens(self, targets: Targets) -> Tensor:
         if not self.settings.exclude_bos or self.generator.first_token is None:

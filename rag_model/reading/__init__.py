@@ -7,7 +7,7 @@ concat.ConcatReader         all passages in one prompt, for any model in memory 
 API extractive.ExtractiveReader a span of one passage, by a model that is trained to find it: the
 baseline
 
-marginal.LabelReader        chooses one of several labels by the likelihood of its token
+marginal.LabelReader        chooses one of several labels by their likelihoods
 confidence.AbstainingReader withholds the answers of another reader below a threshold
 
 reader.Reader               the protocol of readers; the time that each stage of an answer takes

@@ -17,7 +17,6 @@ from torch import nn
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, derive_seed
 from rag_model.generate.generator import Generator, decode_new_text, make_stoppable
-from rag_model.generate.likelihood import label_log_p, label_tokens
 from rag_model.generate.rag import Rag
 from rag_model.generate.rag_decoding import decode_sequence, decode_token
 from rag_model.reading.answer import CLOSED_BOOK, Answer, SupportingPassage, TokenSupport, TokenUsage
@@ -243,9 +242,7 @@ def _evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 class LabelReader(MarginalReader):
-    """A `MarginalReader` whose answer is the most likely of several labels
-    (`generate.likelihood`).
-    """
+    """A `MarginalReader` whose answer is the most likely of several labels, each a whole target."""
 
     def __init__(
         self,
@@ -259,18 +256,18 @@ class LabelReader(MarginalReader):
         write.
 
         Raises:
-            UsageError: there are fewer than two labels, or a word has several tokens.
+            UsageError: there are fewer than two labels, or two words are the same target.
         """
         if len(labels) < 2:
             raise UsageError(f"{len(labels)} labels are too few to choose from: give at least two")
         super().__init__(retriever, rag, batch=batch, passages=passages)
         self._labels = dict(labels)
-        self._tokens = label_tokens(rag.generator, list(labels.values()))
+        self._targets = _encode_labels(rag.generator, list(labels.values()))
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The labels and their words, for memo keys."""
-        return {"labels": self._labels}
+        """The labels, their words and what is scored of them, for memo keys."""
+        return {"labels": self._labels, "scored": "whole targets"}
 
     @torch.inference_mode()
     def _answer_batch(
@@ -284,9 +281,8 @@ class LabelReader(MarginalReader):
             torch.tensor([self._prior_logits(question_hits) for question_hits in hits], device=contexts.tokens.device)
         )
         timer.end_stage(ASSEMBLY)
-        # (b, k) -> (b, k, 1) -> (b, k, l).
-        joint = prior[..., None] + label_log_p(generator, contexts, self._tokens)
-        total = joint.logsumexp(1)  # (b, l)
+        labels = [tokens.to(contexts.tokens.device) for tokens in self._targets]
+        total, posteriors = self.rag.label_likelihoods(generator, prior, contexts, labels)
         best = total.argmax(1).tolist()
         # (b k, s) -> (b, k s) -> (b,).
         n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
@@ -294,10 +290,26 @@ class LabelReader(MarginalReader):
         answers = []
         for row, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
             log_p = total[row, best[row]]
-            posterior = (joint[row, :, best[row]] - log_p).exp().tolist()
+            posterior = posteriors[row, :, best[row]].exp().tolist()
             support = tuple(
                 SupportingPassage(*parts) for parts in zip(question_hits, weights[row], posterior, strict=True)
             )
-            usage = TokenUsage(n_read[row], 1)
+            usage = TokenUsage(n_read[row], len(self._targets[best[row]]))
             answers.append(Answer(question, names[best[row]], float(log_p), support, usage=usage))
         return answers
+
+
+def _encode_labels(generator: Generator, words: Sequence[str]) -> list[torch.Tensor]:
+    """Return the (t,) tokens of each label's word as a target.
+
+    Raises:
+        UsageError: two words are the same target.
+    """
+    targets = [generator.encode_targets([word]) for word in words]
+    labels = [target.tokens[0][target.mask[0]] for target in targets]
+    if len({tuple(tokens.tolist()) for tokens in labels}) < len(labels):
+        raise UsageError(
+            f"two of the labels' words {', '.join(map(repr, words))} are the same target of this model: "
+            "give different ones"
+        )
+    return labels

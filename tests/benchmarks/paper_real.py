@@ -40,7 +40,6 @@ from rag_model.evaluation.measures.measure import AnswerKind
 from rag_model.evaluation.questions import Question
 from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.decoding import DecodingSettings
-from rag_model.generate.likelihood import label_log_p, label_tokens, sequence_likelihood, token_likelihood
 from rag_model.generate.load import apply_chat_template, load_generator
 from rag_model.generate.prompts import InstructionTemplate
 from rag_model.generate.rag import Rag, RagSettings
@@ -175,21 +174,19 @@ def _by_scores(rag: Rag) -> Rag:
 
 @torch.inference_mode()
 def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[ScoredAnswer]:
-    """Label claims by one of two tokens, true or false; RAG-Sequence and RAG-Token are found to agree.
+    """Label claims by one of two words, true or false.
 
     Half of the claims are true by construction. A model that was not trained prefers one of the words whatever it
     reads: so the median of the log-odds of all claims is the bound between the labels.
     """
-    tokens = label_tokens(rag.generator, list(_LABELS))
+    targets = [rag.generator.encode_targets([word]) for word in _LABELS]
+    labels = [target.tokens[0][target.mask[0]] for target in targets]
     odds = []
     for claim, some in zip(claims, hits, strict=True):
         contexts = rag.generator.encode_contexts([claim.text], [[hit.passage for hit in some]])
-        log_p = label_log_p(rag.generator, contexts, tokens).permute(2, 1, 0)  # (1, k, 2) -> (2, k, 1)
-        prior = rag.prior(torch.tensor([[hit.score for hit in some]])).expand(2, -1)
-        given = prior, log_p, torch.ones(2, 1, dtype=torch.bool)
-        whole = sequence_likelihood(*given).log_p
-        torch.testing.assert_close(whole, token_likelihood(*given).log_p)
-        odds.append(float(whole[0] - whole[1]))
+        prior = rag.prior(torch.tensor([[hit.score for hit in some]]))
+        log_p, _ = rag.label_likelihoods(rag.generator, prior, contexts, labels)
+        odds.append(float(log_p[0, 0] - log_p[0, 1]))
     bound = torch.tensor(odds).quantile(0.5).item()
     said = [SUPPORTS if one > bound else REFUTES for one in odds]
     return [

@@ -1,6 +1,6 @@
 """Losses and scores of retrievers: in-batch negatives, MaxSim, lists, distillation.
 
-`gather_all_processes` concatenates the passages of all processes for in-batch negatives.
+`gather_all_processes` concatenates the rows of all processes for in-batch negatives.
 """
 
 from collections.abc import Sequence
@@ -51,6 +51,20 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     # (sum of n, ...)
     gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])
     return gathered_rows, sum(sizes[: dist.get_rank()])
+
+
+def mean_over_processes(total: Tensor, count: int) -> Tensor:
+    """Return a loss whose mean over the processes is the sum of the totals over that of the counts.
+
+    `total` is the sum over this process's elements, of which there are `count`; the result has the
+    gradient of a mean over the elements of all processes.
+    """
+    counts = torch.tensor(float(count), device=total.device)
+    processes = 1
+    if dist.is_available() and dist.is_initialized():
+        processes = dist.get_world_size()
+        dist.all_reduce(counts)
+    return total * processes / counts
 
 
 class _AllGather(Function):

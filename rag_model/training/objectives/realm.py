@@ -51,6 +51,7 @@ from rag_model.training.objectives.realm_model import (
     Span,
     compute_log_marginal,
     compute_log_prior,
+    compute_nll,
     compute_utility,
     mask_text,
 )
@@ -79,14 +80,15 @@ class RealmRecipe:
 
     # paper: salient spans 38.2, random masks 32.3 (Natural Questions, dev)
     masks: Masks = "salient"
-    # paper: one sum over passages per text; token (code): one per masked wordpiece
+    # paper: one sum over passages per text; token (code): one per masked wordpiece, and the loss is
+    # divided by the masks of the batch instead of its texts
     marginal: Marginal = "sequence"
     candidates: int = 8  # passages per text, including the null passage; paper: 8
     # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
     temperature: float = 1.0
     batch_size: int = 8  # texts per batch and process; paper: 512 over 64 TPUs
     question_tokens: int = 96  # wordpieces of a masked text, including special tokens
-    # wordpieces of a candidate that the masked language model reads; code: 288
+    # wordpieces of a candidate's text that the masked language model reads; code: 288
     passage_tokens: int = 288
     most_masks: int = 10  # masked wordpieces per text; code: 10
     random_share: float = 0.15  # share of masked wordpieces, for random masks; BERT: 15 %
@@ -194,16 +196,16 @@ class RealmTask(TextTask):
         return {**super().recipe(), **({"moving": asdict(self._moving_settings)} if self._moving_settings else {})}
 
     def loss(self, batch: TextBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean -log p(y|x) of the texts, and measures.
+        """Return the loss of `compute_nll`, and measures.
 
         `utility` is the retrieval utility in nats per text, `null_prior` is p(null|x),
         `prior_entropy` is in nats, and `candidates` is the number of retrieved passages per text.
         """
-        log_y, log_p, log_prior, candidates = self._likelihood(batch)
+        log_y, log_p, log_prior, candidates, mask_count = self._likelihood(batch)
         mask_ = torch.from_numpy(candidates.mask).to(log_prior.device)
         masked_log_prior = log_prior.detach().masked_fill(~mask_, 0)
         return (
-            -log_y.mean(),
+            compute_nll(log_y, mask_count, self._recipe.marginal),
             {
                 "utility": compute_utility(log_y, log_p).mean().detach(),
                 "null_prior": masked_log_prior[:, 0].exp().mean(),
@@ -268,8 +270,10 @@ class RealmTask(TextTask):
             return [None] * len(rows)
         return [[(span.start, span.end) for span in spans] for spans in self._salient.read_spans(rows)]
 
-    def _likelihood(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor, Candidates]:
-        """Return (b,) log p(y|x), (b, c, m) log p(y_j|z,x), (b, c) log p(z|x), and candidates."""
+    def _likelihood(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor, Candidates, int]:
+        """Return (b,) log p(y|x), (b, c, m) log p(y_j|z,x), (b, c) log p(z|x), the candidates, and
+        the number of masks.
+        """
         texts = self.mask_batch(batch)
         query_vectors = self.module.embed_texts(texts)  # (b, d)
         query_array = query_vectors.detach().float().cpu().numpy()
@@ -279,7 +283,8 @@ class RealmTask(TextTask):
             self.module.scores(query_vectors, candidates), candidate_mask, self._recipe.temperature
         )
         log_p = self.module.log_p(texts, candidates, self._recipe.passage_tokens)
-        return compute_log_marginal(log_prior, log_p, self._recipe.marginal), log_p, log_prior, candidates
+        log_y = compute_log_marginal(log_prior, log_p, self._recipe.marginal)
+        return log_y, log_p, log_prior, candidates, sum(len(text.targets) for text in texts)
 
 
 class RealmObjective(Objective[RealmTraining]):
@@ -290,6 +295,7 @@ class RealmObjective(Objective[RealmTraining]):
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
     tempered = "realm"
+    version = 1  # the model reads passages without titles; `token` divides by masks
     takes_examples = False
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "

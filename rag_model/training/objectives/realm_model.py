@@ -27,6 +27,7 @@ from rag_model.training.data.examples import index_passages
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.data.texts import passages_overlap
 from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.losses import mean_over_processes
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -214,7 +215,8 @@ def compute_log_marginal(log_prior: Tensor, log_p: Tensor, marginal: Marginal) -
     * `sequence`, the paper's: log sum_z p(z|x) prod_j p(y_j|z,x); one passage explains all masks.
     * `token`, the authors' code: sum_j log sum_z p(z|x) p(y_j|z,x); each mask has its own sum.
 
-    With one mask per text both are equal.
+    With one mask per text both are equal. `compute_nll` averages the first over texts, the second
+    over masks.
 
     `log_prior` (b, c) is -inf where there is no candidate. `log_p` (b, c, m) is log p(y_j|z,x), and
     0 where there is no mask: the sum over z is then 1 and adds 0.
@@ -222,6 +224,19 @@ def compute_log_marginal(log_prior: Tensor, log_p: Tensor, marginal: Marginal) -
     if marginal == "sequence":
         return (log_prior + log_p.sum(2)).logsumexp(1)  # (b, c) -> (b,)
     return (log_prior[:, :, None] + log_p).logsumexp(1).sum(1)  # (b, c, m) -> (b, m) -> (b,)
+
+
+def compute_nll(log_y: Tensor, mask_count: int, marginal: Marginal) -> Tensor:
+    """Return the loss of a batch: the mean of -log p(y|x) over the texts or masks of all processes.
+
+    `sequence` averages over the texts, as the paper's expectation over x; `token` over the masks of
+    the batch, as the authors' code does (google-research/language, language/realm/model.py:
+    `reduce_sum(log_p * mlm_weights) / reduce_sum(mlm_weights)`).
+
+    `log_y` (b,) is the result of `compute_log_marginal`; `mask_count` is the number of masks of the
+    b texts.
+    """
+    return mean_over_processes(-log_y.sum(), len(log_y) if marginal == "sequence" else mask_count)
 
 
 def compute_utility(log_y: Tensor, log_p: Tensor) -> Tensor:
@@ -287,9 +302,10 @@ class Realm(nn.Module):
     def log_p(self, texts: Sequence[MaskedText], candidates: Candidates, max_passage_pieces: int) -> Tensor:
         """Return the (b, c, m) log p(y_j|z,x) of masked wordpieces; 0 without a mask or candidate.
 
-        The joint input is `[CLS] x [SEP] z [SEP]`, where z is the passage's title and text, cut to
-        `max_passage_pieces` wordpieces. Null passages are a separate batch, because their inputs
-        are a quarter as long.
+        The joint input is `[CLS] x [SEP] z [SEP]`, where z is the passage's text, cut to
+        `max_passage_pieces` wordpieces: the body without the title (Guu et al. 2020, section 3.2).
+        The title would also escape `CandidateRetriever`, which searches texts for the masked words.
+        Null passages are a separate batch, because their inputs are a quarter as long.
         """
         passage_pieces = self._passage_pieces(candidates, max_passage_pieces)
         null_inputs = [self._join(text, ()) for text in texts]
@@ -313,10 +329,8 @@ class Realm(nn.Module):
         return self.encoders.save(folder)
 
     def _passage_pieces(self, candidates: Candidates, max_pieces: int) -> dict[str, list[int]]:
-        """Return the wordpieces of each passage's title and text, cut to `max_pieces`, by hash."""
-        texts_by_hash = {
-            passage.hash: f"{passage.title} {passage.text}" for passages in candidates.passages for passage in passages
-        }
+        """Return the wordpieces of each passage's text, cut to `max_pieces`, by hash."""
+        texts_by_hash = {passage.hash: passage.text for passages in candidates.passages for passage in passages}
         pieces = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))
         return {key: encoding.ids[:max_pieces] for key, encoding in zip(texts_by_hash, pieces, strict=True)}
 

@@ -354,7 +354,7 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
         return build_dpr_batch(examples, self._recipe.hard_negatives, rng)
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the passages of all processes, and the measures of `sidr_loss`."""
+        """Return the loss over the texts of all processes, and the measures of `sidr_loss`."""
         recipe = self._recipe
         return sidr_loss(self.module, batch, recipe.terms, recipe.temperature, both_ways=recipe.both_ways)
 
@@ -373,21 +373,31 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
 def sidr_loss(
     pair: SidrPair, batch: DprBatch, terms: int, temperature: float, *, both_ways: bool
 ) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-    """Return the loss of a batch over the passages of all processes, and measures.
+    """Return the loss over the questions and passages of all processes, and measures.
 
-    `heaviest` is the largest weight of a passage; the index cuts weights above 255 / scale.
+    Every process computes the loss of the whole batch, because its second direction contrasts the
+    questions of a passage with those of the other processes. `heaviest` is the largest weight of a
+    passage; the index cuts weights above 255 / scale.
     """
-    local_weights, local_bags = pair.embed_passages(batch.passages)
-    weights, start = gather_all_processes(local_weights)  # (m, V) -> (m of all, V)
-    bags, _ = gather_all_processes(local_bags.byte())
-    keys, _ = gather_all_processes(passage_keys(batch.passages).to(weights.device))
-    gold = torch.tensor(batch.gold, device=weights.device) + start  # (b,)
-    ignored = mask_other_positives(batch.examples, keys, gold)
-    question_terms = pair.embed_questions([example.question for example in batch.examples])
+    passages, start = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
+    device = passages[0].device
+    keys, _ = gather_all_processes(passage_keys(batch.passages).to(device))
+    local_gold = torch.tensor(batch.gold, device=device) + start  # (b,)
+    local_ignored = mask_other_positives(batch.examples, keys, local_gold)  # (b, m of all)
+    questions, _ = _gather_weights_and_bags(pair.embed_questions([example.question for example in batch.examples]))
+    gold, _ = gather_all_processes(local_gold)
+    ignored, _ = gather_all_processes(local_ignored.byte())
     loss, measures = semi_parametric_loss(
-        question_terms, (weights, bags.bool()), gold, ignored, terms, temperature, both_ways=both_ways
+        questions, passages, gold, ignored.bool(), terms, temperature, both_ways=both_ways
     )
-    return loss, {**measures, "heaviest": weights.detach().max()}
+    return loss, {**measures, "heaviest": passages[0].detach().max()}
+
+
+def _gather_weights_and_bags(local: WeightsAndBags) -> tuple[WeightsAndBags, int]:
+    """Return the rows of all processes, and the first row of this one."""
+    weights, start = gather_all_processes(local[0])
+    bags, _ = gather_all_processes(local[1].byte())
+    return (weights, bags.bool()), start
 
 
 class Sidr(Objective[SidrTraining]):

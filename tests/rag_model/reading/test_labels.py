@@ -1,4 +1,4 @@
-"""Labels of one token: RAG-Sequence and RAG-Token give the same, and the most likely one is the answer."""
+"""Labels: each is scored as a whole target, and the most likely one is the answer."""
 
 from pathlib import Path
 
@@ -8,8 +8,6 @@ from torch import nn
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
-from rag_model.generate.generator import Targets
-from rag_model.generate.likelihood import label_tokens, sequence_likelihood, target_log_p, token_likelihood
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate, PaperTemplate
 from rag_model.generate.rag import Rag, RagSettings
@@ -29,41 +27,37 @@ def hit(text: str, product: float) -> Hit:
 HITS = [[hit(text, product) for text, product in (("in the", 1.0), ("was who", 0.5), ("of", -1.0))]] * 3
 
 
-def model(tmp_path: Path, family: str, kind: str) -> Rag:
+def model(tmp_path: Path, family: str, kind: str, exclude_bos: bool = False) -> Rag:
     folder = save_bart(tmp_path) if family == "bart" else save_llama(tmp_path)
     form = PaperTemplate(max_answer=8) if family == "bart" else InstructionTemplate(max_answer=8, answer_prefix="")
     generator = load_generator(folder, form, device="cpu")
-    return Rag(nn.Identity(), generator, RagSettings(kind=kind, k=3))  # type: ignore[arg-type]
+    return Rag(nn.Identity(), generator, RagSettings(kind=kind, k=3, exclude_bos=exclude_bos))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["bart", "llama"])
-def test_both_variants_are_the_sum_over_passages(tmp_path: Path, family: str) -> None:
-    rags = {kind: model(tmp_path / kind, family, kind) for kind in ("sequence", "token")}
-    answers = {kind: LabelReader(None, rag, LABELS).answer_from(CLAIMS, HITS) for kind, rag in rags.items()}
-    rag = rags["token"]
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+@pytest.mark.parametrize("exclude_bos", [False, True])
+def test_a_label_is_scored_as_the_target_that_a_training_optimises(
+    tmp_path: Path, family: str, kind: str, exclude_bos: bool
+) -> None:
+    rag = model(tmp_path, family, kind, exclude_bos)
     generator = rag.generator
-    tokens = label_tokens(generator, list(LABELS.values()))
-    for claim, hits, sequence, token in zip(CLAIMS, HITS, *answers.values(), strict=True):
-        assert sequence.text == token.text
-        assert sequence.log_likelihood == pytest.approx(token.log_likelihood, abs=1e-6)
+    answers = LabelReader(None, rag, LABELS).answer_from(CLAIMS, HITS)
+    for claim, hits, answer in zip(CLAIMS, HITS, answers, strict=True):
         contexts = generator.encode_contexts([claim], [[one.passage for one in hits]])
-        prior = rag.prior(torch.tensor([[one.inner_product for one in hits]]))
-        likelihoods = {}
-        for label, number in zip(LABELS, tokens, strict=True):
-            row = torch.tensor([[*([] if generator.first_token is None else [generator.first_token]), number]])
-            counted = torch.tensor([[False] * (row.shape[1] - 1) + [True]])
-            log_p, _ = target_log_p(generator.logits(contexts, Targets(row, torch.ones_like(row).bool())), row)
-            ways = [way(prior, log_p, counted) for way in (sequence_likelihood, token_likelihood)]
-            assert float(ways[0].log_p) == pytest.approx(
-                float(ways[1].log_p), abs=1e-6
-            )  # one token: the variants agree
-            likelihoods[label] = ways[0]
-        best = max(likelihoods, key=lambda label: float(likelihoods[label].log_p))
-        assert token.text == best
-        assert token.log_likelihood == pytest.approx(float(likelihoods[best].log_p), abs=1e-5)
-        posterior = likelihoods[best].posterior[0].exp().tolist()
-        assert [one.posterior for one in token.support] == pytest.approx(posterior, abs=1e-5)
+        scores = torch.tensor([[one.inner_product for one in hits]])
+        likelihoods = {
+            label: rag.log_likelihood(scores, contexts, generator.encode_targets([word]))
+            for label, word in LABELS.items()
+        }
+        losses = {
+            label: float(rag.loss(scores, contexts, generator.encode_targets([word]))) for label, word in LABELS.items()
+        }
+        assert answer.text == min(losses, key=lambda label: losses[label])
+        assert answer.log_likelihood == pytest.approx(-losses[answer.text], abs=1e-4)
+        posterior = likelihoods[answer.text].posterior[0].exp().tolist()
+        assert [one.posterior for one in answer.support] == pytest.approx(posterior, abs=1e-5)
 
 
 def test_closed_book_and_any_batch_give_the_same(tmp_path: Path) -> None:
@@ -75,17 +69,17 @@ def test_closed_book_and_any_batch_give_the_same(tmp_path: Path) -> None:
     ]
     assert [one.text for one in together] == [one.text for one in alone]
     assert {one.text for one in together} <= set(LABELS)
-    assert all(one.usage and one.usage.new_tokens == 1 for one in together)
+    targets = {label: rag.generator.encode_targets([word]).mask.sum() for label, word in LABELS.items()}
+    assert all(one.usage and one.usage.new_tokens == targets[one.text] for one in together)
 
 
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
         ({"SUPPORTS": "was"}, "at least two"),
-        ({"SUPPORTS": "was", "REFUTES": "refuted"}, "'refuted' is 6 tokens of this model"),
-        ({"SUPPORTS": "was", "REFUTES": "was"}, "are one token"),
+        ({"SUPPORTS": "was", "REFUTES": "was"}, "are the same target"),
     ],
 )
-def test_words_that_are_no_token_are_refused(tmp_path: Path, labels: dict[str, str], told: str) -> None:
+def test_labels_that_cannot_be_told_apart_are_refused(tmp_path: Path, labels: dict[str, str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         LabelReader(None, model(tmp_path, "bart", "token"), labels)

@@ -27,8 +27,10 @@ from rag_model.training.loop.loop import train
 from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from rag_model.training.objectives.rag import RagRecipe, RagTask
+from rag_model.training.objectives.realm import RealmTask
+from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask
 from rag_model.training.rebuilds import MovingSettings
-from tests.fixtures import moving
+from tests.fixtures import filling, moving
 from tests.fixtures.learning import LineTask, settings
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_bart
@@ -61,6 +63,15 @@ def train_all(folder: Path, tiny: Path, given_folder: Path, processes: int) -> N
     reading = RagTask(rag, Snapshot.open(str(given_folder / "store")), EXAMPLES, EXAMPLES[:4], recipe)
     without_dropout(reading.module)
     train(reading, dataclasses.replace(given, learning_rate=1e-3), folder / "rag")
+    sidr_recipe = SidrRecipe(batch_size=8 // processes, terms=24, temperature=20.0)
+    sidr = SidrTask(SidrPair.load(tiny, tiny, sidr_recipe, device="cpu"), EXAMPLES, EXAMPLES, sidr_recipe)
+    without_dropout(sidr.module)
+    train(sidr, dataclasses.replace(given, learning_rate=1e-3), folder / "sidr")
+    realm_recipe = dataclasses.replace(filling.RECIPE, marginal="token", batch_size=4 // processes)
+    realm_folder = given_folder / "filling"
+    realm = RealmTask(filling.realm_of(realm_folder), Snapshot.open(str(realm_folder / "store")), realm_recipe)
+    without_dropout(realm.module)
+    train(realm, dataclasses.replace(given, learning_rate=1e-3), folder / "realm")
     train_end2end(folder / "end2end", given_folder / "moving", processes)
     if processes > 1:
         (folder / f"moved-{os.environ['RANK']}").write_text(json.dumps(moves(folder, given_folder / "moving")))
@@ -125,6 +136,8 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     publish_tiny(store, tiny, {f"King {n}": f"the king {n} was born." for n in range(16)}, tmp_path / "work")
     save_bart(tmp_path / "bart")
+    (tmp_path / "filling").mkdir()
+    filling.prepare(tmp_path / "filling")
     made = publish_three(tmp_path / "moving")
     train_all(tmp_path / "one", tiny, tmp_path, 1)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
@@ -137,7 +150,8 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for name, measure in (("line", "error"), ("dpr", "average_rank"), ("rag", "nll"), ("end2end", "nll")):
+    measures = {"line": "error", "dpr": "average_rank", "sidr": "average_rank"}
+    for name, measure in [*measures.items(), *((name, "nll") for name in ("rag", "realm", "end2end"))]:
         one, two = (read_metrics(tmp_path / processes / name) for processes in ("one", "two"))
         assert [row["step"] for row in one] == [row["step"] for row in two]
         for first, second in zip(one, two, strict=True):

@@ -6,7 +6,13 @@ import math
 import pytest
 import torch
 
-from rag_model.training.objectives.realm_model import Marginal, compute_log_marginal, compute_log_prior, compute_utility
+from rag_model.training.objectives.realm_model import (
+    Marginal,
+    compute_log_marginal,
+    compute_log_prior,
+    compute_nll,
+    compute_utility,
+)
 
 SCORES = torch.tensor([[1.0, 2.0, -0.5]], dtype=torch.float64)
 ALL = torch.ones(1, 3, dtype=torch.bool)
@@ -52,6 +58,12 @@ def test_the_marginals_differ_with_two_masks_and_agree_with_one() -> None:
         for kind in ("sequence", "token")
     ]
     assert alone[0] == pytest.approx(alone[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(("marginal", "loss"), [("sequence", 5.5), ("token", 1.0)])
+def test_the_loss_of_tokens_is_the_mean_over_the_masks_of_the_batch(marginal: Marginal, loss: float) -> None:
+    """Texts of one and of ten masks, each of -1 nat, by the authors' `sum(log_p * weights) / sum(weights)`."""
+    assert compute_nll(torch.tensor([-1.0, -10.0]), 11, marginal).item() == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("marginal", ["sequence", "token"])
