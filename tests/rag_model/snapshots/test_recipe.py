@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.errors import BookwheelError, InputError, UsageError
+from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.gate import QuestionFloor
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers, read_recipe
 
@@ -123,7 +123,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None
 def test_what_is_no_recipe_file(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"name = '\xe9'")
     for path in (tmp_path / "absent", tmp_path, tmp_path / "latin"):
-        with pytest.raises(InputError, match="recipe") as wrong:
+        with pytest.raises(UsageError, match="recipe") as wrong:
             read_recipe(path)
         assert isinstance(wrong.value, BookwheelError)
         assert str(path) in str(wrong.value)
