@@ -174,3 +174,12 @@ def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_
     assert counts["square", "tasks_done"] == 3
     assert threading.excepthook is hook
     assert (beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]) == before
+
+
+def test_a_job_runs_through_beams_portable_job_service(launch: Launch) -> None:
+    flags = ("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK")
+    portable_launch = replace(launch, flags=flags)
+    reports = run_job("square", works.square, [1, 2, 3], portable_launch)
+    assert [report["square"] for report in reports] == [1, 4, 9]
+    with pytest.raises(InputError, match=r"^part 4 is truncated: fetch it again$"):
+        run_job("fail", works.fail, [4], portable_launch)
