@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from rag_model.digest import digest_json
 
 SourceKind = Literal["wiki", "documents", "passages"]
-Compression = Literal["bz2", "gzip", "none"]
+Compression = Literal["bz2", "gzip", "xz", "zstd", "none"]
 
 # Bounds of values that every passage of a document, and every hit in a reply, repeats.
 MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes

@@ -7,11 +7,13 @@ without an error, which loses articles of a multistream dump. Here every byte mu
 
 import bz2
 import errno
+import lzma
 import re
 import sys
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
+from io import RawIOBase
 from itertools import chain
 from typing import Any, Protocol
 
@@ -166,6 +168,7 @@ _LASTING_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
+MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
 _DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
 _UTF16_BYTES = 8  # bytes at the start of a text that tell UTF-16 from UTF-8
 MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
@@ -186,6 +189,8 @@ def decode(chunks: Iterable[bytes], codec: Compression, source_name: str) -> Ite
     """
     if codec == "none":
         return iter(chunks)
+    if codec == "zstd":
+        return _decode_zstd(chunks, source_name)
     return _decode_streams(chunks, *_CODECS[codec], source_name)
 
 
@@ -261,7 +266,7 @@ def _decode_streams(
             decoder = decoder or new_decoder()
             try:
                 yield from drain(decoder, rest)
-            except (OSError, EOFError, zlib.error) as error:
+            except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
                 raise InputError(f"{source_name} is corrupt ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
             rest = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
@@ -269,7 +274,34 @@ def _decode_streams(
         raise InputError(f"{source_name} is truncated, it ends inside a compressed stream: {_DOWNLOAD_ADVICE}")
 
 
-def _drain_bz2(decoder: bz2.BZ2Decompressor, data: bytes) -> Iterator[bytes]:
+class _ChunkFile(RawIOBase):
+    """Chunks of bytes as a file, which pyarrow decodes."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks, self._rest = iter(chunks), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or next(filter(None, self._chunks), b"")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+def _decode_zstd(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
+    import pyarrow as pa  # noqa: PLC0415 - takes long to import
+
+    try:
+        with pa.CompressedInputStream(pa.PythonFile(_ChunkFile(chunks), "r"), "zstd") as stream:
+            while decoded := stream.read(MAX_DECODED_BYTES):
+                yield decoded
+    except OSError as error:
+        raise InputError(f"{source_name} is corrupt or truncated ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
+
+
+def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, data: bytes) -> Iterator[bytes]:
     yield decoder.decompress(data, MAX_DECODED_BYTES)
     while not (decoder.eof or decoder.needs_input):
         yield decoder.decompress(b"", MAX_DECODED_BYTES)
@@ -284,8 +316,10 @@ def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
             return
 
 
-_CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip"}
+_CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd"}
+COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst))?$"  # optional ending of file names, as a pattern
 _CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]]]] = {
     "bz2": (bz2.BZ2Decompressor, _drain_bz2),
+    "xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_BYTES), _drain_bz2),
     "gzip": (lambda: zlib.decompressobj(wbits=31), _drain_gzip),
 }

@@ -107,13 +107,16 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "kilt": BuiltInFormat(f"{_PACKAGE}.kilt:FORMAT", "documents", "pages of KILT (.jsonl)"),
     "parquet": BuiltInFormat(f"{_PACKAGE}.parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
     "tsv": BuiltInFormat(f"{_PACKAGE}.tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
-    "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml, .xml.bz2, .xml.gz)"),
+    "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml)"),
 }
 FORMATS: Registry[DumpFormat] = Registry(
     "dump format", "bookwheel.dump_formats", {name: entry.target for name, entry in BUILT_IN_FORMATS.items()}
 )
 # Help of the option --dump. Names no plugins, since looking them up takes time.
-DUMP_HELP = f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}."
+DUMP_HELP = (
+    f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}; "
+    "all but Parquet also compressed (.bz2, .gz, .xz, .zst)."
+)
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG = b"<mediawiki"
 _SPECIAL_CASE = "kilt"  # tried first, because its files are also files of `jsonl`
@@ -149,6 +152,8 @@ def detect_format(url: str) -> str:
     name = _find_name(url)
     if name is None:
         file_name = url.rpartition("/")[2]
+        if file_name.lower().endswith(".7z"):
+            raise UsageError(f"{file_name} is a 7z archive: unpack it with `7z x {file_name}` and give the file in it")
         raise UsageError(f"{file_name} is not a dump of a known format: give {describe_formats()}")
     return name
 

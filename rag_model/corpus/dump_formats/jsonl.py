@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rag_model.corpus.dump_formats.record_format import Record, RecordFormat, parse_document
-from rag_model.corpus.source import basename, read_lines
+from rag_model.corpus.source import COMPRESSED_ENDING, basename, read_lines
 from rag_model.errors import InputError
 
-_ENDING = re.compile(r"\.(jsonl|ndjson)(\.gz|\.bz2)?$", re.IGNORECASE)
+_ENDING = re.compile(rf"\.(jsonl|ndjson){COMPRESSED_ENDING}", re.IGNORECASE)
 
 
 class JsonLines(RecordFormat):

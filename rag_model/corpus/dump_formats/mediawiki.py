@@ -28,6 +28,7 @@ from rag_model.corpus.dump_formats.page_format import PageFormat, get_recency
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
 from rag_model.corpus.records import MAX_TITLE, Compression, Page, Section, Siteinfo, Slice
 from rag_model.corpus.source import (
+    COMPRESSED_ENDING,
     basename,
     decode,
     describe_slice,
@@ -455,8 +456,8 @@ def _iter_runs(url: str) -> Iterator[_XmlRun]:
         yield _XmlRun(buffer_offset, bytes(buffer), page_ids)
 
 
-_ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz)$", re.IGNORECASE)
-_OTHER_ENDING = re.compile(r"\.(7z|zst|xz|zip|tar|tgz|json|csv|txt|sql)(\.gz|\.bz2)?$", re.IGNORECASE)
+_ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst)$", re.IGNORECASE)
+_OTHER_ENDING = re.compile(rf"\.(7z|zip|tar|tgz|json|csv|txt|sql){COMPRESSED_ENDING}", re.IGNORECASE)
 _ROOT_TAG = b"<mediawiki"
 
 

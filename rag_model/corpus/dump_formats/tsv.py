@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from rag_model.corpus.dump_formats.record_format import Record, RecordFormat, check_length
 from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE, SourceKind
-from rag_model.corpus.source import basename, read_lines
+from rag_model.corpus.source import COMPRESSED_ENDING, basename, read_lines
 from rag_model.errors import InputError
 
-_ENDING = re.compile(r"\.tsv(\.gz|\.bz2)?$", re.IGNORECASE)
+_ENDING = re.compile(rf"\.tsv{COMPRESSED_ENDING}", re.IGNORECASE)
 # Maximum characters of a column.
 _MAX_LENGTHS = {"id": MAX_ID, "title": MAX_TITLE, "text": MAX_PASSAGE}
 

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import lzma
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats import mediawiki
@@ -30,12 +32,14 @@ from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Article, Page, Part, Passage, Plan, Section, Siteinfo
+from rag_model.corpus.records import Article, Compression, Page, Part, Passage, Plan, Section, Siteinfo
+from rag_model.corpus.source import MAX_DECODED_BYTES, decode
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.mail_dump import FORMAT as MAIL
 from tests.fixtures.mail_dump import MailArchive, install
 
 DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(60)]
+TABLE = "".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(60))
 KILT_PAGES = [
     {
         "_id": str(i),
@@ -57,6 +61,10 @@ XML = (
 MESSAGE = "From x@y.org Thu Jan  1 00:00:00 2026\nMessage-ID: <m{i}@y.org>\nSubject: Title {i}\n\nText number {i}.\n\n"
 
 
+def compress_zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(data)
+
+
 def write_parquet(path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(DOCUMENTS), path)
 
@@ -72,10 +80,18 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("kilt", "kilt.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, KILT_PAGES)))),
     ("parquet", "a.parquet", write_parquet),
     ("parquet", "nameless-parquet", write_parquet),
-    ("tsv", "a.tsv", lambda path: path.write_text("".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(60)))),
+    ("tsv", "a.tsv", lambda path: path.write_text(TABLE)),
     ("mediawiki", "a.xml", lambda path: path.write_text(XML)),
     ("mediawiki", "a.xml-p1p60.bz2", lambda path: path.write_bytes(bz2.compress(XML.encode()))),
     ("mediawiki", "a.gz", lambda path: path.write_bytes(gzip.compress(XML.encode()))),
+    ("mediawiki", "a.xml.xz", lambda path: path.write_bytes(lzma.compress(XML.encode()))),
+    ("mediawiki", "a.xml.zst", lambda path: path.write_bytes(compress_zstd(XML.encode()))),
+    (
+        "jsonl",
+        "a.jsonl.xz",
+        lambda path: path.write_bytes(lzma.compress("\n".join(map(json.dumps, DOCUMENTS)).encode())),
+    ),
+    ("tsv", "a.tsv.zst", lambda path: path.write_bytes(compress_zstd(TABLE.encode()))),
     ("mediawiki", "nameless-wiki", lambda path: path.write_text(XML)),
     ("mail", "a.mbox", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
     ("mail", "nameless-mail", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
@@ -394,3 +410,29 @@ def test_a_page_of_kilt_without_paragraphs_is_named(text: object, tmp_path: Path
     (tmp_path / "a.jsonl").write_text(json.dumps({**KILT_PAGES[1], "text": text}))
     with pytest.raises(InputError, match=r"line 1 of a\.jsonl has no list of paragraphs"):
         plan_of(tmp_path / "a.jsonl", tmp_path / "work")
+
+
+@pytest.mark.parametrize("compress", [lzma.compress, compress_zstd])
+@pytest.mark.parametrize("damage", ["cut", "changed", "followed"])
+def test_a_damaged_compressed_file_is_named(compress: Callable[[bytes], bytes], damage: str, tmp_path: Path) -> None:
+    name = "a.jsonl.xz" if compress is lzma.compress else "a.jsonl.zst"
+    data = compress("\n".join(map(json.dumps, DOCUMENTS)).encode())
+    damaged = {"cut": data[:-9], "changed": data[:40] + b"\xff" * 40 + data[80:], "followed": data + b"unexpected"}
+    (tmp_path / name).write_bytes(damaged[damage])
+    with pytest.raises(InputError, match=rf"^{re.escape(name)} is (corrupt|truncated)"):
+        plan_of(tmp_path / name, tmp_path / "work")
+
+
+@pytest.mark.parametrize("compress", [lzma.compress, compress_zstd])
+def test_concatenated_streams_are_read_and_a_bomb_in_bounded_steps(compress: Callable[[bytes], bytes]) -> None:
+    codec: Compression = "xz" if compress is lzma.compress else "zstd"
+    data = compress(bytes(8 << 20)) + compress(b"end")
+    steps = list(decode([data[:100], b"", data[100:]], codec, "a"))
+    assert max(map(len, steps)) <= MAX_DECODED_BYTES
+    assert b"".join(steps) == bytes(8 << 20) + b"end"
+
+
+def test_a_7z_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.xml.7z").touch()
+    with pytest.raises(UsageError, match=r"a\.xml\.7z is a 7z archive: unpack it with `7z x a\.xml\.7z`"):
+        plan_of(tmp_path / "a.xml.7z", tmp_path / "work")
