@@ -228,7 +228,7 @@ def refuse_utf16(head: bytes, source_name: str) -> None:
     zeros = {pairs[0::2].count(0), pairs[1::2].count(0)}
     # In Latin letters and markup, every other byte of UTF-16 is zero.
     if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or (pairs and zeros == {0, len(pairs) // 2}):
-        raise InputError(f"{source_name} is UTF-16: convert it to UTF-8, as `iconv -f UTF-16 -t UTF-8` does")
+        raise InputError(f"{source_name} is UTF-16: convert it to UTF-8")
 
 
 def split_lines(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
