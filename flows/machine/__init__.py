@@ -6,3 +6,5 @@ doctor, cluster: check this machine, a store, servers and a Flink cluster before
 pools, automations: work pools and automations of a Prefect server.
 workplace: the temporary store of an index build, and locks of folders.
 """
+
+import beam_jobs  # noqa: F401 - filters the log of Beam, which doctor imports next

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,12 @@ def test_a_sound_machine_and_store(bookwheel: Any, tmp_path: Path) -> None:
     assert found["faiss"]["ok"]
     assert found["faiss"]["found"] in [f"{name} {own}" for name, own in list_faiss_packages().items()]
     assert {"memory", "disk, cache", "gpu", "prefect", "beam", "store, clock"} <= set(found)
+
+
+def test_a_process_says_nothing_but_its_findings(command: Callable[..., Any]) -> None:
+    ran = command("doctor")
+    assert ran.out.startswith("ok    bookwheel")
+    assert ran.err == ""
 
 
 def test_what_is_amiss_is_named_with_what_to_do(bookwheel: Any, tmp_path: Path) -> None:
