@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from rag_model.training.data.examples import draw_examples, read_examples
 from rag_model.training.finetuning import Finetuning, FinetuningResult, store_training_page
 from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.processes import TrainingProcesses, join_processes
 from rag_model.training.objectives.objective import Examples, Job, Objective, get_objective
 from rag_model.training.origins import NamedModels
 from rag_model.training.rebuilds import MovingSettings
@@ -148,8 +149,11 @@ def finetune(
     max_steps: int | None = None,
     work: str | None = None,
     beam_options: Sequence[str] = (),
-) -> FinetuneOutcome:
+) -> FinetuneOutcome | None:
     """Train a model of `kind` on the snapshot that `ref` names, and move the model's ref to it.
+
+    Several processes that `torchrun` or `accelerate launch` started share the training. The first
+    one prepares it, writes and publishes; the others only train, and return None.
 
     Args:
         kind: the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
@@ -183,7 +187,8 @@ def finetune(
             finite, or retrieval has collapsed; the checkpoints are kept.
         BookwheelError: a stage failed; run it again to continue.
     """
-    target, clock, name = Store.open(store), StageClock("finetune"), check_ref_name(name or kind)
+    target, name, processes = Store.open(store), check_ref_name(name or kind), join_processes()
+    clock = StageClock("finetune", quiet=not processes.is_first)
     target.models.refs.require_exclusive_creation()
     # keeps `gc` from deleting its snapshot
     with target.intents.hold(f"finetune-{secrets.token_hex(8)}"):
@@ -196,14 +201,18 @@ def finetune(
                 ref,
                 TrainingRequest(NamedModels(encoder, generator, teacher), recipe or {}, max_steps, tuple(beam_options)),
             )
+        check_equal_inputs(job, processes)
         with hold_snapshot(job):
             check_ref(job, name)
-            result = job.find_result()
-            if result is not None:
-                stored_model = job.tag_model(result, name)
-                target.trainings.delete(job.key)  # of a run that was killed after it had published
+            result = processes.share(job.find_result)
+            if result is None:
+                published = train_and_publish(job, Path(work) if work else None, name, beam_options, clock, processes)
             else:
-                result, stored_model = train_and_publish(job, Path(work) if work else None, name, beam_options, clock)
+                processes.leave()
+                published = tag_existing_model(job, result, name) if processes.is_first else None
+            if published is None:
+                return None
+            result, stored_model = published
             index = rebuild_index(job, result, name, beam_options, clock)
     outcome = _build_outcome(job, result, stored_model, name, index, clock)
     show_training(outcome)
@@ -275,6 +284,26 @@ def check_ref(job: Finetuning, name: str) -> None:
         )
 
 
+def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
+    """Check that the processes of a training have the same inputs.
+
+    Raises:
+        UsageError: this process has other inputs than the first one.
+    """
+    if processes.share(lambda: job.key) != job.key:
+        raise UsageError(
+            f"process {processes.index} sees other inputs than the first process: give all processes the same "
+            "arguments, settings and files, and pin --ref by an id if the ref moves"
+        )
+
+
+def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> tuple[FinetuningResult, StoredModel]:
+    """Name the model of an earlier run with the same inputs."""
+    stored_model = job.tag_model(result, name)
+    job.store.trainings.delete(job.key)  # of a run that was killed after it had published
+    return result, stored_model
+
+
 def name_rebuild_ref(job: Finetuning) -> str:
     """Return the ref that names the snapshots and the encoders of a training's moving index."""
     return f"refresh-{job.key[:12]}"
@@ -307,17 +336,29 @@ def rebuild_index(
 
 
 def train_and_publish(
-    job: Finetuning, work: Path | None, name: str, beam_options: Sequence[str], clock: StageClock
-) -> tuple[FinetuningResult, StoredModel]:
-    """Train and publish the model, then delete the work folder if it is in the cache."""
+    job: Finetuning,
+    work: Path | None,
+    name: str,
+    beam_options: Sequence[str],
+    clock: StageClock,
+    processes: TrainingProcesses,
+) -> tuple[FinetuningResult, StoredModel] | None:
+    """Train and publish the model, then delete the work folder if it is in the cache.
+
+    Return None in all processes but the first, which alone locks the folder and publishes.
+    """
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder):
+    with lock_folder(folder) if processes.is_first else nullcontext():
         with clock("mine") as on_progress:
-            restore_checkpoint(get_training_identity(job, folder), on_progress.say)
+            identity = get_training_identity(job, folder)
+            processes.share(lambda: restore_checkpoint(identity, on_progress.say))
             complete_examples(job, folder, on_progress)
         with clock("train") as on_progress:
-            trained = train_model(job, folder, beam_options, on_progress)
+            trained = train_model(job, folder, beam_options, on_progress, processes)
+        processes.leave()
+        if not processes.is_first:
+            return None
         with clock("publish"):
             published = publish_model(job, trained, folder, name, clock.seconds)
     delete_rebuild_refs(job.store, name_rebuild_ref(job))
@@ -343,17 +384,22 @@ def complete_examples(job: Finetuning, folder: Path, on_progress: ProgressReport
 
 @stage
 def train_model(
-    job: Finetuning, folder: Path, beam_options: Sequence[str], on_progress: ProgressReporter
+    job: Finetuning,
+    folder: Path,
+    beam_options: Sequence[str],
+    on_progress: ProgressReporter,
+    processes: TrainingProcesses,
 ) -> TrainingResult:
     """Train, or continue an interrupted training."""
     settings = job.job.settings
     moving = getattr(settings, "moving", None)
     watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
+    uploads = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
     with (
         open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, get_rebuild_devices(job)) as rebuild,
-        CheckpointUploader(get_training_identity(job, folder), on_progress.say) as uploader,
+        uploads or nullcontext(),
     ):
-        return job.run(folder, watch, rebuild, uploader.enqueue)
+        return job.run(folder, watch, rebuild, uploads.enqueue if uploads else None)
 
 
 @stage

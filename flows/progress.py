@@ -21,6 +21,7 @@ class StageClock:
 
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
     seconds: dict[str, float] = field(default_factory=dict)
+    quiet: bool = False  # show nothing on standard error: another process shows the same
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[ProgressReporter]:
@@ -30,7 +31,7 @@ class StageClock:
         of the next stage.
         """
         started = time.monotonic()
-        with show_progress(stage) as bar:
+        with show_progress(stage, quiet=self.quiet) as bar:
             artifact = _Artifact(self.flow, stage, bar) if in_run() else None
             yield artifact or bar
             if artifact is not None:

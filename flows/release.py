@@ -250,6 +250,7 @@ def train_candidate(
         None,
         beam_options,
     )
+    assert outcome is not None  # a release is not shared by several processes
     return outcome.model, outcome.trained
 
 

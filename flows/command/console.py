@@ -41,8 +41,11 @@ class ProgressReporter(Protocol):
 
 
 @contextmanager
-def show_progress(what: str, *, as_bytes: bool = False) -> Iterator[ProgressReporter]:
-    """Show the progress of the stage `what`; with `as_bytes` it is counted in bytes."""
+def show_progress(what: str, *, as_bytes: bool = False, quiet: bool = False) -> Iterator[ProgressReporter]:
+    """Show the progress of the stage `what`, unless `quiet`; with `as_bytes` it is counted in bytes."""
+    if quiet:
+        yield _Silence()
+        return
     console = Console(stderr=True)
     if not console.is_terminal:
         lines = _Lines(what, as_bytes)
@@ -72,6 +75,16 @@ def format_time_left(done: int, remaining: int, seconds: float) -> str:
     (', about 2 min left', '')
     """
     return f", about {format_seconds(remaining * seconds / done)} left" if done else ""
+
+
+class _Silence:
+    """Shows nothing."""
+
+    def __call__(self, done: int, total: int) -> None:
+        pass
+
+    def say(self, sentence: str) -> None:
+        pass
 
 
 class _Bar:

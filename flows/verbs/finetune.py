@@ -1,5 +1,6 @@
 """`bookwheel finetune`: train a model on a snapshot."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,7 +70,7 @@ def finetune(
         ),
     ] = False,
     common: Common | None = None,
-) -> Reply:
+) -> Reply | None:
     """Train a model on a snapshot and put it into the store.
 
     An interrupted run continues when the same command is run again; a finished one is not repeated.
@@ -77,6 +78,8 @@ def finetune(
     continue on another machine; `stored = false` in [loop] switches this off. The checkpoint takes
     no additional space in a store on the same disk; in any other store it takes about 3 times the
     weights, and twice that while it is replaced.
+
+    For several GPUs, run it by `torchrun --nproc-per-node=gpu --no-python bookwheel finetune …`.
 
     Use a pair of encoders, or a SiDR, with `bookwheel reindex --encoder model:NAME`; a RAG or
     RA-DIT model with `bookwheel answer --model NAME`, and with `--ref NAME` too if rag-end2end
@@ -96,7 +99,12 @@ def finetune(
     folder = str(work) if work else None
     initial_models = (encoder, generator, teacher)
     data_arguments = kind, store, train, dev, ref
-    outcome = run_flow(finetune_flow, *data_arguments, *initial_models, tables, name, max_steps, folder, beam_options)
+    arguments = (*data_arguments, *initial_models, tables, name, max_steps, folder, beam_options)
+    # A server sees one run of a training, not one a process.
+    is_first = os.environ.get("RANK", "0") == "0"
+    outcome = run_flow(finetune_flow, *arguments) if is_first else finetune_flow.fn(*arguments)
+    if outcome is None:
+        return None
     return Reply(outcome.to_json(), "\n".join(_format_outcome(outcome)))
 
 

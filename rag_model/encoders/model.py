@@ -214,7 +214,12 @@ def _batch_token_budget(device: torch.device) -> int:
 
 
 def device_for_process() -> str:
-    """Return the device of this process: the GPU that it claims, else the CPU."""
+    """Return the device of this process: the GPU that it claims, else the CPU.
+
+    One of several processes of a training uses the GPU that its launcher assigned.
+    """
+    if torch.cuda.is_available() and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
     return f"cuda:{claim_gpu(torch.cuda.device_count())}" if torch.cuda.is_available() else "cpu"
 
 

@@ -39,6 +39,7 @@ from rag_model.training.data.blocks import OnProgress
 from rag_model.training.data.examples import digest_examples
 from rag_model.training.loop.journal import METRICS
 from rag_model.training.loop.loop import ReportCallback, TrainingResult, train
+from rag_model.training.loop.processes import find_processes
 from rag_model.training.loop.task import DescribedTask, Task
 from rag_model.training.objectives.objective import TRAINED_COPIES, Job, Objective, TrainingStage, find_loop_settings
 from rag_model.training.rebuilds import Rebuilder
@@ -106,11 +107,13 @@ class Finetuning:
         """Return the job with examples prepared for training, for example with mined negatives.
 
         The examples are prepared once. `work` is the training's folder, which caches slow results.
-        `on_progress` is called with the finished and the total amount.
+        `on_progress` is called with the finished and the total amount. Of several processes only
+        the first one prepares them.
         """
         if self._prepared is None:
             job = replace(self.job, digests=self.inputs["models"], work=work, on_progress=on_progress)
-            self._prepared = replace(job, examples=self.objective.prepare(job))
+            examples = find_processes().share(lambda: self.objective.prepare(job))
+            self._prepared = replace(job, examples=examples)
         return self._prepared
 
     @property
@@ -150,20 +153,24 @@ class Finetuning:
         Raises:
             BookwheelError: raised by the objective, its tasks or the loop; the checkpoints stay.
         """
+        processes = find_processes()
         stage_results, summaries = list[TrainingResult](), list[StageSummary]()
         for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
             if stage.name and report is not None:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
             # initializes weights that the folder lacks, such as a pooler's
             torch.manual_seed(stage.loop.seed)
-            task = stage.task(stage_results[-1].best_folder if stage_results else None, _report_scoring(report))
+            previous_best = stage_results[-1].best_folder if stage_results else None
+            create_task = partial(stage.task, previous_best, _report_scoring(report))
+            task = processes.run_after_first(create_task)
             try:
                 on_stage_checkpoint = (
                     partial(on_checkpoint, stage.name) if on_checkpoint is not None and stage.loop.stored else None
                 )
                 trained = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
             finally:
-                self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
+                if processes.is_first:
+                    self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
             self.objective.check(task, trained.best_measures)
             stage_results.append(trained)
             summaries.append(_summarize_stage(stage, task, trained))

@@ -534,3 +534,38 @@ def test_dev_examples_are_drawn_and_are_part_of_the_inputs(
     assert [len(one.job.examples["dev"]) for one in (drawn, other, every)] == [2, 2, 4]
     assert drawn.key == prepared(dev_examples=2).key != every.key
     assert prepared(dev_examples=4).key == every.key
+
+
+def test_two_processes_of_a_launcher_train_one_model(
+    store: Path, given: dict[str, Path], executable: Path, tmp_path: Path
+) -> None:
+    launcher = [executable.with_name("torchrun"), "--standalone", "--nproc-per-node=2", "--no-python", executable]
+    options = {"store": store, **given, "training": tmp_path / "dpr.toml", "max_steps": 2}
+    options["work"] = tmp_path / "work"
+    recipe = tmp_path / "dpr.toml"
+    recipe.write_text(recipe.read_text().replace("cpu = true\n", ""))
+    words = [str(word) for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+
+    def launch() -> Any:
+        done = subprocess.run(
+            [*launcher, "finetune", "dpr", *words, "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("completes 8 train and 4 dev examples") <= 1, "one process shows progress"
+        return json.loads(done.stdout)
+
+    outcome = launch()
+    assert (outcome["steps"], outcome["number"], outcome["trained"]) == (2, 1, True)
+    opened = Store.open(str(store))
+    assert opened.models.resolve("dpr") == outcome["model"]
+    record = json.loads((tmp_path / "work" / "training.json").read_text())
+    assert '"processes": 2' in json.dumps(record), "their gradients are averaged"
+    assert [row["step"] for row in read_metrics(tmp_path / "work") if row["kind"] == "train"] == [1, 2]
+    again = launch()
+    assert (again["model"], again["trained"], again["number"]) == (outcome["model"], False, 1)

@@ -34,6 +34,7 @@ from rag_model.training.loop.checkpoint import (
 )
 from rag_model.training.loop.journal import Journal
 from rag_model.training.loop.loop_settings import LoopSettings, compute_learning_rate
+from rag_model.training.loop.processes import is_launched_together
 from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
 ReportCallback = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, measures
@@ -320,7 +321,9 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
 def _accelerator(settings: LoopSettings) -> Accelerator:
     # a previous training may have used another precision
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(mixed_precision=settings.precision, cpu=settings.cpu)
+    # Without a GPU, accelerate would let each of several processes train alone.
+    cpu = settings.cpu or (is_launched_together() and not torch.cuda.is_available())
+    accelerator = Accelerator(mixed_precision=settings.precision, cpu=cpu)
     # accelerate would silently train in float32
     if settings.precision == "fp16" and accelerator.scaler is None:
         raise UsageError("precision fp16 needs a GPU: use bf16 or no")
