@@ -67,6 +67,15 @@ def limit_blank_lines(lines: Iterable[str], name: str) -> Iterator[str]:
         yield line
 
 
+def describe_json_error(data: bytes | str, error: Exception) -> str:
+    """Return why `json.loads(data)` failed with `error`, in the words of `parse_json`."""
+    try:
+        parse_json(data)
+    except ValueError as reason:
+        return str(reason)
+    return str(error)
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 

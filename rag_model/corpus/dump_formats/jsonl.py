@@ -8,6 +8,7 @@ from typing import Any
 from rag_model.corpus.dump_formats.record_format import Record, RecordFormat, parse_document
 from rag_model.corpus.source import COMPRESSED_ENDING, basename, read_lines
 from rag_model.errors import InputError
+from rag_model.untrusted_text import describe_json_error
 
 _ENDING = re.compile(rf"\.(jsonl|ndjson){COMPRESSED_ENDING}", re.IGNORECASE)
 
@@ -49,7 +50,8 @@ def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"line {number} of {basename(url)} is not JSON ({error}): give one object a line") from error
+        reason = describe_json_error(line, error)
+        raise InputError(f"line {number} of {basename(url)} is not JSON ({reason}): give one object a line") from error
     if not isinstance(value, dict):
         raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object a line")
     return value

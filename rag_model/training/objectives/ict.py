@@ -27,7 +27,7 @@ from rag_model.training.data.texts import TextBatch, inverse_cloze
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss
+from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, mean_over_processes
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -123,7 +123,8 @@ class IctTask(TextTask):
         loss, accuracy = in_batch_loss(
             self.module.embed_questions(sentences), passage_vectors, gold, ignored, self._recipe.temperature
         )
-        return loss, {"accuracy": accuracy}
+        # processes may have dropped different numbers of passages
+        return mean_over_processes(loss * len(sentences), len(sentences)), {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
         """Return `average_rank` and `Success@k` of the passages of held-out sentences."""

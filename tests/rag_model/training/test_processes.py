@@ -25,7 +25,9 @@ from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
+from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
+from rag_model.training.objectives.ict import IctRecipe, IctTask
 from rag_model.training.objectives.rag import RagRecipe, RagTask
 from rag_model.training.objectives.realm import RealmTask
 from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask
@@ -72,6 +74,11 @@ def train_all(folder: Path, tiny: Path, given_folder: Path, processes: int) -> N
     realm = RealmTask(filling.realm_of(realm_folder), Snapshot.open(str(realm_folder / "store")), realm_recipe)
     without_dropout(realm.module)
     train(realm, dataclasses.replace(given, learning_rate=1e-3), folder / "realm")
+    cloze_store = Snapshot.open(str(given_folder / "cloze"))
+    ict_recipe = IctRecipe(batch_size=6 // processes, dev_texts=4, temperature=0.5)
+    ict = IctTask(BiEncoder.load(tiny, device="cpu"), cloze_store, ict_recipe)
+    without_dropout(ict.module)
+    train(ict, dataclasses.replace(given, learning_rate=1e-3), folder / "ict")
     train_end2end(folder / "end2end", given_folder / "moving", processes)
     if processes > 1:
         (folder / f"moved-{os.environ['RANK']}").write_text(json.dumps(moves(folder, given_folder / "moving")))
@@ -135,6 +142,10 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     store = Store.open(str(tmp_path / "store"), create=True)
     publish_tiny(store, tiny, {f"King {n}": f"the king {n} was born." for n in range(16)}, tmp_path / "work")
+    # Articles of one sentence have no cloze pair, so the two processes have different numbers of pairs.
+    clozes = {f"King {n}": f"The king {n} was born." + " He was king of the city." * (n % 7 > 0) for n in range(16)}
+    (tmp_path / "cloze-work").mkdir()
+    publish_tiny(Store.open(str(tmp_path / "cloze"), create=True), tiny, clozes, tmp_path / "cloze-work")
     save_bart(tmp_path / "bart")
     (tmp_path / "filling").mkdir()
     filling.prepare(tmp_path / "filling")
@@ -150,7 +161,7 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    measures = {"line": "error", "dpr": "average_rank", "sidr": "average_rank"}
+    measures = {"line": "error", "dpr": "average_rank", "sidr": "average_rank", "ict": "average_rank"}
     for name, measure in [*measures.items(), *((name, "nll") for name in ("rag", "realm", "end2end"))]:
         one, two = (read_metrics(tmp_path / processes / name) for processes in ("one", "two"))
         assert [row["step"] for row in one] == [row["step"] for row in two]
