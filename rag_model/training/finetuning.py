@@ -38,7 +38,7 @@ from rag_model.training.card import Card, StageSummary, write_card
 from rag_model.training.data.blocks import OnProgress
 from rag_model.training.data.examples import digest_examples
 from rag_model.training.loop.journal import METRICS
-from rag_model.training.loop.loop import ReportCallback, TrainingResult, train
+from rag_model.training.loop.loop import ReportCallback, TrainingResult, resolve_precision, train
 from rag_model.training.loop.processes import find_processes
 from rag_model.training.loop.task import DescribedTask, Task
 from rag_model.training.objectives.objective import TRAINED_COPIES, Job, Objective, TrainingStage, find_loop_settings
@@ -95,7 +95,9 @@ class Finetuning:
             "models": dict(self.job.origins.digests()),
             "recipe": {
                 **asdict(settings),
-                **{name: loop.loss_settings() for name, loop in find_loop_settings(settings).items()},
+                **{
+                    name: resolve_precision(loop).loss_settings() for name, loop in find_loop_settings(settings).items()
+                },
             },
             "examples": {name: digest_examples(examples) for name, examples in self.job.examples.items()},
             **self.objective.inputs(self.job),

@@ -536,6 +536,29 @@ def test_dev_examples_are_drawn_and_are_part_of_the_inputs(
     assert prepared(dev_examples=4).key == every.key
 
 
+@pytest.mark.parametrize("kind", ["dpr", "cross-encoder", "margin-mse", "ra-dit"])
+def test_bf16_trains_like_float32(
+    finetune: Bookwheel, tmp_path: Path, generator: Path, teacher: Path, kind: str
+) -> None:
+    options: dict[str, Any] = {
+        "margin-mse": {"teacher": teacher},
+        "ra-dit": {"generator": generator},
+    }.get(kind, {})
+    recipe = tmp_path / f"{kind.partition('-')[0]}.toml"
+    text, losses = recipe.read_text(), dict[str, list[float]]()
+    for precision in ("no", "bf16"):
+        recipe.write_text(text.replace("cpu = true", f'cpu = true\nprecision = "{precision}"'))
+        ran = finetune(kind, **options, work=tmp_path / precision)
+        assert ran.code == 0, ran.err
+        rows = [
+            row
+            for folder in (tmp_path / precision, *sorted((tmp_path / precision).glob("*/")))
+            for row in (read_metrics(folder) if (folder / "metrics.jsonl").exists() else [])
+        ]
+        losses[precision] = [row["loss"] for row in rows if row["kind"] == "train"]
+    assert losses["bf16"] == pytest.approx(losses["no"], rel=0.05, abs=1e-3)
+
+
 def test_two_processes_of_a_launcher_train_one_model(
     store: Path, given: dict[str, Path], executable: Path, tmp_path: Path
 ) -> None:

@@ -57,8 +57,15 @@ class AnswerScores:
 class AnswerBlock(ScoreBlock):
     """A block of examples to score with a generator."""
 
+    dtype: str = "float32"  # of the generator's weights
+
     stage: ClassVar[str] = "score"
     code: ClassVar[Any] = [1, PLAIN_TEXT_PROMPT]
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the scores, up to the rounding of one dtype."""
+        inputs = super(AnswerBlock, self).inputs()  # a slotted dataclass is a class of its own
+        return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
     def compute_scores(self, store: Store) -> list[list[Any]]:
         """Return for each example log p by passage, and the number of tokens.
@@ -66,7 +73,7 @@ class AnswerBlock(ScoreBlock):
         Raises:
             InputError: the generator's files are damaged, or a score is not finite.
         """
-        generator = _load_generator(store.url, self.model)
+        generator = _load_generator(store.url, self.model, self.dtype)
         scores = [score_example(generator, example) for example in _load_examples(store, self.content)]
         return [[list(scores_.log_p), scores_.tokens] for scores_ in scores]
 
@@ -78,18 +85,20 @@ def score_answers(
     examples: Sequence[ScoringExample],
     scorer: BlockScorer | None = None,
     on_progress: OnProgress | None = None,
+    dtype: str = "float32",
 ) -> list[AnswerScores]:
     """Score examples after their passages with a generator, in order.
 
     `generator` loads the generator; it is called if a block is not recorded yet. `identity` is the
-    digest of the generator's files. Without a `scorer` this process scores.
+    digest of the generator's files. Without a `scorer` this process scores. Scores of different
+    dtypes are recorded apart.
 
     Raises:
         InputError: a score is not finite.
     """
     groups = [examples[start : start + BLOCK] for start in range(0, len(examples), BLOCK)]
     with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
-        blocks = list(threads.map(partial(_put_block, store, identity), groups))
+        blocks = list(threads.map(partial(_put_block, store, identity, dtype), groups))
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), scorer, on_progress or (lambda _, __: None)
     )
@@ -155,12 +164,12 @@ def _mask_without_end(targets: Targets) -> torch.Tensor:
     return mask.scatter_(1, last_token, value=False)
 
 
-def _put_block(store: Store, identity: str, examples: Sequence[ScoringExample]) -> AnswerBlock:
+def _put_block(store: Store, identity: str, dtype: str, examples: Sequence[ScoringExample]) -> AnswerBlock:
     values = [
         [example.id, example.text, example.answer, example.passages, example.is_plain_text] for example in examples
     ]
     blob = store.blobs.put_bytes(json.dumps(values, ensure_ascii=False).encode())
-    return AnswerBlock(blob, identity, sum(len(example.passages) for example in examples))
+    return AnswerBlock(blob, identity, sum(len(example.passages) for example in examples), dtype=dtype)
 
 
 def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
@@ -171,6 +180,7 @@ def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
 
 
 @lru_cache(maxsize=1)  # a worker loads the generator once
-def _load_generator(store_url: str, files: Files) -> Generator:
+def _load_generator(store_url: str, files: Files, dtype: str) -> Generator:
     blobs = Store.open(store_url).blobs
-    return load_generator(build_link_tree({name: blobs.get_local_path(ref) for name, ref in files}))
+    folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})
+    return load_generator(folder, dtype=dtype)

@@ -91,8 +91,13 @@ class Judge:
                 )
 
     def identity(self, digest: str) -> str:
-        """Return the digest of a verdict's inputs except the pair; `digest` is the generator's."""
+        """Return the digest of a verdict's inputs except the pair; `digest` is the generator's.
+
+        Verdicts of another dtype than float32 have a digest of their own.
+        """
         mode = [] if self._generates_answers else ["log p alone"]
+        dtype = getattr(getattr(self._generator, "module", None), "dtype", torch.float32)
+        mode += [] if dtype == torch.float32 else [str(dtype)]
         return digest_json([VERSION, digest, asdict(self._settings), sorted(self._gold_answers.items()), *mode])
 
     @torch.inference_mode()

@@ -83,6 +83,7 @@ def train(
             not support the precision.
     """
     release_freed_memory()
+    settings = resolve_precision(settings)
     trainer = _Trainer(
         task, settings, TrainingFolder(workdir), _accelerator(settings), on_checkpoint or (lambda _, __: None)
     )
@@ -318,6 +319,27 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
     )
 
 
+def resolve_precision(settings: LoopSettings) -> LoopSettings:
+    """Return the settings with the precision that `auto` means in this process.
+
+    It is bf16 on a GPU that computes in bf16, else float32. A processor's bf16 is never chosen,
+    because most processors are slower in it.
+    """
+    if settings.precision != "auto":
+        return settings
+    has_bf16 = not settings.cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
+    return replace(settings, precision="bf16" if has_bf16 else "no")
+
+
+def choose_frozen_dtype(settings: LoopSettings) -> str:
+    """Return the dtype of a model that judges or scores for a training, but is not trained.
+
+    It is bfloat16 if the training computes in it on a GPU, else float32.
+    """
+    uses_gpu = not settings.cpu and torch.cuda.is_available()
+    return "bfloat16" if uses_gpu and resolve_precision(settings).precision == "bf16" else "float32"
+
+
 def _accelerator(settings: LoopSettings) -> Accelerator:
     # a previous training may have used another precision
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -326,7 +348,7 @@ def _accelerator(settings: LoopSettings) -> Accelerator:
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=cpu)
     # accelerate would silently train in float32
     if settings.precision == "fp16" and accelerator.scaler is None:
-        raise UsageError("precision fp16 needs a GPU: use bf16 or no")
+        raise UsageError("precision fp16 needs a GPU: use auto, bf16 or no")
     return accelerator
 
 

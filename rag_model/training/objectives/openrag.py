@@ -50,6 +50,7 @@ from rag_model.training.data.judging import (
     judge_passages,
 )
 from rag_model.training.data.pair_scores import CachedPairScorer
+from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.objective import Examples, Job, ModelDescription, Objective, TrainingCosts
@@ -430,7 +431,9 @@ def _load_pair(job: Job[OpenRagTraining]) -> SidrPair:
 
 
 def _load_generator(job: Job[OpenRagTraining]) -> Generator:
-    return load_generator(job.origins.names[GENERATOR], device="cpu" if job.settings.loop.cpu else None)
+    loop = job.settings.loop
+    device, dtype = "cpu" if loop.cpu else None, choose_frozen_dtype(loop)
+    return load_generator(job.origins.names[GENERATOR], device=device, dtype=dtype)
 
 
 def _build_judge(

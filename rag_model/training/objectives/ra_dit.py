@@ -29,6 +29,7 @@ from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.data.passage_lists import PassageList, PassageLister, RetrievalExample
 from rag_model.training.data.texts import draw_text_examples
+from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Task
 from rag_model.training.objectives.objective import (
@@ -141,7 +142,8 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
     question = _load_question_encoder(job, settings.loop)
     lister, shared, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared)
-    load_answering_generator = partial(_load_generator, job, tuned)
+    frozen_dtype = choose_frozen_dtype(settings.loop)
+    load_answering_generator = partial(_load_generator, job, tuned, frozen_dtype)
     scoring_model = tuned if recipe.scored_by == "tuned" else None
     labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared.k, settings.lm.k))
     text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared.k)
@@ -162,6 +164,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         lister.to_scoring_examples(all_lists),
         job.scorer,
         on_progress,
+        frozen_dtype,
     )
     scored = [ScoredList(*list_and_scores) for list_and_scores in zip(all_lists, all_scores, strict=True)]
     train = [
@@ -199,12 +202,12 @@ def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
     return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
 
 
-def _load_generator(job: Job[RaDitTraining], tuned: Path | None) -> Any:
+def _load_generator(job: Job[RaDitTraining], tuned: Path | None, dtype: str | None = None) -> Any:
     """Load the generator of LM-ft, or the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
     if tuned is not None:
-        return load_rag(tuned, device=device).generator
-    return load_generator(job.origins.names["generator"], device=device)
+        return load_rag(tuned, device=device, dtype=dtype).generator
+    return load_generator(job.origins.names["generator"], device=device, dtype=dtype)
 
 
 def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.training.loop.checkpoint import list_checkpoints
 from rag_model.training.loop.journal import read_metrics
-from rag_model.training.loop.loop import train
+from rag_model.training.loop.loop import choose_frozen_dtype, resolve_precision, train
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal
 from tests.fixtures import learning
 from tests.fixtures.learning import LineTask, settings
@@ -114,6 +116,34 @@ def test_weights_stay_in_float32_whatever_the_precision(tmp_path: Path, precisio
     assert done.best_measures["error"] < done.initial_measures["error"]
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "has_bf16", "cpu", "precision", "expected"),
+    [
+        (True, True, False, "auto", ("bf16", "bfloat16")),
+        (True, False, False, "auto", ("no", "float32")),
+        (True, True, True, "auto", ("no", "float32")),
+        (False, False, False, "auto", ("no", "float32")),
+        (True, True, False, "no", ("no", "float32")),
+        (False, False, False, "bf16", ("bf16", "float32")),
+    ],
+)
+def test_precision_follows_the_device_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, has_bf16: bool, cpu: bool, precision: Any, expected: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    given = LoopSettings(precision=precision, cpu=cpu)
+    assert (resolve_precision(given).precision, choose_frozen_dtype(given)) == expected
+
+
+def test_auto_is_float32_on_a_cpu(tmp_path: Path) -> None:
+    for precision in ("auto", "no"):
+        train(LineTask(), settings(precision=precision, max_steps=4), tmp_path / precision)
+    assert losses(tmp_path / "auto") == losses(tmp_path / "no")
+    records = [(tmp_path / name / "training.json").read_text() for name in ("auto", "no")]
+    assert records[0] == records[1], "an older training resumes"
+
+
 def test_a_loss_that_is_no_number_stops_and_names_its_examples(tmp_path: Path) -> None:
     task = LineTask(poison="p5")
     with pytest.raises(RefusedError) as told:
@@ -188,5 +218,5 @@ def test_no_file_of_a_training_is_a_pickle(tmp_path: Path) -> None:
 
 
 def test_fp16_where_it_would_silently_be_float32_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="precision fp16 needs a GPU: use bf16 or no"):
+    with pytest.raises(UsageError, match="precision fp16 needs a GPU: use auto, bf16 or no"):
         train(LineTask(), settings(precision="fp16"), tmp_path)
