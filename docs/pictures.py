@@ -1,4 +1,4 @@
-"""Take the README's pictures of the search page and of a build report.
+"""Take the README's screenshots of the search page and of a build report.
 
 `python docs/pictures.py STORE`, where STORE is the store of `bookwheel demo`. Needs Chromium.
 """
