@@ -9,6 +9,7 @@ For several GPUs, start it with `accelerate launch` or `torchrun`. Each of P pro
 P-th batch, gradients are averaged, all processes evaluate, and the first one writes.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from rag_model.digest import digest_json
-from rag_model.errors import RefusedError, UsageError
+from rag_model.errors import RefusedError, ResourceError, UsageError
 from rag_model.process import release_freed_memory
 from rag_model.training.loop.checkpoint import (
     BestWeights,
@@ -35,9 +36,11 @@ from rag_model.training.loop.checkpoint import (
 from rag_model.training.loop.journal import Journal
 from rag_model.training.loop.loop_settings import LoopSettings, compute_learning_rate
 from rag_model.training.loop.processes import is_launched_together
+from rag_model.training.loop.splitting import ForwardSplitter
 from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
 ReportCallback = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, measures
+_log = logging.getLogger(__name__)
 _NEVER = 1e30  # a gradient norm that clips nothing
 
 
@@ -77,6 +80,7 @@ def train(
 
     Raises:
         InputError: there are checkpoints, and all are damaged.
+        ResourceError: a step does not fit into the GPU's memory, even in the smallest parts.
         RefusedError: a loss or a gradient is not finite; the message names the examples and the
             last checkpoint, or the weights that were not finite from the start.
         UsageError: `workdir` holds another training, an epoch has no batch, or this machine does
@@ -165,6 +169,7 @@ class _Trainer(Generic[Batch]):
         self.is_main_process = self.accelerator.is_main_process
         self.optimizer = build_adamw(self.task.module, self.settings, self.accelerator.device)
         self.loss_module, self.prepared_optimizer = self.accelerator.prepare(_LossModule(self.task), self.optimizer)
+        self.splitter = ForwardSplitter(self.task.module)
         self.epoch = (0, self.task.batches(0))
         if not self.epoch[1]:
             raise UsageError(
@@ -195,25 +200,57 @@ class _Trainer(Generic[Batch]):
         rate = compute_learning_rate(self.settings, step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
-        self.loss_module.train()
         batches = self.list_batches(step)
-        rows = []
-        for number, batch in enumerate(batches, start=1):
-            with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.loss_module):
-                loss, measures = self.loss_module(batch)
-                self.accelerator.backward(loss / len(batches))
-            # (1 + measures,)
-            rows.append(torch.stack([torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]))
+        while (values_and_names := self.try_gradients(step, batches)) is None:
+            # Outside the handler, because its exception keeps the tensors of the attempt alive.
+            self.prepared_optimizer.zero_grad()
+            torch.cuda.empty_cache()
+        own_values, names = values_and_names
         limit = self.settings.max_gradient_norm or _NEVER
         norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), limit)
         # (batches of all processes, 1 + measures)
-        values = self.accelerator.gather(torch.stack(rows))
+        values = self.accelerator.gather(own_values)
         self.check_finite_step(step, batches, values[:, 0], norm)
         self.prepared_optimizer.step()
         self.prepared_optimizer.zero_grad()
-        means = dict(zip(["loss", *measures], values.mean(0).tolist(), strict=True))
+        means = dict(zip(names, values.mean(0).tolist(), strict=True))
         return {**means, "gradient_norm": float(norm), "learning_rate": rate}
+
+    def try_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
+        """Add the gradients of a step's batches; return their measures and the measures' names.
+
+        Return None if the GPU's memory is too small; the next call computes in smaller parts.
+
+        Raises:
+            ResourceError: parts cannot be smaller, or other processes share the step.
+        """
+        torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
+        self.loss_module.train()
+        rows, names = list[Tensor](), list[str]()
+        try:
+            for number, batch in enumerate(batches, start=1):
+                with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.loss_module):
+                    loss, measures = self.loss_module(batch)
+                    self.accelerator.backward(loss / len(batches))
+                names = ["loss", *measures]
+                # (1 + measures,)
+                values = [torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]
+                rows.append(torch.stack(values))
+        except torch.OutOfMemoryError as error:
+            if self.accelerator.num_processes > 1 or not self.splitter.halve():
+                raise ResourceError(
+                    f"the GPU's memory does not hold step {step}: use a smaller batch_size with a larger "
+                    "accumulation, or end other programs on this GPU"
+                ) from error
+            parts = self.splitter.parts
+        else:
+            return torch.stack(rows), names
+        _log.warning(
+            "step %d does not fit into the GPU's memory: forward passes run in %d parts from now on",
+            step,
+            parts,
+        )
+        return None
 
     def list_batches(self, step: int) -> list[Batch]:
         """Return this process's batches of a step; a step may span two epochs."""

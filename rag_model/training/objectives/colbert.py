@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
@@ -72,6 +73,9 @@ class ColbertRecipe(GroupRecipe):
     batch_size: int = 32  # questions per batch and process; ColBERT, section 4.1: 32
     # passages per question, with the positive; 0: 64 with a teacher (ColBERTv2), else 2 (triples)
     ways: int = 0
+    # passages whose activations are in memory at a time; more are computed twice, like GradCache
+    # (Gao et al. 2021), with the same gradient
+    passages_at_once: int = 256
     # cross-entropy over all passages of the batch; ColBERTv2 adds it to the distillation
     in_batch: bool = True
     missing: Missing = "drop"  # an example without a positive or a negative passage
@@ -79,7 +83,7 @@ class ColbertRecipe(GroupRecipe):
     seed: int = 12345  # of the new projection, the order and the negatives
 
     def __post_init__(self) -> None:
-        check_bounds(self, "colbert", {"dim": 8, "batch_size": 1, "ways": 0})
+        check_bounds(self, "colbert", {"dim": 8, "batch_size": 1, "ways": 0, "passages_at_once": 1})
         if self.dim % 8 or self.ways == 1:
             raise UsageError(
                 f"dim {self.dim} and ways {self.ways} of [colbert]: dim must be a multiple of 8, and ways 0 or >= 2"
@@ -169,7 +173,7 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
         """Return the sum of both losses; measures are both losses and the in-batch `accuracy`."""
         passages = batch.pairs()[1]
         # (b, l, d), (m, t, d), (m, t) -> (b, m)
-        scores = compute_maxsim(self._embed_questions(batch), *self._embed_passages(passages))
+        scores = self._score_passages(self._embed_questions(batch), passages)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)
         gold = offsets[:-1].to(scores.device)  # (b,): a list starts with its positive
         ignored = mask_other_positives(batch.examples, passage_keys(passages).to(scores.device), gold)
@@ -213,14 +217,37 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
         vectors: Tensor = self.module(*as_tensors(token_batch, self.module.device))  # (b, l, d)
         return vectors
 
-    def _embed_passages(self, passages: Sequence[Passage]) -> tuple[Tensor, Tensor]:
-        """Return (m, t, d) vectors of passages, and the (m, t) bool mask of tokens that count."""
+    def _score_passages(self, question_vectors: Tensor, passages: Sequence[Passage]) -> Tensor:
+        """Return the (b, m) MaxSim scores of (b, l, d) question vectors and m passages.
+
+        Passages beyond the first `passages_at_once` are scored in parts, which the backward pass
+        computes again.
+        """
+        size = self._recipe.passages_at_once
+        if len(passages) <= size:
+            return self._score_part(question_vectors, *self._tokenize_passages(passages))
+        parts = [
+            checkpoint(
+                self._score_part,
+                question_vectors,
+                *self._tokenize_passages(passages[start : start + size]),
+                use_reentrant=False,
+            )
+            for start in range(0, len(passages), size)
+        ]
+        return torch.cat(parts, 1)  # (b, s) of each part -> (b, m)
+
+    def _score_part(self, question_vectors: Tensor, token_mask: Tensor, *tensors: Tensor) -> Tensor:
+        return compute_maxsim(question_vectors, self.module(*tensors), token_mask)
+
+    def _tokenize_passages(self, passages: Sequence[Passage]) -> tuple[Tensor, ...]:
+        """Return the (m, t) bool mask of tokens that count, and the inputs of the encoder."""
         token_lists = self._initial.tokenizer.encode_passages(
             [self._initial.tokenizer.spec.format_passage(passage.title, passage.text) for passage in passages]
         )
         token_batch = self._initial.tokenizer.pad_passages(token_lists)
         token_mask = torch.from_numpy(token_batch.output_mask).to(self.module.device)
-        return self.module(*as_tensors(token_batch, self.module.device)), token_mask
+        return token_mask, *as_tensors(token_batch, self.module.device)
 
 
 class Colbert(Objective[ColbertTraining]):
@@ -267,8 +294,10 @@ class Colbert(Objective[ColbertTraining]):
         recipe, model, teacher = job.settings.colbert, models[PART], models.get(TEACHER)
         passages = recipe.batch_size * (1 + recipe.count_negatives(has_teacher=teacher is not None))
         similarities = 4 * recipe.batch_size * recipe.question_length * passages * recipe.passage_length
+        part = min(passages, recipe.passages_at_once)
         activations = model.estimate_activation_bytes(recipe.batch_size, recipe.question_length)
-        activations += model.estimate_activation_bytes(passages, recipe.passage_length) + 2 * similarities
+        activations += model.estimate_activation_bytes(part, recipe.passage_length)
+        activations += 2 * similarities * part // passages
         stages = {
             "train": TRAINED_COPIES * estimate_weight_bytes(model) + activations,
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
@@ -277,7 +306,8 @@ class Colbert(Objective[ColbertTraining]):
         tokens = recipe.batch_size * recipe.question_length + passages * recipe.passage_length
         ranked_count = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        step = TRAINING_PASSES * (tokens * model.operations_per_token + 2.0 * similarities / 4 * recipe.dim)
+        passes = TRAINING_PASSES + (passages > recipe.passages_at_once)  # one more to compute again
+        step = passes * (tokens * model.operations_per_token + 2.0 * similarities / 4 * recipe.dim)
         scored_pairs = len(job.examples["train"]), 1 + recipe.count_negatives(has_teacher=True)
         teacher_operations = count_teacher_operations(*scored_pairs, teacher) if teacher else 0.0
         return TrainingCosts(

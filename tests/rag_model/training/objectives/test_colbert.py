@@ -115,3 +115,23 @@ def test_what_cannot_be_trained_is_refused(plain: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             ColbertRecipe(**wrong)  # type: ignore[arg-type]
     assert get_objective("colbert").result.parts == {"colbert"}
+
+
+@pytest.mark.parametrize("passages_at_once", [1, 2, 4])
+def test_passages_in_parts_give_the_gradient_of_the_whole(plain: Path, passages_at_once: int) -> None:
+    taught = [replace(example, scores=(3.0, 1.0, 0.5, 0.2)) for example in examples()]
+    whole, split = (
+        task(plain, replace(RECIPE, ways=3, passages_at_once=size), taught)
+        for size in (RECIPE.passages_at_once, passages_at_once)
+    )
+    gradients = []
+    for own in (whole, split):
+        own.module.eval()
+        loss, measures = own.loss(build_list_batch(taught[:3], 2, None))
+        assert {"distillation", "in_batch"} <= set(measures)
+        loss.backward()
+        named = own.module.named_parameters()
+        gradients.append({name: one.grad for name, one in named if one.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
