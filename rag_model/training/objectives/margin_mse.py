@@ -25,7 +25,7 @@ from rag_model.training.data.negatives import NegativesRecipe, add_mined_passage
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.losses import margin_mse_loss, pad_lists
+from rag_model.training.objectives.losses import margin_mse_loss, mean_over_processes, pad_lists
 from rag_model.training.objectives.objective import (
     Examples,
     Job,
@@ -91,7 +91,9 @@ class MarginMseTask(GroupTask[ListBatch, BiEncoder, MarginMseRecipe]):
         """Return the loss over the batch's lists."""
         question_vectors = self.module.embed_questions([example.question for example in batch.examples])  # (b, d)
         passage_vectors = self.module.embed_passages(batch.pairs()[1])  # (n, d), list by list
-        return self._loss(batch, question_vectors, passage_vectors), {}
+        loss = self._loss(batch, question_vectors, passage_vectors)
+        pair_count = sum(batch.lengths) - len(batch.lists)  # a positive with each negative of its list
+        return mean_over_processes(loss * pair_count, pair_count), {}
 
     def evaluate(self) -> Measures:
         """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
