@@ -145,15 +145,25 @@ def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]
     Raises:
         InputError: a score is not finite.
     """
+    return judge_pairs(judge, [question] * len(passages), passages)
+
+
+def judge_pairs(judge: PairScorer, questions: Sequence[str], passages: Sequence[Passage]) -> list[Verdict]:
+    """Return the judge's verdicts on each question with the passage at the same position.
+
+    Raises:
+        InputError: a score is not finite.
+    """
     if not passages:
         return []
     scores = judge.scores(
-        [question] * len(passages), [passage.title for passage in passages], [passage.text for passage in passages]
+        list(questions), [passage.title for passage in passages], [passage.text for passage in passages]
     )
-    if not np.isfinite(scores).all():
-        raise InputError(
-            f"the generator's score of question {question!r} is not finite: its model is broken, fetch it again"
-        )
+    for question, score in zip(questions, scores, strict=True):
+        if not np.isfinite(score).all():
+            raise InputError(
+                f"the generator's score of question {question!r} is not finite: its model is broken, fetch it again"
+            )
     return [Verdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
 
 

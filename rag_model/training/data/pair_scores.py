@@ -10,10 +10,11 @@ dropped, and its block is scored again.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +39,7 @@ from rag_model.training.data.blocks import (
     score_blocks,
 )
 
+_Pairs = tuple[list[str], list[str], list[str]]  # questions, titles and texts of a block
 SCORES_FILE = "scores.jsonl"
 BLOCK = 1_024  # pairs: a cross-encoder's sorting window, so that blocks do not change its scores
 _THREADS = 32  # blocks uploaded at a time
@@ -53,9 +55,15 @@ class CachedPairScorer:
         folder: Path,
         on_progress: OnProgress = lambda _, __: None,
         block: int = BLOCK,
+        *,
+        joins_blocks: bool = False,
     ) -> None:
-        """Read the cache in `folder`; `identity` is the digest of the teacher's files."""
+        """Read the cache in `folder`; `identity` is the digest of the teacher's files.
+
+        With `joins_blocks` the teacher scores the missing blocks of a call together.
+        """
         self._teacher, self._identity, self._on_progress, self._block = teacher, identity, on_progress, block
+        self._joins_blocks = joins_blocks
         self._path = folder / SCORES_FILE
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.is_file() else []
         valid_lines = [line for line in lines if _parse_line(line)]
@@ -66,20 +74,31 @@ class CachedPairScorer:
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n,) float32 scores of n pairs, in order; score and cache the missing blocks."""
-        blocks = list[list[float]]()
+        windows = [slice(first, first + self._block) for first in range(0, len(questions), self._block)]
+        pairs = [(list(questions[part]), list(titles[part]), list(texts[part])) for part in windows]
+        keys = [digest_json([self._identity, *block_pairs]) for block_pairs in pairs]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
-            for first in range(0, len(questions), self._block):
-                window = slice(first, first + self._block)
-                pairs = list(questions[window]), list(titles[window]), list(texts[window])
-                key = digest_json([self._identity, *pairs])
-                if key not in self._scores_by_key:
-                    self._scores_by_key[key] = self._teacher.scores(*pairs).tolist()
-                    file.write(_to_line(key, self._scores_by_key[key]))
-                    file.flush()  # a killed process loses nothing
-                blocks.append(self._scores_by_key[key])
+            if self._joins_blocks:
+                file.write("".join(self._score_blocks(dict(zip(keys, pairs, strict=True)))))
+            for window, key, block_pairs in zip(windows, keys, pairs, strict=True):
+                file.write("".join(self._score_blocks({key: block_pairs})))
+                file.flush()  # a killed process loses nothing
                 self._on_progress(min(window.stop, len(questions)), len(questions))
-        return np.array([score for block in blocks for score in block], np.float32)
+        return np.array([score for key in keys for score in self._scores_by_key[key]], np.float32)
+
+    def _score_blocks(self, pairs_by_key: Mapping[str, _Pairs]) -> list[str]:
+        """Score the blocks that are not cached in one call; return their lines for the file."""
+        missing = {key: pairs for key, pairs in pairs_by_key.items() if key not in self._scores_by_key}
+        if not missing:
+            return []
+        questions, titles, texts = (
+            [text for pairs in missing.values() for text in pairs[column]] for column in range(3)
+        )
+        scores = iter(self._teacher.scores(questions, titles, texts).tolist())
+        for key, pairs in missing.items():
+            self._scores_by_key[key] = list(islice(scores, len(pairs[0])))
+        return [_to_line(key, self._scores_by_key[key]) for key in missing]
 
 
 def _to_line(key: str, scores: list[float]) -> str:

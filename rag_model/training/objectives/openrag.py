@@ -11,8 +11,10 @@ hold, it is left out. For a closed set of choices it helps if the right choice w
 """
 
 import random
+from collections import abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +49,7 @@ from rag_model.training.data.judging import (
     Verdict,
     build_pools,
     check_agreement,
+    judge_pairs,
     judge_passages,
 )
 from rag_model.training.data.pair_scores import CachedPairScorer
@@ -69,7 +72,8 @@ GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
 """Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
 _AT_ONCE = 256  # questions
-_JUDGE_BATCH = 8  # pairs that a generator judges in one batch
+_JUDGE_BATCH = 8  # pairs of a question that a generator judges in one batch offline
+_ONLINE_BATCH = 32  # pairs of different questions that it judges in one batch online
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +214,8 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         """
         examples = self._answered
         ranked_passages = self.rank_proposals([example.question for example in examples])
-        verdicts = [
-            self._judge_passage(example.question, proposals[0])
-            for example, proposals in zip(examples, ranked_passages, strict=True)
-            if proposals
-        ]
+        answerable = [pair for pair in zip(examples, ranked_passages, strict=True) if pair[1]]
+        verdicts = self._judge_pairs([(example.question, proposals[0]) for example, proposals in answerable])
         answer_ranks = [
             rank_of_first_answer(*example_and_ranking)
             for example_and_ranking in zip(examples, ranked_passages, strict=True)
@@ -259,30 +260,59 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
     @torch.no_grad()
     def _label_online(self, examples: Sequence[Example]) -> list["OnlineLabels"]:
-        ranked_passages = self.rank_proposals([example.question for example in examples])
-        return [
-            self._label_example(example, proposals)
-            for example, proposals in zip(examples, ranked_passages, strict=True)
-        ]
+        return self._label_examples(examples, self.rank_proposals([example.question for example in examples]))
 
-    def _label_example(self, example: Example, ranked: Sequence[Passage]) -> "OnlineLabels":
-        """Judge passages in order until the first one that does not help."""
+    def _label_examples(
+        self, examples: Sequence[Example], ranked_passages: Sequence[Sequence[Passage]]
+    ) -> list["OnlineLabels"]:
+        """Judge each example's passages in order until the first one that does not help.
+
+        In each round the generator judges the next passage of every example that is not finished.
+        """
+        searches = [
+            self._search_labels(*example_and_passages)
+            for example_and_passages in zip(examples, ranked_passages, strict=True)
+        ]
+        labels: dict[int, OnlineLabels] = {}
+        answers: dict[int, Verdict | None] = dict.fromkeys(range(len(searches)))
+        while answers:
+            pending: dict[int, Passage] = {}
+            for index, verdict in answers.items():
+                try:
+                    pending[index] = searches[index].send(verdict)
+                except StopIteration as end:
+                    labels[index] = end.value
+            verdicts = self._judge_pairs(
+                [(examples[index].question, passage) for index, passage in pending.items()], self._online.scorer
+            )
+            answers = dict(zip(pending, verdicts, strict=True))
+        return [labels[index] for index in range(len(searches))]
+
+    def _search_labels(
+        self, example: Example, ranked: Sequence[Passage]
+    ) -> abc.Generator[Passage, Verdict | None, "OnlineLabels"]:
+        """Yield each passage to judge, receive its verdict, and return the labels."""
         positive, judged = None, 0
         for passage in ranked:
             helps = _find_pool_label(example, passage)
             if helps is None:
                 judged += 1
-                helps = self._is_helpful(example, self._judge_passage(example.question, passage, self._online.scorer))
+                verdict = yield passage
+                assert verdict is not None  # only the first `send` has none
+                helps = self._is_helpful(example, verdict)
             if helps is False:
                 return OnlineLabels(positive, passage, judged)
             if helps and positive is None:
                 positive = passage
         return OnlineLabels(positive, None, judged)
 
-    def _judge_passage(self, question: str, passage: Passage, scorer: PairScorer | None = None) -> Verdict:
-        judge = scorer or self._online.judge
-        # alone, so that no other passage changes the rounding
-        return judge_passages(judge, question, [passage])[0]
+    def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[Verdict]:
+        """Return the verdicts on pairs of a question and a passage, some pairs at a time."""
+        verdicts = list[Verdict]()
+        for first in range(0, len(pairs), _ONLINE_BATCH):
+            questions, passages = zip(*pairs[first : first + _ONLINE_BATCH], strict=True)
+            verdicts += judge_pairs(scorer or self._online.judge, questions, passages)
+        return verdicts
 
     def _is_helpful(self, example: Example, verdict: Verdict) -> bool | None:
         if self._online.settings.choices:
@@ -379,8 +409,8 @@ class OpenRag(Objective[OpenRagTraining]):
         if not isinstance(pools, ExamplePools):
             raise UsageError("the examples of an OpenRAG training have no pools: call `prepare` first")
         pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
-        judge = _build_judge(job, generator, all_examples)
-        scorer = None if settings.judge.choices else _build_judge(job, generator, all_examples, generates_answers=False)
+        build_judge = partial(_build_judge, job, generator, all_examples, is_online=True)
+        judge, scorer = build_judge(), None if settings.judge.choices else build_judge(generates_answers=False)
         memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms)
         online = OnlineJudging(memory, judge, settings.judge, scorer)
         return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
@@ -403,7 +433,7 @@ class OpenRag(Objective[OpenRagTraining]):
         )
         offline_operations = len(job.examples["train"]) * min(recipe.depth, job.snapshot.n) * pair_operations
         generator_bytes = estimate_weight_bytes(generator) + estimate_decoding_bytes(
-            generator, _JUDGE_BATCH, judge.max_new_tokens
+            generator, _ONLINE_BATCH, judge.max_new_tokens
         )
         retriever_memory = estimate_proposal_bytes(job.snapshot, resolve_folder(job.origins.names[PASSAGE]))
         if recipe.retriever is not None:
@@ -437,17 +467,28 @@ def _load_generator(job: Job[OpenRagTraining]) -> Generator:
 
 
 def _build_judge(
-    job: Job[OpenRagTraining], generator: Generator, examples: Sequence[Example], *, generates_answers: bool = True
+    job: Job[OpenRagTraining],
+    generator: Generator,
+    examples: Sequence[Example],
+    *,
+    generates_answers: bool = True,
+    is_online: bool = False,
 ) -> PairScorer:
-    """Build a judge; with a work folder its verdicts are cached, block by block."""
+    """Build a judge; with a work folder its verdicts are cached.
+
+    Offline they are cached block by block. Online they are cached pair by pair, because a later
+    step judges a pair again, but together with others.
+    """
     judge = Judge(
         generator,
         [example for example in examples if example.answers],
         job.settings.judge,
         generates_answers=generates_answers,
     )
-    identity = judge.identity(job.digests.get(GENERATOR, ""))
-    return CachedPairScorer(judge, identity, job.work, block=_JUDGE_BATCH) if job.work else judge
+    if not job.work:
+        return judge
+    identity, block = judge.identity(job.digests.get(GENERATOR, "")), 1 if is_online else _JUDGE_BATCH
+    return CachedPairScorer(judge, identity, job.work, block=block, joins_blocks=is_online)
 
 
 def _iter_judged(

@@ -159,11 +159,11 @@ def test_passages_are_judged_in_order_until_the_first_that_does_not_help(
         ]
     ranked = task.rank_proposals([one.question for one in pools])
     pair = task.module
-    seen = set()
-    for one, own in zip(pools, ranked, strict=True):
+    seen, together = set(), task._label_examples(pools, ranked)
+    for one, own, found in zip(pools, ranked, together, strict=True):
         scores = pair.scores(pair.encode_questions([one.question]), own)[0][0]
         assert (scores.diff() <= 1e-4).all(), "in the order of the encoder"
-        found = task._label_example(one, own)
+        assert task._label_examples([one], [own]) == [found], "other questions change nothing"
         wanted = naive(task, judge, one, own, closed=closed)
         assert (found.positive, found.negative) == wanted
         assert found.judged <= len(own)
@@ -172,6 +172,32 @@ def test_passages_are_judged_in_order_until_the_first_that_does_not_help(
     batch = task.batches(0)[0]
     told = task.loss(batch)[1]
     assert {"judged", "online_positives", "online_negatives", "accuracy"} <= set(told)
+
+
+def test_questions_are_judged_together_and_each_pair_once(job_of: Any, tmp_path: Path) -> None:
+    job = prepared(job_of(work=tmp_path, digests={"generator": "g"}))
+    task, calls = OPENRAG.task(job), list[int]()
+    cache: Any = task._online.scorer or task._online.judge
+    judge = cache._teacher
+
+    class Counting:
+        def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> Any:
+            calls.append(len(questions))
+            return judge.scores(questions, titles, texts)
+
+    cache._teacher = Counting()
+    pools = job.examples["train"]
+    ranked = task.rank_proposals([one.question for one in pools])
+    labels = task._label_examples(pools, ranked)
+    alone = [judge_passages(judge, one.question, own)[0] for one, own in zip(pools, ranked, strict=True)]
+    together = task._judge_pairs([(one.question, own[0]) for one, own in zip(pools, ranked, strict=True)], judge)
+    assert [one.right for one in together] == [one.right for one in alone]
+    assert [one.log_p for one in together] == pytest.approx([one.log_p for one in alone], abs=1e-4)
+    assert sum(calls) <= sum(one.judged for one in labels), "a pair is judged once"
+    assert len(calls) <= max(one.judged for one in labels), "a round is one call"
+    done = len(calls)
+    assert task._label_examples(pools, ranked) == labels
+    assert len(calls) == done, "verdicts are cached by pair"
 
 
 def plain_weights(one: TrainableSidr, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
