@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from rag_model.errors import InputError
+from rag_model.generate.caches import send_to
 from rag_model.generate.decoding import DecodingSettings, ProposeTokens
 from rag_model.generate.generator import Generator, State
+
+GPU_BLOCK = 8  # steps of a greedy search between two reads of its tokens by the host
+_NO_TOKEN = "the generator gives no token a probability: its weights are damaged, fetch or train it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,9 @@ def beam_search(
     Raises:
         InputError: the logits of a group are NaN or -infinity.
     """
+    block = GPU_BLOCK if log_prior.is_cuda else 1
+    if settings.beams == 1 and block > 1 and not getattr(generator, "reads_tokens", False):
+        return search_greedily(generator, prefilled, log_prior, settings, propose, block)
     logits, state = prefilled
     del prefilled
     live = [[Hypothesis((), 0.0, ())] for _ in log_prior]
@@ -94,7 +101,7 @@ def beam_search(
             tokens = [hypothesis.tokens[-1] for hypotheses in live for hypothesis in hypotheses]
             logits, state = _append_tokens(generator, state, parents, tokens, log_prior)
     if not all(finished):
-        raise InputError("the generator gives no token a probability: its weights are damaged, fetch or train it again")
+        raise InputError(_NO_TOKEN)
     return finished
 
 
@@ -123,31 +130,94 @@ def _extend_hypotheses(
     forbidden_token: int | None,
 ) -> list[list[_Extension]]:
     """Return all proposed extensions of all live hypotheses, by group."""
-    joint, marginal = log_marginal(logits, log_prior[groups])  # log_prior: (g, d) -> (h, d)
-    if forbidden_token is not None:
-        marginal[:, forbidden_token] = -torch.inf
-    gains, tokens = propose(marginal, groups)
-    shares = _passage_shares(joint, gains, tokens) if joint.shape[1] > 1 else None
+    prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
+    columns = _propose_columns(logits, prior, groups, propose, forbidden_token)
     extensions: list[list[_Extension]] = [[] for _ in live]
     parents = [hypothesis for hypotheses in live for hypothesis in hypotheses]
-    for row, (group, parent, parent_gains, parent_tokens) in enumerate(
-        zip(groups, parents, gains.tolist(), tokens.tolist(), strict=True)
-    ):
-        for candidate, (gain, token) in enumerate(zip(parent_gains, parent_tokens, strict=True)):
+    for row, (group, parent, candidates) in enumerate(zip(groups, parents, columns.tolist(), strict=True)):
+        for gain, token, *shares in candidates:
             if not gain > -float("inf"):  # NaN is excluded as well
                 continue
-            share = (*parent.shares, tuple(shares[row][candidate])) if shares else ()
-            extensions[group].append(_Extension(Hypothesis((*parent.tokens, token), parent.log_p + gain, share), row))
+            extended = _extend(parent, gain, token, shares)
+            extensions[group].append(_Extension(extended, row))
     return extensions
 
 
-def _passage_shares(joint: Tensor, gains: Tensor, tokens: Tensor) -> list[list[list[float]]]:
-    """Return p(z_i | x, y_≤i) of the proposed tokens, (h, c, d)."""
-    # (h, c) -> (h, d, c)
-    token_joint = joint.gather(2, tokens.unsqueeze(1).expand(-1, joint.shape[1], -1))
-    # (h, d, c) -> (h, c, d)
-    shares: list[list[list[float]]] = token_joint.sub(gains.unsqueeze(1)).exp().transpose(1, 2).tolist()
-    return shares
+def _extend(hypothesis: Hypothesis, gain: float, token: float, shares: Sequence[float]) -> Hypothesis:
+    all_shares = (*hypothesis.shares, tuple(shares)) if shares else ()
+    return Hypothesis((*hypothesis.tokens, int(token)), hypothesis.log_p + gain, all_shares)
+
+
+def _propose_columns(
+    logits: Tensor, prior: Tensor, groups: Sequence[int], propose: ProposeTokens, forbidden_token: int | None
+) -> Tensor:
+    """Return (h, c, 2 + d) float64: log p, token, and p(z_i | x, y_≤i) of the candidates.
+
+    Without the shares if d = 1. One tensor needs one copy to the host; float64 holds all exactly.
+    """
+    joint, marginal = log_marginal(logits, prior)
+    if forbidden_token is not None:
+        marginal[:, forbidden_token] = -torch.inf
+    gains, tokens = propose(marginal, groups)
+    columns = [gains.double()[..., None], tokens.double()[..., None]]
+    if joint.shape[1] > 1:
+        # (h, c) -> (h, d, c)
+        token_joint = joint.gather(2, tokens.unsqueeze(1).expand(-1, joint.shape[1], -1))
+        # (h, d, c) -> (h, c, d)
+        columns.append(token_joint.sub(gains.unsqueeze(1)).exp().transpose(1, 2).double())
+    return torch.cat(columns, 2)
+
+
+def search_greedily(
+    generator: Generator,
+    prefilled: tuple[Tensor, State],
+    log_prior: Tensor,
+    settings: DecodingSettings,
+    propose: ProposeTokens,
+    block: int,
+) -> list[list[Hypothesis]]:
+    """Return the one answer of each group, as `beam_search` with one beam.
+
+    The host reads the tokens of `block` steps at a time, so a GPU does not wait for it after each
+    step; steps after the end of an answer are dropped.
+
+    Raises:
+        InputError: the logits of a group are NaN or -infinity.
+    """
+    logits, state = prefilled
+    d, device, forbidden_token = log_prior.shape[1], log_prior.device, _forbidden_token(generator)
+    answers = [Hypothesis((), 0.0, ()) for _ in log_prior]
+    live, prior = list(range(len(answers))), log_prior
+    # an own state, because the steps change it
+    state = generator.select_rows(state, torch.arange(len(answers) * d))
+    steps = 0
+    while live:
+        columns = list[Tensor]()
+        for _ in range(min(block, settings.token_limit - steps)):
+            if columns:
+                chosen = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
+                logits, state = generator.step(state, chosen.repeat_interleave(d))
+            columns.append(_propose_columns(logits, prior, live, propose, forbidden_token))
+            steps += 1
+        survivors = list[int]()
+        # (h, steps, 2 + d)
+        for row, (group, values) in enumerate(zip(live, torch.cat(columns, 1).tolist(), strict=True)):
+            is_live = True
+            for gain, token, *shares in values:
+                if not gain > -float("inf"):  # NaN is excluded as well
+                    raise InputError(_NO_TOKEN)
+                answers[group] = _extend(answers[group], gain, token, shares)
+                is_live = answers[group].tokens[-1] != generator.end_token
+                if not is_live:
+                    break
+            if is_live and steps < settings.token_limit:
+                survivors.append(row)
+        live = [live[row] for row in survivors]
+        if live:
+            tokens = [answers[group].tokens[-1] for group in live]
+            logits, state = _append_tokens(generator, state, survivors, tokens, log_prior)
+            prior = log_prior[send_to(torch.tensor(live), device)]  # (g, d) -> (h, d)
+    return [[answer] for answer in answers]
 
 
 def _separate_finished(
@@ -185,11 +255,11 @@ def _append_tokens(
 ) -> tuple[Tensor, State]:
     """Append one token to each live hypothesis, in all of its d rows."""
     d, device = log_prior.shape[1], log_prior.device
-    # (h, 1) + (d,) -> (h, d)
-    rows = torch.tensor(parents, device=device)[:, None] * d + torch.arange(d, device=device)
+    # (h, 1) + (d,) -> (h, d), on the CPU: the generator sends it without waiting
+    rows = torch.tensor(parents)[:, None] * d + torch.arange(d)
     state = generator.select_rows(state, rows.flatten())
     # (h,) -> (h d,)
-    return generator.step(state, torch.tensor(tokens, device=device).repeat_interleave(d))
+    return generator.step(state, send_to(torch.tensor(tokens), device).repeat_interleave(d))
 
 
 def _forbidden_token(generator: Generator) -> int | None:

@@ -11,6 +11,7 @@ from functools import cache as cache_results
 from inspect import signature
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -23,6 +24,13 @@ _OUTPUT_FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}  # of 
 def build_continuation_arguments(module: Any, cache: Cache) -> dict[str, Any]:
     """Return the arguments that make a transformers model continue from `cache`."""
     return {_find_argument_name(type(module).forward): cache, "use_cache": True}
+
+
+def send_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; a GPU receives it without the host waiting for earlier work."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @cache_results

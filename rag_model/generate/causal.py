@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Cache
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.caches import build_continuation_arguments, get_cache, select_cache_rows
+from rag_model.generate.caches import build_continuation_arguments, get_cache, select_cache_rows, send_to
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.prompts import (
     InstructionTemplate,
@@ -121,6 +121,7 @@ class CausalGenerator:
     @torch.no_grad()
     def select_rows(self, state: CausalState, rows: Tensor) -> CausalState:
         """Return an independent state of `rows`, (m,) int64."""
+        rows = send_to(rows, state.mask.device)
         return CausalState(select_cache_rows(state.cache, rows), state.mask[rows])
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rag_model.digest import digest_json
 from rag_model.errors import UsageError
+from rag_model.generate.caches import send_to
 
 Mode = Literal["thorough", "fast"]
 DEFAULT_NEW_TOKENS = 50  # tokens of an answer, as in transformers' eval_rag.py
@@ -114,7 +115,7 @@ def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -
     """
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        numbers = draw_uniform([generators[group] for group in groups]).to(log_p.device)
+        numbers = send_to(draw_uniform([generators[group] for group in groups]), log_p.device)
         tokens = sample_tokens(log_p, sampling, numbers)[:, None]
         return log_p.gather(-1, tokens), tokens  # (h, v) -> (h, 1)
 

@@ -194,6 +194,8 @@ def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]],
 class _ReportingGenerator:
     """A state is the inner state with the context index and the tokens of each row."""
 
+    reads_tokens = True  # at every step
+
     def __init__(self, generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> None:
         self._generator, self._on_token = generator, on_token
 

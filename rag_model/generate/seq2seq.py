@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.caches import build_continuation_arguments, get_cache, select_cache_rows
+from rag_model.generate.caches import build_continuation_arguments, get_cache, select_cache_rows, send_to
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.prompts import (
     PromptTemplate,
@@ -31,7 +31,8 @@ class Seq2SeqState:
     cache: EncoderDecoderCache
     hidden: Tensor  # (m, s, d): the encoder's output
     mask: Tensor  # (m, s)
-    context: Tensor  # (m,) int64: the context of each row
+    # (m,) int64, on the CPU: the context of each row, which decides what is copied without waiting
+    context: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Seq2SeqGenerator:
             use_cache=True,
         )
         # (n, 1, v) -> (n, v)
-        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, rows)
+        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, rows.cpu())
 
     @torch.no_grad()
     def step(self, state: Seq2SeqState, tokens: Tensor) -> tuple[Tensor, Seq2SeqState]:
@@ -128,7 +129,7 @@ class Seq2SeqGenerator:
     @torch.no_grad()
     def select_rows(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
         """Return an independent state of `rows`, (m,) int64."""
-        context = state.context[rows]
+        context, rows = state.context[rows.cpu()], send_to(rows, state.hidden.device)
         if torch.equal(context, state.context):
             return Seq2SeqState(
                 select_cache_rows(state.cache, rows, same_contexts=True), state.hidden, state.mask, context

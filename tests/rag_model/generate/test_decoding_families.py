@@ -1,5 +1,6 @@
 """What decoding says of its answer is what teacher forcing says of it: two ways through every family of generators."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,14 @@ import torch
 from torch import nn
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.decoding import DecodingSettings, Sampling
+from rag_model.generate.beam import beam_search, propose_most_likely, search_greedily
+from rag_model.generate.decoding import (
+    DecodingSettings,
+    ProposeTokens,
+    Sampling,
+    create_random_streams,
+    propose_sampled,
+)
 from rag_model.generate.generator import Generator, Targets
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings, Variant
@@ -48,3 +56,32 @@ def test_likelihood_and_posterior_are_those_of_teacher_forcing(
     assert [one.log_likelihood for one in found] == pytest.approx(expected.log_p.tolist(), abs=1e-3)
     for one, posterior in zip(found, expected.posterior.exp().tolist(), strict=True):
         assert one.posterior == pytest.approx(posterior, abs=1e-3)
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+@pytest.mark.parametrize("sampling", [None, Sampling(seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_search_that_reads_tokens_block_by_block_finds_the_same_answers(
+    generator: Generator, block: int, sampling: Sampling | None, k: int
+) -> None:
+    passages = [[Passage("", "", 1, "T", "", text, 0, 1, "") for text in TEXTS[:k]]] * len(QUESTIONS)
+    contexts = generator.encode_contexts(QUESTIONS, passages)
+    prior, settings = SCORES[:, :k].log_softmax(-1), DecodingSettings(max_new_tokens=11, sampling=sampling)
+
+    def propose() -> ProposeTokens:
+        streams = create_random_streams(range(len(QUESTIONS)))
+        return propose_sampled(sampling, streams) if sampling else propose_most_likely(1)
+
+    # Answers of many lengths: each token that an answer contains ends another search.
+    prefilled = generator.prefill(contexts)
+    (longest, *_), *_ = beam_search(generator, prefilled, prior, settings, propose(), n_answers=1)
+    for end in {generator.end_token, *longest.tokens}:
+        ending = replace(generator, end_token=end)  # type: ignore[type-var]
+        expected = beam_search(ending, prefilled, prior, settings, propose(), n_answers=1)
+        found = search_greedily(ending, prefilled, prior, settings, propose(), block)
+        for (one,), (other,) in zip(found, expected, strict=True):
+            assert one.tokens == other.tokens
+            assert one.log_p == pytest.approx(other.log_p, abs=1e-4)
+            assert [x for row in one.shares for x in row] == pytest.approx(
+                [x for row in other.shares for x in row], abs=1e-4
+            )
