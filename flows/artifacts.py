@@ -32,13 +32,13 @@ def show_build(outcome: BuildOutcome) -> None:
 
 
 def log_build(outcome: BuildOutcome) -> None:
-    """Write counts, reuse, the gate's checks, the snapshot and its report into the run's log."""
+    """Write the counts, the gate's checks, the snapshot and the ref into the run's log."""
     counts = ", ".join(f"{value:,} {name}" for name, value in outcome.counts.items() if name != "dropped")
     dropped = ", ".join(f"{n:,} {reason}" for reason, n in outcome.counts["dropped"].items())
     log(f"counts: {counts}; dropped: {dropped or 'none'}")
     log_gate(outcome.gate)
-    move_sentence = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
-    log(f"snapshot {outcome.snapshot}: {move_sentence}")
+    move = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
+    log(f"snapshot {outcome.snapshot}: {move}")
 
 
 def log_gate(gate: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ def create_table(rows: list[dict[str, Any]], key: str, description: str) -> None
 
 
 def to_address(page: str) -> str:
-    """Return the URL of a page that is named by a path or a URL."""
+    """Return the URL of a page that is given as a path or a URL."""
     return page if "://" in page else Path(page).absolute().as_uri()
 
 

@@ -56,8 +56,8 @@ def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> Argum
 
     The verb `index` takes no `index` and no `questions` from settings, where these names mean an
     index of a snapshot and a set of questions, and no `beam_options`, since it builds in a folder
-    of this machine, which the workers of a cluster do not reach. The retriever has two names: if a flag gives one of
-    them, a setting of the other must not take precedence over it.
+    of this machine, which the workers of a cluster cannot reach. The retriever has two names: if a
+    flag gives one of them, a setting of the other must not take precedence over it.
     """
     excluded_names = {"--index", "--questions", "--beam-options"} if commands == ("index",) else set[str]()
     if any(argument.tokens for argument in arguments if _RETRIEVER & set(argument.names)):
@@ -172,13 +172,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe_usage_error(error: CycloptsError) -> str:
-    """Return the parser's sentence, but name a parameter that was left out instead of its value."""
+    """Return the parser's message; for a missing parameter, one that names the parameter."""
     text = format_error(error)
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return text
     verb = " ".join(error.command_chain or ())
-    complaint = f'Command "{verb}" parameter {error.argument.name} requires an argument.'
-    return text.replace(complaint, f"{verb} needs {error.argument.name}: `bookwheel {verb} --help` describes it.")
+    parser_sentence = f'Command "{verb}" parameter {error.argument.name} requires an argument.'
+    return text.replace(parser_sentence, f"{verb} needs {error.argument.name}: `bookwheel {verb} --help` describes it.")
 
 
 @contextmanager

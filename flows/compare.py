@@ -51,7 +51,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
-DEFAULT_DEPTH = 20  # passages at which retrieval is measured
+DEFAULT_DEPTH = 20  # passages per question at which retrieval is measured
 _SLUG = 60  # characters of an expression in a file's name
 
 
@@ -89,8 +89,8 @@ def compare(
         retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first.
             None: the snapshot's own.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot.
-        k: number of passages at which retrieval is measured; None: 20, or as many as the retrievers
-            return.
+        k: number of passages at which retrieval is measured; None: 20, or fewer if a retriever
+            returns fewer.
         judged_by: how relevance is judged; None: by pages for a BEIR folder, by passages if every
             question names one, else by answers.
         patterns: the answers are regular expressions.

@@ -25,7 +25,7 @@ class FlowEvaluation:
     """The id of a recorded evaluation, or the reason why it was not recorded."""
 
     evaluation: str | None  # full id; None: it is not in the store
-    reason: str = ""  # one sentence that says why it is not
+    reason: str = ""  # one sentence that says why it is not in the store
     report: str | None = None  # URL of its page in the store
 
 
@@ -53,7 +53,7 @@ def store_evaluation(
     `questions` names their file, for people; `seconds` are those of the stages.
     """
     if is_recorded(store, subject):
-        return _find_evaluation_page(store, subject.id)
+        return _publish_evaluation_page(store, subject.id)
     provenance = {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "questions": Path(questions).name,
@@ -71,14 +71,14 @@ def store_evaluation(
             record = record_evaluation(
                 store, subject, new_evaluation.metrics, {path.name: path for path in work.iterdir()}, provenance
             )
-            return _find_evaluation_page(store, record.evaluation)
+            return _publish_evaluation_page(store, record.evaluation)
         except StoreError as error:
             return FlowEvaluation(None, str(error))
 
 
-def _find_evaluation_page(store: Store, evaluation: str) -> FlowEvaluation:
-    """Return a recorded evaluation with the URL of its page, which is written for people."""
-    with suppress(StoreError, KeyError, ValueError):  # the page is only a copy for people
+def _publish_evaluation_page(store: Store, evaluation: str) -> FlowEvaluation:
+    """Write the report of a recorded evaluation as a page, and return the evaluation with its URL."""
+    with suppress(StoreError, KeyError, ValueError):  # the page is only a copy of the report
         page = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
         return FlowEvaluation(evaluation, report=store_report(store, evaluation, page.decode()))
     return FlowEvaluation(evaluation)

@@ -29,7 +29,7 @@ from rag_model.errors import (
 
 # an environment variable, because Prefect shows parameters and the address is secret
 WEBHOOK = "BOOKWHEEL_WEBHOOK"
-# a retry would fail in the same way, unless an input is only unreachable
+# a retry would fail in the same way, except after an `UnreachableError`
 _FINAL_ERRORS = (InputError, MissingExtraError, RefusedError, ResourceError, UsageError)
 _WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
 

@@ -31,7 +31,7 @@ def estimate_rebuild(
     recipe, local = other["recipe"] or Recipe(), is_local(effective_options)
     words: int = getattr(
         recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS
-    )  # for chunkers without a number of words assume the default's
+    )  # a chunker without a number of words is estimated like the default chunker
     count = estimate_passages(dump, words, limit)
     folder, memory_limit = resolve_folder(passage_encoder or encoder), memory if local else None
     work = estimate_build(count, folder, recipe.index, memory_limit, recipe.encode.spec)

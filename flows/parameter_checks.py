@@ -17,27 +17,27 @@ from pydantic_core import CoreSchema, core_schema
 from beam_jobs.allowed import refuse_unlisted, resolve_options
 from rag_model.secrets import build_secret_pattern, refuse_secrets
 
-_OPTIONS = "beam_options"  # the parameter with Beam's options
+_OPTIONS = "beam_options"  # the parameter for Beam's options
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
 
 Url = Annotated[str, Field(min_length=1)]  # a URL, a path, a glob or a name
 
-# The server repeats these sentences when it refuses a form, in front of "was expected".
+# When the server refuses a form, it shows one of these phrases, followed by "was expected".
 _NO_SECRET = (
     "an address without user, password, token or unknown query parameter (secrets are set in the "
     "environment of the worker)"
 )
 _SHORT_TEXT = "a text of at most 4,096 characters"
 _MAX_CHARACTERS = 4_096  # bounds the time of the search for secrets
-_DEFINITION = "flows.ValueWithoutSecret:1"  # pydantic takes the name between the dot and the colon
+_DEFINITION = "flows.ValueWithoutSecret:1"  # pydantic shows the part between the dot and the colon
 
 
 class _RecordedValue:
-    """Annotates a parameter: the schema of its form refuses secrets in all nested strings.
+    """Annotation of a parameter whose JSON schema refuses secrets in all nested strings.
 
-    The server checks a form by its schema before it records the run, and records a run before the
-    worker can check anything.
+    Prefect's server validates a form by this schema before it records the run. A check by the worker
+    would be too late, because the server has recorded the parameters by then.
     """
 
     def __init__(self, annotation: Any) -> None:
@@ -45,11 +45,12 @@ class _RecordedValue:
         self._annotation = annotation
 
     def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        # a schema around the parameter's own: that one may replace its form as a whole
+        # The check is in a schema around the parameter's own schema, whose JSON schema may be
+        # replaced as a whole (`WithJsonSchema`).
         return core_schema.no_info_after_validator_function(
             _return_value,
             handler.generate_schema(self._annotation),
-            metadata={"pydantic_js_functions": [_add_check]},
+            metadata={"pydantic_js_functions": [_add_secret_check]},
         )
 
 
@@ -57,23 +58,23 @@ def _return_value(value: Any) -> Any:
     return value
 
 
-def _add_check(parameter_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-    """Return the form of a parameter with the check of its value."""
+def _add_secret_check(parameter_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """Return the JSON schema of a parameter, extended by the check of its value."""
     definition = core_schema.any_schema(
         ref=_DEFINITION, metadata={"pydantic_js_functions": [_define_value_without_secret]}
     )
     reference = core_schema.definition_reference_schema(_DEFINITION)
     check = handler(core_schema.definitions_schema(reference, [definition]))
-    # forms draw a parameter by its other keywords, and ignore these
+    # Prefect's UI renders a field by the other keywords, and ignores `if` and `then`.
     return {**handler(parameter_schema), "if": {}, "then": check}
 
 
 def _define_value_without_secret(_: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-    """Return the schema of a JSON value of any depth, none of whose strings holds a secret."""
+    """Return the schema of a JSON value, at any depth of which no string contains a secret."""
     nested = handler(core_schema.definition_reference_schema(_DEFINITION))
     return {
         "if": {"type": "string", "maxLength": _MAX_CHARACTERS},
-        "then": {"if": {"pattern": _find_secret_pattern()}, "then": {"const": _NO_SECRET}},
+        "then": {"if": {"pattern": _get_secret_pattern()}, "then": {"const": _NO_SECRET}},
         "else": {"if": {"type": "string"}, "then": {"const": _SHORT_TEXT}},
         "items": nested,
         "additionalProperties": nested,
@@ -82,7 +83,7 @@ def _define_value_without_secret(_: CoreSchema, handler: GetJsonSchemaHandler) -
 
 
 @cache
-def _find_secret_pattern() -> str:
+def _get_secret_pattern() -> str:
     return build_secret_pattern()
 
 
@@ -102,12 +103,12 @@ class CheckedFlow(Flow[Parameters, FlowResult]):
 def check_parameters(
     function: Callable[Parameters, FlowResult], *, starts_jobs: bool = True
 ) -> Callable[Parameters, FlowResult]:
-    """Check the parameters of a flow before it runs, and add the operator's options of Beam.
+    """Check the parameters of a flow before it runs, and prepend the operator's Beam options.
 
     Args:
         function: the flow.
-        starts_jobs: whether the flow runs Beam itself; one that starts another run leaves the
-            options to that run, whose worker may have others.
+        starts_jobs: whether the flow itself runs Beam jobs. A flow that starts another run passes on
+            only the form's options, because the worker of that run may have other defaults.
 
     Raises:
         UsageError: a URL may contain a secret, or a deployment's run sets an option that is not

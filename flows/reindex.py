@@ -108,7 +108,7 @@ def reindex(
 
 @stage
 def rehearse_plan(dump: str, recipe: Recipe, limit: int | None) -> tuple[Plan, int]:
-    """Plan the parts without writing to the store; also return the bytes of the dump."""
+    """Plan the parts without writing to the store; also return the bytes that a build would read."""
     return plan_dry_run(dump, recipe, limit)
 
 

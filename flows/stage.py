@@ -23,8 +23,8 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.secrets import refuse_secrets
 from rag_model.store.store import Store
 
-# Hours after which a run, or one stage of it, counts as failed. They are set where runs are
-# deployed: a command of a person has no limit.
+# Environment variables with the hours after which a run, or a stage of it, fails. They are set for
+# deployments; a run of the command line has no limit.
 RUN_HOURS_VARIABLE = "BOOKWHEEL_RUN_HOURS"
 STAGE_HOURS_VARIABLE = "BOOKWHEEL_STAGE_HOURS"
 
@@ -42,10 +42,10 @@ def deployment_flow(
 
     Args:
         name: the name of the flow.
-        starts_jobs: as `check_parameters`.
-        takes_turns: a deployment's run waits until runs of such flows in the same store have ended,
-            those of other deployments and servers too, and those that a server has given up while
-            their process lives.
+        starts_jobs: as for `check_parameters`.
+        takes_turns: whether a deployed run waits until earlier runs of such flows in the same store
+            have ended. It also waits for runs of other deployments and servers, and for a run that
+            a server has marked as crashed while its process still runs.
     """
 
     def declare(function: Callable[Parameters, FlowResult]) -> Flow[Parameters, FlowResult]:
@@ -53,7 +53,7 @@ def deployment_flow(
         return CheckedFlow(
             stop_retries_if_useless(checked_function),
             name=name,
-            timeout_seconds=read_hours(RUN_HOURS_VARIABLE),
+            timeout_seconds=read_time_limit(RUN_HOURS_VARIABLE),
             persist_result=False,
             result_serializer="json",
             on_failure=[notify_webhook],
@@ -69,7 +69,7 @@ def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, Fl
     The store's memo caches instead: Prefect's default key contains the run's id, so that another
     run would never find it. Outside a flow run the function is called directly.
     """
-    hours = read_hours(STAGE_HOURS_VARIABLE)
+    hours = read_time_limit(STAGE_HOURS_VARIABLE)
     prefect_task = task(cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours)(function)
 
     @wraps(function)
@@ -93,8 +93,8 @@ def run_flow(
     return target_flow(*args, **kwargs) if PREFECT_API_URL.value() else target_flow.fn(*args, **kwargs)
 
 
-def read_hours(variable: str) -> float | None:
-    """Return a limit of the environment in seconds; None if there is none.
+def read_time_limit(variable: str) -> float | None:
+    """Return the limit that an environment variable sets, in seconds; None if it is not set.
 
     Raises:
         UsageError: the variable is not a number of hours.
@@ -112,24 +112,24 @@ def read_hours(variable: str) -> float | None:
 
 
 def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
-    """Wrap a flow with the parameter `store`: a deployment's run waits for its turn in the store."""
+    """Make deployed runs of a flow with the parameter `store` wait for their turn in the store."""
     flow_signature = signature(function)
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
         run_name = _name_run(FlowRunContext.get())
         arguments = flow_signature.bind(*args, **kwargs).arguments
-        # a flow that a release calls has the release's turn
+        # A flow that a release calls runs within the release's turn.
         needs_turn = is_deployment_run() and run_name not in _turns and not arguments.get("dry_run")
         store = None
         if needs_turn:
-            with suppress(StoreError):  # where there is no store, nobody builds; the flow reports others
+            with suppress(StoreError):  # without a store there is no other run; the flow reports the error
                 store = Store.open(arguments["store"])
         if store is None:
             return function(*args, **kwargs)
 
         def log_wait(other_run: str) -> None:
-            log(f"waits for the run {other_run} in the same store")
+            log(f"waiting for the run {other_run} in the same store")
 
         with store.intents.hold_turn(run_name, log_wait):
             _turns.add(run_name)
@@ -141,11 +141,11 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
     return run
 
 
-_turns: set[str] = set()  # the runs of this process that have their turn
+_turns: set[str] = set()  # names of this process's runs that hold a turn
 
 
 def _name_run(context: FlowRunContext | None) -> str:
-    """Return a name for people that is unique: Prefect's name of the run, and its id."""
+    """Return a readable and unique name of a run: its name in Prefect and its id."""
     if context is None or context.flow_run is None:
         return ""
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', context.flow_run.name)[:60]}-{context.flow_run.id}"

@@ -40,7 +40,7 @@ def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
 def _build_table_schema(settings: type[Any], names: list[str]) -> dict[str, Any]:
     try:
         schema = TypeAdapter(settings).json_schema()
-    except PydanticUserError:  # a package's type without a form: its tables are entered as JSON
+    except PydanticUserError:  # an installed package's type has no schema; users enter JSON
         return {"title": ", ".join(names), "type": "object"}
     inlined_schema = _inline_references({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
     return _describe_defaults(inlined_schema, settings())

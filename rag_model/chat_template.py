@@ -13,20 +13,20 @@ from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 
-_SECONDS = 20.0  # half a second is taken by the imports
+_SECONDS = 20.0  # including half a second for imports
 _MEMORY = 256 << 20  # bytes
 _MAX_CHARACTERS = 1 << 20
 _MAX_REASON = 300  # characters
 
 
 class TemplateRefusalError(UsageError):
-    """A template raised an error of its own, for example since it takes no system message."""
+    """A template refused the messages, for example because it accepts no system message."""
 
 
 def render_chat_template(
     template: str, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, Any]
 ) -> str:
-    """Return the prompt that `template` makes of messages, with the beginning of the reply.
+    """Render the messages as a prompt that ends with the beginning of the reply.
 
     Raises:
         TemplateRefusalError: the template refuses the messages.
@@ -64,7 +64,7 @@ def _render_in_this_child(arguments: Any) -> dict[str, str]:
     text = str(rendered[0][0])
     if len(text) > _MAX_CHARACTERS:
         raise InputError(
-            f"the chat template of the model makes a prompt of {len(text):,} characters of a message; "
+            f"the chat template of the model renders a message as a prompt of {len(text):,} characters; "
             f"at most {_MAX_CHARACTERS:,} are allowed: use another model"
         )
     return {"refusal": "", "text": text}

@@ -22,7 +22,7 @@ class InputError(BookwheelError):
 
 
 class UnreachableError(InputError):
-    """An input cannot be read at the moment; the same run may succeed later."""
+    """An input could not be reached; the same run may succeed later."""
 
 
 class StoreError(BookwheelError):

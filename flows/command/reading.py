@@ -45,8 +45,8 @@ PromptFile = Annotated[
 MaxTokens = Annotated[
     int | None,
     Parameter(
-        help="Maximum tokens of an answer, with any reasoning of the model before it. By default 50, and behind an "
-        "endpoint 4,096, or a quarter of BOOKWHEEL_LLM_CONTEXT if that is less."
+        help="Maximum tokens of an answer, including reasoning. The default is 50; behind an endpoint it is 4,096, or "
+        "a quarter of BOOKWHEEL_LLM_CONTEXT if that is less."
     ),
 ]
 AbstainBelow = Annotated[

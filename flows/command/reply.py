@@ -84,7 +84,7 @@ def format_value(value: Any) -> str:
 
 
 def format_settings(values: Mapping[str, Any]) -> str:
-    """Format settings in one line, without those that are not set.
+    """Format settings in one line; leave out settings without a value.
 
     >>> format_settings({"factory": "HNSW32", "cells": None, "search": {"efSearch": 128}})
     'factory=HNSW32, search=(efSearch=128)'
@@ -92,22 +92,22 @@ def format_settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={format_value(value)}" for name, value in values.items() if value not in ("", None, {}))
 
 
-# What the metrics of an index count; the names of recall and source end in `@k`.
+# Meanings of the metrics of an index; the names of recall and source end in `@k`.
 _METRIC_MEANINGS = {
-    "recall": "share of the first {k} passages of an exact search that the index finds, mean of sampled queries",
+    "recall": "share of the first {k} passages of an exact search that the index finds, mean over sampled queries",
     "recall_p5": "the same for the worst 5 % of these queries (5th percentile)",
     "source": "share of sampled sentences whose own passage is among the first {k}",
-    "distances": "computed distances per query, mean",
-    "terms": "different terms",
-    "postings": "pairs of a term and a passage that has it",
+    "distances": "mean number of computed distances per query",
+    "terms": "number of different terms",
+    "postings": "number of pairs of a term and a passage that contains it",
     "degree": "links of a node, mean",
     "unlinked": "nodes without a link from another node",
-    "unreachable": "nodes that no search reaches",
-    "repaired": "nodes that no search reached before the merge linked them",
+    "unreachable": "number of nodes that no search reaches",
+    "repaired": "number of nodes that no search reached before the merge linked them",
     "imbalance": "imbalance of the lists; 1 if all are equally long",
-    "largest_list": "vectors in the longest list",
+    "largest_list": "number of vectors in the longest list",
     "quantization_error": "error of the codes, |x - x̂|² / |x|²",
-    "loss": "squared error of the decoded token vectors, mean",
+    "loss": "mean squared error of the decoded token vectors",
 }
 _NAME_WITH_DEPTH = re.compile(r"(?P<name>\w+?)@(?P<k>\d+)(?P<suffix>_p5)?")
 
@@ -118,7 +118,7 @@ def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = 
     >>> print(*format_index_metrics({"bm25": {"source@20": 0.96, "terms": 12000}}), sep=chr(10))
     index     bm25: source@20 0.96, terms 12,000
     meaning   source@20: share of sampled sentences whose own passage is among the first 20
-    meaning   terms: different terms
+    meaning   terms: number of different terms
     """
     meanings = {name: _describe_metric(name) for values in metrics.values() for name in values}
     return [
@@ -128,7 +128,7 @@ def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = 
 
 
 def _describe_metric(name: str) -> str:
-    """Return what a metric of an index counts; empty for one of another package."""
+    """Return the meaning of a metric of an index; empty for a metric of an installed package."""
     match = _NAME_WITH_DEPTH.fullmatch(name)
     if match is None:
         return _METRIC_MEANINGS.get(name, "")

@@ -137,8 +137,8 @@ def _check_store(url: str) -> Iterator[Finding]:
 
 
 def _check_conditional_create(url: str) -> Iterator[Finding]:
-    """Probe a bucket that holds no store yet: the command that creates one would be refused."""
-    with suppress(BookwheelError):  # the store's own error is reported
+    """Probe whether a bucket without a store accepts conditional writes, which creating a store needs."""
+    with suppress(BookwheelError):  # the caller has reported the error of the store
         files = Files(url)
         if not files.is_local:
             yield _describe_conditional_create(files.supports_exclusive_creation())

@@ -72,7 +72,7 @@ def up(
     Args:
         folder: the folder for data, logs and the list of processes.
         deployments: the file of deployments.
-        on_step: called with a sentence before each step, which takes up to a minute.
+        on_step: called with a sentence before each step, since a step takes up to a minute.
 
     Raises:
         ResourceError: a process did not start; the message names its log.
@@ -202,7 +202,7 @@ def _create_bucket(credentials: Mapping[str, str]) -> bool:
 def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
     downloads = str((folder / "downloads").resolve())
     defaults = {
-        "BOOKWHEEL_DUMP": _find_dump(downloads),
+        "BOOKWHEEL_DUMP": _choose_dump(downloads),
         "BOOKWHEEL_DOWNLOADS": downloads,
         "BOOKWHEEL_QUESTIONS": os.environ.get("BOOKWHEEL_QUESTIONS") or str(QUESTIONS),
     }
@@ -223,8 +223,8 @@ def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
         )
 
 
-def _find_dump(downloads: str) -> str:
-    """Return the dump for a first run: the demo's, or what will be downloaded if there is none."""
+def _choose_dump(downloads: str) -> str:
+    """Return the dump for a first run: that of the demo, or else a pattern for downloaded dumps."""
     if dump := os.environ.get("BOOKWHEEL_DUMP"):
         return dump
     with suppress(BookwheelError):

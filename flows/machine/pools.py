@@ -120,7 +120,7 @@ def start_run(
 
 
 def name_deployment(flow_name: str) -> str:
-    """Return the full name of a flow's deployment in `infra/prefect.yaml`, FLOW/NAME."""
+    """Return the name FLOW/DEPLOYMENT of a flow's deployment in `infra/prefect.yaml`."""
     return f"{flow_name}/{flow_name}-library"
 
 

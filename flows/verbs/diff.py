@@ -81,13 +81,13 @@ def _format_counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{counts[change]:,} {change}" for change in CHANGES)
 
 
-_SIZES = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}  # of an index
+_SIZE_UNITS = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}  # by key of an index
 
 
 def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str]:
-    """Yield the line of a difference: a setting, or a property of the corpus or of an index.
+    """Yield the line of a changed setting, or of a changed property of the corpus or an index.
 
-    What only a later build reads of an index is left out.
+    Yield nothing for fields of an index that only a later build reads.
     """
     section, _, key = name.partition(".")
     if section != "indexes":
@@ -98,7 +98,7 @@ def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str
     if not key:
         change, entry = ("removed", old_value) if new_value is None else ("added", new_value)
         yield f"index     {index}: {change}, {format_index(entry)}"
-    elif key in _SIZES and isinstance(old_value, int) and isinstance(new_value, int):
-        yield f"index     {index}: {old_value:,} -> {new_value:,} {_SIZES[key]}"
+    elif key in _SIZE_UNITS and isinstance(old_value, int) and isinstance(new_value, int):
+        yield f"index     {index}: {old_value:,} -> {new_value:,} {_SIZE_UNITS[key]}"
     elif key.partition(".")[0] != "trained":
         yield f"index     {index}: {key} {format_value(old_value)} -> {format_value(new_value)}"

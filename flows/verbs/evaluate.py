@@ -57,8 +57,8 @@ def evaluate(
         int | None,
         Parameter(
             alias="-k",
-            help="Passages a question; by default 20, or all of a smaller corpus, and for answers as many as in "
-            "training.",
+            help="Passages a question. The default is 20, or all of a smaller corpus; with --model it is the "
+            "number of the model's training.",
         ),
     ] = None,
     encoder: EncoderName = None,

@@ -33,7 +33,10 @@ def reindex(
     recipe: Annotated[Path | None, Parameter(help="A TOML file; omitted settings keep their defaults.")] = None,
     ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     licence: Annotated[
-        str, Parameter(help="Licence of the text, shown with each hit; by default known for Wikimedia's wikis only.")
+        str,
+        Parameter(
+            help="Licence of the text, shown with each hit; without it, only that of Wikimedia's wikis is known."
+        ),
     ] = "",
     limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,
@@ -85,8 +88,8 @@ def _format_outcome(outcome: BuildOutcome) -> str:
 def _describe_truncation(counts: Mapping[str, Any]) -> Iterator[str]:
     if counts.get("truncated"):
         yield (
-            f"truncated {counts['truncated']:,} of the embedded passages: the encoder does not read their ends, "
-            "so use fewer words a passage"
+            f"truncated {counts['truncated']:,} of the embedded passages: the encoder does not read their ends; "
+            "use fewer words a passage"
         )
 
 

@@ -124,8 +124,8 @@ def serve(
     request_seconds: Annotated[
         float,
         Parameter(
-            help="Seconds from a complete request to its reply; then it fails with 504. Raise it for a model that "
-            "reasons before it answers."
+            help="Maximum seconds from a complete request to its reply; a request that takes longer fails with 504. "
+            "Raise it for a model that reasons before it answers."
         ),
     ] = 30.0,
     poll: Annotated[float, Parameter(help="Seconds between two checks of the ref.")] = 10.0,
@@ -146,10 +146,10 @@ def serve(
 ) -> None:
     """Serve passages, and with a model answers, from the snapshot of a ref; follow the ref.
 
-    The service goes on without a pause when the ref moves. The address is printed on standard error
-    when connections are accepted, or with --json as one line on standard output, and once more when
-    the snapshot is served. With --mcp nothing is printed, and the service ends with its standard
-    input.
+    When the ref moves, the service changes to the new snapshot without a pause. The address is
+    printed on standard error when connections are accepted (with --json as one line on standard
+    output), and again when the first snapshot is served. With --mcp nothing is printed, and the
+    service ends when its standard input is closed.
     """
     # before torch and faiss: threads that spin starve HTTP
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -193,7 +193,7 @@ def serve(
     source_name = ref if folder is None else str(folder)
 
     def announce_address(address: Any) -> None:
-        """Print the address as soon as connections are accepted; the snapshot is loaded meanwhile."""
+        """Print the address when connections are accepted, while the snapshot is still loading."""
         if common is not None and common.json:
             print(json.dumps({"url": address.url, "health": address.health_url, "ref": source_name}), flush=True)
         health = f", its health at {address.health_url}" if address.health_url else ""

@@ -196,9 +196,7 @@ def format_index(entry: Mapping[str, Any]) -> str:
 
 
 def _iter_recipe_lines(recipe: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tables of a recipe that have settings, `[index.hnsw]` and the like with their own
-    line.
-    """
+    """Yield one line for each table of a recipe with settings, such as `[index.hnsw]`."""
     for name, values in recipe.items():
         tables = {"": values} if isinstance(values, Mapping) else {}
         if tables:

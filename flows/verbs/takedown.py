@@ -34,7 +34,7 @@ def takedown(
     new ones without it, with new indexes, and the refs move; `gc` deletes the bytes. Evaluations of
     the old snapshots are deleted too. An interrupted run continues when it is run again. A new
     snapshot is signed only if the old one was signed by a key of the trust file, or by your own key
-    if there is no trust file. Exits 3 while snapshots are left on which a running writer relies.
+    if there is no trust file. Exits with code 3 if snapshots are left because a running writer needs them.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:
@@ -53,8 +53,8 @@ def takedown(
         "`gc --grace 0 --yes` deletes the bytes",
     ]
     refusal = (
-        f"{len(outcome.waiting)} snapshots with the pages are left, because writers rely on them: "
-        "run the takedown again when these have ended"
+        f"{len(outcome.waiting)} snapshots with the pages are left, because running writers need them: "
+        "run the takedown again when the writers have ended"
         if outcome.waiting
         else ""
     )

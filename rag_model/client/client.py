@@ -45,7 +45,7 @@ class ClientSettings:
     tries: int = 5  # of one request, including the first; the pauses add up to 4 to 8 seconds
     first_pause: float = 0.5  # seconds before the second try; doubled before each further one
     max_pause: float = 30.0  # seconds; a longer Retry-After ends the tries
-    # Decoded; the largest reply of a service, 64 questions with 100 passages each, takes some 5 MB.
+    # After decompression. The largest reply, to 64 questions with 100 passages each, has some 5 MB.
     max_reply_bytes: int = 128 << 20
 
     def __post_init__(self) -> None:
@@ -98,11 +98,11 @@ def _compute_seconds_until(date: str) -> float:
 
 
 class _Reply(NamedTuple):
-    """A whole reply."""
+    """The status, headers and decompressed body of a reply."""
 
     status_code: int
     headers: httpx.Headers
-    content: bytes  # decoded
+    content: bytes  # decompressed
 
 
 class Client:

@@ -95,7 +95,7 @@ class AnswerConfidence:
 
 @dataclass(frozen=True, slots=True)
 class ReportedProblem:
-    """Why a model gave no answer, or one that is not to be trusted."""
+    """The reason why a model gave no answer, or a doubtful one."""
 
     kind: Annotated[str, "reasoning, refused, filtered, tool_call, empty or prompt_truncated."]
     message: Annotated[str, "One sentence."]

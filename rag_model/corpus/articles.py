@@ -374,8 +374,8 @@ LANGUAGES: dict[str, Language] = {
 }
 
 
-# Other names of the namespaces of files and categories, which siteinfo leaves out: MediaWiki's
-# `$namespaceAliases`. Variants of a language are together.
+# Aliases of the namespaces of files and categories (MediaWiki's `$namespaceAliases`), which the
+# siteinfo of a dump does not list. The aliases of all variants of a language are in one entry.
 _FILE_NAMES = """
 ab Файл | ace Berkas, Gambar | af Beeld | aln Figura | ang Biliþ | ar صورة | ary ملف | arz صورة |
 as चित्र, চিত্র | ast Imaxe, Imaxen, Archivu | avk Ewava | az Şəkil | ba Рәсем | bcc تصویر | be
@@ -423,7 +423,7 @@ _NAMESPACE_NAMES = {_FILE: _parse_names(_FILE_NAMES), _CATEGORY: _parse_names(_C
 
 
 def get_namespace_aliases(code: str) -> dict[str, int]:
-    """Return other names, in lower case, of the namespaces of a wiki in this language.
+    """Return the aliases, in lower case, of the namespaces of a wiki in this language.
 
     >>> get_namespace_aliases("el")
     {'εικόνα': 6}
@@ -433,7 +433,7 @@ def get_namespace_aliases(code: str) -> dict[str, int]:
 
 
 def get_base_language(code: str) -> str:
-    """Return the code under which the tables have a language.
+    """Return the language code that the tables of this module use.
 
     >>> get_base_language("pt-BR"), get_base_language("nb")
     ('pt', 'no')

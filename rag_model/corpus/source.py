@@ -147,30 +147,30 @@ def _natural_key(url: str) -> list[tuple[int, str]]:
 
 
 def _read_error(url: str, error: Exception) -> InputError:
-    error_type = InputError if _is_lasting(error) else UnreachableError
+    error_type = InputError if _is_permanent(error) else UnreachableError
     return error_type(f"cannot read {url} ({format_error(error)}): check that it exists and that you may read it")
 
 
-def _is_lasting(error: Exception) -> bool:
-    """Return whether a file cannot be read later either, as far as its error says."""
+def _is_permanent(error: Exception) -> bool:
+    """Return whether an error shows that reading the file again later would also fail."""
     status = getattr(error, "status", None)  # of an HTTP response
     if isinstance(status, int):
         return 400 <= status < 500 and status not in _TEMPORARY_STATUSES
     if not isinstance(error, OSError):
         return type(error).__module__.partition(".")[0] not in _NETWORK_MODULES
-    return isinstance(error, _LASTING_ERRORS) or error.errno in _LASTING_ERRNOS
+    return isinstance(error, _PERMANENT_ERRORS) or error.errno in _PERMANENT_ERRNOS
 
 
 _TEMPORARY_STATUSES = {408, 425, 429}
-_NETWORK_MODULES = {"aiohttp"}  # whose errors of connections are not all OSErrors
-_LASTING_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError
-_LASTING_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
+_NETWORK_MODULES = {"aiohttp"}  # modules whose connection errors are not all OSErrors
+_PERMANENT_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError
+_PERMANENT_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
 MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
 _DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
-_UTF16_BYTES = 8  # bytes at the start of a text that tell UTF-16 from UTF-8
+_UTF16_BYTES = 8  # bytes at the start of a text by which UTF-16 is recognised
 MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
 
 
@@ -219,10 +219,10 @@ def read_lines(url: str) -> Iterator[bytes]:
 
 
 def refuse_utf16(head: bytes, source_name: str) -> None:
-    """Check that the first bytes of a text are not UTF-16, with or without a byte order mark.
+    """Check that a text does not begin as UTF-16 does, with or without a byte order mark.
 
     Raises:
-        InputError: They are; the message starts with `source_name`.
+        InputError: The text is UTF-16; the message starts with `source_name`.
     """
     pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
     zeros = {pairs[0::2].count(0), pairs[1::2].count(0)}
@@ -275,7 +275,7 @@ def _decode_streams(
 
 
 class _ChunkFile(RawIOBase):
-    """Chunks of bytes as a file, which pyarrow decodes."""
+    """A readable file over chunks of bytes, from which pyarrow decompresses."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks, self._rest = iter(chunks), b""

@@ -41,14 +41,14 @@ from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
 __all__ = ["MAX_CHARS", "UnparsablePageError", "clean_wikitext"]
 
 MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
-_NO_LEVEL = 7  # below the deepest heading
+_NO_LEVEL = 7  # deeper than any heading
 
 
 def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: bool = False) -> tuple[Section, ...]:
     """Return the sections of a page that contain text, in order; the lead is first (heading `""`).
 
-    Of sections with the title of an apparatus (references, see also, literature) and of their
-    subsections only sentences are kept, not list items, links and references. With `anchors` each
+    In sections of references and links (`blocks.APPARATUS_HEADINGS`) and in their subsections, only
+    sentences are kept, not list items, links and references. With `anchors` each
     section also has the spans of its links (`find_link_spans`); its text is the same. Time and
     memory are linear in the length of the page.
 
@@ -63,7 +63,7 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
     )
     body = strip_tables(strip_extensions(remove_noncharacters(text)))
     sections: list[Section] = []
-    apparatus_level = _NO_LEVEL  # level of the apparatus that contains the current section
+    apparatus_level = _NO_LEVEL  # of the section of references or links that contains this one
     for level, heading, raw in split_sections(body):
         if level > apparatus_level and not may_have_prose(raw):
             continue
@@ -81,6 +81,6 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
 
 
 def _clean_heading(expanded: str) -> str:
-    """Return the words of a heading in one line; empty if only punctuation is left of it."""
+    """Return the text of a heading in one line; empty if it has no letter or digit."""
     words = " ".join(to_plain_text(remove_marks(expanded)).split())
     return words if any(map(str.isalnum, words)) else ""

@@ -13,6 +13,7 @@ embed, row_formats            encode the passages of a corpus part, reusing know
 space, weights                identity of a vector space and of weights
 spec, static_folder, files    settings and files of a model folder
 tokens, batches               tokenization and batching
-architecture, pretrained      sizes of a model; safe loading by transformers; gguf_file: checks a header
+architecture, pretrained      sizes of a model; safe loading by transformers
+gguf_file                     checks of a GGUF file's header
 semantic                      the chunker that cuts where sentence vectors differ most
 """

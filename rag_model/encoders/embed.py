@@ -40,7 +40,7 @@ class EmbedStats:
     tokens: int  # encoded tokens, without padding
     device: str  # cpu, cuda:0; empty if no row was encoded
     arithmetic: str  # dtype: bfloat16
-    truncated: int = 0  # encoded rows whose passage is longer than the encoder's limit
+    truncated: int = 0  # number of encoded rows whose passage is longer than the encoder's limit
 
 
 class PassageEncoder(Protocol):
@@ -121,7 +121,7 @@ def embed_part_incrementally(
 
 
 def describe_arithmetic(encoder: Any) -> str:
-    """Return the kind of device and the dtype of an encoder of any row format: `cuda bfloat16`."""
+    """Return the device type and the dtype of an encoder of any row format, such as `cuda bfloat16`."""
     if hasattr(encoder, "device_and_dtype"):
         device, dtype = encoder.device_and_dtype
     else:

@@ -149,11 +149,11 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
     settings = read_optional_json(folder / _SETTINGS)
     similarity = settings.get("similarity_fn_name") or "cosine"
     has_unit_vectors = "Normalize" in modules
-    # Unit vectors have the same order by Euclidean distance and by inner product.
+    # Unit vectors are ranked alike by Euclidean distance and by inner product.
     if similarity in _OTHER_SIMILARITIES and not (similarity == "euclidean" and has_unit_vectors):
         raise InputError(
             f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in {_SETTINGS}), "
-            "which is not supported: use a model of cosine or dot"
+            "which is not supported: use a model for cosine or dot similarity"
         )
     truncate_dim = settings.get("truncate_dim") or 0
     if not isinstance(truncate_dim, int) or truncate_dim < 0:
@@ -268,11 +268,11 @@ def _check_text_case(folder: Path) -> None:
     """Check that the tokenizer converts texts to lower case if the model expects it.
 
     Raises:
-        InputError: it does not.
+        InputError: the tokenizer keeps upper case.
     """
     if not read_optional_json(folder / "sentence_bert_config.json").get("do_lower_case"):
         return
-    # Older tokenizers, without `tokenizer.json`, have the setting in their own config.
+    # Older tokenizers, which have no `tokenizer.json`, do the conversion by their own setting.
     tokenizer = read_optional_json(folder / TOKENIZER)
     if tokenizer and not _has_step(tokenizer.get("normalizer"), _converts_to_lower_case):
         raise InputError(
@@ -282,13 +282,13 @@ def _check_text_case(folder: Path) -> None:
 
 
 def read_missing_end_token(folder: Path) -> str:
-    """Return the end token that a tokenizer's settings request and its `tokenizer.json` does not
-    add; empty if there is none.
+    """Return the end token that the tokenizer's settings request but `tokenizer.json` does not add,
+    or an empty string.
 
     transformers 4 added it for `add_eos_token`; transformers 5 reads only `tokenizer.json`.
 
     Raises:
-        InputError: the settings request an end token and do not name it.
+        InputError: the settings request an end token but do not name it.
     """
     settings = read_optional_json(folder / "tokenizer_config.json")
     if settings.get("add_eos_token") is not True:
@@ -297,7 +297,7 @@ def read_missing_end_token(folder: Path) -> str:
     token = token.get("content") if isinstance(token, dict) else token
     if not isinstance(token, str) or not token:
         raise InputError(
-            f"encoder file {folder / 'tokenizer_config.json'} sets add_eos_token and names no eos_token: "
+            f"encoder file {folder / 'tokenizer_config.json'} sets add_eos_token but names no eos_token: "
             "fetch the model again"
         )
     post_processor = read_optional_json(folder / TOKENIZER).get("post_processor")
@@ -305,7 +305,7 @@ def read_missing_end_token(folder: Path) -> str:
 
 
 def _has_step(rule: Any, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Return whether a rule of `tokenizer.json`, or a step of its sequence, matches."""
+    """Return whether a rule of `tokenizer.json`, or any step of a sequence of rules, matches."""
     if not isinstance(rule, dict):
         return False
     steps = rule.get("normalizers") or rule.get("processors") or []
@@ -341,11 +341,11 @@ def resolve_folder(name: str | Path) -> Path:
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_DOWNLOADED, ignore_patterns=_OTHER_RUNTIMES))
     except Exception as error:  # the hub may also raise any exception of its HTTP library
-        # raised if the hub does not answer and no earlier download is in the cache
+        # Raised if the hub does not answer, and the model was not downloaded before.
         is_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
         cause = f"the hub cannot be reached from here ({_summarize(error.__cause__ or error)})"
         if not is_unreachable:
-            cause = f"the hub does not give it ({_summarize(error)})"
+            cause = f"the hub refuses the download ({_summarize(error)})"
         raise InputError(
             f"model {name} is not a local folder, and {cause}: check the "
             f"{'network' if is_unreachable else 'name and the token'}, or give a local folder"

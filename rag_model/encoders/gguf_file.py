@@ -1,8 +1,9 @@
-"""Check the header of a GGUF file before a library builds what it describes.
+"""Check the header of a GGUF file before a library builds a model from it.
 
-Its readers trust the header: they loop over arrays in Python, build as many layers as it says, and
-expand tensors that may all be the same bytes. Here every length is checked against the file, and
-the numbers against limits as for a folder of safetensors (`pretrained.check_config`).
+Libraries that read GGUF trust the header: they loop over its arrays in Python, build as many layers
+as it says, and dequantise every tensor, even if all of them share the same bytes. This module checks
+every length against the size of the file, and the numbers of the header against the same limits as
+for a safetensors folder (`pretrained.check_config`).
 """
 
 import re
@@ -19,11 +20,11 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _MAX_ENTRIES = 100_000  # keys, or tensors
 _MAX_TEXT = 1 << 24  # bytes; the longest is a chat template
 _MAX_ITEMS = 1 << 23  # items of all arrays; a vocabulary of 256,000 tokens has three arrays
-_MAX_SQUARES = 1 << 31  # sum of the squared lengths of tokens, each of which is split everywhere
+_MAX_SQUARES = 1 << 31  # sum of squared token lengths, since readers split a token at every character
 _MAX_DIMENSIONS = 8
-_MAX_COUNT = 10_000  # heads, experts and groups, each of which is an object
-_MAX_SIZE = 1 << 24  # of a dimension, a context or a vocabulary
-_MAX_VALUES_PER_BYTE = 6  # of a tensor; the densest quantisation has 1.56 bits
+_MAX_COUNT = 10_000  # heads, experts or groups, each of which becomes an object
+_MAX_SIZE = 1 << 24  # maximum dimension, context length or vocabulary size
+_MAX_VALUES_PER_BYTE = 6  # of all tensors; the densest quantisation has 1.56 bits a value
 _LAYERS = re.compile(r"(block|layer)s?(_count)?$")
 _COUNTS = re.compile(r"(head|expert|group|label)\w*count\w*$")
 _SIZES = re.compile(r"(length|size|rank)$")
@@ -44,7 +45,7 @@ def check_gguf_file(path: Path) -> None:
 
 
 class _Header:
-    """Reads the header of a file, and counts what it describes."""
+    """Reads the header of a file, and counts the items of its arrays."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
@@ -52,7 +53,7 @@ class _Header:
 
     def check(self) -> None:
         if self._read_bytes(4) != _MAGIC or self._read_number("I") not in _VERSIONS:
-            raise ValueError("it is no GGUF file of version 2 or 3")
+            raise ValueError("it is not a GGUF file of version 2 or 3")
         n_tensors, n_keys = self._read_number("Q"), self._read_number("Q")
         if max(n_tensors, n_keys) > _MAX_ENTRIES:
             raise ValueError(f"it has {n_tensors:,} tensors and {n_keys:,} keys")
@@ -119,4 +120,4 @@ def _check_values(values: Mapping[str, Any], n_tensors: int) -> None:
     for name, value in values.items():
         limit = next((limit for pattern, limit in limits if pattern.search(name)), None)
         if limit is not None and isinstance(value, int) and value > limit:
-            raise ValueError(f"it says {ascii(name)[:60]} {value:,}; at most {limit:,} are possible")
+            raise ValueError(f"its {ascii(name)[:60]} is {value:,}; at most {limit:,} are possible")

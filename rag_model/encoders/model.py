@@ -126,7 +126,7 @@ class Model:
     def _project(self, vectors: Tensor) -> Tensor:
         if self.projection is not None:
             vectors = self.projection(vectors.to(self.dtype)).float()  # (b, h) -> (b, d)
-        vectors = vectors[:, : self.dim]  # (b, h) -> (b, d), if the spec truncates
+        vectors = vectors[:, : self.dim]  # (b, h) -> (b, d); d < h if the spec has `truncate_dim`
         return nn.functional.normalize(vectors) if self.spec.normalize else vectors
 
     def _pool(self, hidden: Tensor, mask: Tensor | None, lengths: Tensor) -> Tensor:
@@ -213,8 +213,8 @@ def _batch_token_budget(device: torch.device) -> int:
     return CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
 
 
-def device_for_process() -> str:
-    """Return the device of this process: the GPU that it claims, else the CPU.
+def choose_process_device() -> str:
+    """Return the device of this process: a GPU that it claims, or the CPU if there is none.
 
     One of several processes of a training uses the GPU that its launcher assigned.
     """
@@ -241,7 +241,7 @@ def resolve_device(name: str | None) -> torch.device:
         UsageError: this machine has no such device.
     """
     if name is None:
-        name = device_for_process()
+        name = choose_process_device()
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"this machine has no {name}: install a CUDA build of torch, or use cpu")
     try:
@@ -273,7 +273,7 @@ class StaticModel:
     table: Tensor  # (r, d) float32
     rows: Tensor | None  # (v,) int32: table row of each token id; None: row = token id
     weights: Tensor | None  # (v,) float32: weight of each token; None: 1
-    dim: int  # of a vector: that of the table, or fewer if the spec truncates
+    dim: int  # dimension of a vector: that of the table, or `truncate_dim` of the spec
     normalize: bool
     transformers_model: None = None  # a static encoder cannot be trained
 

@@ -65,7 +65,7 @@ def load_pretrained(auto_class: Any, folder: Path, noun: str, advice: str, **arg
     _silence_transformers()
     try:
         return auto_class.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **arguments)
-    # A strange config may cause any error, such as a division by zero, or a panic of Rust code.
+    # An invalid config may cause any error, such as a division by zero, or a panic of Rust code.
     except BaseException as error:
         if not is_exception_or_panic(error):
             raise

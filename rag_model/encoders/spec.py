@@ -37,11 +37,11 @@ Pooling = Literal["cls", "mean", "last", "static", "static-known"]
 Layout = Literal["joined", "pair", "text"]
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
-_NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that older records lack
+_NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that records of older versions lack
 _MIN_TOKENS = 3  # two special tokens and one token of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
-# Settings of model families, by hub name, that their folders lack: the prompts of their model cards,
-# and models for the dot product that were saved before folders could declare it.
+# Settings that the folders of model families lack, by patterns of hub names: prompts of the model
+# cards, and the similarity of dot-product models that were saved before a folder could declare it.
 _KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         r"intfloat/(multilingual-)?e5-(small|base|large)(-v2)?",
@@ -73,7 +73,7 @@ class EncoderSpec:
     # Number of dimensions that a Matryoshka model's vectors are truncated to, before they are
     # normalised; 0: all.
     truncate_dim: int = 0
-    # Appended to every input, for a tokenizer that does not add it itself; empty: nothing.
+    # Token that is appended to every input, if the tokenizer does not add it itself; empty: none.
     end_token: str = ""
 
     def __post_init__(self) -> None:
@@ -99,9 +99,9 @@ class EncoderSpec:
         return self.pooling in STATIC_POOLINGS
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values, without newer fields that have no effect.
+        """Return the spec as JSON values, without newer fields that are not used.
 
-        So the ids of models and snapshots that do not use them stay the same.
+        This keeps the ids of models and snapshots of older versions.
         """
         return {name: value for name, value in asdict(self).items() if value or name not in _NEWER_FIELDS}
 
@@ -148,7 +148,7 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
             )
     if spec.is_static:
         return spec
-    # The vector of last-token pooling is that of the end token. A record has decided already.
+    # Last-token pooling takes the vector of the end token. A recorded spec is used as it is.
     if spec.pooling == "last" and not spec.end_token and not read_optional_json(folder / RECORD_FILE).get("spec"):
         spec = replace(spec, end_token=read_missing_end_token(folder))
     # A record may exceed the limit a little; the tokenizer truncates.
@@ -165,7 +165,7 @@ def read_full_dim(folder: Path, spec: EncoderSpec) -> int:
     """Return the dimension of the vectors before truncation.
 
     Raises:
-        InputError: the folder does not name it.
+        InputError: the folder does not declare the dimension.
     """
     return StaticTable.open(find_static_body(folder)).dim if spec.is_static else read_dim(folder)
 
@@ -183,7 +183,7 @@ def is_static_encoder(folder: Path) -> bool:
 
 
 def find_known_settings(name: str) -> dict[str, Any]:
-    """Return the settings that a model card has and the files lack, by hub name; an empty dict if
+    """Return the settings that a model's files lack, by its hub name; an empty dict if
     there are none.
 
     >>> find_known_settings("intfloat/e5-small-v2")["question_prompt"]

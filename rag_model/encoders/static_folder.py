@@ -188,7 +188,7 @@ def read_static_settings(folder: Path) -> dict[str, Any]:
     normalize = read_optional_json(folder / CONFIG).get("normalize") if is_model2vec else None
     tokenizer_limit = (read_json_object(body_folder / TOKENIZER).get("truncation") or {}).get("max_length")
     default_limit = _DEFAULT_MAX_TOKENS if is_model2vec else _UNLIMITED_TOKENS
-    # model2vec's own folders declare no similarity.
+    # Folders that model2vec wrote declare no similarity.
     is_plain_model2vec = is_model2vec and not modules
     vector_settings = {"normalize": bool(normalize)} if is_plain_model2vec else read_vector_settings(folder, modules)
     return {

@@ -55,10 +55,10 @@ _TEXTS_PER_BATCH = 1024  # the encodings of tokenizers take 20 times the memory 
 
 
 class TokenCounts(NamedTuple):
-    """What an encoder read of some inputs."""
+    """Counts of the inputs that an encoder read."""
 
-    tokens: int  # without padding; of a ColBERT only those that have a vector
-    truncated: int  # inputs that are longer than the encoder's limit, so that their ends were not read
+    tokens: int  # number of tokens without padding; for ColBERT, of tokens that have a vector
+    truncated: int  # number of inputs that are longer than the encoder's limit, and were truncated
 
 
 def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Tokenizer":
@@ -68,7 +68,7 @@ def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Token
     positions. Every input ends with `end_token`, unless it is empty.
 
     Raises:
-        InputError: its files are missing or corrupt, or it has no such token.
+        InputError: its files are missing or corrupt, or it does not know `end_token`.
     """
     files = list_tokenizer_files(folder)
     try:
@@ -89,7 +89,7 @@ def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Token
 
 
 def _append_end_token(tokenizer: "Tokenizer", token: str, folder: Path) -> None:
-    """Extend the template of special tokens by an end token, unless it ends with this token."""
+    """Append an end token to the tokenizer's template, unless the template already ends with it."""
     if tokenizer.token_to_id(token) is None:
         raise InputError(
             f"the tokenizer of encoder {folder} has no end token {token!r}: fetch the model again, or "
@@ -112,7 +112,7 @@ def _list_special_tokens(encoding: "Encoding") -> list[str]:
 
 
 def _list_template(encoding: "Encoding") -> list[str]:
-    """Return the pieces of the template that an encoding of texts `a` was built with."""
+    """Return the pieces of the template from which an encoding of `a`, or of a pair of them, was built."""
     pieces = list[str]()
     columns = encoding.tokens, encoding.special_tokens_mask, encoding.sequence_ids, encoding.type_ids
     for token, special, sequence, type_id in zip(*columns, strict=True):
@@ -143,7 +143,7 @@ def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> t
         for piece in slices:
             for encoding in tokenizer.encode_batch_fast(list(piece)):
                 token_ids.append(np.array(encoding.ids, np.int32))
-                truncated += bool(encoding.overflowing)  # the truncated ends
+                truncated += bool(encoding.overflowing)  # the encodings of a truncated end
     return token_ids, truncated
 
 

@@ -53,7 +53,7 @@ class Question:
     evidence: tuple[frozenset[str], ...] = ()  # KILT's alternatives: each is a set of page ids
     passages: tuple[str, ...] = ()  # ids of the passages that answer it
     source: str = ""  # the data set of the question; reports group by it
-    own_document: str = ""  # id of the document that the question itself is; not among its hits
+    own_document: str = ""  # id of the document whose text is the question; dropped from its hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
 def _name_own_document(question: Question, grades: Mapping[str, int]) -> Question:
     """Name the document with the question's id, which BEIR's evaluator drops from the results.
 
-    In ArguAna and Quora it is the question itself. A document that is graded as relevant stays,
-    because the question could not be answered without it.
+    In ArguAna and Quora this document is the question itself. It is not dropped if it is graded as
+    relevant, because a search for it would never count as successful.
     """
     return question if grades.get(question.id, 0) > 0 else replace(question, own_document=question.id)
 
@@ -157,8 +157,8 @@ def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
 def _check_lines(file: TextIO, name: str) -> Iterator[str]:
     """Yield the lines.
 
-    Refuse bytes that are not UTF-8, masses of blank lines, and long lines, because binary files and
-    database dumps have no line ends.
+    Refuse bytes that are not UTF-8, too many blank lines, and too long lines, because binary files
+    and database dumps have no line ends.
     """
     lines = iter(partial(file.readline, _MAX_LINE), "")
     for number, line in enumerate(limit_blank_lines(lines, name), start=1):

@@ -16,7 +16,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from rag_model.encoders.batches import batch_by_length, pad_length
-from rag_model.encoders.model import Model, device_for_process, fastest_dtype, wrap_transformers_model
+from rag_model.encoders.model import Model, choose_process_device, fastest_dtype, wrap_transformers_model
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
 
@@ -77,7 +77,7 @@ def timed(model: Model, tokens: list[TokenIds]) -> float:
 
 
 def main() -> None:
-    device = torch.device(device_for_process())
+    device = torch.device(choose_process_device())
     on_gpu = device.type == "cuda"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", type=int, default=32_768 if on_gpu else 128, help="in a window")

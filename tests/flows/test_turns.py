@@ -15,7 +15,7 @@ from prefect.flow_engine import run_flow as run_engine
 from prefect.states import Crashed
 from prefect.utilities.callables import parameter_schema
 
-from flows.stage import RUN_HOURS_VARIABLE, STAGE_HOURS_VARIABLE, deployment_flow, read_hours, stage
+from flows.stage import RUN_HOURS_VARIABLE, STAGE_HOURS_VARIABLE, deployment_flow, read_time_limit, stage
 from rag_model.errors import UsageError
 from rag_model.store.store import Store
 
@@ -163,4 +163,4 @@ def test_a_run_and_a_stage_end_after_their_hours(prefect_server: None, monkeypat
 def test_a_limit_that_is_no_number_of_hours_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(RUN_HOURS_VARIABLE, value)
     with pytest.raises(UsageError, match=f"{RUN_HOURS_VARIABLE} is '{value}': set it to a number of hours"):
-        read_hours(RUN_HOURS_VARIABLE)
+        read_time_limit(RUN_HOURS_VARIABLE)

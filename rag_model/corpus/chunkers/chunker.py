@@ -202,6 +202,6 @@ def _get_chunker_class(name: str) -> type[Chunker]:
         raise UsageError(f"no chunker {name!r} in the recipe: choose one of {', '.join(CHUNKERS.list_names())}")
     if not (isinstance(chunker_class, type) and {"__dataclass_fields__", "open", "version"} <= {*dir(chunker_class)}):
         raise CHUNKERS.wrong_plugin_error(
-            name, f"is {chunker_class!r:.60} and not a chunker", "see rag_model.corpus.chunkers.chunker.Chunker"
+            name, f"is {chunker_class!r:.60}, which is not a chunker", "see rag_model.corpus.chunkers.chunker.Chunker"
         )
     return chunker_class

@@ -11,9 +11,10 @@ pipes.
 
 Under the headings of `APPARATUS_HEADINGS` and in their subsections only running text is kept, as
 in DPR: lists of references, links and books answer no question and would be a tenth of all
-passages. The heading alone does not decide, because "Literature", "Sources" and "Notes" are also
-subjects. The table of these headings is small on purpose: a missing heading costs a few useless
-passages, a wrong one costs answers ("Works" and "Filmography" are kept whole).
+passages. The heading alone is not enough to drop a section, because "Literature", "Sources" and
+"Notes" can also be subjects of an article. The table of these headings is small on purpose: a
+missing heading adds a few useless passages, but a wrong one loses answers, so "Works" and
+"Filmography" are not in it.
 """
 
 import html
@@ -226,7 +227,8 @@ def is_apparatus(heading: str, language: str) -> bool:
     return name in names or name in APPARATUS_HEADINGS["en"]
 
 
-# A line with the end of a sentence that is no list item, no cell, and not just a template or a link.
+# A line that contains the end of a sentence, and is not a list item, a table cell, or only a
+# template or a link.
 _SENTENCE = re.compile(
     r"^(?![ \t]*(?:[*#:;|!]|\{\{[^{}\n]*\}\}[ \t]*$|\[\[[^\[\]\n]*\]\][ \t]*$))"
     rf"[^{SENTENCE_ENDS}\n]+[{SENTENCE_ENDS}]",
@@ -235,7 +237,9 @@ _SENTENCE = re.compile(
 
 
 def may_have_prose(body: str) -> bool:
-    """Return False if no line of a section's wikitext can be running text; fast, errs on True."""
+    """Return whether a line of a section's wikitext may be running text; a fast check that may return
+    True for other text, but not False for running text.
+    """
     return _SENTENCE.search(body) is not None
 
 

@@ -1,8 +1,8 @@
-"""Render `{{convert}}`: a measure in the article's unit with its conversions.
+"""Render `{{convert}}`: a measure in the article's unit, followed by its conversions.
 
 "5 miles (8.0 km)" answers a question in either unit, whereas a dropped template leaves "a trail of
-long". The rules are those of Module:Convert, which Wikipedia runs: about as precise as the input,
-with at least two significant figures. Links, sort keys and tables are not rendered. A unit that is
+long". The rules are those of Wikipedia's Module:Convert: a conversion is about as precise as the
+input, with at least two significant figures. Links, sort keys and tables are not rendered. A unit that is
 not in `units` is shown as written, without a conversion.
 """
 
@@ -22,32 +22,32 @@ _FRACTION_PATTERN = re.compile(r"([-−]?)(?:(\d{1,9})\s*[\s+]\s*)?(\d{1,9})\s*(
 _INTEGER = re.compile(r"[-−]?\d{1,2}")
 _SPACED_RANGE = re.compile(r"(\S+)\s+([^\s\d]+|to about)\s+(\S.*)", re.DOTALL)
 _RANGE_WORDS = ("-", "–", "xx", "x", "×", "*")  # also without spaces
-_MAX_ARGUMENTS = 40  # more than any measure has
+_MAX_ARGUMENTS = 40  # more than any call needs
 _MAX_RANGES = 30  # as in Module:Convert
 _MAX_FIGURES = 14  # of a result, as in Module:Convert
-_FUDGE = 1e-14
+_FUDGE = 1e-14  # added before rounding, as in Module:Convert
 
 
 class Quantity(NamedTuple):
-    """A number of the input: its digits as shown, its value and its precision."""
+    """A number of the input, with its digits, value and precision."""
 
     digits: str  # without sign and thousands commas
     value: float
     decimals: float  # precision: 2 in 1.25, -2 in 1,300
     sign: str = ""
-    exponent: int | None = None  # of 1e6
+    exponent: int | None = None  # 6 in 1e6
 
 
 class _Range(NamedTuple):
-    """The text between two numbers."""
+    """A separator between two numbers, such as "to" or "by"."""
 
     text: str
-    with_symbols: str = ""  # instead of `text`, between units in symbols
-    of_output: str = ""  # instead of `text`, in the conversion
-    is_word: bool = False  # hyphenated in adjectives also between symbols
-    repeats_symbol: bool = False  # each number has its unit where it is a symbol
-    repeats_output: bool = False  # each converted number has its unit
-    is_tolerance: bool = False  # the number behind it is a difference
+    with_symbols: str = ""  # used instead of `text` if units are shown as symbols
+    of_output: str = ""  # used instead of `text` in the conversion
+    is_word: bool = False  # whether adjectives hyphenate it also if units are shown as symbols
+    repeats_symbol: bool = False  # whether each number is followed by the unit's symbol
+    repeats_output: bool = False  # whether each converted number is followed by its unit
+    is_tolerance: bool = False  # whether the number after it is a difference, as after ±
 
 
 _TIMES, _TOLERANCE = _Range(" by ", " × ", repeats_symbol=True), _Range(" ± ", is_tolerance=True)
@@ -64,7 +64,7 @@ _SUBDIVISIONS = {
     "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
     "st": ("lb",), "lb": ("oz",),
 }  # fmt: skip
-_COMPOSITES = {  # the units from the smallest, with the number of each in the next
+_COMPOSITES = {  # units from the smallest, each with its number in the next larger one; 0: none follows
     "ftin": (("in", 12), ("ft", 0)),
     "ydft": (("ft", 3), ("yd", 0)),
     "ydftin": (("in", 12), ("ft", 3), ("yd", 0)),
@@ -72,7 +72,7 @@ _COMPOSITES = {  # the units from the smallest, with the number of each in the n
     "lboz": (("oz", 16), ("lb", 0)),
 }
 _SCALES = {3: "thousand", 6: "million", 9: "billion", 12: "trillion", 15: "quadrillion"}
-# Before the conversion, after it, between several conversions.
+# The texts before the conversions, after them and between them, by the value of `disp`.
 _JOINS = {
     "or": (" or ", "", " or "), "comma": (", ", "", ", "), "sqbr": (" [", "]", "; "), "(or)": (" (", ")", " or "),
     "slash": (" / ", "", "; "), "br": ("\n", "", "; "), "br()": ("\n(", ")", "; "),
@@ -93,15 +93,15 @@ class _Request:
     unit: Unit  # of the numbers; the smallest if there are several
     targets: Sequence[str] = ()
     decimals: int | None = None
-    middle: str = ""  # words of adj=mid behind the unit
-    before_unit: str = ""  # words of adj=pre
+    middle: str = ""  # words after the unit (adj=mid)
+    before_unit: str = ""  # words before the unit (adj=pre)
     joins: tuple[str, str, str] = ("", "", "")  # before the conversions, after and between them
     abbr: str | None = None
     is_flipped: bool = False
     is_adjective: bool = False
 
     def wants_name(self, unit: Unit, side: str) -> bool:
-        """Return whether a unit is shown by its name, on the side "in" or "out"."""
+        """Return whether a unit is shown by its name in the input ("in") or the output ("out")."""
         if unit.singular in FULL_NAMES:
             return True
         if self.abbr is None and unit.kind in SYMBOL_KINDS:
@@ -111,7 +111,7 @@ class _Request:
         return not self._is_short(side)
 
     def shows_power(self, side: str) -> bool:
-        """Return whether millions are shown as a power of ten on this side."""
+        """Return whether millions are shown as a power of ten in the input or the output."""
         return self._is_short(side) and self.call.get("abbr") != "unit"
 
     def _is_short(self, side: str) -> bool:
@@ -122,8 +122,8 @@ class _Request:
 
     def show_digits(self, digits: str, *, is_output: bool) -> str:
         """Insert thousands commas, unless `comma` specifies none, or spell a whole number."""
-        spelled = self.call.get("spell").lower()
-        is_spelled = spelled == "on" or (spelled == "in" and is_output == self.is_flipped)
+        spell_mode = self.call.get("spell").lower()
+        is_spelled = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
         if is_spelled and digits.isdecimal() and len(digits) < 10:
             return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
         whole, point, decimals = digits.partition(".")
@@ -132,8 +132,8 @@ class _Request:
         return (whole if is_plain or not whole.isdecimal() else f"{int(whole):,}") + point + decimals
 
 
-class _Shown(NamedTuple):
-    """A number as shown, and whether its unit is singular."""
+class _FormattedNumber(NamedTuple):
+    """A formatted number, and whether its unit is singular."""
 
     text: str
     is_singular: bool
@@ -158,15 +158,15 @@ def read_number(text: str) -> Quantity | None:
 
 
 def _read_fraction(fraction: re.Match[str]) -> Quantity:
-    sign, whole_part, top, bottom = fraction.groups()
-    parts = max(int(bottom), 1)
-    value = int(whole_part or 0) + int(top) / parts
-    digits = f"{whole_part + ' ' if whole_part else ''}{top}/{bottom}"
-    return Quantity(digits, -value if sign else value, max(math.log10(parts), 1), "−" if sign else "")
+    sign, whole_part, numerator, denominator = fraction.groups()
+    divisor = max(int(denominator), 1)
+    value = int(whole_part or 0) + int(numerator) / divisor
+    digits = f"{whole_part + ' ' if whole_part else ''}{numerator}/{denominator}"
+    return Quantity(digits, -value if sign else value, max(math.log10(divisor), 1), "−" if sign else "")
 
 
 def render_convert(call: TemplateCall) -> str:
-    """Render the measure and its conversions; show unparsable parameters unchanged."""
+    """Render the measure and its conversions; return the first two parameters if they are unparsable."""
     try:
         request = _parse_request(call)
     except (LookupError, ValueError):
@@ -208,7 +208,7 @@ def _parse_request(call: TemplateCall) -> _Request:
     arguments = call.positional()[:_MAX_ARGUMENTS]
     numbers, ranges = _take_numbers(arguments)
     request = _Request(call, numbers, ranges, [], _take_unit(arguments))
-    while not ranges and len(arguments) > 1 and _divides(request.unit, arguments[1]):
+    while not ranges and len(arguments) > 1 and _is_subdivision(request.unit, arguments[1]):
         _add_smaller_unit(request, arguments)
     disp, abbr = call.get("disp"), call.get("abbr")
     request.abbr = {"none": "off", "unit": "on", "h": "on"}.get(abbr, abbr)
@@ -247,7 +247,7 @@ _SIZES = ((10**6, "million"), (10**3, "thousand"), (10**2, "hundred"))
 
 
 def spell_integer(number: int, conjunction: str = " and ") -> str:
-    """Spell a number below 1,000 million; the conjunction is before the last two digits.
+    """Spell a number below 1,000 million, with the conjunction before its last two digits.
 
     >>> spell_integer(1234), spell_integer(120, " ")
     ('one thousand two hundred and thirty-four', 'one hundred twenty')
@@ -280,16 +280,16 @@ def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
         numbers.append(number)
         if len(ranges) > _MAX_RANGES:
             raise ValueError(text)
-        if not arguments or (found_range := _RANGES.get(arguments[0].lower())) is None:
+        if not arguments or (separator := _RANGES.get(arguments[0].lower())) is None:
             return numbers, ranges
-        ranges.append(found_range)
+        ranges.append(separator)
         del arguments[0]
 
 
 def _split_range(text: str) -> list[str]:
-    """Return the number, the word and the rest of `3 to 5` or `3x5`; empty if there is none."""
-    if spaced := _SPACED_RANGE.fullmatch(text.strip()):
-        return list(spaced.groups())
+    """Split `3 to 5` or `3x5` into number, separator and rest; return an empty list for other texts."""
+    if match := _SPACED_RANGE.fullmatch(text.strip()):
+        return list(match.groups())
     for word in _RANGE_WORDS:
         if (position := text.find(word, 1)) > 0:
             return [text[:position], word, text[position + len(word) :]]
@@ -297,7 +297,7 @@ def _split_range(text: str) -> list[str]:
 
 
 def _take_unit(arguments: list[str]) -> Unit:
-    """Remove the unit from the start of the arguments; an unknown one is shown as written."""
+    """Remove the unit from the start of the arguments; an unknown unit is shown as written."""
     code = arguments.pop(0)
     try:
         return find_unit(code)
@@ -320,13 +320,13 @@ def _pad(text: str, before: str, after: str) -> str:
     return (before if text[0] not in ",.;:)]" else "") + text + (after if text[-1] not in "([" else "")
 
 
-def _divides(unit: Unit, code: str) -> bool:
+def _is_subdivision(unit: Unit, code: str) -> bool:
     smaller = UNITS.get(code)
     return smaller is not None and smaller.symbol in _SUBDIVISIONS.get(unit.symbol, ())
 
 
 def _add_smaller_unit(request: _Request, arguments: list[str]) -> None:
-    """Add the 1 inch to 6 feet; the number becomes the sum in the smaller unit.
+    """Add a number in a smaller unit, such as 1 inch after 6 feet, and convert the sum to this unit.
 
     Raises:
         ValueError: There is no number before the smaller unit.
@@ -353,7 +353,7 @@ def _split_targets(text: str) -> list[str]:
 
 
 def _choose_default_target(request: _Request) -> str:
-    """Return the default targets; metres below 3 m give feet and inches (Module:Convert)."""
+    """Return the default targets; lengths below 3 m are converted to feet and inches."""
     if request.parts:
         first_unit = request.parts[0][1]
         return "kg lb" if first_unit.symbol == "st" else first_unit.default
@@ -376,18 +376,18 @@ def _render_original(request: _Request) -> str:
     return _join_numbers(request, shown_numbers, request.unit, "in")
 
 
-def _show_input(request: _Request, number: Quantity) -> _Shown:
+def _show_input(request: _Request, number: Quantity) -> _FormattedNumber:
     digits, value = number.digits, abs(number.value)
     if (adjustment := re.fullmatch(r"ri([0-3])", request.call.get("adj"))) and "/" not in digits:
         digits = f"{value + 2 * _FUDGE:.{adjustment[1]}f}"
         value = float(digits)
     power = "" if number.exponent is None else f"×10{format_superscript(str(number.exponent))}"
     shown_digits = digits + power if power else request.show_digits(digits, is_output=False)
-    return _Shown(_add_sign(shown_digits, number.sign), value <= 1 if "/" in digits else value == 1)
+    return _FormattedNumber(_add_sign(shown_digits, number.sign), value <= 1 if "/" in digits else value == 1)
 
 
 def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) -> str:
-    """Return the name or symbol of a unit on one side of the conversion."""
+    """Return the name or symbol of a unit in the input or the output."""
     if request.wants_name(unit, side):
         is_singular = request.is_adjective or (is_singular and not unit.exponent)
         name = unit.singular if is_singular else unit.plural
@@ -399,8 +399,8 @@ def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) ->
     return name
 
 
-def _join_numbers(request: _Request, numbers: Sequence[_Shown], unit: Unit, side: str) -> str:
-    """Join the numbers of a range and their unit, on one side of the conversion."""
+def _join_numbers(request: _Request, numbers: Sequence[_FormattedNumber], unit: Unit, side: str) -> str:
+    """Join the numbers of a range and their unit in the input or the output."""
     has_name = request.wants_name(unit, side)
     is_hyphenated = has_name and request.is_adjective
     is_output = (side == "out") != request.is_flipped
@@ -438,10 +438,10 @@ def _get_range_text(request: _Request, mark: _Range, has_name: bool, is_output: 
 
 
 def _render_conversion(request: _Request, target: str, side: str) -> str:
-    """Render one conversion.
+    """Render the conversion to one target.
 
     Raises:
-        LookupError, ArithmeticError, ValueError: There is no such conversion.
+        LookupError, ArithmeticError, ValueError: The measure cannot be converted to the target.
     """
     if request.unit is _HAND:
         return _render_hands(request, target, side)
@@ -452,13 +452,16 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
         raise KeyError(target)
     if unit is _HAND:
         inches = [round(number.value * request.unit.factor / UNITS["in"].factor) for number in request.numbers]
-        shown = [_Shown(f"{count // 4}.{count % 4}" if count % 4 else str(count // 4), count == 4) for count in inches]
+        shown = [
+            _FormattedNumber(f"{count // 4}.{count % 4}" if count % 4 else str(count // 4), count == 4)
+            for count in inches
+        ]
         return _join_numbers(request, shown, unit, side)
     return _join_numbers(request, _convert_numbers(request, unit), unit, side)
 
 
 def _render_hands(request: _Request, target: str, side: str) -> str:
-    """Convert the height of a horse: 14.2 hands are 14 hands and 2 inches."""
+    """Convert a height in hands, in which 14.2 means 14 hands and 2 inches."""
     inches = []
     for number in request.numbers:
         whole, _, part = number.digits.partition(".")
@@ -470,7 +473,7 @@ def _render_hands(request: _Request, target: str, side: str) -> str:
     return _render_conversion(in_inches, target, side)
 
 
-def _convert_numbers(request: _Request, unit: Unit) -> list[_Shown]:
+def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
     """Convert and format the numbers, rounded as the template specifies or by default."""
     values = [_convert_value(request, i, unit) for i in range(len(request.numbers))]
     default_decimals = [
@@ -496,9 +499,9 @@ def compute_default_decimals(
 ) -> int:
     """Return the decimals of a conversion (negative: tens, hundreds), as in Module:Convert.
 
-    Equal to its `default_precision`: the input's decimals plus log10 of twice the ratio of the
-    numbers, with at least two significant figures (three, in kelvins, for temperatures). Feet,
-    pounds and persons' heights are more precise than that.
+    Its `default_precision` is the input's decimals plus log10 of twice the ratio of input and
+    output, with at least two significant figures (three, in kelvins, for temperatures). Feet,
+    pounds and heights in feet and inches are more precise.
     """
     if source.kind == "temperature":
         kelvin = abs(source.to_base(number.value))
@@ -516,7 +519,7 @@ def compute_default_decimals(
     return int(max(math.floor(number.decimals + extra_decimals + math.log10(2)), min_decimals))
 
 
-def _show_output(request: _Request, value: float, default_decimals: int) -> _Shown:
+def _show_output(request: _Request, value: float, default_decimals: int) -> _FormattedNumber:
     """Format a converted number, rounded as the template specifies or by default.
 
     Raises:
@@ -535,37 +538,37 @@ def _show_output(request: _Request, value: float, default_decimals: int) -> _Sho
         power = int(f"{size:.{n_figures - 1}e}".partition("e")[2])
         text, is_singular = _format_size(request, size, n_figures - 1 - power)
     elif step in {"0.5", "5", "10", "25", "50"}:
-        rounded = math.floor(size / float(step) + 0.5) * float(step)
-        text, is_singular = _format_size(request, rounded, int(rounded != math.floor(rounded)))
+        multiple = math.floor(size / float(step) + 0.5) * float(step)
+        text, is_singular = _format_size(request, multiple, int(multiple != math.floor(multiple)))
     else:
         text, is_singular = _format_size(request, size, default_decimals)
     is_zero = not text.strip("0.") or text == "zero"
-    return _Shown(_add_sign(text, "−" if value < 0 and not is_zero else ""), is_singular)
+    return _FormattedNumber(_add_sign(text, "−" if value < 0 and not is_zero else ""), is_singular)
 
 
 def _add_sign(text: str, sign: str) -> str:
     return f"negative {text}" if sign == "−" and text[0].isalpha() else sign + text
 
 
-def _format_fraction(size: float, bottom: int) -> str:
-    whole, top = divmod(math.floor(size * bottom + 0.5), bottom)
-    divisor = math.gcd(top, bottom)
-    fraction = f"{top // divisor}/{bottom // divisor}" if top else ""
-    return f"{whole} {fraction}" if whole and top else fraction or str(whole)
+def _format_fraction(size: float, denominator: int) -> str:
+    whole, numerator = divmod(math.floor(size * denominator + 0.5), denominator)
+    divisor = math.gcd(numerator, denominator)
+    fraction = f"{numerator // divisor}/{denominator // divisor}" if numerator else ""
+    return f"{whole} {fraction}" if whole and numerator else fraction or str(whole)
 
 
 def _format_size(request: _Request, size: float, decimals: int) -> tuple[str, bool]:
-    """Round and format a number without sign; very large and small ones are scientific.
+    """Round and format a number without sign; very large and small numbers get a power of ten.
 
     Returns:
-        The text, and whether it is a single one.
+        The text, and whether the unit is singular, as after 1.
     """
     if decimals >= 0:
         text = f"{size + 2 * _FUDGE:.{decimals}f}" if decimals <= 8 else f"{size:.{decimals}f}"
         whole, _, rest = text.partition(".")
     else:
-        shifted = f"{size / 10.0**-decimals:.0f}"
-        whole, rest = shifted + "0" * -decimals if shifted != "0" else "0", ""
+        leading_digits = f"{size / 10.0**-decimals:.0f}"
+        whole, rest = leading_digits + "0" * -decimals if leading_digits != "0" else "0", ""
     is_singular = whole == "1" and not rest.strip("0")
     is_scientific = any(number.exponent is not None for number in request.numbers)
     max_whole, max_zeros = (4, 2) if is_scientific else (10, 4)

@@ -226,13 +226,13 @@ def _render_interlanguage(call: TemplateCall) -> str:
     return parts[-1] if len(parts) >= 2 and parts[0].islower() and len(parts[0]) <= 3 else render_first(call)
 
 
-def _render_untranslated(call: TemplateCall) -> str:
-    """Render links to articles of other wikis: Russian and Ukrainian `{{нп|target|words|…}}`."""
+def _render_russian_interlanguage(call: TemplateCall) -> str:
+    """Render Russian and Ukrainian links to other wikis: `{{нп|target|words|…}}`."""
     return call.get("2", "text", "1")
 
 
-def _render_green_link(call: TemplateCall) -> str:
-    """Render Chinese `{{le|target|English|words}}` and `{{tsl|en|English|target|words}}`."""
+def _render_chinese_interlanguage(call: TemplateCall) -> str:
+    """Render Chinese links to other wikis: `{{le|target|English|words}}`, `{{tsl|en|English|target|words}}`."""
     first = 3 if call.name == "tsl" else 1
     return call.get(str(4 if call.name == "tsl" else 3), str(first), "1")
 
@@ -327,8 +327,8 @@ INLINE_RENDERERS: dict[str, Renderer] = (
         ("ship, uss, hms, hmas, hmcs, ss, ms, rms, mv, usns, sms, hmnzs, ins, ijn, uscgc", _render_ship),
         ("ill, interlanguage link, link-interwiki, interlanguage link multi, illm", _render_interlanguage),
         ("нп, нп1, нп2, нп3, нп4, нп5, не переведено, не переведено 1, не переведено 2, не переведено 3, "
-         "не переведено 4, не переведено 5, не перекладено", _render_untranslated),
-        ("le, tsl, translink", _render_green_link),
+         "не переведено 4, не переведено 5, не перекладено", _render_russian_interlanguage),
+        ("le, tsl, translink", _render_chinese_interlanguage),
         ("bibleverse, bibleref, bibleref2, bibleverse-lb, bibleref2-nb", _render_bible),
         ("flag, flagcountry, flagu, flag+link, flaglink, flagg", _render_flag),
         ("music", _render_music),
@@ -353,7 +353,7 @@ def find_family_renderer(name: str) -> Renderer | None:
     if name.startswith("lang-"):
         return _render_language
     if name.startswith("link-"):
-        return _render_green_link
+        return _render_chinese_interlanguage
     if name.startswith(("ipa-", "ipa/")):
         return _render_ipa
     return render_first if name.startswith(("script/", "native name ")) else None

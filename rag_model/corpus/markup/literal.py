@@ -23,7 +23,7 @@ _REMOVE_MARKS = str.maketrans("", "", LINK_START + LINK_END)
 
 
 def remove_marks(text: str) -> str:
-    """Remove the marks of links from a text."""
+    """Remove `LINK_START` and `LINK_END` from a text."""
     return text.translate(_REMOVE_MARKS)
 
 

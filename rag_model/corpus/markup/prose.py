@@ -83,7 +83,7 @@ _SENTENCE_END = re.compile(rf"[{SENTENCE_ENDS}][\"'”’»›」』)\]]{{0,4}}$
 _REFERENCE_MARK = re.compile(r"\b(?:ISBN|ISSN|OCLC|doi)\b|https?:|\b(?:pp?|[Ss]|[Сс])\. ?\d")
 _PUBLISHED = re.compile(r"([^\d]{3,150}?)(?:[.,:;] |\()(?:1[4-9]|20)\d\d[a-z]?\)?[.,:]")
 _WORD = re.compile(r"[^\W\d_]+")
-_MIN_LOWER_SHARE = 0.25  # of the words of a sentence; names and titles of books have fewer
+_MIN_LOWER_SHARE = 0.25  # share of lower-case words in a sentence; names and book titles have fewer
 
 
 def to_running_text(text: str) -> str:
@@ -96,17 +96,17 @@ def to_running_text(text: str) -> str:
 
 
 def _is_sentence(line: str) -> bool:
-    """Return whether a line of clean text is a sentence and not a label or a reference."""
+    """Return whether a line of plain text is a sentence, not a label or a reference."""
     if not _SENTENCE_END.search(line) or _REFERENCE_MARK.search(line):
         return False
-    if (published := _PUBLISHED.match(line)) and _is_author_list(published[1]):
+    if (citation := _PUBLISHED.match(line)) and _is_author_list(citation[1]):
         return False
     words = [word for word in _WORD.findall(line) if word.lower() != word.upper()]
     return not words or sum(map(str.islower, words)) >= _MIN_LOWER_SHARE * len(words)
 
 
 def _is_author_list(text: str) -> bool:
-    """Return whether a text is a list of names: with punctuation and without longer small words.
+    """Return whether a text is a list of names: with punctuation, without lower-case words over 3 letters.
 
     >>> _is_author_list("Mann, Noel, Wendy Smith and Eva Ujlakyova"), _is_author_list("He wrote A, B")
     (True, False)

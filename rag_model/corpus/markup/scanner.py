@@ -27,7 +27,7 @@ _BRACES = re.compile(r"(\{\{)|\}\}")
 _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
 
 _KEY = re.compile(r"[^\W_][\w \-]*")
-_DIGITS = 6  # maximum digits of a position; more parameters than fit into a page
+_DIGITS = 6  # maximum digits of a parameter's position; no page has a million parameters
 
 LinkRenderer = Callable[[list[str]], str]  # from the texts between the bars, the target first
 
@@ -195,7 +195,7 @@ class TemplateCall(NamedTuple):
     params: dict[str, str]
 
     def get(self, *keys: str) -> str:
-        """Return the first of these parameters that is not empty, or the empty string."""
+        """Return the value of the first of these parameters that is not empty, or the empty string."""
         return next((value for key in keys if (value := self.params.get(key))), "")
 
     def is_on(self, key: str) -> bool:
@@ -211,7 +211,7 @@ Renderer = Callable[[TemplateCall], str]
 
 
 def parse_position(key: str) -> int:
-    """Return the position in a parameter's name, starting at 1; 0 if it is not a number."""
+    """Return the position that a parameter's name gives, from 1; 0 if the name is not a number."""
     return int(key) if len(key) <= _DIGITS and key.isascii() and key.isdecimal() else 0
 
 

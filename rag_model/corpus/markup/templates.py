@@ -44,7 +44,7 @@ _DROPPED_NAMES = re.compile(
 # Characters; MediaWiki allows as many bytes. Longer names are text of a page and not cached.
 _MAX_NAME_LENGTH = 255
 _CACHED_NAMES = 1 << 14  # cached names; a large wiki uses some thousands
-# A URL, several lines, no word, or the name of a parameter or an option.
+# Values that are not text: a URL, several lines, no letter, or the name of a parameter or option.
 _NOT_SHOWABLE = re.compile(
     r"https?:|\n|^\W*$|^\s*(?:date|year|name|title|link|nolink|text|short|long|full|left|right|center|"
     r"top|bottom|up|down|yes|no|none|on|off|true|false|nocat|small|inline|ref|url|id|lang|format)\s*$"

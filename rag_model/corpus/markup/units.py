@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """One unit of measure; `value * factor + offset` is in the base unit of its `kind`.
+    """One unit of measure; `value * factor + offset` is the value in the base unit of its `kind`.
 
-    Of an inverse unit (L/100 km) it is the reciprocal.
+    For an inverse unit (L/100 km), the value in the base unit is the reciprocal of this product.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Unit(NamedTuple):
 
     @property
     def is_inverse(self) -> bool:
-        """Whether a larger value is a smaller quantity."""
+        """Whether a larger value means a smaller quantity of the kind."""
         return self.symbol == "L/100 km"
 
     def to_base(self, value: float) -> float:
@@ -245,12 +245,12 @@ _SYMBOLS = {
 }  # fmt: skip
 
 
-# Units that are written in full even where symbols are wanted.
+# Units that have no symbol and are always written in full.
 FULL_NAMES = frozenset(
     {"acre", "ton", "short ton", "long ton", "furlong", "fathom", "league", "carat"}
     | {"ton of TNT", "tonne of TNT", "kilotonne of TNT"}
 )
-# Kinds whose units are symbols even where names are the default.
+# Kinds whose units are shown as symbols by default, where other units are shown by name.
 SYMBOL_KINDS = frozenset({"temperature", "temperature difference"})
 
 _PREFIXES = {
@@ -260,7 +260,7 @@ _PREFIXES = {
     "a": ("atto", -18),
 }  # fmt: skip
 _PREFIXED_CODES = ("m", "g", "L", "l", "J", "W", "Pa", "N", "Hz", "s", "pc", "ly", "eV", "K")
-# Default outputs where they differ from those of the unit without prefix.
+# Default outputs that differ from those of the unit without prefix.
 _PREFIXED_DEFAULTS = {
     "Gm": "mi", "Mm": "mi", "Tm": "mi", "hm": "ft", "dam": "ft", "dm": "in", "pm": "in", "fm": "in",
     "GJ": "kWh", "TJ": "kWh", "PJ": "kWh", "EJ": "kWh", "aJ": "eV",
@@ -280,7 +280,7 @@ _MAX_CODE = 40  # characters
 
 @lru_cache(1 << 10)
 def find_unit(code: str) -> Unit:
-    """Return the unit of a code, also of `e6acre`, `GJ` and `kg/ha`.
+    """Return the unit of a code, which may have a prefix or be a quotient: `e6acre`, `GJ`, `kg/ha`.
 
     >>> find_unit("e6acre").plural, find_unit("kg/ha").plural, find_unit("GL").singular
     ('acres', 'kilograms per hectare', 'gigalitre')

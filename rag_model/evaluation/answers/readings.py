@@ -65,7 +65,7 @@ class Reading:
     closed_book: float | None = None  # log p(y|question), nats; None: unknown
     seconds: float | None = field(default=None, compare=False)  # share of its batch; None: unknown
     stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds
-    problem: AnswerProblem | None = None  # why the answer is empty, or not to be trusted
+    problem: AnswerProblem | None = None  # the reason why the answer is empty or doubtful
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Seq
 
 
 def describe_problems(readings: Sequence[Reading]) -> list[str]:
-    """Return one sentence per kind of problem: how many answers have it, and the first message."""
+    """Return a sentence for each kind of problem: the number of answers with it, and a first message."""
     messages: dict[str, list[str]] = {}
     for reading in readings:
         if reading.problem is not None:

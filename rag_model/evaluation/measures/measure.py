@@ -52,8 +52,9 @@ class RankingMeasure:
 
     # Rankings and cutoff -> one value in [0, 1] per ranking, which depends on nothing else.
     compute: Callable[[Sequence[Ranking], int], Sequence[float]]
-    # Depth of the search and judgement -> the cutoffs that reports list, from 1 to the depth. Only
-    # built-in measures may report a fixed one: nDCG@10 of fewer passages is that of trec_eval.
+    # Maps the depth of the search and the judgement to the cutoffs that reports list, from 1 to the
+    # depth. Only built-in measures may report a deeper cutoff: nDCG@10 of fewer than 10 passages is
+    # defined as in trec_eval.
     report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = report_no_cutoff
     # True: needs all relevant ids, which are unknown if judged by answers
     needs_qrels: bool = False
@@ -110,8 +111,8 @@ MEASURES: Registry[Measure] = Registry(
 def load_measures() -> Mapping[str, Measure]:
     """Load every measure by its name: the built-in ones, then those of installed packages.
 
-    The functions of an installed measure check what it returns, so that no wrong value is reported
-    or stored, and errors name its package.
+    The functions of an installed measure are wrapped to check its results, so that no invalid value
+    is reported or stored, and errors name its package.
 
     Raises:
         InputError: an installed measure cannot be imported, is not a measure, or has an invalid
@@ -126,11 +127,11 @@ def load_measures() -> Mapping[str, Measure]:
     return measures
 
 
-_TOLERANCE = 1e-9  # sums of floating-point numbers may end this far above 1 or below 0
+_TOLERANCE = 1e-9  # by which rounding errors may exceed the range from 0 to 1
 
 
 def _check_installed(name: str, measure: Any) -> Measure:
-    """Return an installed measure whose functions check what they return.
+    """Return an installed measure with functions that check their results.
 
     Raises:
         InputError: the object is not a measure, or one of its members is wrong.
@@ -219,17 +220,17 @@ def _measure_corpus(
 
 def _to_list(values: Any) -> list[Any]:
     if isinstance(values, str | bytes | Mapping):
-        raise TypeError(f"it returned {values!r:.60} and not a list of numbers")
+        raise TypeError(f"it returned {values!r:.60} instead of a list of numbers")
     try:
         return list(values)
     except TypeError as error:
-        raise TypeError(f"it returned {values!r:.60} and not a list of numbers, {format_error(error)}") from error
+        raise TypeError(f"it returned {values!r:.60} instead of a list of numbers, {format_error(error)}") from error
 
 
 def _check_value(name: str, value: Any) -> float:
     """Return a value of an installed measure as a float in [0, 1]."""
     number = float(value) if isinstance(value, Real) else math.nan
-    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # also if it is NaN
+    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # true also for NaN
         raise MEASURES.wrong_plugin_error(name, f"returned {value!r:.60}", "return numbers from 0 to 1")
     return min(1.0, max(0.0, number))
 

@@ -255,8 +255,8 @@ def _wrong_answers_section(wrong: Sequence[ScoredAnswer], asked: int, maximum: i
 def _wrong_answer(answer: ScoredAnswer) -> Node:
     measures = ", ".join(f"{measure} {value:.2f}" for measure, value in answer.measures.items())
     problem = answer.reading.problem
-    nothing = "(nothing)" if problem is None else f"({problem.message})"
-    prediction = tag("b", (answer.reading.answer or nothing) + ("" if answer.reading.ended else " …"))
+    empty_text = "(nothing)" if problem is None else f"({problem.message})"
+    prediction = tag("b", (answer.reading.answer or empty_text) + ("" if answer.reading.ended else " …"))
     golds = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
     summary = tag("summary", answer.question.text, tag("span", "said: ", prediction, class_="said"), golds)
     passages = [_passage_row(passage) for passage in answer.reading.passages]

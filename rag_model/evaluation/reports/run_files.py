@@ -99,10 +99,10 @@ def write_report(html: str, path: Path) -> None:
 
 
 def store_report(store: Store, page_id: str, html: str) -> str | None:
-    """Write the page of a snapshot, an evaluation or a model into the store, and return its URL.
+    """Write the report of a snapshot, an evaluation or a model to the store, and return its URL.
 
-    Return None if the store cannot be written. `page_id` is the full id; `gc` deletes the page with
-    the manifest of this id.
+    Return None if the store cannot be written. `page_id` is the full id of the snapshot, evaluation
+    or model; `gc` deletes the report when the manifest with this id is gone.
     """
     path = f"reports/{page_id}.html"
     with suppress(StoreError):

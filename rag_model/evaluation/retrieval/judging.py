@@ -63,10 +63,10 @@ def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = Fals
 
 
 def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
-    """Return the hits without passages of the document that the question is, ranked from 1.
+    """Drop the passages of the question's own document from its hits, and rank the others from 1.
 
-    Some data sets search for counterparts of their own documents. BEIR's evaluator drops a document
-    with the question's id, which would always be the first.
+    In some data sets the questions are documents of the corpus. BEIR's evaluator drops the document
+    with the question's id, which would always be the first hit.
     """
     if not question.own_document:
         return list(hits)
@@ -74,36 +74,37 @@ def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
     return [replace(hit, rank=rank) for rank, hit in enumerate(others, start=1)]
 
 
-def choose_search_depth(questions: Sequence[Question], k: int, most: int) -> int:
-    """Return the depth at which each question has `k` hits without one of its own document."""
-    return min(k + 1, most) if any(question.own_document for question in questions) else k
+def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -> int:
+    """Return the search depth that leaves `k` hits if one passage of an own document is dropped."""
+    return min(k + 1, max_depth) if any(question.own_document for question in questions) else k
 
 
-def deepen_search(depth: int, most: int, n_missing: int) -> int | None:
-    """Return the next depth if own documents took `n_missing` more places than expected.
-
-    None: nothing is missing, or the retriever cannot search deeper.
+def deepen_search(depth: int, max_depth: int, n_missing: int) -> int | None:
+    """Return the depth of another search, if `n_missing` hits are missing after own documents were
+    dropped; None if no hit is missing or the retriever cannot search deeper.
     """
-    return min(depth + n_missing, most) if n_missing > 0 and depth < most else None
+    return min(depth + n_missing, max_depth) if n_missing > 0 and depth < max_depth else None
 
 
 def search_questions(retriever: Retriever, questions: Sequence[Question], k: int) -> list[list[Hit]]:
-    """Return up to `k` hits of each question, without passages of its own document.
+    """Return up to `k` hits of each question, without passages of the question's own document.
 
     Raises:
         UsageError: as in `Retriever.search`.
     """
-    most = max(k, retriever.most) if isinstance(retriever, SnapshotRetriever) else k
-    depth: int | None = choose_search_depth(questions, k, most)
+    max_depth = max(k, retriever.most) if isinstance(retriever, SnapshotRetriever) else k
+    depth: int | None = choose_search_depth(questions, k, max_depth)
     hit_lists: list[list[Hit]] = []
     while depth is not None:
-        found = retriever.search([question.text for question in questions], depth)
-        hit_lists = [drop_own_document(question, hits)[:k] for question, hits in zip(questions, found, strict=True)]
+        all_hit_lists = retriever.search([question.text for question in questions], depth)
+        hit_lists = [
+            drop_own_document(question, hits)[:k] for question, hits in zip(questions, all_hit_lists, strict=True)
+        ]
         n_missing = max(
-            (k - len(hits) for hits, all_hits in zip(hit_lists, found, strict=True) if len(all_hits) == depth),
+            (k - len(hits) for hits, all_hits in zip(hit_lists, all_hit_lists, strict=True) if len(all_hits) == depth),
             default=0,
         )
-        depth = deepen_search(depth, most, n_missing)
+        depth = deepen_search(depth, max_depth, n_missing)
     return hit_lists
 
 

@@ -246,7 +246,7 @@ def _build_stage_results(
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
-    """Return how many of `k` hits a question lacks although its search found `depth` passages."""
+    """Return the largest number of hits that a question lacks although `depth` passages were found."""
     n_candidates = (candidates.rows >= 0).sum(axis=1)
     return max((k - len(result.hits) for result, n in zip(results, n_candidates, strict=True) if n >= depth), default=0)
 

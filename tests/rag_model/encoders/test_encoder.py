@@ -175,7 +175,7 @@ def test_an_end_token_without_a_name_is_refused(end_token_folder: Path) -> None:
     with pytest.raises(InputError, match=r"has no end token '<\|end\|>'"):
         Encoder.load(end_token_folder)
     write_json(end_token_folder / "tokenizer_config.json", {"add_eos_token": True})
-    with pytest.raises(InputError, match="sets add_eos_token and names no eos_token"):
+    with pytest.raises(InputError, match="sets add_eos_token but names no eos_token"):
         Encoder.load(end_token_folder)
 
 

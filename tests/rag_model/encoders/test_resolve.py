@@ -41,7 +41,7 @@ def test_a_hub_that_is_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 def test_a_hub_without_the_model_asks_to_check_the_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
-    with pytest.raises(InputError, match=r"does not give it \(.*check the name and the token"):
+    with pytest.raises(InputError, match=r"refuses the download \(.*check the name and the token"):
         resolve_folder("nobody/has-this-model")
 
 

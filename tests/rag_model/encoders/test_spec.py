@@ -49,7 +49,7 @@ def test_sentence_transformers_sets_length_normalisation_and_prompts(tiny_st: Bu
 @pytest.mark.parametrize("similarity", ["euclidean", "manhattan"])
 def test_distances_that_no_index_ranks_by_are_refused(tiny_st: Build, similarity: str) -> None:
     prompts = {"similarity_fn_name": similarity}
-    with pytest.raises(InputError, match=f"by {similarity} distance .* use a model of cosine or dot"):
+    with pytest.raises(InputError, match=f"by {similarity} distance .* use a model for cosine or dot similarity"):
         read_encoder_spec(tiny_st(prompts=prompts, modules=PLAIN))
 
 

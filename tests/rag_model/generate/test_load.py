@@ -182,7 +182,7 @@ def with_number(folder: Path, key: str, number: int) -> Path:
 @pytest.mark.parametrize(
     ("key", "number", "words"),
     [
-        ("llama.block_count", 100_000, "it says 'llama.block_count' 100,000; at most 12 are possible"),
+        ("llama.block_count", 100_000, "its 'llama.block_count' is 100,000; at most 12 are possible"),
         ("llama.attention.head_count", 1 << 30, "at most 10,000 are possible"),
         ("llama.context_length", 1 << 31, "at most 16,777,216 are possible"),
         ("llama.embedding_length", 1 << 31, "at most 16,777,216 are possible"),

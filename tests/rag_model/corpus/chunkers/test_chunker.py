@@ -258,7 +258,7 @@ def test_a_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pyte
         (
             "function",
             "tests.fixtures.overlapping:offer",
-            "chunker 'function' .* is <function offer .* and not a chunker: see",
+            "chunker 'function' .* is <function offer .*, which is not a chunker: see",
         ),
     ],
 )

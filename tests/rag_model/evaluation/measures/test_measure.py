@@ -289,9 +289,9 @@ def test_an_installed_measure_with_a_wrong_member_is_named(
     [
         ("fail", r"fails \(KeyError: 'secret'\): repair or uninstall its package"),
         ("lambda rankings, cutoff: [0.5]", "returned 1 values for 2 rankings: return one number for each"),
-        ("lambda rankings, cutoff: 'high'", "fails .*it returned 'high' and not a list of numbers"),
-        ("lambda rankings, cutoff: None", "fails .*it returned None and not a list of numbers"),
-        ("lambda rankings, cutoff: 0.5", "fails .*it returned 0.5 and not a list of numbers"),
+        ("lambda rankings, cutoff: 'high'", "fails .*it returned 'high' instead of a list of numbers"),
+        ("lambda rankings, cutoff: None", "fails .*it returned None instead of a list of numbers"),
+        ("lambda rankings, cutoff: 0.5", "fails .*it returned 0.5 instead of a list of numbers"),
         ("lambda rankings, cutoff: ['1', '1']", "returned '1': return numbers from 0 to 1"),
         ("lambda rankings, cutoff: [None, 1]", "returned None: return numbers from 0 to 1"),
         ("lambda rankings, cutoff: [0.2, float('nan')]", "returned nan: return numbers from 0 to 1"),
