@@ -1,8 +1,9 @@
-"""Create httpx clients, which read proxies and certificates from the environment, and read replies
-whose size is bounded while they are decoded.
+"""Create httpx clients, and read replies with a bound on their decompressed size.
 
-A few kilobytes can decode to gigabytes. The clients ask for gzip alone, whose output zlib can stop
-at any byte, and `iter_body` refuses every other encoding.
+The clients read proxies and certificates from the environment.
+
+A few kilobytes can decompress to gigabytes. So the clients accept only gzip, whose decompression
+zlib can stop at any byte, and `iter_body` refuses every other encoding.
 """
 
 import zlib
@@ -15,11 +16,11 @@ from rag_model.errors import UsageError, format_error
 
 _Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 _ENCODING = "gzip"
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # the argument by which zlib reads gzip
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # makes zlib expect the gzip format
 
 
 class ReplyTooLargeError(Exception):
-    """A reply has more bytes than its reader takes."""
+    """The decompressed body of a reply is larger than its reader accepts."""
 
 
 def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
@@ -40,10 +41,10 @@ def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
 
 
 def iter_body(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
-    """Yield the decoded body of a streamed response, and no more than `max_bytes` of it.
+    """Yield the decompressed body of a streamed response, up to `max_bytes`.
 
     Raises:
-        ReplyTooLargeError: The body is larger; its beginning was yielded.
+        ReplyTooLargeError: The body is larger; its first `max_bytes` were yielded.
         httpx.DecodingError: The encoding is neither gzip nor identity, or the body is corrupt.
     """
     decoder = _BodyDecoder(response, max_bytes)
@@ -52,7 +53,7 @@ def iter_body(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
 
 
 async def iter_body_async(response: httpx.Response, max_bytes: int) -> AsyncGenerator[bytes]:
-    """Yield the decoded body, as `iter_body`, of a response of an asynchronous client."""
+    """Yield the decompressed body of an asynchronous client's response, as `iter_body` does."""
     decoder = _BodyDecoder(response, max_bytes)
     async for chunk in response.aiter_raw():
         for decoded in decoder.decode(chunk):
@@ -60,7 +61,7 @@ async def iter_body_async(response: httpx.Response, max_bytes: int) -> AsyncGene
 
 
 class _BodyDecoder:
-    """Decodes a body, up to a number of bytes."""
+    """Decompresses a body up to a number of bytes."""
 
     def __init__(self, response: httpx.Response, max_bytes: int) -> None:
         self._request, self._bytes_left = response.request, max_bytes
@@ -70,7 +71,7 @@ class _BodyDecoder:
         self._decompressor = zlib.decompressobj(_GZIP_WINDOW) if encoding.endswith("gzip") else None
 
     def decode(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the decoded bytes of a chunk, and raise if there are more than the limit."""
+        """Yield the decompressed bytes of a chunk; raise `ReplyTooLargeError` beyond the limit."""
         while chunk:
             decoded, chunk = self._decode_part(chunk)
             if decoded:
@@ -80,7 +81,7 @@ class _BodyDecoder:
                 raise ReplyTooLargeError
 
     def _decode_part(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Return at most one byte more than the limit, and the rest of the chunk."""
+        """Return decompressed bytes, at most one more than the limit, and the rest of the chunk."""
         if self._decompressor is None:
             return chunk, b""
         if self._decompressor.eof:  # another member follows

@@ -28,7 +28,7 @@ class Registry(Generic[T]):
             noun: what an object is, for messages.
             group: group of entry points.
             built_in: built-in objects, name -> `module:object`.
-            base: class that objects of packages must be instances of; None: callers check them.
+            base: class of which objects of packages must be instances; None: callers check them.
         """
         self.noun, self.group = noun, group
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         """Return the object of that name, or None if there is none.
 
         Raises:
-            InputError: The package that provides it cannot be imported or registers something else,
+            InputError: The package that provides it cannot be imported or registers a wrong object,
                 or two packages provide the name.
         """
         with self._lock:
@@ -52,13 +52,13 @@ class Registry(Generic[T]):
             return self._loaded[name]
 
     def find_loaded(self, name: str) -> T | None:
-        """Return the object of that name if it was imported before."""
+        """Return the object of this name if it has been imported, without importing it."""
         return self._loaded.get(name)
 
     def describe(self, name: str) -> str:
-        """Return the name of an object with its entry point and package, for messages.
+        """Return an object's name, entry point and package, for messages.
 
-        Such as `measure 'AP' (average_precision:AP of the package average-precision 1.0)`.
+        An example is `measure 'AP' (average_precision:AP of the package average-precision 1.0)`.
         """
         entry_point = self._built_in.get(name) or self._find_entry_point(name)
         if entry_point is None:
@@ -67,15 +67,15 @@ class Registry(Generic[T]):
         return f"{self.noun} {name!r} ({entry_point.value}{package})"
 
     def wrong_plugin_error(self, name: str, problem: str, expected: str) -> InputError:
-        """Return the error for an object that breaks the contract of its category."""
+        """Return an error that says how an object breaks the contract of its category, and what to do."""
         return InputError(f"{self.describe(name)} {problem}: {expected}, or uninstall its package")
 
     def call(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function of the object of that name, and name its package if the call fails.
+        """Call a function of the object of this name; an error of the call names the object's package.
 
         Raises:
-            InputError: The function raised an exception that is not ours.
-            BookwheelError: As the function.
+            InputError: The function raised an exception that is not a `BookwheelError`.
+            BookwheelError: The function raised this error.
         """
         try:
             return function(*args, **kwargs)

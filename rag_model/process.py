@@ -14,8 +14,8 @@ hole of their own size. Other allocators and other C libraries are left as they 
 reads one JSON value and writes one, so a crash or an exceeded limit ends only the child.
 
 **Temporary folders.** A process holds a lock on each of its temporary folders. The kernel releases
-the lock when the process ends, however it ends, so a later process recognises and removes the
-folders of killed ones.
+the lock when the process ends, even if it is killed, so a later process recognises abandoned folders
+and removes them.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ from rag_model.errors import BookwheelError, UsageError, error_from_dict, error_
 
 _MIB = 1 << 20
 _TEMPORARY_PREFIX = "bookwheel-run-"
-_ABANDONED_SECONDS = 60.0  # a folder that is younger may not be locked yet
+_ABANDONED_SECONDS = 60.0  # a younger folder may not be locked yet
 # Parameter numbers of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _KEEP_SETTINGS = {
@@ -59,13 +59,13 @@ _RELEASE_SETTINGS = {
 
 
 @contextmanager
-def temporary_folder(work: str) -> Iterator[Path]:
-    """Yield an empty folder whose name contains `work`, and remove it at the end.
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Yield an empty folder whose name contains `purpose`, and remove it at the end.
 
     The first call of a process also removes the folders of processes that were killed.
     """
     _remove_abandoned_folders()
-    with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY_PREFIX}{work}-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY_PREFIX}{purpose}-", ignore_cleanup_errors=True) as name:
         descriptor = os.open(name, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -88,21 +88,22 @@ def _remove_abandoned_folders() -> None:
                 os.close(descriptor)
 
 
-_SHARING_PROCESSES = 64  # per GPU; further ones choose by process id
+_SHARING_PROCESSES = 64  # claims per GPU; further processes choose a GPU by their process id
 _gpu_lock = threading.Lock()
 
 
 def claim_gpu(count: int) -> int:
-    """Return the number of the visible GPU that this process uses, always the same one.
+    """Return the number of the visible GPU that this process uses; every call returns the same.
 
-    It is one that no other process of this user has claimed, or else one that the fewest have. A
-    claim is a lock on a file, which the kernel releases when the process ends, however it ends.
+    The first call chooses a GPU that no other process of this user has claimed, or else one that the
+    fewest processes have claimed. A claim is a lock on a file, which the kernel releases when the
+    process ends, even if it is killed.
 
     Args:
         count: the number of GPUs that CUDA sees, at least 1.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    # The entries are the same in all processes, whatever part of the GPUs each of them sees.
+    # An entry names the same GPU in all processes, even if each of them sees other GPUs.
     names = visible[:count] if len(visible) >= count > 0 and visible[0] else [str(number) for number in range(count)]
     with _gpu_lock:
         return _claim_gpu(os.getpid(), tuple(re.sub(r"\W", "-", name.strip()) for name in names))
@@ -269,14 +270,14 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
 
 
 class ChildWorker:
-    """A child process that answers many calls, each within a time limit. Thread-safe.
+    """A child process that executes many calls, each within a time limit. Thread-safe.
 
-    The child ends with this object, or with this process. After a call that exceeds a limit it is
-    killed, and the next call starts another one.
+    The child ends when this object is deleted or this process ends. If a call exceeds a limit, the
+    child is killed, and the next call starts another child.
     """
 
     def __init__(self, module: str, state: Any, *, memory: int) -> None:
-        """Describe the child; the first call starts it.
+        """Store how to start the child; the first call starts it.
 
         Args:
             module: module to run; its last statement is `serve_calls(open_function)`.
@@ -371,7 +372,7 @@ def serve_call(function: Callable[[Any], Any]) -> None:
 
 
 def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
-    """Answer the calls of a `ChildWorker`: open the function once, and write one line per call."""
+    """Execute the calls of a `ChildWorker`: open the function once, and write one line per call."""
     request = json.loads(sys.stdin.buffer.readline())
     _limit_resources(request["memory"])
     opened_functions: list[Callable[[Any], Any]] = []
@@ -383,7 +384,7 @@ def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
 
     for line in sys.stdin.buffer:
         call = json.loads(line)
-        signal.alarm(call["seconds"])  # also if the parent was killed
+        signal.alarm(call["seconds"])  # ends a late call even if the parent was killed
         reply = _answer_call(open_and_call, call["value"])
         signal.alarm(0)
         sys.stdout.write(reply + "\n")
@@ -401,7 +402,7 @@ def _limit_resources(memory: int) -> None:
 
 
 def _answer_call(function: Callable[[Any], Any], value: Any) -> str:
-    """Return the reply to a call: its result or its error."""
+    """Return the reply to a call as JSON: its result or its error."""
     try:
         error_name, reply_value = "", function(value)
     except MemoryError:

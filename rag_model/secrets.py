@@ -105,13 +105,13 @@ def refuse_secret(url: str) -> None:
 
 
 def build_secret_pattern() -> str:
-    """Return a regular expression that is found in every text that `refuse_secrets` rejects.
+    """Return a regular expression that matches within every text that `refuse_secrets` rejects.
 
-    It is for the JSON schemas of forms, which a server checks without this code. It may reject odd
-    spellings of other texts as well.
+    JSON schemas of forms contain it, because a server checks forms without this code. It may also
+    match unusual spellings of URLs without secrets.
     """
-    # a whole text is a URL or a chain of URLs, and blanks in it are ignored; a URL within a longer
-    # text ends at a blank or a quotation mark
+    # A text may be a URL or a chain of URLs, in which blanks are ignored. It may also contain a URL,
+    # which ends at a blank or a quotation mark.
     blanks = r"[\x00-\x20\x7f]*"
     forms = [
         *_build_url_patterns(rf"(?:^|::){blanks}", blanks, ""),
@@ -128,12 +128,12 @@ def build_secret_pattern() -> str:
 
 
 def _build_url_patterns(start: str, blanks: str, stops: str) -> list[str]:
-    """Return the patterns of a URL with a user, of one with a port that is none, and of queries.
+    """Return patterns of URLs with a user, with an invalid port, or with unknown query parameters.
 
     Args:
-        start: the pattern of what precedes a scheme.
-        blanks: the pattern of characters that are ignored between others.
-        stops: characters, within brackets, at which the URL ends.
+        start: pattern of the text before a scheme.
+        blanks: pattern of the characters that are ignored within a URL.
+        stops: characters at which the URL ends, for a character class.
     """
     slashes, host = rf"{blanks}(?:[/\\]{blanks})+", rf"[^/\\?#{stops}]"
     harmless, end = "|".join(sorted(HARMLESS_PARAMETERS)), rf"(?:[=?&;#{stops}]|(?![\s\S]))"
@@ -144,14 +144,14 @@ def _build_url_patterns(start: str, blanks: str, stops: str) -> list[str]:
     rest = rf"[^{stops}]" if stops else r"[\s\S]"
     return [
         rf"{scheme}{host}*(?:@|%40)",
-        # an IPv6 address in brackets has colons; an ARN too
+        # An IPv6 address in brackets and an ARN contain colons too.
         rf"{scheme}(?!arn:)(?:\[[^\]/\\?#]*\]|(?!\[[^\]/\\?#]*\]))"
         rf"(?:(?!%3[aA])[^/\\?#:{stops}])*"
         rf"(?::(?!:)\d*(?::(?!:)|[^\d/\\?#:{stops}])|%3[aA]\d*[^\d/\\?#{stops}])",
         rf"{glob_scheme}[^?{stops}]*\?(?:{rest}*[?&;])?(?!(?:{harmless})=)[^?&;/={stops}]*=",
         rf"{other_scheme}[^?#{stops}]*[?#](?:{rest}*[?&;#])?(?!(?:{harmless}){end})[^?&;#{stops}]",
         rf"{other_scheme}[^?#{stops}]*[;&][^/;&=?#{stops}]*=",
-        # the same parameter twice: the second may be a secret beside a harmless value
+        # If a harmless parameter is repeated, its second value may be a secret.
         *(rf"{scheme}{rest}*[?&;#]{name}{end}{rest}*(?<=[?&;#]){name}{end}" for name in sorted(HARMLESS_PARAMETERS)),
     ]
 

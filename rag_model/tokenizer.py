@@ -1,14 +1,14 @@
-"""Load an untrusted `tokenizer.json`, and keep it from taking the time and memory of a process.
+"""Load an untrusted `tokenizer.json` so that it cannot use up the time or memory of a process.
 
 Its rules can make a text grow, and its regular expressions can take quadratic time or worse. One
-query then blocks a thread for minutes, fills the memory, or Rust panics, which is not an
-`Exception` in Python. There are three guards:
+query could then block a thread for minutes, fill the memory, or cause a panic in Rust, which is not
+an `Exception` in Python. There are three guards:
 
-* **Growth.** The rules that replace text form a chain; the product of their factors is bounded.
-* **Trial.** A tokenizer with patterns of its own, which no common model has, first splits hostile
-  texts in a child process: runs of common characters, and of its own literals and characters.
-* **Child.** Since no trial has every hostile text, such patterns only ever run in a child process,
-  with bounded memory and time per call (`GuardedTokenizer`).
+* **Growth.** The rules that replace text form a chain. The product of their growth factors is bounded.
+* **Trial.** A tokenizer with patterns that no common model has first splits hostile texts in a child
+  process: runs of common characters, and of the literals and characters of its rules.
+* **Child.** A trial cannot contain every hostile text. So such patterns are later only run in a child
+  process, with bounded memory and time per call (`GuardedTokenizer`).
 """
 
 import base64
@@ -38,21 +38,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _PANIC_CLASS = "PanicException"  # pyo3's class, which cannot be imported
-_TRIAL_SECONDS = 20.0  # for all texts; a harmless tokenizer takes 0.1 s
-_TEXT_SECONDS = 0.5  # of one text of the trial; a harmless tokenizer takes a millisecond
+_TRIAL_SECONDS = 20.0  # for all texts of the trial; a harmless tokenizer takes 0.1 s
+_TEXT_SECONDS = 0.5  # for one text of the trial; a harmless tokenizer takes a millisecond
 _MEMORY = 1 << 30  # bytes of a child
 _TRIAL_LENGTH = 2_000  # characters; the longest query that a service accepts
 _RUNS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
 _MAX_RUNS = 64
-_CALL_SECONDS = 10.0  # of a call, and a second more for each of so many characters:
-_CHARACTERS_PER_SECOND = 50_000  # a tenth of what a common tokenizer splits
-_MAX_GROWTH = 64  # characters per character of a text; those of common models are below 16
-_MAX_ADDED = 10_000  # characters that are added to a text of any length
-_UNICODE_GROWTH = 18  # of one character in NFKC, which every SentencePiece model may have
-_MAX_WORD = 10_000  # characters that WordPiece may split as one word, in cubic time; usually 100
+# Time limit of a call: `_CALL_SECONDS`, and a second more for each `_CHARACTERS_PER_SECOND`, which is
+# a tenth of the speed of a common tokenizer.
+_CALL_SECONDS = 10.0
+_CHARACTERS_PER_SECOND = 50_000
+_MAX_GROWTH = 64  # output characters per character of a text; common models stay below 16
+_MAX_ADDED = 10_000  # characters that may be added to a text of any length
+_UNICODE_GROWTH = 18  # growth of a character by NFKC, which any SentencePiece model may use
+_MAX_WORD = 10_000  # characters of a word, which WordPiece splits in cubic time; usually 100
 _STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
-_FACTOR_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}  # bytes of a character; spaces around it
-_LIMIT_OF_ONIGURUMA = "limit-in-match"  # in the error of a pattern that took too many steps
+# ByteLevel writes up to 4 bytes for a character; BertNormalizer adds up to 2 spaces around it.
+_FACTOR_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}
+_ONIGURUMA_LIMIT = "limit-in-match"  # in the error message about a pattern that took too many steps
 _NOT_LITERAL = re.compile(r"\\[pP]\{[^}]*\}|\\[A-Za-z]|\\")
 # Patterns of common models: GPT-2, CLIP, Llama 3, Qwen, GPT-4o, T5, XLM-R, DeepSeek.
 _KNOWN_PATTERNS = frozenset(
@@ -91,8 +94,8 @@ def load_tokenizer_file(file: Path) -> "Tokenizer":
     """Load a tokenizer; one with patterns of its own is a `GuardedTokenizer`.
 
     Raises:
-        InputError: The file is missing or damaged, makes texts grow, or one of its patterns is too
-            slow on plain texts.
+        InputError: The file is missing or damaged, makes texts grow too much, or one of its patterns
+            is too slow.
         MissingExtraError: `tokenizers` is not installed.
     """
     library = require("tokenizers", "model")
@@ -125,7 +128,7 @@ def check_patterns(file: Path) -> bool:
 
 @contextmanager
 def explain_tokenizer_errors() -> Iterator[None]:
-    """Turn any error of the tokenizers library into one sentence, also a panic of its Rust code.
+    """Turn any error of the tokenizers library, or a panic of its Rust code, into an InputError.
 
     Raises:
         InputError: the tokenizer cannot split a text.
@@ -152,26 +155,26 @@ def is_exception_or_panic(error: BaseException) -> bool:
 
 
 class GuardedTokenizer:
-    """A tokenizer whose texts are split in a child process, with bounded time and memory.
+    """A tokenizer that splits texts in a child process, with bounded time and memory.
 
-    All attributes are those of the tokenizer; encodings have plain lists.
+    Other attributes are those of the wrapped tokenizer. Encodings have plain lists.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        """Guard `tokenizer`; the first text starts the child."""
+        """Wrap `tokenizer`; the first call starts the child."""
         self._tokenizer = tokenizer
         self._worker: ChildWorker | None = None
 
     def __getstate__(self) -> "Tokenizer":
-        """Return the tokenizer; a copy starts a child of its own."""
+        """Return the wrapped tokenizer; a copy starts a child of its own."""
         return self._tokenizer
 
     def __setstate__(self, tokenizer: "Tokenizer") -> None:
-        """Guard the tokenizer of a copy."""
+        """Wrap the tokenizer of a copy."""
         self._tokenizer, self._worker = tokenizer, None
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the tokenizer."""
+        """Return an attribute of the wrapped tokenizer."""
         return getattr(self._tokenizer, name)
 
     @property
@@ -183,18 +186,18 @@ class GuardedTokenizer:
     def post_processor(self, value: Any) -> None:
         self._tokenizer.post_processor, self._worker = value, None
 
-    def enable_truncation(self, *arguments: Any, **named: Any) -> None:
-        """Truncate texts from now on, as the tokenizer."""
+    def enable_truncation(self, *arguments: Any, **settings: Any) -> None:
+        """Truncate texts from now on, as the wrapped tokenizer does."""
         self._worker = None
-        self._tokenizer.enable_truncation(*arguments, **named)
+        self._tokenizer.enable_truncation(*arguments, **settings)
 
     def no_truncation(self) -> None:
-        """Truncate no texts from now on."""
+        """Stop truncating texts."""
         self._worker = None
         self._tokenizer.no_truncation()
 
     def no_padding(self) -> None:
-        """Pad no texts from now on."""
+        """Stop padding texts."""
         self._worker = None
         self._tokenizer.no_padding()
 
@@ -264,7 +267,7 @@ def _read_error(file: Path, error: BaseException) -> InputError:
 
 
 def _iter_objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the objects in a tokenizer's JSON, without its vocabulary."""
+    """Yield all objects in a tokenizer's JSON except those of its vocabulary."""
     pending = [value]
     while pending:
         node = pending.pop()
@@ -276,13 +279,13 @@ def _iter_objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _find_patterns(rules: Any) -> list[str]:
-    """Return the regular expressions that no common model has."""
+    """Return the regular expressions of the rules that no common model has."""
     patterns = [node["Regex"] for node in _iter_objects(rules) if isinstance(node.get("Regex"), str)]
     return [pattern for pattern in patterns if pattern not in _KNOWN_PATTERNS]
 
 
 def _find_literals(rules: Any) -> list[str]:
-    """Return the texts that rules look for or insert."""
+    """Return the literal texts that the rules search for or insert."""
     names = ("String", "content", "prepend")
     return [node[name] for node in _iter_objects(rules) for name in names if isinstance(node.get(name), str)]
 
@@ -318,9 +321,9 @@ def _iter_steps(rule: Any) -> Iterator[dict[str, Any]]:
 
 
 def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
-    """Return the bounds (f, a) of a chain: a text of n characters becomes at most f n + a long.
+    """Return bounds (f, a) of a chain of rules: it makes n characters at most f n + a characters.
 
-    Unicode's own normalisations are not counted: their output is not longer the second time.
+    Unicode's normal forms are not counted, because repeating them does not make a text longer.
     """
     factor, added = 1.0, 0.0
     for step in steps:
@@ -335,9 +338,9 @@ def _bound_step(step: Mapping[str, Any]) -> tuple[float, float]:
     kind = step.get("type")
     if kind == "Replace":
         content, pattern = len(step["content"]), step["pattern"]
-        least = len(pattern.get("String", "")) or int(pattern.get("Regex") in _KNOWN_PATTERNS)
-        # What matches nothing may match between any two characters, and at the end.
-        return (max(1.0, content / least), 0.0) if least else (1.0 + content, content)
+        min_match = len(pattern.get("String", "")) or int(pattern.get("Regex") in _KNOWN_PATTERNS)
+        # A pattern that matches the empty text may match before every character, and at the end.
+        return (max(1.0, content / min_match), 0.0) if min_match else (1.0 + content, content)
     if kind == "Prepend":
         return 1.0, len(step["prepend"])
     if kind == "Precompiled":
@@ -350,8 +353,9 @@ def _bound_step(step: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _find_longest_replacement(charsmap: str | None) -> int:
-    """Return the characters of the longest text in SentencePiece's table of replacements: the size
-    of a trie, the trie, and texts that end with a NUL.
+    """Return the length in characters of the longest replacement in SentencePiece's table.
+
+    The table consists of the size of a trie, the trie, and replacements that end with a NUL.
     """
     data = base64.b64decode(charsmap or "")
     texts = data[4 + int.from_bytes(data[:4], "little") :]
@@ -359,15 +363,15 @@ def _find_longest_replacement(charsmap: str | None) -> int:
 
 
 def _iter_trial_texts(rules: Any) -> Iterator[str]:
-    """Yield long runs of the characters and literals of the rules, and of common characters."""
+    """Yield texts that repeat a character or literal of the rules, or a common character."""
     sources = [_NOT_LITERAL.sub("", pattern) for pattern in _find_patterns(rules)]
     literals = [literal for literal in _find_literals(rules) if 0 < len(literal) <= _TRIAL_LENGTH]
     characters = [*"".join(sources), *"".join(literals)]
     pairs = [source[start : start + 2] for source in sources for start in range(len(source) - 1)]
-    own_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
-    # A pattern is only tried on a text that has the characters which it requires.
+    rule_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
+    # The regex engine skips texts without the characters that a pattern requires, so add them all.
     required = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
-    for run in dict.fromkeys([*_RUNS, *own_runs, *pairs[:_MAX_RUNS]]):
+    for run in dict.fromkeys([*_RUNS, *rule_runs, *pairs[:_MAX_RUNS]]):
         for ending in ("", "!", required):
             yield (run * _TRIAL_LENGTH)[: _TRIAL_LENGTH - len(ending)] + ending
 
@@ -380,7 +384,7 @@ def _encode_trial_texts(file: str) -> None:
             with explain_tokenizer_errors():
                 tokenizer.encode(text)
         except InputError as error:
-            if _LIMIT_OF_ONIGURUMA in str(error):
+            if _ONIGURUMA_LIMIT in str(error):
                 raise ChildDiedError("exceeds a limit of its library") from error
             raise
         if (seconds := time.process_time() - start) > _TEXT_SECONDS:

@@ -20,7 +20,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read the tables of a recipe file.
 
     Raises:
-        UsageError: The file is missing or is not TOML, as other errors of a recipe.
+        UsageError: The file is missing or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        if "int_max_str_digits" not in str(error):  # Python's advice is for programmers
+        if "int_max_str_digits" not in str(error):  # Python's own message advises programmers
             raise
         raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits():,} digits") from error
     _check_depth(value)
@@ -47,14 +47,14 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     return value
 
 
-_MAX_BLANK_LINES = 1 << 16  # besides the allowed ones of each line with text
+_MAX_BLANK_LINES = 1 << 16  # in addition to `_BLANK_LINES_PER_LINE` for each line with text
 _BLANK_LINES_PER_LINE = 16
 
 
 def limit_blank_lines(lines: Iterable[str], name: str) -> Iterator[str]:
-    """Yield the lines of a file; refuse one with hardly anything but blank lines.
+    """Yield the lines of a file; refuse a file that consists mostly of blank lines.
 
-    A few kilobytes of a compressed file may be hundreds of millions of blank lines.
+    A compressed file of a few kilobytes may contain hundreds of millions of blank lines.
 
     Raises:
         InputError: There are too many blank lines.
@@ -63,7 +63,7 @@ def limit_blank_lines(lines: Iterable[str], name: str) -> Iterator[str]:
     for line in lines:
         allowed += -1 if line.isspace() else _BLANK_LINES_PER_LINE
         if allowed < 0:
-            raise InputError(f"{name} holds more than {_MAX_BLANK_LINES:,} blank lines: remove them")
+            raise InputError(f"{name} has more than {_MAX_BLANK_LINES:,} blank lines: remove them")
         yield line
 
 

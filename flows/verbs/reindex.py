@@ -34,9 +34,7 @@ def reindex(
     ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     licence: Annotated[
         str,
-        Parameter(
-            help="Licence of the text, shown with each hit; without it, only that of Wikimedia's wikis is known."
-        ),
+        Parameter(help="Licence of the text, shown with each hit; only that of Wikimedia's wikis is known without it."),
     ] = "",
     limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,

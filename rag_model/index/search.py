@@ -72,9 +72,9 @@ def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
 
 
 _MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
-# nprobe is tuned for this depth. Below it, the neighbours of a query are in more lists: for each
-# further hit, lists with this many vectors are added. With 6 the recall of IVF64 and IVF256 over
-# 5,417 passages stays above .96 for every k; with 4 it falls to .92.
+# nprobe is tuned for a search of `_TUNED_DEPTH` hits. The neighbours beyond this depth are in more
+# lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall of
+# IVF64 and IVF256 over 5,417 passages stays above .96 for every k; with 4 it falls to .92.
 _TUNED_DEPTH = 20
 _VECTORS_PER_HIT = 6
 
@@ -89,15 +89,15 @@ class VectorIndex(Protocol):
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector: (q, k) float32 scores and (q, k) int64 rows.
 
-        Scores are inner products, or negated squared distances: larger is better. If fewer than k
-        rows can be reached, the rest is row -1 with score -inf.
+        Scores are inner products, or negated squared distances, so larger is better. If fewer than k
+        rows can be reached, the others are -1, with score -inf.
 
         Args:
             vectors: (q, dim) float32, finite.
             k: 1 <= k <= n.
-            parameters: `efSearch` of a graph, which is at least k in effect; `nprobe` of lists,
-                which grows with a k above 20; and `refine` if there is a refinement. Others have
-                the index's defaults.
+            parameters: `efSearch` of a graph, which is raised to k if it is less; `nprobe` of lists,
+                which is raised for a k above 20; and `refine` if the index has a refinement. Those
+                that are not given have the index's defaults.
 
         Raises:
             UsageError: the vectors, `k` or a parameter do not fit the index.
@@ -143,8 +143,8 @@ class FaissFileIndex:
         candidates = k if self._vector_files is None else min(k * parameters["refine"], self.n)
         effective_parameters = self._adapt_parameters(parameters, k, candidates)
         scores, rows = self._search_faiss(vectors, candidates, effective_parameters)
-        # The probed lists of a query may be short. In a graph, the node where its bottom level is
-        # entered may be one of many duplicates, whose links lead to each other only.
+        # A query may have too few hits because its probed lists are short, or, in a graph, because the
+        # search enters the bottom level at one of many duplicates, which are only linked to each other.
         was_widened = False
         while (is_short := np.count_nonzero(rows >= 0, axis=1) < k).any():
             wider_parameters = self._double_width(effective_parameters)
@@ -180,8 +180,8 @@ class FaissFileIndex:
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
     def _adapt_parameters(self, parameters: Mapping[str, int], k: int, candidates: int) -> dict[str, int]:
-        """Return the parameters, raised to the depth of a search, and cut to useful values, because
-        faiss allocates memory by them.
+        """Return the parameters, raised for the depth of a search, and limited to the size of the
+        index, because faiss allocates memory in proportion to them.
         """
         adapted = dict(parameters)
         if "efSearch" in adapted:
@@ -197,7 +197,7 @@ class FaissFileIndex:
         return {"efSearch": self.n, "nprobe": self.lists}
 
     def _double_width(self, parameters: Mapping[str, int]) -> dict[str, int]:
-        """Return the parameters with twice the efSearch or nprobe, up to the whole index."""
+        """Return the parameters with efSearch or nprobe doubled, up to the size of the index."""
         widths = self._max_widths
         return {name: min(2 * value, widths[name]) if name in widths else value for name, value in parameters.items()}
 
@@ -209,7 +209,7 @@ class FaissFileIndex:
             return None
         nprobe, quantizer = parameters["nprobe"], faiss.downcast_index(self._lists.quantizer)
         settings = faiss.SearchParametersIVF(nprobe=nprobe)
-        if isinstance(quantizer, faiss.IndexHNSW):  # finds the lists, and not all without this
+        if isinstance(quantizer, faiss.IndexHNSW):  # with a smaller efSearch it finds fewer lists
             ef_search = max(int(quantizer.hnsw.efSearch), nprobe)
             settings = faiss.SearchParametersIVF(
                 nprobe=nprobe, quantizer_params=faiss.SearchParametersHNSW(efSearch=ef_search)

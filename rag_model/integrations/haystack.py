@@ -48,7 +48,7 @@ class BookwheelRetriever:
 
         `warm_up` or the first query opens the source. `top_k` passages are returned, by default 5,
         or all of a smaller snapshot. `search_metadata` adds rank, score and legs
-        to the `meta` of documents, which are then no longer equal in two searches.
+        to the `meta` of documents, which then differs from search to search.
 
         Raises:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `top_k` is

@@ -42,7 +42,7 @@ class BookwheelRetriever(BaseRetriever):
     )
     search_metadata: bool = Field(
         False,
-        description="Add rank, score and legs to the metadata, by which LangChain then tells equal passages apart.",
+        description="Add rank, score and legs to the metadata. LangChain then no longer fuses equal passages.",
     )
 
     def model_post_init(self, context: Any) -> None:

@@ -41,8 +41,8 @@ class BookwheelRetriever(BaseRetriever):
         """Check the arguments, which `SourceSettings` describes. The first query opens the source.
 
         `k` passages are returned, by default 5, or all of a smaller snapshot.
-        `search_metadata` adds rank, score and legs to the metadata; LlamaIndex then tells equal
-        passages of two searches apart and does not fuse them.
+        `search_metadata` adds rank, score and legs to the metadata; LlamaIndex then no longer fuses
+        equal passages of two searches.
 
         Raises:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `k` is below

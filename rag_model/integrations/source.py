@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rag_model.client import Client
     from rag_model.retrieve.retriever import SnapshotRetriever
 
-_SEARCH_METADATA = ("rank", "score", "legs")  # they differ from search to search
+_SEARCH_METADATA = ("rank", "score", "legs")  # fields that differ from search to search
 _SOURCES_OF_SETTING = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
 
 

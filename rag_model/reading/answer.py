@@ -62,12 +62,12 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerProblem:
-    """Why a model gave no answer, or one that is not to be trusted."""
+    """The reason why a model gave no answer, or a doubtful one."""
 
-    # `reasoning`: all tokens were spent on it; `refused`; `filtered` by the endpoint; `tool_call`;
-    # `empty`; `prompt_truncated`: the endpoint read less than was sent.
+    # `reasoning`: the model reasoned and did not answer; `refused`: by the model; `filtered`: by the
+    # endpoint; `tool_call`: instead of an answer; `empty`; `prompt_truncated`: by the endpoint.
     kind: str
-    message: str  # one sentence, without a stop
+    message: str  # one sentence, without a full stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Answer:
     closed_book: float | None = None
     confidence: Confidence | None = None  # None: no threshold
     abstained: bool = False  # the score is below the threshold: the text is empty
-    problem: AnswerProblem | None = None  # why the text is empty, or not to be trusted
+    problem: AnswerProblem | None = None  # the reason why the text is empty or doubtful
     # By stage; shares of the batch.
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 

@@ -105,7 +105,7 @@ class Threshold:
         """
         score = get_score(answer, self.signal)
         if score is None and not answer.text:
-            score = -math.inf  # a refusal, for example, has no likelihood
+            score = -math.inf  # an empty answer, such as a refusal, has no likelihood
         if score is None:
             raise UsageError(
                 f"this model does not give the {self.signal} of an answer: choose a threshold for `retrieval`"

@@ -242,7 +242,7 @@ def _evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 class LabelReader(MarginalReader):
-    """A `MarginalReader` whose answer is the most likely of several labels, each a whole target."""
+    """A `MarginalReader` that answers with the most likely of several labels, scored as targets."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class LabelReader(MarginalReader):
         write.
 
         Raises:
-            UsageError: there are fewer than two labels, or two words are the same target.
+            UsageError: there are fewer than two labels, or two words have the same tokens.
         """
         if len(labels) < 2:
             raise UsageError(f"{len(labels)} labels are too few to choose from: give at least two")
@@ -266,7 +266,7 @@ class LabelReader(MarginalReader):
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The labels, their words and what is scored of them, for memo keys."""
+        """The labels, their words and how they are scored, for memo keys."""
         return {"labels": self._labels, "scored": "whole targets"}
 
     @torch.inference_mode()
@@ -303,13 +303,13 @@ def _encode_labels(generator: Generator, words: Sequence[str]) -> list[torch.Ten
     """Return the (t,) tokens of each label's word as a target.
 
     Raises:
-        UsageError: two words are the same target.
+        UsageError: two words have the same tokens.
     """
     targets = [generator.encode_targets([word]) for word in words]
     labels = [target.tokens[0][target.mask[0]] for target in targets]
     if len({tuple(tokens.tolist()) for tokens in labels}) < len(labels):
         raise UsageError(
-            f"two of the labels' words {', '.join(map(repr, words))} are the same target of this model: "
-            "give different ones"
+            f"two of the labels' words {', '.join(map(repr, words))} have the same tokens in this model: "
+            "give different words"
         )
     return labels

@@ -113,7 +113,7 @@ def estimate_build(
         encoder: folder of the passage encoder.
         indexes: the recipes of the indexes, by name.
         memory: memory limit in bytes, into which indexes are planned to fit; None if unknown.
-        settings: fields of the encoder's spec that a recipe replaces.
+        settings: fields of the encoder's spec that the recipe sets.
 
     Raises:
         InputError: The folder is not an encoder.

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rag_model.corpus.records import Passage
 
-UNKNOWN = "unknown"  # licence of a wiki that neither the dump's address nor the user names
+UNKNOWN = "unknown"  # licence of a wiki that is not Wikimedia's, if the user names none
 _ADDRESS = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
 _DEEDS = {
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
@@ -22,10 +22,10 @@ _DEEDS = {
     "CC BY 2.5": "https://creativecommons.org/licenses/by/2.5/",
     "CC0 1.0": "https://creativecommons.org/publicdomain/zero/1.0/",
 }
-# Wikimedia's wikis by host. Wikinews is missing: its licence depends on the language and on the time
-# at which a page was written.
+# Licences of Wikimedia's wikis, by patterns of hosts. Wikinews is left out, because its licence
+# depends on the language and on the date of a page.
 _WIKIMEDIA_LICENCES = {
-    r"www\.wikidata\.org": "CC0 1.0",  # of the main namespace, which alone has articles
+    r"www\.wikidata\.org": "CC0 1.0",  # applies to the main namespace; others are not read
     r"([a-z0-9-]+\.)?(wikipedia|wiktionary|wikibooks|wikiquote|wikisource|wikiversity|wikivoyage)\.org": "CC BY-SA 4.0",
     r"(commons|species|meta|incubator)\.wikimedia\.org|www\.mediawiki\.org": "CC BY-SA 4.0",
 }
@@ -70,7 +70,7 @@ class Attribution:
 
 
 def describe_licence(licence: str) -> str:
-    """Return the name of a licence, or a phrase that says that it is unknown."""
+    """Return the name of a licence, or "licence unknown"."""
     return "licence unknown" if licence == UNKNOWN else licence
 
 
@@ -91,9 +91,9 @@ def find_licence(base: str) -> str:
 def script_url(base: str) -> str:
     """Return a URL of a wiki that accepts the parameters of `index.php`.
 
-    It is that of the script itself if it is known: if it is part of the URL of the main page, or on
-    the hosts of Wikimedia. Otherwise it is the URL of the main page, since `oldid` and `curid` take
-    precedence over the title. The result is empty if `base` is not a web URL.
+    This is the URL of the script if it is known, because the URL of the main page contains it or the
+    host is one of Wikimedia's. Otherwise it is the URL of the main page, which works since `oldid` and
+    `curid` take precedence over the title. The result is empty if `base` is not a web URL.
 
     >>> script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'
@@ -112,4 +112,4 @@ def script_url(base: str) -> str:
     return f"{host}{quote(path or '/', safe=_PATH_CHARACTERS)}"
 
 
-_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that a URL ends where it ends in text
+_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that programs find the URL's end in text

@@ -1,6 +1,6 @@
-"""Retrieval by one index: by the vectors, token vectors, weighted terms or texts of the queries.
+"""Retrieval by one index, which is searched by vectors, token vectors, weighted terms or text.
 
-Dense retrieval by vector needs no encoder, and nothing but the core.
+Dense retrieval by vectors needs no encoder and no extra.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ class IndexRetriever(SnapshotRetriever):
     """A `Retriever` over one index of the snapshot, of any kind; the context opens it."""
 
     def __init__(self, context: RetrieverContext, index: str, parameters: Mapping[str, float] | None = None) -> None:
-        """Search `index` with search parameters, which override those of the snapshot."""
+        """Search `index` with `parameters`, which override the search parameters of the snapshot."""
         super().__init__(context.snapshot, index)
-        self.index = index  # unlike `name` without search parameters
+        self.index = index  # unlike `name`, this has no search parameters
         self.parameters: Mapping[str, float] = parameters or {}
         self.exact_products = scores_are_products(context.snapshot.manifest.content.indexes, index)
         self._context = context
@@ -49,9 +49,7 @@ class TextRetriever(SnapshotRetriever):
     """A `Retriever` over an index that is searched by text and does not belong to the snapshot."""
 
     def __init__(self, snapshot: Snapshot, name: str, index: TextIndex) -> None:
-        """Search an index over the passages of `snapshot`, which expressions and hits call
-        `name`.
-        """
+        """Search an index over the passages of `snapshot`; expressions and hits call it `name`."""
         super().__init__(snapshot, name)
         self._index = index
 

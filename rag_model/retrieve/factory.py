@@ -174,17 +174,17 @@ def build_retriever(
 
 
 class InstalledRetriever(SnapshotRetriever):
-    """A retriever of an installed package, whose errors and wrong results name the package."""
+    """Wraps a retriever of an installed package: checks its results, and names it in errors."""
 
     def __init__(self, call_name: str, inner: SnapshotRetriever) -> None:
-        """Search with `inner`, which the call of that name has built."""
+        """Wrap `inner`, which the call named `call_name` has built."""
         super().__init__(inner.snapshot, inner.name)
         self.exact_products, self.is_stage, self.depth_advice = inner.exact_products, inner.is_stage, inner.depth_advice
         self._call_name, self._inner = call_name, inner
 
     @property
     def most(self) -> int:
-        """Its own limit."""
+        """The maximum depth of the inner retriever."""
         most = CALLS.call(self._call_name, lambda: self._inner.most)
         if type(most) is not int or most < 1:
             raise self._wrong_result(f"has `most` {most!r:.60}", "return a whole number of at least 1")
@@ -192,11 +192,11 @@ class InstalledRetriever(SnapshotRetriever):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """Its own files."""
+        """The files of the inner retriever."""
         return CALLS.call(self._call_name, lambda: self._inner.files)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Return its rows, which are checked."""
+        """Return the rows of the inner retriever after checking them."""
         ranked: Any = CALLS.call(self._call_name, self._inner.find, queries, k)
         if not isinstance(ranked, RankedRows):
             raise self._wrong_result(f"found {ranked!r:.60}", "return RankedRows")
@@ -209,20 +209,20 @@ class InstalledRetriever(SnapshotRetriever):
 
 
 def _find_row_problem(ranked: RankedRows, n_queries: int, k: int, n: int) -> str:
-    """Return what is wrong with the rows and scores of a plugin; an empty string if they fit."""
+    """Return a description of the first problem in the rows and scores, or an empty string."""
     arrays = {"rows": (ranked.rows, np.integer), "scores": (ranked.scores, np.floating)}
     if ranked.products is not None:
         arrays["products"] = (ranked.products, np.floating)
     for name, (array, kind) in arrays.items():
         if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, kind):
-            return f"{name} that are no array of {kind.__name__} numbers"
+            return f"{name} that are not an array of {kind.__name__} numbers"
         if array.ndim != 2 or len(array) != n_queries or array.shape[1] > k or array.shape != ranked.rows.shape:
             return f"{name} of shape {array.shape} for {n_queries} queries"
     is_hit = ranked.rows >= 0
     if (ranked.rows < -1).any() or (ranked.rows >= n).any():
-        return f"a row that is not among the {n:,} of the snapshot"
+        return f"a row outside the {n:,} rows of the snapshot"
     if (is_hit[:, 1:] & ~is_hit[:, :-1]).any():
-        return "a row after -1, which ends the rows of a query"
+        return "a row after -1, although -1 ends the rows of a query"
     if any(len(np.unique(rows[hits])) < hits.sum() for rows, hits in zip(ranked.rows, is_hit, strict=True)):
         return "a row twice for one query"
     return "" if np.isfinite(ranked.scores[is_hit]).all() else "a score that is not finite"

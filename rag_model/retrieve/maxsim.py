@@ -39,8 +39,8 @@ class MaxSimRetriever(SnapshotRetriever):
         """Score at most `depth` passages per query.
 
         Args:
-            leg: retrieves the first candidates, to its own depth or else to half of `depth`, and at
-                least as many as are returned.
+            leg: retrieves the first candidates: to its own depth, or else to half of `depth` but at
+                least as many passages as are returned.
             tokens: the index of token vectors, with its question encoder.
             graph: adds neighbours of the candidates; None: the leg's candidates only.
             depth: passages scored per query.
@@ -67,7 +67,7 @@ class MaxSimRetriever(SnapshotRetriever):
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Retrieve candidates, add their neighbours, and rank all by MaxSim; ties by row."""
-        # Neighbours may be few, so the leg gives at least as many passages as are returned.
+        # The candidates may have few neighbours, so the leg retrieves at least k passages.
         leg_depth = max(self._depth // 2, min(k, self._depth)) if self._rounds else self._depth
         leg_rows = self._leg.find(queries, leg_depth)
         candidates = leg_rows.truncate(self._depth)

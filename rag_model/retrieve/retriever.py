@@ -23,7 +23,7 @@ from rag_model.retrieve.attribution import Attribution
 from rag_model.retrieve.hits import Hit, LegHit
 from rag_model.store.versions.snapshot import Snapshot
 
-DEFAULT_K = 5  # passages of a query
+DEFAULT_K = 5  # passages per query
 Scores = npt.NDArray[np.floating]
 # Unicode categories of letters, marks, numbers, punctuation and symbols. Spaces, controls and
 # zero-width characters are in others.
@@ -249,7 +249,7 @@ class SnapshotRetriever(ABC):
         return {**cached, **dict(zip(unread, self.snapshot.passages(unread), strict=True))}
 
     def choose_depth(self, k: int | None, default: int = DEFAULT_K) -> int:
-        """Return `k`, or without it the default, which a small corpus or a shallow retriever caps."""
+        """Return `k`, or if it is None the default, limited by the retriever's maximum depth."""
         return max(1, min(default, self.most)) if k is None else k
 
     def check_depth(self, k: int) -> None:

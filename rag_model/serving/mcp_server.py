@@ -60,7 +60,7 @@ class SearchArguments(Arguments):
     )
     retriever: str | None = Field(
         None,
-        description="How to find them, made of the indexes that `snapshot` lists, such as rrf(hnsw, bm25).",
+        description="Retriever expression over the indexes that `snapshot` lists, such as rrf(hnsw, bm25).",
     )
 
 

@@ -106,9 +106,9 @@ def set_lowest_priority() -> None:
 
 
 class _SafeFormatter(logging.Formatter):
-    """Masks secrets, and escapes control characters: names of a store may hold any.
+    """Masks secrets, and escapes control characters, which names from a store may contain.
 
-    A line break in a message would let a name look like a record of its own.
+    Without this, a line break in a name could forge a record of the log.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -144,9 +144,9 @@ def list_row_files(
 def list_arithmetics(
     embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
 ) -> list[str]:
-    """Return the kinds of device and dtypes that computed the rows of a build, sorted.
+    """Return the device types and dtypes with which the rows of a build were computed, sorted.
 
-    Those of the parent are included if rows were reused from it.
+    They include those of the parent if rows were reused from it.
     """
     results = [result for part_results in embeddings.values() for result in part_results]
     arithmetics = {result.arithmetic for result in results if result.arithmetic}
@@ -156,10 +156,10 @@ def list_arithmetics(
 
 
 def describe_mixture(arithmetics: Sequence[str]) -> list[str]:
-    """Return a note if vectors were computed in several ways; else an empty list."""
+    """Return a note if vectors were computed with different devices or dtypes; else an empty list."""
     if len(arithmetics) < 2:
         return []
-    return [f"vectors were computed with {' and '.join(arithmetics)}, which agree to 1e-3 and not bit for bit"]
+    return [f"vectors were computed with {' and '.join(arithmetics)}, which agree to 1e-3 but not bit for bit"]
 
 
 def build_provenance(
@@ -192,7 +192,7 @@ def count_passages(passages: Sequence[ChunkResult], embeddings: Mapping[str, Seq
 
     `embedded` counts the passages that this run encoded for the representation `embeddings`;
     `reused` those whose vectors came from the parent or from an earlier run. `truncated` counts
-    those of the embedded passages whose end the encoder did not read.
+    the embedded passages whose ends the encoder did not read.
     """
     dropped: Counter[str] = Counter()
     for result in passages:

@@ -87,7 +87,7 @@ class SnapshotMetrics:
         return metrics | dict(self.kind_metrics.get(index, {}))
 
 
-# Measures all indexes of a snapshot, by name.
+# A function that measures all indexes of a snapshot and returns the measurements by index name.
 MeasureIndexes = Callable[[Snapshot, GateRecipe], Mapping[str, IndexMeasurement]]
 
 
@@ -106,7 +106,8 @@ def measure_snapshot(
         snapshot: a snapshot, published or not.
         recipe: number of queries, depth k and seed.
         merges: the statistics of each index's merge, by name, with the number of repaired nodes.
-        measure_indexes: measures the indexes, perhaps on other machines; None: this process does.
+        measure_indexes: measures the indexes, perhaps on other machines; None: measure them in this
+            process.
 
     Raises:
         InputError: an index or its vectors are damaged.
@@ -197,7 +198,7 @@ def sample_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation
 
 
 def encode_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> Vectors:
-    """Return (q, d) float32: sentences of sampled passages, by the question encoder."""
+    """Return (q, d) float32: the question encoder's vectors of sentences from sampled passages."""
     encoder = load_any_encoder(snapshot.folder(question_encoder_path(representation)))
     return encoder.encode_questions(_sample_sentences(snapshot, recipe)[1])
 
@@ -245,8 +246,8 @@ def _count_repaired(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return {name: stats[key] for name, stats in merges.items() if key in stats}
 
 
-CODE = 1  # increase it when the same index and questions would give another setting
-# folders of the questions' and the neighbours' inputs
+CODE = 1  # increase it when the same index and queries would give other search parameters
+# Folders with the inputs of the queries and of their exact neighbours.
 _INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 
 
@@ -259,7 +260,7 @@ class TuneTask:
     target: float
     k: int  # depth of recall
     queries: int  # number of sampled queries
-    seed: int  # of the sample; another one than the gate's
+    seed: int  # of the sample; differs from the gate's
 
     @property
     def recipe(self) -> GateRecipe:
@@ -267,7 +268,8 @@ class TuneTask:
         return GateRecipe(k=self.k, queries=self.queries, seed=self.seed)
 
 
-# Tunes indexes of a snapshot, perhaps on other machines; returns `tune_index`'s results in order.
+# A function that tunes indexes of a snapshot, perhaps on other machines, and returns the results of
+# `tune_index` in order.
 TuneIndexes = Callable[[Snapshot, Sequence[TuneTask]], Sequence[Mapping[str, Any]]]
 
 
@@ -289,7 +291,7 @@ def tune_searches(
         draft: the content before tuning.
         built: the indexes of the draft.
         recipe: the gate's depth k and number of queries.
-        tune_indexes: tunes them, perhaps on other machines; None: this process does.
+        tune_indexes: tunes the indexes, perhaps on other machines; None: tune them in this process.
 
     Raises:
         InputError: an index or its vectors are damaged.
@@ -319,13 +321,15 @@ def _with_tuning(index: BuiltIndex, stats: Mapping[str, Any]) -> BuiltIndex:
 def tune_index(
     store: Store, snapshot: Snapshot, task: TuneTask, get_query_set: Callable[[str], AnyTrial]
 ) -> dict[str, Any]:
-    """Return the search parameters of one index, and a note if they miss the target; once.
+    """Return the search parameters of one index, and a note if they miss the target.
+
+    The result is recorded, so an index is tuned once.
 
     Args:
         store: the store with the memo.
         snapshot: the draft.
         task: the index, its target and the sample of queries.
-        get_query_set: returns the queries of a representation; called unless they are recorded.
+        get_query_set: returns the queries of a representation; not called if the result is recorded.
 
     Raises:
         InputError: the index or its vectors are damaged.
@@ -337,10 +341,10 @@ def tune_index(
         tuning = get_kind_of_entry(entry).tune(index_files(snapshot, task.index), entry, query_set, task.target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
 
-    return dict(store.memo.get_or_create("tune", _inputs(content, task), produce)[0].stats)
+    return dict(store.memo.get_or_create("tune", _build_memo_inputs(content, task), produce)[0].stats)
 
 
-def _inputs(draft: Content, task: TuneTask) -> dict[str, object]:
+def _build_memo_inputs(draft: Content, task: TuneTask) -> dict[str, object]:
     over = draft.representation_of(task.index)
     files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
     return {
@@ -349,6 +353,6 @@ def _inputs(draft: Content, task: TuneTask) -> dict[str, object]:
         "files": files,
         "questions": [task.k, task.queries, task.seed],
         "code": CODE,
-        # which encoder asks: equal vectors may have another one
+        # The representation decides the question encoder, even if the vectors are equal.
         **({} if over == EMBEDDINGS else {"over": over}),
     }

@@ -84,9 +84,9 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
 
 
 def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[Plan, int]:
-    """Return the parts of a dump and the bytes that a build would read; writes to no store.
+    """Return the parts of a dump and the bytes that a build would read, without writing to a store.
 
-    Also refuses what a worker would refuse about ids, such as two documents with one id.
+    Check the ids as a worker of a build would, and refuse two documents with one id.
 
     Raises:
         InputError: As for `plan_parts`, or two records have one id.
@@ -102,7 +102,7 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
     slices = {(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}
     if {url for url, _ in slices} <= {*urls}:
         return plan, sum(slices.values())
-    return plan, sum(map(get_size, urls))  # planning copied the content to compressed files
+    return plan, sum(map(get_size, urls))  # the slices are in compressed copies of the content
 
 
 def plan_indexes(
@@ -147,7 +147,7 @@ def _describe_drops(passages: Sequence[ChunkResult]) -> str:
     return f"the dump has no passages, since {pages} dropped ({reasons}): give a dump that contains articles"
 
 
-# The counts of a build by reason, in words.
+# Descriptions of the reasons for which pages are dropped.
 _DROP_REASONS = {
     "namespace": "outside the main namespace",
     "redirect": "redirects",

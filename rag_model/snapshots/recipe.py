@@ -87,7 +87,7 @@ class Recipe:
     gate: GateRecipe = field(default_factory=GateRecipe)
     part_bytes: int | None = None  # bytes of compressed dump per part; None: by the dump's size
     retriever: str = ""  # the default retriever; empty: the first index
-    licence: str = ""  # of the text; empty: that of Wikimedia's wikis, unknown for other wikis
+    licence: str = ""  # licence of the text; empty: known for Wikimedia's wikis, unknown for others
 
     def __post_init__(self) -> None:
         if self.part_bytes is not None and self.part_bytes < 1:

@@ -65,8 +65,8 @@ class EmbedResult:
     rows: int
     encoded: int = 0  # rows that were encoded; the others reuse the parent snapshot's vectors
     is_new: bool = False  # by this run, and not by an earlier one
-    truncated: int = 0  # of the encoded rows, those of passages that are longer than the encoder reads
-    arithmetic: str = ""  # kind of device and dtype of the encoded rows: `cuda bfloat16`
+    truncated: int = 0  # number of encoded rows of passages that are longer than the encoder's limit
+    arithmetic: str = ""  # device type and dtype of the encoded rows, such as `cuda bfloat16`
 
     @classmethod
     def of(cls, record: Record, *, is_new: bool = False) -> Self:

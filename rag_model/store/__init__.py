@@ -11,7 +11,7 @@ evaluations/<id>.json            manifest of an evaluation: metrics, rows, repor
 memo/<stage>/<key>.json          a stage's outputs for exact inputs; <key>.2.json after a loss
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
 trainings/<key>/00000003.json    the newest checkpoint of an unfinished training
-reports/<id>.html                a page about a build, an evaluation or a training, for people
+reports/<id>.html                the HTML report of a build, an evaluation or a training
 intents/<name>.json              a running writer, and the files it needs
 sweeps/<name>.json               a running deletion, and its files
 takedowns/00000003.json          pages that no snapshot may contain

@@ -7,9 +7,9 @@ sentence about the file or the request; no other package catches a faiss excepti
 If faiss sees a GPU, three steps run there: k-means, nearest centroids, and the graph of a cell. The
 first two compare vectors with all centroids, which is most of the work of training and adding.
 Codes are still computed on the CPU, so every factory works and any machine can read the file. A
-cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting: with a
+cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting for this: with a
 faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as well) a process uses the GPU that it
-claims, and there is one local worker for each GPU. float32 sums differ there
+claims, and one local worker runs for each GPU. float32 sums differ there
 in their last bits, so the bytes of an index are reproducible among machines with a GPU or among
 those without, not across.
 
@@ -169,11 +169,12 @@ def write_index(index: FaissIndex, path: Path) -> None:
 def search_bottom_level(graph: FaissIndex, vectors: Vectors, k: int, parameters: Any) -> tuple[Vectors, Rows]:
     """Search only the bottom level of an HNSW index, beginning at its entry point.
 
-    From there, links of the bottom level lead to every node of a graph that `link_unreachable_nodes`
-    has repaired. The descent through the upper levels may begin at a node with a dead end.
+    In a graph that `link_unreachable_nodes` has repaired, links of the bottom level lead from the
+    entry point to every node. A descent through the upper levels may instead end at a node from which
+    few nodes can be reached.
 
     Returns:
-        (q, k) distances or inner products as of `graph.search`, and (q, k) rows.
+        (q, k) distances or inner products, as `graph.search` returns them, and (q, k) rows.
     """
     entry = int(graph.hnsw.entry_point)
     entry_vector = faiss.downcast_index(graph.storage).reconstruct(entry)  # (d,)
@@ -210,7 +211,7 @@ def view_array(vector: Any) -> npt.NDArray[Any]:
     return view
 
 
-_UNIT_TOLERANCE = 0.01  # of a squared length; float16 rounds by less
+_UNIT_TOLERANCE = 0.01  # of the squared length of a unit vector; rounding to float16 stays below it
 _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
 
 
@@ -228,13 +229,13 @@ def has_gpu() -> bool:
 def _get_gpu(process: int) -> tuple[Any, int]:
     """Return faiss's resources on the GPU of a process, and the GPU's number.
 
-    The resources reserve memory of the GPU, so a process has them once, on one GPU.
+    They reserve memory of the GPU, so a process creates them once, on one GPU.
     """
     return faiss.StandardGpuResources(), claim_gpu(count_gpus())
 
 
 def train_kmeans_on_gpu(lists: FaissIndex) -> list[Any]:
-    """Let `lists.train` run k-means on the GPU; return objects to keep until training ends."""
+    """Make `lists.train` run k-means on the GPU; return objects that must live until training ends."""
     if not has_gpu():
         return []
     lists.clustering_index = create_flat_index(lists)
@@ -253,7 +254,7 @@ def create_flat_index(lists: FaissIndex) -> FaissIndex:
 
 
 class ListAssigner:
-    """Assigns vectors to lists, by the index's own quantizer or among all centroids on a GPU."""
+    """Assigns vectors to lists: by the index's quantizer, or on a GPU by comparing all centroids."""
 
     def __init__(self, lists: FaissIndex) -> None:
         """Copy the centroids to the GPU, if there is one."""
@@ -271,7 +272,7 @@ class ListAssigner:
 def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
     """Return whether the graph of these vectors is built on a GPU, which needs cuVS.
 
-    Inner products of vectors of different lengths are no measure of nearness: CAGRA links most
+    By inner product, vectors of different lengths are not compared by nearness: CAGRA would link most
     nodes to the longest vectors. Such graphs are built by insertion, on the CPU.
     """
     if not (has_gpu() and hasattr(faiss, "GpuIndexCagra") and len(vectors) >= _MIN_CAGRA_VECTORS):
@@ -283,8 +284,8 @@ def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
 def build_cagra_graph(vectors: Vectors, links: int, metric: Metric) -> FaissIndex:
     """Return an in-memory HNSW index over (m, d) float32, with bottom lists of CAGRA.
 
-    It has only the bottom level. The upper levels of an index are built when its cells are merged,
-    and those of a cell would be inserted on the CPU only for the searches of its border.
+    It has only the bottom level. The upper levels of an index are built when its cells are merged;
+    in a cell they would only serve the searches at its border, and be built on the CPU.
     """
     resources, gpu = _get_gpu(os.getpid())
     config = faiss.GpuIndexCagraConfig()

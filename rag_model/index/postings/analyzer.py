@@ -17,8 +17,8 @@
 
 There is no list of stop words: frequent terms have a low weight in BM25, and search skips them.
 
-An index is searched with the version of these rules that it was built with. Version 1 removed
-accents alone.
+An index is searched with the version of these rules that it was built with. Version 1 only removed
+accents.
 """
 
 import re
@@ -34,7 +34,7 @@ from rag_model.digest import digest_json
 from rag_model.errors import StoreError, UsageError
 from rag_model.extras import require
 
-VERSION = 2  # increase it when the same text would give other terms, and keep the older rules
+VERSION = 2  # increase it when the same text would give other terms; keep the older rules
 MAX_CHARACTERS = 64  # of a word, in passages and queries alike; the rest is cut off
 _MAX_CACHED_STEMS = 1 << 20  # of an analyzer
 _UNSPACED = (
@@ -44,19 +44,19 @@ _UNSPACED = (
 _POSSESSIVE = re.compile(r"['’]s\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W_]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
-# Accents, and vowel marks of Hebrew, Arabic (with the stretching character) and Syriac. Hamza and
-# madda are left, because they belong to the letter.
+# Accents, vowel marks of Hebrew, Arabic and Syriac, and tatweel, which stretches Arabic words. Hamza
+# and madda are kept, because they belong to the letter.
 _MARKS = re.compile(
     "[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0656-\u065f\u0670"
     "\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0711\u0730-\u074a\u08d3-\u08e1\u08e3-\u08ff"
     "\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20f0\ufe20-\ufe2f]+"
 )
-# Characters of Unicode's category Cf at which no word ends, and variation selectors.
+# Variation selectors, and characters of Unicode's category Cf that do not separate words.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200c-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0100-\U000e01ef]"
 )
-# After an Arabic letter it separates the parts of a Persian compound, as in Lucene.
+# After an Arabic letter, the non-joiner separates the parts of a Persian compound, as in Lucene.
 _NON_JOINER = re.compile("(?<=[\u0600-\u06ff])\u200c")
 _LATIN_BLOCKS = ((0x80, 0x2B0), (0x1D00, 0x1E00), (0x1E00, 0x1F00), (0x2C60, 0x2C80), (0xA720, 0xA800))
 _LATIN_VARIANT = re.compile("LATIN SMALL LETTER ([A-Z]{1,2}) WITH .*")  # such as `L WITH STROKE`
@@ -75,8 +75,8 @@ def _word_with_marks_pattern() -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=1)
-def _latin_bases() -> dict[int, str]:
-    """Return the base letters of the Latin small letters that Unicode does not decompose."""
+def _map_latin_variants() -> dict[int, str]:
+    """Return the base letter of each Latin small letter that Unicode does not decompose, by code."""
     bases = {ord(letter): base for letter, base in _OTHER_LATIN_LETTERS.items()}
     for code in (code for first, end in _LATIN_BLOCKS for code in range(first, end)):
         match = _LATIN_VARIANT.fullmatch(unicodedata.name(chr(code), ""))
@@ -149,11 +149,11 @@ class Analyzer:
         return (word if word.isascii() else self._reduce_letters(word)).encode("utf-8", "replace")
 
     def _reduce_letters(self, word: str) -> str:
-        """Return a word with base letters alone; a word of nothing but marks is unchanged."""
+        """Reduce the letters of a word to their base; return a word that has only marks unchanged."""
         letters = unicodedata.normalize("NFD", word)
         if self.version == 1:
             return unicodedata.normalize("NFC", _ACCENTS.sub("", letters)) or word
-        return unicodedata.normalize("NFC", _MARKS.sub("", letters).translate(_latin_bases())) or word
+        return unicodedata.normalize("NFC", _MARKS.sub("", letters).translate(_map_latin_variants())) or word
 
     def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
         """Return the terms of all tokens, concatenated, and the number of terms of each token.
@@ -203,10 +203,10 @@ def load_analyzer(settings: Mapping[str, Any]) -> Analyzer:
     """Return the analyzer that an index was built with, of this or an older version.
 
     Args:
-        settings: of the index: `language`, and `analyzer`, the fingerprint.
+        settings: settings of the index: `language`, and the fingerprint `analyzer`.
 
     Raises:
-        StoreError: the analyzer that is installed gives other terms.
+        StoreError: no version of the installed analyzer gives the same terms.
     """
     for version_number in range(VERSION, 0, -1):
         analyzer = Analyzer(settings["language"], version_number)

@@ -139,9 +139,9 @@ def sweep_settings(
 ) -> list[OperatingPoint]:
     """Search with a range of settings; return their operating points, cheapest first.
 
-    `values` are those of `efSearch` or `nprobe`. By default they double: from 16 or the depth of
-    the queries, which is the least efSearch in effect, up to 512; or from 1 up to all lists (at
-    most 1,024). Other parameters have the index's defaults. faiss counts distances for
+    `values` are values of `efSearch` or `nprobe`. By default each is twice the one before: `efSearch`
+    from 16, or the depth of the queries if that is more, to 512; `nprobe` from 1 to the number of
+    lists (at most 1,024). Other parameters have the index's defaults. faiss counts distances for
     the whole process, so a concurrent search falsifies the number of distances, but nothing else.
 
     Raises:

@@ -118,7 +118,7 @@ class ChatClient:
         reply = ChatReply(KeyMask(self._endpoint.key))
         try:
             while not await self._stream(self._build_body(messages), reply, on_text):
-                pass  # without a field that the endpoint refuses
+                pass  # send the request again, without the field that the endpoint refused
         except FailedAttemptError as failed_attempt:
             if on_text is not None and reply.parts:
                 raise FailedAttemptError(failed_attempt.error) from failed_attempt
@@ -126,8 +126,9 @@ class ChatClient:
         return reply
 
     async def _stream(self, body: Mapping[str, Any], reply: ChatReply, on_text: OnText | None) -> bool:
-        """Send a request and read the reply; return False if the endpoint refuses a field of it
-        that the next request does without.
+        """Send a request and read the reply.
+
+        Return False if the endpoint refused a field that `_build_body` now leaves out or renames.
         """
         request = self._client.build_request("POST", f"{self._endpoint.url}/chat/completions", json=body)
         try:
@@ -135,7 +136,7 @@ class ChatClient:
                 response = await self._client.send(request, stream=True)
                 try:
                     if not response.is_success:
-                        return await self._explain_status(response, body)
+                        return await self._handle_error_status(response, body)
                     async with aclosing(self._iter_texts(response, reply)) as texts:
                         async for text in texts:
                             if reply.has_begun:
@@ -159,8 +160,8 @@ class ChatClient:
     async def _iter_texts(self, response: httpx.Response, reply: ChatReply) -> AsyncGenerator[str]:
         """Yield the text pieces of the reply; "" for an event without text.
 
-        The answer is whole when the model has given the reason of its end; whatever is wrong with
-        the rest of the stream cannot change it.
+        The answer is complete when its `finish_reason` has arrived, so errors in the rest of the
+        stream are ignored.
         """
         try:
             async with aclosing(self._iter_events(response)) as events:
@@ -174,9 +175,11 @@ class ChatClient:
                 raise
         yield reply.flush()
 
-    async def _explain_status(self, response: httpx.Response, sent: Mapping[str, Any]) -> bool:
-        """Raise an error for a status that is no success; return False if the endpoint only refuses
-        a field that is not needed, or that has another name there.
+    async def _handle_error_status(self, response: httpx.Response, request_body: Mapping[str, Any]) -> bool:
+        """Raise an error for an error status.
+
+        Return False instead if the endpoint only refuses a field that can be left out or renamed;
+        the next request does so.
         """
         if response.is_redirect:
             raise self._errors.redirect(response.headers.get("location", ""))
@@ -186,10 +189,10 @@ class ChatClient:
                 async for chunk in chunks:
                     body += chunk
         if response.status_code in _INVALID_REQUEST:
-            if "stream_options" in sent and b"stream_options" in body:
+            if "stream_options" in request_body and b"stream_options" in body:
                 self._requests_usage = False
                 return False
-            if "max_tokens" in sent and b"max_completion_tokens" in body:
+            if "max_tokens" in request_body and b"max_completion_tokens" in body:
                 self._length_field = "max_completion_tokens"
                 return False
         raise self._errors.bad_status(
@@ -234,7 +237,7 @@ class ChatClient:
             "messages": messages,
             self._length_field: settings.token_limit,
             "stream": True,
-            # Otherwise a stream has no token counts.
+            # Without this option, a stream has no token counts.
             **({"stream_options": {"include_usage": True}} if self._requests_usage else {}),
             **{name: value for name, value in optional.items() if value is not None},
         }

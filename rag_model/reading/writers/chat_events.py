@@ -4,8 +4,8 @@ out.
 The protocol has `data: {JSON}` lines, an empty line after each event, and `data: [DONE]` at the
 end, which not every server sends. Lines that begin with a colon keep the connection alive.
 
-Reasoning is not part of the text (`reasoning`). Some servers put it, or a refusal, into a field of
-its own, send the content as a list of parts, or leave out the empty line after an event.
+Reasoning is not part of the text (see `reasoning`). Some servers put reasoning or a refusal into a
+field of its own, send the content as a list of parts, or leave out the empty line after an event.
 
 A server may repeat the request headers, so `KeyMask` replaces the key in the reply.
 """
@@ -22,7 +22,7 @@ MIN_KEY_LENGTH = 16
 DONE = "[DONE]"
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _TEXT_PARTS = frozenset(("text", "output_text"))  # types of content parts that hold the answer
-_MAX_TOKENS = 1 << 31  # a larger count of tokens is an error of the server
+_MAX_TOKENS = 1 << 31  # a larger token count or likelihood is an error of the server
 
 
 class KeyMask:
@@ -72,7 +72,7 @@ class EventParser:
                 name, _, value = line.decode("utf-8", "replace").partition(":")
                 if name == "data":
                     data = value.removeprefix(" ")
-                    # Some servers put no empty line between events, each of which is one object.
+                    # Some servers put no empty line between events. Each event is one JSON object.
                     if self._data and self._data[-1].endswith("}") and data.startswith(("{", DONE)):
                         yield self._take_event()
                     self._data.append(data)
@@ -99,9 +99,9 @@ class ChatReply:
     log_likelihoods: list[float] | None = None  # of the completion's tokens; None if not sent
     refusal: str = ""  # why the model refused, in its own words
     tools: list[str] = field(default_factory=list)  # names of the tools that the model called
-    has_begun: bool = False  # whether the model wrote something, be it reasoning
+    has_begun: bool = False  # whether the model has written anything, including reasoning
     _reasoning: ReasoningFilter = field(default_factory=ReasoningFilter)
-    _has_hidden_reasoning: bool = False  # in a field of its own, or only counted
+    _has_hidden_reasoning: bool = False  # reasoning in a field of its own, or only in the token counts
 
     @property
     def text(self) -> str:
@@ -110,7 +110,7 @@ class ChatReply:
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether the model reasoned before its answer."""
+        """Whether the model reasoned before it answered."""
         return self._has_hidden_reasoning or self._reasoning.has_reasoning or remove_reasoning("".join(self.parts))[1]
 
     @property
@@ -144,7 +144,7 @@ class ChatReply:
         if error := value.get("error"):
             raise StreamedError(error)
         self._record_usage(value.get("usage"))
-        # The last event of some servers has the usage and no choices.
+        # The last event of some servers has `usage` but no `choices`.
         choices = value.get("choices") if self.reason or self.usage else value["choices"]
         if not choices:
             return ""
@@ -195,19 +195,19 @@ class ChatReply:
 
 
 def _read_count(value: object) -> int | None:
-    """Return a number of tokens; None if it is no plausible one."""
+    """Return a token count; None if the value is implausible."""
     return value if type(value) is int and 0 <= value < _MAX_TOKENS else None
 
 
 def _read_log_p(value: object) -> float:
     """Return the log-likelihood of a token."""
     if not isinstance(value, int | float) or not -_MAX_TOKENS < value < _MAX_TOKENS:
-        raise ValueError("a likelihood is no number in nats")
+        raise ValueError(f"the log-likelihood {value!r:.40} is not a number in nats")
     return float(value)
 
 
 def _get_content(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, whose content is a text or a list of parts."""
+    """Return the text of a message, whose content may be a string or a list of parts."""
     parts = message.get("content")
     if not isinstance(parts, list):
         return _get_text(message, "content")

@@ -18,7 +18,7 @@ from rag_model.secrets import refuse_secret
 
 CHAT_TEMPLATE_TOKENS = 32  # maximum tokens of a chat template around two messages
 _VARIABLE_PREFIX = "BOOKWHEEL_LLM_"
-_DEFAULT_NEW_TOKENS = 4_096  # models that reason write some thousand tokens before an answer
+_DEFAULT_NEW_TOKENS = 4_096  # models that reason write some thousand tokens before they answer
 _REPLY_BYTES_PER_TOKEN = 1_024  # of a stream: an event per token takes some 300 bytes
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
 _FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}

@@ -32,8 +32,8 @@ from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 _Result = TypeVar("_Result")
 _TextPiece = tuple[int, str]
 _POLL_SECONDS = 0.05  # between two calls of `should_stop`
-# A server that reads a smaller share of a prompt's tokens has truncated it.
-_LEAST_READ_SHARE = 0.8
+# A server that counts a smaller share of a prompt's tokens has truncated the prompt.
+_MIN_READ_SHARE = 0.8
 
 
 class EventLoopThread:
@@ -233,7 +233,7 @@ class EndpointWriter:
         return Completion(text if text.strip() else "", usage, reply.ended, reply.log_likelihood, problem)
 
     def _find_problem(self, prompt: Prompt, reply: ChatReply, text: str) -> AnswerProblem | None:
-        """Return why the text is empty, or not to be trusted; None for an answer."""
+        """Return the reason why the text is empty or doubtful; None for a good answer."""
         if reply.tools or reply.reason in {"tool_calls", "function_call"}:
             tools = self._errors.quote(", ".join(dict.fromkeys(reply.tools)))
             return AnswerProblem("tool_call", f"the model called a tool{tools} instead of answering")
@@ -248,19 +248,19 @@ class EndpointWriter:
         return AnswerProblem("empty", "the model wrote nothing: ask again, or choose another model")
 
     def _find_truncation(self, prompt: Prompt, reply: ChatReply) -> AnswerProblem | None:
-        """Return the problem that the endpoint read much less than the prompt, if it did."""
-        minimum = _count_least_tokens(prompt) if self._tokenizer is None else self._count_prompt_tokens([prompt])[0]
-        if reply.usage is None or reply.usage[0] >= _LEAST_READ_SHARE * minimum:
+        """Return a problem if the endpoint read much less than the whole prompt, else None."""
+        minimum = _count_min_tokens(prompt) if self._tokenizer is None else self._count_prompt_tokens([prompt])[0]
+        if reply.usage is None or reply.usage[0] >= _MIN_READ_SHARE * minimum:
             return None
         return AnswerProblem(
             "prompt_truncated",
             f"the endpoint read {reply.usage[0]} tokens of a prompt of at least {minimum}: give its server "
-            "a larger context, or set BOOKWHEEL_LLM_CONTEXT to its present one",
+            "a larger context, or set BOOKWHEEL_LLM_CONTEXT to the context that it has",
         )
 
 
-def _count_least_tokens(prompt: Prompt) -> int:
-    """Return a lower bound of a prompt's tokens: one per word, since tokens seldom span words."""
+def _count_min_tokens(prompt: Prompt) -> int:
+    """Return a lower bound of a prompt's tokens: one per word, since tokens rarely span words."""
     return len(prompt.system.split()) + len(prompt.user.split())
 
 

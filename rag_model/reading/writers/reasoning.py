@@ -1,10 +1,10 @@
 """Remove a model's reasoning from the text of its answer, which may arrive in pieces.
 
 A server that knows its model sends reasoning in a field of its own, such as `reasoning_content`,
-which is not read. Other servers, and models in memory, leave it in the text, between the marks of
-the model's chat template. Some templates open the block themselves, so that only its end is in the
-text, and some servers drop the marks of gpt-oss; then the reasoning is removed from the whole text,
-while a stream has already shown it.
+which is not read. Other servers, and models in memory, leave reasoning in the text, between the
+marks of the model's chat template. Some templates open the block themselves, so that only the
+closing mark is in the text, and some servers drop the marks of gpt-oss. In these cases the reasoning
+is removed from the complete text, but a stream has already shown it.
 """
 
 import re
@@ -21,7 +21,7 @@ _BLOCKS = (
     ("[THINK]", "[/THINK]"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
-    # gpt-oss writes channels, of which the last one is the answer.
+    # gpt-oss writes channels; the last one is the answer.
     ("<|channel|>", "final<|message|>"),
     ("<|start|>", "final<|message|>"),
 )
@@ -32,7 +32,7 @@ _BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTAL
 
 
 def describe_missing_answer(token_limit: int, *, ended: bool) -> AnswerProblem:
-    """Return the problem of a text that has reasoning alone; `ended`: it was not truncated."""
+    """Return the problem of a text that is only reasoning; `ended` says that it was not truncated."""
     message = (
         "the model reasoned and gave no answer: ask again, or choose another model"
         if ended
@@ -42,7 +42,7 @@ def describe_missing_answer(token_limit: int, *, ended: bool) -> AnswerProblem:
 
 
 class ReasoningFilter:
-    """Drops reasoning at the beginning of a text, wherever the pieces of the text are split."""
+    """Drops reasoning at the beginning of a text that arrives in pieces."""
 
     def __init__(self) -> None:
         """Begin a text."""
@@ -50,7 +50,7 @@ class ReasoningFilter:
         self._pending, self._closing_mark, self._is_answering = "", "", False
 
     def feed(self, piece: str) -> str:
-        r"""Return the new text of the answer.
+        r"""Return the part of the answer that this piece completes.
 
         >>> reasoning = ReasoningFilter()
         >>> [reasoning.feed(piece) for piece in ("<th", "ink>Who?</thi", "nk>", "\n\nOrwell", ".")]
@@ -78,7 +78,7 @@ class ReasoningFilter:
         return self.end()
 
     def end(self) -> str:
-        """Return the pending text; that of an unfinished block of reasoning is dropped."""
+        """Return the rest of the answer; drop an unfinished block of reasoning."""
         pending, self._pending = self._pending, ""
         if self._closing_mark:
             return ""
@@ -86,7 +86,7 @@ class ReasoningFilter:
 
 
 def remove_reasoning(text: str) -> tuple[str, bool]:
-    """Return a whole text without its reasoning, and whether it had some.
+    """Return a complete text without its reasoning, and whether it had any.
 
     >>> remove_reasoning("Who was it?</think>Orwell"), remove_reasoning("<think>Who")
     (('Orwell', True), ('', True))

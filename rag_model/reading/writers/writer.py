@@ -27,7 +27,7 @@ class Completion:
     ended: bool  # False if it was truncated at the maximum tokens
     # log p(text|prompt) in nats, the end token included; None if unknown, as after reasoning.
     log_likelihood: float | None = None
-    problem: AnswerProblem | None = None  # why the text is empty, or not to be trusted
+    problem: AnswerProblem | None = None  # the reason why the text is empty or doubtful
 
 
 class Writer(Protocol):

@@ -56,8 +56,8 @@ class AvailableRetrievers:
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
         """Plan the retrievers of the settings, or all that the snapshot offers.
 
-        Without settings, these are the snapshot's default retriever, its other indexes that fit
-        (`_choose_retrievers`), and the fusion of the default with BM25 if both are there.
+        Without such settings, these are the snapshot's default retriever, its other indexes that fit
+        into memory (`_choose_retrievers`), and the fusion of the default with BM25 if it has both.
 
         Args:
             snapshot: The snapshot to serve.
@@ -302,11 +302,11 @@ class LoadedSnapshot:
 
 
 def _choose_retrievers(snapshot: Snapshot, settings: ServiceSettings, uses_inner_products: bool) -> tuple[str, ...]:
-    """Return the snapshot's default retriever, then each other index whose resources fit.
+    """Return the default retriever, each other index that can be opened, and the fusion with BM25.
 
-    An index does not fit if a file of it was not pulled, if its kind is not installed, if it reads
-    vectors that the settings leave out, or if its encoder (and with `in_memory` its files) needs
-    more memory than is free.
+    An index cannot be opened if a file of it was not pulled, if its kind is not installed, if it
+    reads vectors that the settings leave out, or if its encoder (and with `in_memory` its files)
+    needs more memory than is free.
     """
     content = snapshot.manifest.content
     default = content.default_retriever
@@ -321,7 +321,7 @@ def _choose_retrievers(snapshot: Snapshot, settings: ServiceSettings, uses_inner
         try:
             needs = plan_retriever(snapshot, name, products=uses_inner_products)
             files = _list_resource_files(snapshot, needs, settings)
-        except (StoreError, UsageError):  # of a kind that is not installed here, for example
+        except (StoreError, UsageError):  # for example, its kind is not installed here
             continue
         if needs.reads_vectors(content) and not may_read_vectors:
             continue
@@ -346,7 +346,7 @@ def _takes_text(snapshot: Snapshot, name: str) -> bool:
 
 
 def _list_resource_files(snapshot: Snapshot, needs: RetrieverNeeds, settings: ServiceSettings) -> dict[str, int]:
-    """Return the files that a retriever loads into memory, in bytes by path."""
+    """Return the sizes in bytes of the files that a retriever loads into memory, by path."""
     content = snapshot.manifest.content
     encoded = [name for name in needs.index_names if not _takes_text(snapshot, name)]
     folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in encoded}

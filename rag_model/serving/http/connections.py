@@ -125,8 +125,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     _counts_body_bytes = hasattr(_Base, "on_body")
     _last_received = 0.0  # when the client last sent something (the loop's clock)
     _client_key = ""
-    _reads_trailers = False  # the head of the current request is complete
-    _is_refused = False  # the connection closes, and what it still sends is ignored
+    _has_head = False  # whether the head of the current request is complete; trailers follow its body
+    _is_refused = False  # whether the connection is closing; further data of the client is ignored
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(
@@ -165,17 +165,17 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._restart_timer()
 
     def on_message_begin(self) -> None:
-        self._reads_trailers = False
+        self._has_head = False
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # A trailer must not act as a header. One header more than allowed shows the excess.
-        if not self._reads_trailers and len(self.headers) <= _MAX_HEADERS:
+        # Trailers are ignored. One header more than allowed is kept, to detect that there are too many.
+        if not self._has_head and len(self.headers) <= _MAX_HEADERS:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the request, unless its head is refused."""
-        self._reads_trailers = True
+        self._has_head = True
         encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if self._is_refused or len(self.headers) > _MAX_HEADERS:
             self._refuse_long_request()
@@ -199,12 +199,12 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def _refuse_long_request(self) -> None:
         limits = f"{_MAX_OVERHEAD_BYTES >> 10} KiB and {_MAX_HEADERS} headers"
-        self._refuse_request(431, f"a request has at most {limits} beside its body: send fewer, or shorter ones")
+        self._refuse_request(431, f"a request has at most {limits} besides its body: send fewer, or shorter ones")
 
     def _refuse_request(self, status: int, detail: str) -> None:
         """Reply to the request that is being read and close; abort if another one is in progress."""
         if self._is_refused:
-            return  # the rest of what was refused
+            return  # this is the rest of the refused request
         self._is_refused = True
         if self.idle and not self.transport.is_closing():
             self._refuse(status, detail)

@@ -35,7 +35,7 @@ def _parse_whole_number(value: object) -> object:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_parse_whole_number)]
-"""An integer as JSON Schema defines it: 2.0 is one."""
+"""An integer as JSON Schema defines it, which includes 2.0."""
 
 _MAX_FIELD_NAME = 80  # characters of a field name in error messages
 _NOT_AN_INTEGER = "is not a whole number: write it without quotes, such as 5"

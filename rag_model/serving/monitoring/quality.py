@@ -34,13 +34,13 @@ from rag_model.serving.monitoring.recall_check import GroundTruth, SampledQuery,
 from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
 from rag_model.store.versions.snapshot import Snapshot
 
-MIN_QUESTIONS = 20  # in each sample; with fewer the distance is mostly noise
-MAX_QUESTIONS = 1000  # in the reference; more cost time and change nothing
+MIN_QUESTIONS = 20  # in each sample; with fewer questions the distance is mostly noise
+MAX_QUESTIONS = 1000  # in the reference; more questions cost time and do not change the distance
 _MIN_RELATIVE_BANDWIDTH = 1e-5  # of the squared vector length; rounding errors stay below it
 
 
 class DriftReference:
-    """An immutable sample of questions that others are compared with."""
+    """An immutable sample of questions, with which other samples are compared."""
 
     def __init__(self, vectors: Vectors, bandwidth: float, self_similarity: float) -> None:
         """Store the statistics; `from_vectors` computes them."""
@@ -60,7 +60,7 @@ class DriftReference:
         squared = _compute_squared_distances(vectors, vectors)
         bandwidth = float(np.median(squared[np.triu_indices(len(vectors), 1)]))
         if bandwidth <= _MIN_RELATIVE_BANDWIDTH * float((vectors * vectors).sum(1).mean()):
-            raise UsageError("the questions to measure drift against are all alike: give different ones")
+            raise UsageError("the questions to measure drift against are all alike: give different questions")
         return cls(vectors, bandwidth, _compute_pair_mean(np.exp(-squared / bandwidth)))
 
     def distance(self, vectors: Vectors) -> float:

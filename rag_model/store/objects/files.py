@@ -50,12 +50,13 @@ _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # s3fs does not make 
 # Time of the last write: local, S3, Azure, memory.
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
 PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist for a moment
-_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})  # 501 and 400: of a header, for example
-# follows the URL of a store
-UNCONDITIONAL = (
+# Errors for HTTP status 501 and 400, with which servers refuse an unknown header, for example.
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})
+# The end of a message that begins with the URL of a store.
+NO_CONDITIONAL_WRITES = (
     "does not honour conditional writes (If-None-Match), so two publishers could both succeed: use a bucket that does"
 )
-_MESSAGE_CHARS = 300  # of an error of a cloud's client, which may quote its rules
+_MESSAGE_CHARS = 300  # maximum length of a cloud client's error message
 _REMOTE_BLOCK = 1 << 20  # bytes; the minimum that a read at an offset requests
 
 
@@ -366,7 +367,7 @@ class Files:
             except OSError as error:
                 if self.is_local or error.errno not in _UNSUPPORTED or not self._accepts_plain_writes(path):
                     raise
-                raise StoreError(f"{self.url} {UNCONDITIONAL}") from error
+                raise StoreError(f"{self.url} {NO_CONDITIONAL_WRITES}") from error
         return not self.is_local and self.read(path) == data
 
     def write(self, path: str, data: bytes) -> None:
@@ -420,7 +421,7 @@ class Files:
             return all(probe_exclusive_creation(self._fs, self._full_path(folder)) for folder in PROBE_FOLDERS)
 
     def _accepts_plain_writes(self, path: str) -> bool:
-        """Return whether the store accepts a write that has no condition; leaves no file."""
+        """Return whether the store accepts an unconditional write; the probe file is deleted."""
         probe = self._full_path(f"{path}.probe-{secrets.token_hex(8)}")
         try:
             self._fs.pipe_file(probe, b"probe")
@@ -495,8 +496,8 @@ def _error_message(error: Exception, action: str, url: str) -> str:
         return f"not allowed to {action} {url} ({error}); check the permissions or credentials"
     if action == "write" and url.startswith("s3://") and error_number in _UNSUPPORTED:
         return (
-            f"cannot write {url}: {str(error).rstrip('.')}; if the server does not know the checksums that S3 clients "
-            "send by default, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+            f"cannot write {url}: {str(error).rstrip('.')}; if the server does not support the checksums that S3 "
+            "clients send by default, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
         )
     if isinstance(error, FileNotFoundError):
         return f"cannot {action} {url}: the file, its folder or its bucket does not exist"

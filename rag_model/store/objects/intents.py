@@ -38,8 +38,8 @@ SWEEP_VALID_SECONDS = 120.0  # a sweep rewrites its file before every batch
 _RENEW_SECONDS = 300.0  # interval between two writes of an intent
 _PAUSE = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
-_TURN_VALID_SECONDS = 900.0  # after it was last written; a killed process's turn ends then
-_TURN_PAUSES = 1.0, 30.0  # seconds between two reads of the turns: at first, and at most
+_TURN_VALID_SECONDS = 900.0  # after its last renewal, the turn of a killed process ends
+_TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
@@ -100,30 +100,31 @@ class Intents:
     def hold_turn(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Wait until every turn that began before this one has ended; hold the turn in the block.
 
-        Turns let only one of several writers work at a time, whoever starts them and whatever their
-        scheduler believes of them: a turn ends with its block, or 15 minutes after its process. They
-        save work, and nothing relies on them: two writers in one store do each other no harm.
+        With turns, only one of several writers works at a time, even if different schedulers started
+        them, or a scheduler has given up a writer that still runs. A turn ends with its block, or 15
+        minutes after its process was killed. Turns only avoid useless work: two writers at once do not
+        damage a store.
 
         Args:
             name: unique among the turns of the store.
-            on_wait: called with the name of the turn that is waited for, when it changes.
+            on_wait: called with the name of the turn to wait for, each time that it changes.
 
         Raises:
             StoreError: the store cannot be written, or an intent is damaged.
         """
-        own_name, path, awaited = f"{_TURN_PREFIX}{name}", f"intents/{_TURN_PREFIX}{name}.json", ""
+        own_name, path, awaited_name = f"{_TURN_PREFIX}{name}", f"intents/{_TURN_PREFIX}{name}.json", ""
         pause, longest_pause = _TURN_PAUSES
         with self.hold(own_name, needs=()):
             while earlier_name := self._find_earlier_turn(own_name, path):
-                if earlier_name != awaited:
-                    awaited = earlier_name
+                if earlier_name != awaited_name:
+                    awaited_name = earlier_name
                     on_wait(earlier_name.removeprefix(_TURN_PREFIX))
                 time.sleep(pause)
                 pause = min(2 * pause, longest_pause)
             yield
 
     def _find_earlier_turn(self, own_name: str, path: str) -> str | None:
-        """Return the name of the oldest valid turn, or None if it is the own one."""
+        """Return the name of the oldest valid turn, or None if this is the oldest."""
         value = self.files.read_json(path)
         if value is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")

@@ -53,7 +53,7 @@ class S3(S3FileSystem):  # type: ignore[misc]
         super().__init__(*args, config_kwargs=config, **kwargs)
 
     async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
-        """Create the client, which refuses replies to a listing that are no listing."""
+        """Create the client, which checks that the reply to a list request is a listing."""
         client = await super().set_session(refresh, kwargs or {})
         client.meta.events.register("after-call.s3.ListObjectsV2", _check_listing, unique_id="bookwheel-listing")
         return client
@@ -78,14 +78,14 @@ class S3(S3FileSystem):  # type: ignore[misc]
 def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
     """Refuse a reply that is not a `ListBucketResult`.
 
-    botocore reads a page of a proxy or an empty body as an empty listing, after which `gc` would
-    believe that no snapshot needs a file. Every listing says whether it is truncated.
+    botocore parses a proxy's page or an empty body as an empty listing, and `gc` would conclude that
+    no snapshot needs a file. Every real listing has `IsTruncated`.
     """
     if http_response.status_code == 200 and "IsTruncated" not in parsed:
         content_type = http_response.headers.get("content-type") or "no content type"
         raise OSError(
-            f"the server answered a listing by something else ({content_type}): check the endpoint, "
-            "and whether a proxy answers in its place"
+            f"the server replied to a list request without a listing ({content_type}): check the endpoint, "
+            "and whether a proxy replies in its place"
         )
 
 

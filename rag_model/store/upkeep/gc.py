@@ -23,8 +23,8 @@ A grace of 0 is equally safe for writers that hold an intent, as `reindex`, `pub
 longer than the time between the two.
 
 Files that were written since the listing began are kept, even with a grace of 0 and a store whose
-clock counts whole seconds. Nothing is deleted if a store with blobs lists no root at all, as one
-whose listings are answered by a proxy's page. Nothing is deleted if a possible root cannot be read:
+clock counts whole seconds. Nothing is deleted if a store with blobs lists no root at all, which
+happens if a proxy replies to list requests. Nothing is deleted if a possible root cannot be read:
 a manifest or an intent that is damaged or of a newer format, a current snapshot that is missing, or
 a folder that this version does not know.
 """
@@ -124,8 +124,8 @@ class _GarbagePlanner:
         if marked.all_blobs and not view.has_root:
             raise StoreError(
                 f"{self.store.url} lists {len(marked.all_blobs):,} blobs but no ref, snapshot, model or "
-                "evaluation, so a listing may be wrong and nothing was deleted: check the store, and "
-                "remove it as a whole if nothing in it is needed"
+                "evaluation. The listing may be wrong, so nothing was deleted: check the store, or delete "
+                "the whole store if it is not needed"
             )
         blobs = (file for digest, file in marked.all_blobs if digest not in marked.needed)
         other_files = (

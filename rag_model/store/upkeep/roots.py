@@ -52,7 +52,7 @@ class NeededBlobs:
 
 
 def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
-    """Mark the files that versions and writers need, and records that are not older than `cutoff`.
+    """Mark the files that versions and writers need, and memo records not older than `cutoff`.
 
     Raises:
         StoreError: a manifest or the move of a ref cannot be read, or the current version of a ref

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from rag_model.errors import NotFoundError, RefConflictError, StoreError, UsageError
-from rag_model.store.objects.files import UNCONDITIONAL, Files, json_bytes
+from rag_model.store.objects.files import NO_CONDITIONAL_WRITES, Files, json_bytes
 from rag_model.store.versions.signatures import Signatures, TrustedKeys, normalize_json
 from rag_model.store.versions.takedowns import Takedowns
 from rag_model.untrusted_text import check_printable
@@ -246,7 +246,7 @@ class Refs:
             StoreError: the bucket does not honour conditional writes, or cannot be written.
         """
         if not self._creates_exclusively:
-            raise StoreError(f"{self._files.url} {UNCONDITIONAL}")
+            raise StoreError(f"{self._files.url} {NO_CONDITIONAL_WRITES}")
 
     @cached_property
     def _creates_exclusively(self) -> bool:

@@ -93,17 +93,17 @@ class TrustedKeys:
         return cls(keys, str(path))
 
     def require_signing_key(self, work: str) -> None:
-        """Check that the environment has a private key whose public key is one of these.
+        """Check that the environment has the private key of one of these public keys.
 
         Raises:
-            RefusedError: it has none, so that readers with this trust file would ignore `work`.
+            RefusedError: it has no such key, so readers with this trust file would ignore the record.
             UsageError: the key cannot be read, or is not an Ed25519 key.
         """
         key = _load_private_key()
         if key is None or _key_fingerprint(key.public_key()) not in map(_key_fingerprint, self.keys.values()):
             raise RefusedError(
-                f"a {work} counts for readers with the trust file {self.source} only if a key of it signs "
-                f"it: set {SIGNING_KEY_VARIABLE} to the private key of one"
+                f"readers with the trust file {self.source} accept a {work} only if a key of the file signed "
+                f"it: set {SIGNING_KEY_VARIABLE} to the private key of one of them"
             )
 
     def find_signer(self, signatures: "Signatures | PulledSignatures", path: str, value: Any) -> str | None:

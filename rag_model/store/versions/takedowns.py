@@ -4,10 +4,10 @@
 takedowns/00000003.json      one takedown: the wiki, the pages, who ordered it, when and why
 takedowns/<snapshot id>.json the replacement of a retired snapshot
 ```
-Both files are created exclusively and kept forever: `gc` and `expire` do not delete them. Who has a
-signing key signs both. With a trust file, a replacement counts only if a key of the file signed it,
-because readers delete what was replaced. A record without such a signature still keeps its pages
-out of new builds, which can only withhold a page, but takes them out of no published snapshot.
+Both files are created exclusively and kept forever: `gc` and `expire` do not delete them. If the
+environment has a signing key, both are signed. With a trust file, a replacement counts only if a key
+of the file signed it, because readers delete replaced snapshots. A record without such a signature
+still keeps its pages out of new builds, but does not remove them from published snapshots.
 
 After the record is written, no build puts such a page into a passage, and no snapshot that contains one can
 be published. A ref's move to a retired snapshot is read as a move to its replacement. The id of a
@@ -28,7 +28,7 @@ from rag_model.store.versions.signatures import Signatures, TrustedKeys
 from rag_model.untrusted_text import check_printable
 
 _LOG = logging.getLogger(__name__)
-_reported_urls: set[str] = set()  # of unsigned takedowns that this process has reported
+_reported_urls: set[str] = set()  # URLs of unsigned files that this process has reported
 FOLDER = "takedowns"
 _FORMAT = 1
 _RECORD_FILE = re.compile(r"(\d{8})\.json")
@@ -56,7 +56,7 @@ class Takedowns:
     def __init__(self, files: Files) -> None:
         """Use the takedowns of the store at the URL of `files`."""
         self._files = files
-        self._trusted_paths: set[str] = set()  # signed by a key of the trust file
+        self._trusted_paths: set[str] = set()  # paths of files that a key of the trust file signed
 
     def list_records(self) -> list[Takedown]:
         """Return all records, oldest first.
@@ -70,7 +70,7 @@ class Takedowns:
     def list_pages(self, wiki: str, *, trusted_only: bool = False) -> frozenset[str]:
         """Return the ids of all pages of a wiki that were taken down.
 
-        With `trusted_only` and a trust file, of the records that a key of the file signed.
+        With `trusted_only` and a trust file, only records that a key of the file signed count.
 
         Raises:
             StoreError: as `list_records`.
@@ -86,7 +86,7 @@ class Takedowns:
         """Write the next record, signed if the environment has a key.
 
         Raises:
-            RefusedError: a trust file is given, and there is no key of it to sign with.
+            RefusedError: a trust file is given, and the environment has no private key of it.
             StoreError: the store cannot be written, or all numbers are used.
             UsageError: a text contains a control character, or a page a lone surrogate.
         """
@@ -112,7 +112,7 @@ class Takedowns:
     def list_replaced(self) -> frozenset[str]:
         """Return the ids of the retired snapshots, with or without a replacement.
 
-        With a trust file, those whose replacement a key of the file signed.
+        With a trust file, only those whose replacement a key of the file signed.
         """
         names = self._files.list_names(FOLDER)
         replaced = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
@@ -142,7 +142,7 @@ class Takedowns:
         Raises:
             StoreError: the store cannot be written.
             RefusedError: a trust file is given, and no key of it signed the existing record, or the
-                new one because there is no such key to sign with.
+                environment has no private key of it to sign a new record.
         """
         path = _path(snapshot)
         value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
@@ -151,23 +151,23 @@ class Takedowns:
         self._create_signed(path, value)
         if not self._is_trusted(path):
             raise RefusedError(
-                f"{self._files.url_of(path)} says that the snapshot was replaced, and no key of the trust "
-                "file signed it: inspect it, delete it, and run the takedown again"
+                f"{self._files.url_of(path)} says that the snapshot was replaced, but no key of the trust "
+                "file signed it: inspect this file, delete it, and run the takedown again"
             )
 
     def _create_signed(self, path: str, value: dict[str, Any]) -> bool:
         """Create a file exclusively, signed if the environment has a key; return False if it exists."""
         signatures = Signatures(self._files)
-        signatures.sign(path, value)  # first, so that a reader of the file sees the signature
+        signatures.sign(path, value)  # before the file exists, so that every reader sees the signature
         if self._files.create(path, json_bytes(value)):
             return True
         signatures.withdraw(path, value)
         return False
 
     def _is_trusted(self, path: str) -> bool:
-        """Return whether a key of the trust file signed a file; without a trust file True.
+        """Return whether a key of the trust file signed a file; return True without a trust file.
 
-        An unsigned file is reported once, in the log.
+        A warning about an unsigned file is logged once.
         """
         trust = TrustedKeys.from_environment()
         if trust is None or path in self._trusted_paths:
@@ -179,8 +179,8 @@ class Takedowns:
         if url not in _reported_urls:
             _reported_urls.add(url)
             _LOG.warning(
-                "takedown %s is ignored, because no key of %s signed it: run the takedown again with a "
-                "key of it, or delete the file if a stranger wrote it",
+                "takedown %s is ignored, because no key of %s signed it: run the takedown again with such "
+                "a key, or delete the takedown's file if a stranger wrote it",
                 url,
                 trust.source,
             )

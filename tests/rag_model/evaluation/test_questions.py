@@ -69,7 +69,7 @@ def test_masses_of_blank_lines_are_refused(tmp_path: Path, name: str) -> None:
     """A small compressed file may unpack to any number of them."""
     path = tmp_path / name
     path.write_bytes(gzip.compress(b"\n" * 70_000))
-    with pytest.raises(InputError, match="holds more than 65,536 blank lines: remove them"):
+    with pytest.raises(InputError, match="has more than 65,536 blank lines: remove them"):
         read_questions(path)
 
 

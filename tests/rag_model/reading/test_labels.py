@@ -77,7 +77,7 @@ def test_closed_book_and_any_batch_give_the_same(tmp_path: Path) -> None:
     ("labels", "told"),
     [
         ({"SUPPORTS": "was"}, "at least two"),
-        ({"SUPPORTS": "was", "REFUTES": "was"}, "are the same target"),
+        ({"SUPPORTS": "was", "REFUTES": "was"}, "have the same tokens"),
     ],
 )
 def test_labels_that_cannot_be_told_apart_are_refused(tmp_path: Path, labels: dict[str, str], told: str) -> None:

@@ -81,7 +81,7 @@ def test_a_listing_that_is_no_listing_deletes_nothing(
 ) -> None:
     snapshot = publish(store)
     faulty_server.fault = lambda request: fault if "list-type=2" in request.path else None
-    with pytest.raises(StoreError, match="answered a listing by something else"):
+    with pytest.raises(StoreError, match="replied to a list request without a listing"):
         collect_garbage(store, 0.0)
     assert not any(request.method == "DELETE" and request.touches("/blobs/") for request in faulty_server.requests)
     faulty_server.fault = lambda request: None

@@ -353,7 +353,7 @@ def test_a_takedown_counts_for_trusting_readers_once_a_trusted_key_signs_it(
             lambda: local_store.takedowns.record_replacement(first, second),
             lambda: local_store.takedowns.add("", ["5"], "asked to", "mallory"),
         ):
-            with pytest.raises(RefusedError, match="only if a key of it signs it"):
+            with pytest.raises(RefusedError, match="only if a key of the file signed it"):
                 write()
     assert local_store.files.list_names("takedowns") == []
     signs(alice)

@@ -139,10 +139,10 @@ def test_what_is_malformed_is_refused_with_its_line(tmp_path: Path, text: str, s
 @pytest.mark.parametrize("text", ["\n" * 70_000 + lines(TRIPLE), lines(TRIPLE) + "\n" * 70_000])
 def test_masses_of_blank_lines_are_refused(tmp_path: Path, text: str) -> None:
     path = written(tmp_path / "train.jsonl", text)
-    with pytest.raises(InputError, match="holds more than 65,536 blank lines"):
+    with pytest.raises(InputError, match="has more than 65,536 blank lines"):
         read_examples(path)
     folder = beir(tmp_path / "beir", text)
-    with pytest.raises(InputError, match=r"corpus.jsonl holds more than 65,536 blank lines|not a document in BEIR's"):
+    with pytest.raises(InputError, match=r"corpus.jsonl has more than 65,536 blank lines|not a document in BEIR's"):
         read_examples(folder)
 
 
