@@ -36,8 +36,8 @@ _DEFINITION = "flows.ValueWithoutSecret:1"  # pydantic shows the part between th
 class _RecordedValue:
     """Annotation of a parameter whose JSON schema refuses secrets in all nested strings.
 
-    Prefect's server validates a form by this schema before it records the run. A check by the worker
-    would be too late, because the server has recorded the parameters by then.
+    Prefect's server validates a form by this schema before it records the run. A check by the
+    worker would be too late, because the server has recorded the parameters by then.
     """
 
     def __init__(self, annotation: Any) -> None:
@@ -107,8 +107,8 @@ def check_parameters(
 
     Args:
         function: the flow.
-        starts_jobs: whether the flow itself runs Beam jobs. A flow that starts another run passes on
-            only the form's options, because the worker of that run may have other defaults.
+        starts_jobs: whether the flow itself runs Beam jobs. A flow that starts another run passes
+            on only the form's options, because the worker of that run may have other defaults.
 
     Raises:
         UsageError: a URL may contain a secret, or a deployment's run sets an option that is not

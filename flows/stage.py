@@ -123,7 +123,7 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
         needs_turn = is_deployment_run() and run_name not in _turns and not arguments.get("dry_run")
         store = None
         if needs_turn:
-            with suppress(StoreError):  # without a store there is no other run; the flow reports the error
+            with suppress(StoreError):  # without a store there is no other run
                 store = Store.open(arguments["store"])
         if store is None:
             return function(*args, **kwargs)

@@ -67,11 +67,14 @@ class Registry(Generic[T]):
         return f"{self.noun} {name!r} ({entry_point.value}{package})"
 
     def wrong_plugin_error(self, name: str, problem: str, expected: str) -> InputError:
-        """Return an error that says how an object breaks the contract of its category, and what to do."""
+        """Return an error that says how an object breaks the contract of its category, and what to
+        do.
+        """
         return InputError(f"{self.describe(name)} {problem}: {expected}, or uninstall its package")
 
     def call(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function of the object of this name; an error of the call names the object's package.
+        """Call a function of the object of this name; an error of the call names the object's
+        package.
 
         Raises:
             InputError: The function raised an exception that is not a `BookwheelError`.

@@ -14,8 +14,8 @@ hole of their own size. Other allocators and other C libraries are left as they 
 reads one JSON value and writes one, so a crash or an exceeded limit ends only the child.
 
 **Temporary folders.** A process holds a lock on each of its temporary folders. The kernel releases
-the lock when the process ends, even if it is killed, so a later process recognises abandoned folders
-and removes them.
+the lock when the process ends, even if it is killed, so a later process recognises abandoned
+folders and removes them.
 """
 
 import ctypes
@@ -95,9 +95,9 @@ _gpu_lock = threading.Lock()
 def claim_gpu(count: int) -> int:
     """Return the number of the visible GPU that this process uses; every call returns the same.
 
-    The first call chooses a GPU that no other process of this user has claimed, or else one that the
-    fewest processes have claimed. A claim is a lock on a file, which the kernel releases when the
-    process ends, even if it is killed.
+    The first call chooses a GPU that no other process of this user has claimed, or else one that
+    the fewest processes have claimed. A claim is a lock on a file, which the kernel releases when
+    the process ends, even if it is killed.
 
     Args:
         count: the number of GPUs that CUDA sees, at least 1.

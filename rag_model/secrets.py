@@ -110,8 +110,8 @@ def build_secret_pattern() -> str:
     JSON schemas of forms contain it, because a server checks forms without this code. It may also
     match unusual spellings of URLs without secrets.
     """
-    # A text may be a URL or a chain of URLs, in which blanks are ignored. It may also contain a URL,
-    # which ends at a blank or a quotation mark.
+    # A text may be a URL or a chain of URLs, in which blanks are ignored. It may also contain a
+    # URL, which ends at a blank or a quotation mark.
     blanks = r"[\x00-\x20\x7f]*"
     forms = [
         *_build_url_patterns(rf"(?:^|::){blanks}", blanks, ""),

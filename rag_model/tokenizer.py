@@ -4,11 +4,12 @@ Its rules can make a text grow, and its regular expressions can take quadratic t
 query could then block a thread for minutes, fill the memory, or cause a panic in Rust, which is not
 an `Exception` in Python. There are three guards:
 
-* **Growth.** The rules that replace text form a chain. The product of their growth factors is bounded.
-* **Trial.** A tokenizer with patterns that no common model has first splits hostile texts in a child
-  process: runs of common characters, and of the literals and characters of its rules.
-* **Child.** A trial cannot contain every hostile text. So such patterns are later only run in a child
-  process, with bounded memory and time per call (`GuardedTokenizer`).
+* **Growth.** The rules that replace text form a chain. The product of their growth factors is
+  bounded.
+* **Trial.** A tokenizer with patterns that no common model has first splits hostile texts in a
+  child process: runs of common characters, and of the literals and characters of its rules.
+* **Child.** A trial cannot contain every hostile text. So such patterns are later only run in a
+  child process, with bounded memory and time per call (`GuardedTokenizer`).
 """
 
 import base64
@@ -44,8 +45,8 @@ _MEMORY = 1 << 30  # bytes of a child
 _TRIAL_LENGTH = 2_000  # characters; the longest query that a service accepts
 _RUNS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
 _MAX_RUNS = 64
-# Time limit of a call: `_CALL_SECONDS`, and a second more for each `_CHARACTERS_PER_SECOND`, which is
-# a tenth of the speed of a common tokenizer.
+# Time limit of a call: `_CALL_SECONDS`, and a second more for each `_CHARACTERS_PER_SECOND`, which
+# is a tenth of the speed of a common tokenizer.
 _CALL_SECONDS = 10.0
 _CHARACTERS_PER_SECOND = 50_000
 _MAX_GROWTH = 64  # output characters per character of a text; common models stay below 16
@@ -94,8 +95,8 @@ def load_tokenizer_file(file: Path) -> "Tokenizer":
     """Load a tokenizer; one with patterns of its own is a `GuardedTokenizer`.
 
     Raises:
-        InputError: The file is missing or damaged, makes texts grow too much, or one of its patterns
-            is too slow.
+        InputError: The file is missing or damaged, makes texts grow too much, or one of its
+            patterns is too slow.
         MissingExtraError: `tokenizers` is not installed.
     """
     library = require("tokenizers", "model")

@@ -137,7 +137,9 @@ def _check_store(url: str) -> Iterator[Finding]:
 
 
 def _check_conditional_create(url: str) -> Iterator[Finding]:
-    """Probe whether a bucket without a store accepts conditional writes, which creating a store needs."""
+    """Probe whether a bucket without a store accepts conditional writes, which creating a store
+    needs.
+    """
     with suppress(BookwheelError):  # the caller has reported the error of the store
         files = Files(url)
         if not files.is_local:

@@ -34,7 +34,8 @@ def takedown(
     new ones without it, with new indexes, and the refs move; `gc` deletes the bytes. Evaluations of
     the old snapshots are deleted too. An interrupted run continues when it is run again. A new
     snapshot is signed only if the old one was signed by a key of the trust file, or by your own key
-    if there is no trust file. Exits with code 3 if snapshots are left because a running writer needs them.
+    if there is no trust file. Exits with code 3 if snapshots are left because a running writer
+    needs them.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:

@@ -121,7 +121,9 @@ def embed_part_incrementally(
 
 
 def describe_arithmetic(encoder: Any) -> str:
-    """Return the device type and the dtype of an encoder of any row format, such as `cuda bfloat16`."""
+    """Return the device type and the dtype of an encoder of any row format, such as `cuda
+    bfloat16`.
+    """
     if hasattr(encoder, "device_and_dtype"):
         device, dtype = encoder.device_and_dtype
     else:

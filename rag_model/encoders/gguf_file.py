@@ -1,9 +1,9 @@
 """Check the header of a GGUF file before a library builds a model from it.
 
 Libraries that read GGUF trust the header: they loop over its arrays in Python, build as many layers
-as it says, and dequantise every tensor, even if all of them share the same bytes. This module checks
-every length against the size of the file, and the numbers of the header against the same limits as
-for a safetensors folder (`pretrained.check_config`).
+as it says, and dequantise every tensor, even if all of them share the same bytes. This module
+checks every length against the size of the file, and the numbers of the header against the same
+limits as for a safetensors folder (`pretrained.check_config`).
 """
 
 import re
@@ -20,7 +20,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _MAX_ENTRIES = 100_000  # keys, or tensors
 _MAX_TEXT = 1 << 24  # bytes; the longest is a chat template
 _MAX_ITEMS = 1 << 23  # items of all arrays; a vocabulary of 256,000 tokens has three arrays
-_MAX_SQUARES = 1 << 31  # sum of squared token lengths, since readers split a token at every character
+_MAX_SQUARES = 1 << 31  # sum of squared token lengths, since readers split a token everywhere
 _MAX_DIMENSIONS = 8
 _MAX_COUNT = 10_000  # heads, experts or groups, each of which becomes an object
 _MAX_SIZE = 1 << 24  # maximum dimension, context length or vocabulary size

@@ -112,7 +112,9 @@ def _list_special_tokens(encoding: "Encoding") -> list[str]:
 
 
 def _list_template(encoding: "Encoding") -> list[str]:
-    """Return the pieces of the template from which an encoding of `a`, or of a pair of them, was built."""
+    """Return the pieces of the template from which an encoding of `a`, or of a pair of them, was
+    built.
+    """
     pieces = list[str]()
     columns = encoding.tokens, encoding.special_tokens_mask, encoding.sequence_ids, encoding.type_ids
     for token, special, sequence, type_id in zip(*columns, strict=True):

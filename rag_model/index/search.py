@@ -73,8 +73,8 @@ def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
 
 _MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
 # nprobe is tuned for a search of `_TUNED_DEPTH` hits. The neighbours beyond this depth are in more
-# lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall of
-# IVF64 and IVF256 over 5,417 passages stays above .96 for every k; with 4 it falls to .92.
+# lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall
+# of IVF64 and IVF256 over 5,417 passages stays above .96 for every k; with 4 it falls to .92.
 _TUNED_DEPTH = 20
 _VECTORS_PER_HIT = 6
 
@@ -89,15 +89,15 @@ class VectorIndex(Protocol):
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector: (q, k) float32 scores and (q, k) int64 rows.
 
-        Scores are inner products, or negated squared distances, so larger is better. If fewer than k
-        rows can be reached, the others are -1, with score -inf.
+        Scores are inner products, or negated squared distances, so larger is better. If fewer than
+        k rows can be reached, the others are -1, with score -inf.
 
         Args:
             vectors: (q, dim) float32, finite.
             k: 1 <= k <= n.
-            parameters: `efSearch` of a graph, which is raised to k if it is less; `nprobe` of lists,
-                which is raised for a k above 20; and `refine` if the index has a refinement. Those
-                that are not given have the index's defaults.
+            parameters: `efSearch` of a graph, which is raised to k if it is less; `nprobe` of
+                lists, which is raised for a k above 20; and `refine` if the index has a refinement.
+                Those that are not given have the index's defaults.
 
         Raises:
             UsageError: the vectors, `k` or a parameter do not fit the index.
@@ -143,8 +143,9 @@ class FaissFileIndex:
         candidates = k if self._vector_files is None else min(k * parameters["refine"], self.n)
         effective_parameters = self._adapt_parameters(parameters, k, candidates)
         scores, rows = self._search_faiss(vectors, candidates, effective_parameters)
-        # A query may have too few hits because its probed lists are short, or, in a graph, because the
-        # search enters the bottom level at one of many duplicates, which are only linked to each other.
+        # A query may have too few hits because its probed lists are short, or, in a graph, because
+        # the search enters the bottom level at one of many duplicates, which are only linked to
+        # each other.
         was_widened = False
         while (is_short := np.count_nonzero(rows >= 0, axis=1) < k).any():
             wider_parameters = self._double_width(effective_parameters)

@@ -64,8 +64,8 @@ class TokenUsage:
 class AnswerProblem:
     """The reason why a model gave no answer, or a doubtful one."""
 
-    # `reasoning`: the model reasoned and did not answer; `refused`: by the model; `filtered`: by the
-    # endpoint; `tool_call`: instead of an answer; `empty`; `prompt_truncated`: by the endpoint.
+    # `reasoning`: the model reasoned and did not answer; `refused`: by the model; `filtered`: by
+    # the endpoint; `tool_call`: instead of an answer; `empty`; `prompt_truncated`: by the endpoint.
     kind: str
     message: str  # one sentence, without a full stop
 

@@ -91,9 +91,10 @@ def find_licence(base: str) -> str:
 def script_url(base: str) -> str:
     """Return a URL of a wiki that accepts the parameters of `index.php`.
 
-    This is the URL of the script if it is known, because the URL of the main page contains it or the
-    host is one of Wikimedia's. Otherwise it is the URL of the main page, which works since `oldid` and
-    `curid` take precedence over the title. The result is empty if `base` is not a web URL.
+    This is the URL of the script if it is known, because the URL of the main page contains it or
+    the host is one of Wikimedia's. Otherwise it is the URL of the main page, which works since
+    `oldid` and `curid` take precedence over the title. The result is empty if `base` is not a web
+    URL.
 
     >>> script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'
@@ -112,4 +113,4 @@ def script_url(base: str) -> str:
     return f"{host}{quote(path or '/', safe=_PATH_CHARACTERS)}"
 
 
-_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that programs find the URL's end in text
+_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that a URL's end in text is clear

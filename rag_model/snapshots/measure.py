@@ -329,7 +329,7 @@ def tune_index(
         store: the store with the memo.
         snapshot: the draft.
         task: the index, its target and the sample of queries.
-        get_query_set: returns the queries of a representation; not called if the result is recorded.
+        get_query_set: returns the queries of a representation; not called for a recorded result.
 
     Raises:
         InputError: the index or its vectors are damaged.

@@ -65,7 +65,7 @@ class EmbedResult:
     rows: int
     encoded: int = 0  # rows that were encoded; the others reuse the parent snapshot's vectors
     is_new: bool = False  # by this run, and not by an earlier one
-    truncated: int = 0  # number of encoded rows of passages that are longer than the encoder's limit
+    truncated: int = 0  # number of encoded rows whose passage is longer than the encoder's limit
     arithmetic: str = ""  # device type and dtype of the encoded rows, such as `cuda bfloat16`
 
     @classmethod

@@ -237,8 +237,8 @@ _SENTENCE = re.compile(
 
 
 def may_have_prose(body: str) -> bool:
-    """Return whether a line of a section's wikitext may be running text; a fast check that may return
-    True for other text, but not False for running text.
+    """Return whether a line of a section's wikitext may be running text; a fast check that may
+    return True for other text, but not False for running text.
     """
     return _SENTENCE.search(body) is not None
 

@@ -2,8 +2,8 @@
 
 "5 miles (8.0 km)" answers a question in either unit, whereas a dropped template leaves "a trail of
 long". The rules are those of Wikipedia's Module:Convert: a conversion is about as precise as the
-input, with at least two significant figures. Links, sort keys and tables are not rendered. A unit that is
-not in `units` is shown as written, without a conversion.
+input, with at least two significant figures. Links, sort keys and tables are not rendered. A unit
+that is not in `units` is shown as written, without a conversion.
 """
 
 import math
@@ -64,7 +64,8 @@ _SUBDIVISIONS = {
     "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
     "st": ("lb",), "lb": ("oz",),
 }  # fmt: skip
-_COMPOSITES = {  # units from the smallest, each with its number in the next larger one; 0: none follows
+# Units from the smallest, each with its number in the next larger unit; 0: it is the largest.
+_COMPOSITES = {
     "ftin": (("in", 12), ("ft", 0)),
     "ydft": (("ft", 3), ("yd", 0)),
     "ydftin": (("in", 12), ("ft", 3), ("yd", 0)),
@@ -166,7 +167,9 @@ def _read_fraction(fraction: re.Match[str]) -> Quantity:
 
 
 def render_convert(call: TemplateCall) -> str:
-    """Render the measure and its conversions; return the first two parameters if they are unparsable."""
+    """Render the measure and its conversions; return the first two parameters if they are
+    unparsable.
+    """
     try:
         request = _parse_request(call)
     except (LookupError, ValueError):
@@ -287,7 +290,9 @@ def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
 
 
 def _split_range(text: str) -> list[str]:
-    """Split `3 to 5` or `3x5` into number, separator and rest; return an empty list for other texts."""
+    """Split `3 to 5` or `3x5` into number, separator and rest; return an empty list for other
+    texts.
+    """
     if match := _SPACED_RANGE.fullmatch(text.strip()):
         return list(match.groups())
     for word in _RANGE_WORDS:
@@ -326,7 +331,8 @@ def _is_subdivision(unit: Unit, code: str) -> bool:
 
 
 def _add_smaller_unit(request: _Request, arguments: list[str]) -> None:
-    """Add a number in a smaller unit, such as 1 inch after 6 feet, and convert the sum to this unit.
+    """Add a number in a smaller unit, such as 1 inch after 6 feet, and convert the sum to this
+    unit.
 
     Raises:
         ValueError: There is no number before the smaller unit.

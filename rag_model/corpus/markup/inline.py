@@ -232,7 +232,9 @@ def _render_russian_interlanguage(call: TemplateCall) -> str:
 
 
 def _render_chinese_interlanguage(call: TemplateCall) -> str:
-    """Render Chinese links to other wikis: `{{le|target|English|words}}`, `{{tsl|en|English|target|words}}`."""
+    """Render Chinese links to other wikis: `{{le|target|English|words}}`,
+    `{{tsl|en|English|target|words}}`.
+    """
     first = 3 if call.name == "tsl" else 1
     return call.get(str(4 if call.name == "tsl" else 3), str(first), "1")
 

@@ -106,7 +106,8 @@ def _is_sentence(line: str) -> bool:
 
 
 def _is_author_list(text: str) -> bool:
-    """Return whether a text is a list of names: with punctuation, without lower-case words over 3 letters.
+    """Return whether a text is a list of names: with punctuation, without lower-case words over 3
+    letters.
 
     >>> _is_author_list("Mann, Noel, Wendy Smith and Eva Ujlakyova"), _is_author_list("He wrote A, B")
     (True, False)

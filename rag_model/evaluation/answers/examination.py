@@ -364,8 +364,8 @@ class AnswerEvaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about problems of the open book's answers, about the reader of the ablations, and
-        about an ablation that was left out.
+        """Sentences about problems of the open book's answers, about the reader of the ablations,
+        and about an ablation that was left out.
         """
         problem_notes = describe_problems([scored.reading for scored in self.results[0].scored]) if self.results else []
         other_readers = [name for name in self._answer_caches if name]

@@ -118,7 +118,9 @@ def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Seq
 
 
 def describe_problems(readings: Sequence[Reading]) -> list[str]:
-    """Return a sentence for each kind of problem: the number of answers with it, and a first message."""
+    """Return a sentence for each kind of problem: the number of answers with it, and a first
+    message.
+    """
     messages: dict[str, list[str]] = {}
     for reading in readings:
         if reading.problem is not None:

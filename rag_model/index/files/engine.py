@@ -7,11 +7,11 @@ sentence about the file or the request; no other package catches a faiss excepti
 If faiss sees a GPU, three steps run there: k-means, nearest centroids, and the graph of a cell. The
 first two compare vectors with all centroids, which is most of the work of training and adding.
 Codes are still computed on the CPU, so every factory works and any machine can read the file. A
-cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting for this: with a
-faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as well) a process uses the GPU that it
-claims, and one local worker runs for each GPU. float32 sums differ there
-in their last bits, so the bytes of an index are reproducible among machines with a GPU or among
-those without, not across.
+cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting for
+this: with a faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as well) a process uses
+the GPU that it claims, and one local worker runs for each GPU. float32 sums differ there in their
+last bits, so the bytes of an index are reproducible among machines with a GPU or among those
+without, not across.
 
 Sources: https://github.com/facebookresearch/faiss/wiki/Faiss-on-the-GPU; Ootomo et al. CAGRA:
 highly parallel graph construction and approximate nearest neighbor search for GPUs. ICDE 2024.
@@ -170,8 +170,8 @@ def search_bottom_level(graph: FaissIndex, vectors: Vectors, k: int, parameters:
     """Search only the bottom level of an HNSW index, beginning at its entry point.
 
     In a graph that `link_unreachable_nodes` has repaired, links of the bottom level lead from the
-    entry point to every node. A descent through the upper levels may instead end at a node from which
-    few nodes can be reached.
+    entry point to every node. A descent through the upper levels may instead end at a node from
+    which few nodes can be reached.
 
     Returns:
         (q, k) distances or inner products, as `graph.search` returns them, and (q, k) rows.
@@ -272,8 +272,8 @@ class ListAssigner:
 def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
     """Return whether the graph of these vectors is built on a GPU, which needs cuVS.
 
-    By inner product, vectors of different lengths are not compared by nearness: CAGRA would link most
-    nodes to the longest vectors. Such graphs are built by insertion, on the CPU.
+    By inner product, vectors of different lengths are not compared by nearness: CAGRA would link
+    most nodes to the longest vectors. Such graphs are built by insertion, on the CPU.
     """
     if not (has_gpu() and hasattr(faiss, "GpuIndexCagra") and len(vectors) >= _MIN_CAGRA_VECTORS):
         return False

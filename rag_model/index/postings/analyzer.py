@@ -44,8 +44,8 @@ _UNSPACED = (
 _POSSESSIVE = re.compile(r"['’]s\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W_]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
-# Accents, vowel marks of Hebrew, Arabic and Syriac, and tatweel, which stretches Arabic words. Hamza
-# and madda are kept, because they belong to the letter.
+# Accents, vowel marks of Hebrew, Arabic and Syriac, and tatweel, which stretches Arabic words.
+# Hamza and madda are kept, because they belong to the letter.
 _MARKS = re.compile(
     "[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0656-\u065f\u0670"
     "\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0711\u0730-\u074a\u08d3-\u08e1\u08e3-\u08ff"

@@ -139,10 +139,11 @@ def sweep_settings(
 ) -> list[OperatingPoint]:
     """Search with a range of settings; return their operating points, cheapest first.
 
-    `values` are values of `efSearch` or `nprobe`. By default each is twice the one before: `efSearch`
-    from 16, or the depth of the queries if that is more, to 512; `nprobe` from 1 to the number of
-    lists (at most 1,024). Other parameters have the index's defaults. faiss counts distances for
-    the whole process, so a concurrent search falsifies the number of distances, but nothing else.
+    `values` are values of `efSearch` or `nprobe`. By default each is twice the one before:
+    `efSearch` from 16, or the depth of the queries if that is more, to 512; `nprobe` from 1 to the
+    number of lists (at most 1,024). Other parameters have the index's defaults. faiss counts
+    distances for the whole process, so a concurrent search falsifies the number of distances, but
+    nothing else.
 
     Raises:
         UsageError: the queries or their depth do not fit the index.

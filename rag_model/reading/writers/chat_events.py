@@ -101,7 +101,7 @@ class ChatReply:
     tools: list[str] = field(default_factory=list)  # names of the tools that the model called
     has_begun: bool = False  # whether the model has written anything, including reasoning
     _reasoning: ReasoningFilter = field(default_factory=ReasoningFilter)
-    _has_hidden_reasoning: bool = False  # reasoning in a field of its own, or only in the token counts
+    _has_hidden_reasoning: bool = False  # in a field of its own, or only in the token counts
 
     @property
     def text(self) -> str:

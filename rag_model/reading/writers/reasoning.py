@@ -3,8 +3,8 @@
 A server that knows its model sends reasoning in a field of its own, such as `reasoning_content`,
 which is not read. Other servers, and models in memory, leave reasoning in the text, between the
 marks of the model's chat template. Some templates open the block themselves, so that only the
-closing mark is in the text, and some servers drop the marks of gpt-oss. In these cases the reasoning
-is removed from the complete text, but a stream has already shown it.
+closing mark is in the text, and some servers drop the marks of gpt-oss. In these cases the
+reasoning is removed from the complete text, but a stream has already shown it.
 """
 
 import re

@@ -56,8 +56,9 @@ class AvailableRetrievers:
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
         """Plan the retrievers of the settings, or all that the snapshot offers.
 
-        Without such settings, these are the snapshot's default retriever, its other indexes that fit
-        into memory (`_choose_retrievers`), and the fusion of the default with BM25 if it has both.
+        Without such settings, these are the snapshot's default retriever, its other indexes that
+        fit into memory (`_choose_retrievers`), and the fusion of the default with BM25 if it has
+        both.
 
         Args:
             snapshot: The snapshot to serve.

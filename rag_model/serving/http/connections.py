@@ -125,7 +125,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     _counts_body_bytes = hasattr(_Base, "on_body")
     _last_received = 0.0  # when the client last sent something (the loop's clock)
     _client_key = ""
-    _has_head = False  # whether the head of the current request is complete; trailers follow its body
+    _has_head = False  # whether the head of the current request is complete; trailers come later
     _is_refused = False  # whether the connection is closing; further data of the client is ignored
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -169,7 +169,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are ignored. One header more than allowed is kept, to detect that there are too many.
+        # Trailers are ignored. One header more than allowed is kept, to detect that there are too
+        # many.
         if not self._has_head and len(self.headers) <= _MAX_HEADERS:
             super().on_header(name, value)
 

@@ -162,8 +162,8 @@ class ServiceServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check ten times a second whether the service ends or the first snapshot is served, and once a
-        second for a new certificate.
+        """Check ten times a second whether the service ends or the first snapshot is served, and
+        once a second for a new certificate.
         """
         if not self._was_ready and self._service.slot.served_ref is not None:
             self._was_ready = True

@@ -100,10 +100,10 @@ class Intents:
     def hold_turn(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Wait until every turn that began before this one has ended; hold the turn in the block.
 
-        With turns, only one of several writers works at a time, even if different schedulers started
-        them, or a scheduler has given up a writer that still runs. A turn ends with its block, or 15
-        minutes after its process was killed. Turns only avoid useless work: two writers at once do not
-        damage a store.
+        With turns, only one of several writers works at a time, even if different schedulers
+        started them, or a scheduler has given up a writer that still runs. A turn ends with its
+        block, or 15 minutes after its process was killed. Turns only avoid useless work: two
+        writers at once do not damage a store.
 
         Args:
             name: unique among the turns of the store.

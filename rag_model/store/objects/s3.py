@@ -78,8 +78,8 @@ class S3(S3FileSystem):  # type: ignore[misc]
 def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
     """Refuse a reply that is not a `ListBucketResult`.
 
-    botocore parses a proxy's page or an empty body as an empty listing, and `gc` would conclude that
-    no snapshot needs a file. Every real listing has `IsTruncated`.
+    botocore parses a proxy's page or an empty body as an empty listing, and `gc` would conclude
+    that no snapshot needs a file. Every real listing has `IsTruncated`.
     """
     if http_response.status_code == 200 and "IsTruncated" not in parsed:
         content_type = http_response.headers.get("content-type") or "no content type"

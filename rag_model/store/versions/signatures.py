@@ -96,7 +96,8 @@ class TrustedKeys:
         """Check that the environment has the private key of one of these public keys.
 
         Raises:
-            RefusedError: it has no such key, so readers with this trust file would ignore the record.
+            RefusedError: it has no such key, so readers with this trust file would ignore the
+                record.
             UsageError: the key cannot be read, or is not an Ed25519 key.
         """
         key = _load_private_key()

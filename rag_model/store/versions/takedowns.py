@@ -5,9 +5,9 @@ takedowns/00000003.json      one takedown: the wiki, the pages, who ordered it, 
 takedowns/<snapshot id>.json the replacement of a retired snapshot
 ```
 Both files are created exclusively and kept forever: `gc` and `expire` do not delete them. If the
-environment has a signing key, both are signed. With a trust file, a replacement counts only if a key
-of the file signed it, because readers delete replaced snapshots. A record without such a signature
-still keeps its pages out of new builds, but does not remove them from published snapshots.
+environment has a signing key, both are signed. With a trust file, a replacement counts only if a key of the file signed it,
+because readers delete replaced snapshots. A record without such a signature still keeps its pages
+out of new builds, but does not remove them from published snapshots.
 
 After the record is written, no build puts such a page into a passage, and no snapshot that contains one can
 be published. A ref's move to a retired snapshot is read as a move to its replacement. The id of a
@@ -158,7 +158,7 @@ class Takedowns:
     def _create_signed(self, path: str, value: dict[str, Any]) -> bool:
         """Create a file exclusively, signed if the environment has a key; return False if it exists."""
         signatures = Signatures(self._files)
-        signatures.sign(path, value)  # before the file exists, so that every reader sees the signature
+        signatures.sign(path, value)  # before the file, so that every reader sees the signature
         if self._files.create(path, json_bytes(value)):
             return True
         signatures.withdraw(path, value)

@@ -148,7 +148,7 @@ def test_a_store_with_blobs_and_no_root_at_all_is_left_as_it_is(store: Store, pu
     blobs = sorted(store.files.list_names("blobs"))
     store.files.delete_folder("snapshots")
     store.files.delete_folder("refs")
-    with pytest.raises(StoreError, match="no ref, snapshot, model or evaluation. The listing may be wrong"):
+    with pytest.raises(StoreError, match=r"no ref, snapshot, model or evaluation\. The listing may be wrong"):
         collect_garbage(store, 0.0)
     assert sorted(store.files.list_names("blobs")) == blobs
 
