@@ -5,9 +5,10 @@ takedowns/00000003.json      one takedown: the wiki, the pages, who ordered it, 
 takedowns/<snapshot id>.json the replacement of a retired snapshot
 ```
 Both files are created exclusively and kept forever: `gc` and `expire` do not delete them. If the
-environment has a signing key, both are signed. With a trust file, a replacement counts only if a key of the file signed it,
-because readers delete replaced snapshots. A record without such a signature still keeps its pages
-out of new builds, but does not remove them from published snapshots.
+environment has a signing key, both are signed. With a trust file, a replacement counts only if a
+key of the file signed it, because readers delete replaced snapshots. A record without such a
+signature still keeps its pages out of new builds, but does not remove them from published
+snapshots.
 
 After the record is written, no build puts such a page into a passage, and no snapshot that contains one can
 be published. A ref's move to a retired snapshot is read as a move to its replacement. The id of a
