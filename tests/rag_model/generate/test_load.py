@@ -205,7 +205,7 @@ def test_a_gguf_file_that_describes_too_much_is_refused_before_it_is_built(
         (struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcIIQ", 1, b"a", 9, 0, 1 << 60), "more than 8,388,608 items"),
         (struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcIIQ", 1, b"a", 9, 9, 1), "unknown type 9"),
         (struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QcIQQIQ", 1, b"a", 2, 1 << 30, 1 << 30, 0, 0), "values in"),
-        (struct.pack(">IQQ", 3, 0, 0), "no GGUF file of version 2 or 3"),
+        (struct.pack(">IQQ", 3, 0, 0), "not a GGUF file of version 2 or 3"),
     ],
 )
 def test_lengths_of_a_gguf_file_are_checked_against_the_file(tmp_path: Path, header: bytes, words: str) -> None:

@@ -336,7 +336,7 @@ def test_a_takedown_that_no_trusted_key_signed_deletes_no_pulled_snapshot(
     assert sorted(path.name for path in dest.iterdir() if len(path.name) == 64) == sorted([first, second])
     assert caplog.text.count("is ignored, because no key of") == 1
     signs(alice)
-    with pytest.raises(RefusedError, match="no key of the trust file signed it: inspect it, delete it"):
+    with pytest.raises(RefusedError, match="no key of the trust file signed it: inspect this file, delete it"):
         store.takedowns.record_replacement(first, "")
 
 
