@@ -53,13 +53,13 @@ _RUNNERS = frozenset(
 
 
 def resolve_options(form_options: Sequence[str]) -> tuple[str, ...]:
-    """Return the options of a deployment's run: the operator's, then those of the form.
+    """Return the Beam options of a deployment's run: the operator's, then those of the form.
 
-    Of an option that is set twice, Beam takes the last value. Options that are resolved already
-    stay as they are.
+    If an option is set twice, Beam takes the last value. Options that were resolved before are
+    returned unchanged.
 
     Raises:
-        UsageError: as `refuse_unlisted`.
+        UsageError: as for `refuse_unlisted`.
     """
     options, default_options = tuple(form_options), read_default_options()
     refuse_unlisted(options)
@@ -88,7 +88,7 @@ def refuse_unlisted(flags: Sequence[str]) -> None:
 
 
 def read_default_options() -> tuple[str, ...]:
-    """Return the options of every run, which the operator sets in the environment.
+    """Return the Beam options that the operator sets for every run in the environment.
 
     Raises:
         UsageError: the variable cannot be parsed, or does not begin with an option.
@@ -96,7 +96,7 @@ def read_default_options() -> tuple[str, ...]:
     options = tuple(_read_words(DEFAULT_VARIABLE))
     if options and not options[0].startswith("--"):
         raise UsageError(
-            f"{DEFAULT_VARIABLE} begins with {options[0][:60]!r}, and Beam's options begin with --: "
+            f"{DEFAULT_VARIABLE} begins with {options[0][:60]!r}, but Beam's options begin with --: "
             f"write it as --{options[0][:60]}, or allow it in forms with {ALLOWED_VARIABLE}"
         )
     return options

@@ -50,10 +50,10 @@ class EmbedTask:
     # parts of the parent snapshot, whose vectors are reused
     parent_parts: tuple[ParentPart, ...] = ()
     new_passages: int = 0  # estimated number of passages to encode
-    # Whether the encoder has no transformer: its time is negligible, and its arithmetic the same on
-    # any device.
+    # Whether the encoder has no transformer. Its time is then negligible, and its vectors do not
+    # depend on the device.
     is_static: bool = False
-    # Kind of device and dtype of the encoder; empty: the worker's.
+    # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: those of the worker.
     arithmetic: str = CPU_FLOAT32
 
     @classmethod
@@ -78,9 +78,7 @@ class EmbedTask:
         return get_row_format(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the vectors, up to the rounding of one arithmetic. Reused
-        parts are no input.
-        """
+        """Return all inputs that determine the vectors up to rounding; reused parts are none."""
         inputs = {
             "passages": self.digest,
             "space": self.space,
@@ -92,7 +90,7 @@ class EmbedTask:
 
 
 class _OtherArithmeticError(Exception):
-    """The encoder has another arithmetic than the task, such as where torch cannot use the GPU."""
+    """The encoder has another device or dtype than the task, as if torch cannot use the GPU."""
 
     def __init__(self, arithmetic: str) -> None:
         super().__init__(arithmetic)
@@ -101,7 +99,7 @@ class _OtherArithmeticError(Exception):
 
 def embed(task: EmbedTask, store: Store) -> Report:
     """Encode one part into `embeddings`, unless the same passages were encoded in the same space
-    with the same arithmetic before.
+    with the same device type and dtype before.
     """
     task = replace(task, arithmetic=task.arithmetic or detect_arithmetic())
     try:
@@ -126,7 +124,7 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     inputs = task.inputs()
     record, is_new = store.memo.get_or_create("embed", inputs, produce)
     if not task.is_static and record.stats.get("arithmetic") not in ("", None, task.arithmetic.partition(" ")[2]):
-        # Older versions recorded every arithmetic under one key.
+        # Older versions recorded vectors of every device type and dtype under one key.
         record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.arithmetic}, produce)
     return EmbedResult.of(record, is_new=is_new).to_json()
 
@@ -145,17 +143,18 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
     launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_encoder_bytes, tasks), default=0))
     if any(task.new_passages and not task.is_static for task in tasks):
         launch = launch.for_gpus(count_gpus())
-    reports = _find_reports_of_other_machines(tasks, launch) or run_job(
+    reports = _find_remote_reports(tasks, launch) or run_job(
         "embed", embed, tasks, launch, on_progress, _seconds, memoised=is_local(launch.flags)
     )
     return [EmbedResult.from_json(report) for report in reports]
 
 
-def _find_reports_of_other_machines(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:
-    """Return the reports of all tasks if workers elsewhere have recorded all of them with one
-    arithmetic; else an empty list.
+def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:
+    """Return the reports of all tasks if remote workers have recorded them with one device type and
+    dtype; else an empty list.
 
-    Otherwise the workers look up the tasks: only they know their device.
+    With an empty list, the workers look up the tasks themselves, because only they know their
+    device.
     """
     if is_local(launch.flags):
         return []

@@ -45,7 +45,7 @@ _STAGE_NOTHING = "disable_logging_submission_environment"
 _START_TIMEOUT = 120.0
 
 
-# By runner: the engine's name, and Beam's command line of its job server.
+# The engine's name and Beam's class for its job server, by runner.
 _ENGINES: dict[str, tuple[str, Any]] = {
     FlinkRunner.__name__: ("Flink", FlinkJarJobServer),
     SparkRunner.__name__: ("Spark", SparkJarJobServer),

@@ -1,7 +1,8 @@
-"""The gate's jobs: exact neighbours of sampled queries part by part, then each index on a worker.
+"""The jobs of the gate: workers search exact neighbours of sampled queries, and measure indexes.
 
-The launcher samples and encodes the queries and merges the parts' neighbours, so it reads neither
-an index nor a part's vectors. `tune` sets search parameters in the same way.
+One task searches one part for the exact neighbours, and one task measures one index. The launcher
+samples and encodes the queries and merges the parts' neighbours, so it reads neither an index nor a
+part's vectors. The job `tune` sets search parameters in the same way.
 """
 
 import io
@@ -46,15 +47,15 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
-_MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index: searched with several settings, and examined
+_MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index, which is searched with several settings
 _NEIGHBORS_CODE = 1  # increase it when the same vectors and queries would give other neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class NeighborTask:
-    """One part's vectors, and the queries whose exact neighbours are searched in it."""
+    """A part to search for the exact neighbours of queries."""
 
-    rows: BlobRef
+    rows: BlobRef  # the part's vectors
     row_count: int
     queries: BlobRef  # .npy of (q, d) float32
     metric: Metric
@@ -62,7 +63,7 @@ class NeighborTask:
 
 
 def find_neighbors(task: NeighborTask, store: Store) -> Report:
-    """Find the best rows of one part for each query, once; rows count from the part's first."""
+    """Find the best rows of one part for each query, unless recorded; row 0 is the part's first."""
 
     def produce(workdir: Path) -> StageResult:
         index, queries = ExactIndex([store.blobs.get_local_path(task.rows)], task.metric), _read_array(store, task)
@@ -86,25 +87,25 @@ def _read_array(store: Store, task: NeighborTask) -> Vectors:
     return queries
 
 
-def _scan_seconds(task: NeighborTask) -> float:
+def _estimate_scan_seconds(task: NeighborTask) -> float:
     # An inner product takes two operations for each of a query's values, which have 4 bytes each.
     return task.queries.size / 2 * task.row_count / CORE_FLOPS
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """One index to search with sampled queries."""
+    """An index to measure, or to tune, with sampled queries."""
 
     content: BlobRef  # JSON of the snapshot's content, whose manifest may not exist yet
     index: str
     k: int
     queries: int
     seed: int
-    file_bytes: int  # of the index
-    # The queries with their exact neighbours; None: the worker samples the queries of an index over
-    # other representations than vectors, whose reference is a sample of passages.
+    file_bytes: int  # size of the index
+    # The queries with their exact neighbours. None if the representation is not vectors: the worker
+    # samples the queries itself, with a sample of passages as reference.
     neighbors: BlobRef | None = None
-    target: float | None = None  # recall to tune for; None: measure
+    target: float | None = None  # recall to tune for; None: only measure
 
     @property
     def recipe(self) -> GateRecipe:
@@ -121,7 +122,7 @@ def measure_one(task: MeasureTask, store: Store) -> Report:
 
 
 def tune_one(task: MeasureTask, store: Store) -> Report:
-    """Find the search parameters of one index for its recall target, once."""
+    """Find the search parameters of one index for its recall target, unless recorded."""
     with _open_snapshot(store, task.content) as snapshot:
         content = snapshot.manifest.content
         blob, target = content.files[content.index_file(task.index)], float(task.target or 0)
@@ -140,7 +141,8 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
         vectors, scores, rows = arrays["vectors"], arrays["scores"], arrays["rows"]
 
     def score(queries: Rows, candidate_rows: Rows) -> Vectors:
-        # Called if ties continue beyond the neighbours, as in a corpus of equal passages.
+        # Called if more rows than the neighbours have equal scores, as in a corpus of equal
+        # passages.
         return open_exact_index(snapshot, representation).score(vectors[queries], candidate_rows)
 
     return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, rows, score)
@@ -152,13 +154,13 @@ def measure_indexes(
     """Measure all indexes of a snapshot on workers; return the measurements by index.
 
     Raises:
-        BookwheelError: as `run_job`.
+        BookwheelError: as for `run_job`.
     """
     names = [*snapshot.manifest.content.indexes]
     tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(names))
     progress = _Progress(on_progress, len(tasks))
     tasks = _with_neighbors(store, snapshot, tasks, launch, progress)
-    reports = run_job("gate", measure_one, tasks, _size_launch(launch, tasks), progress, _measure_seconds)
+    reports = run_job("gate", measure_one, tasks, _size_launch(launch, tasks), progress, _estimate_measure_seconds)
     return {task.index: measurement_from_json(report) for task, report in zip(tasks, reports, strict=True)}
 
 
@@ -170,16 +172,18 @@ def tune_indexes(
     Queries are sampled only for indexes whose parameters are not recorded.
 
     Raises:
-        BookwheelError: as `run_job`.
+        BookwheelError: as for `run_job`.
     """
     tasks = _create_tasks(store, snapshot, targets[0].recipe, {target.index: target.target for target in targets})
-    recorded = look_up_reports(tune_one, tasks, store)
-    unrecorded = [task for task, report in zip(tasks, recorded, strict=True) if report is None]
+    reports = look_up_reports(tune_one, tasks, store)
+    unrecorded = [task for task, report in zip(tasks, reports, strict=True) if report is None]
     progress = _Progress(on_progress, len(tasks))
-    ready = {task.index: task for task in _with_neighbors(store, snapshot, unrecorded, launch, progress)}
-    tasks = [ready.get(task.index, task) for task in tasks]
+    complete_tasks = {task.index: task for task in _with_neighbors(store, snapshot, unrecorded, launch, progress)}
+    tasks = [complete_tasks.get(task.index, task) for task in tasks]
     sized_launch = _size_launch(launch, tasks)
-    return run_job("tune", tune_one, tasks, sized_launch, progress, _measure_seconds, memoised=True, recorded=recorded)
+    return run_job(
+        "tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, memoised=True, recorded=reports
+    )
 
 
 def _create_tasks(
@@ -202,18 +206,18 @@ def _create_tasks(
 
 
 class _Progress:
-    """Shows the tasks of two jobs, parts and then indexes, as one sequence."""
+    """Shows the progress of two jobs, over parts and then over indexes, as one sequence."""
 
     def __init__(self, on_progress: OnProgress | None, indexes: int) -> None:
         self.parts, self._indexes, self._on_progress = 0, indexes, on_progress
 
     def show_parts(self, done: int, _: int) -> None:
-        """Report that `done` parts are searched."""
+        """Report that `done` parts were searched."""
         if self._on_progress:
             self._on_progress(done, self.parts + self._indexes)
 
     def __call__(self, done: int, _: int) -> None:
-        """Report that all parts are searched, and `done` indexes."""
+        """Report that all parts were searched, and `done` indexes were measured."""
         if self._on_progress:
             self._on_progress(self.parts + done, self.parts + self._indexes)
 
@@ -221,18 +225,28 @@ class _Progress:
 def _with_neighbors(
     store: Store, snapshot: Snapshot, tasks: Sequence[MeasureTask], launch: Launch, progress: _Progress
 ) -> list[MeasureTask]:
-    """Return the tasks with the exact neighbours of their queries, if they are vectors."""
+    """Return the tasks; those of vector indexes with their queries and exact neighbours."""
     content, queries = snapshot.manifest.content, dict[str, Vectors]()
     representations = [content.representation_of(task.index) for task in tasks]
     for task, representation in zip(tasks, representations, strict=True):
         if representation not in queries and content.kind_of(representation) == "vectors":
             queries[representation] = encode_vector_queries(snapshot, task.recipe, representation)
-    jobs = {name: _neighbor_tasks(store, snapshot, name, vectors, tasks[0].k) for name, vectors in queries.items()}
+    jobs = {
+        name: _create_neighbor_tasks(store, snapshot, name, vectors, tasks[0].k) for name, vectors in queries.items()
+    }
     all_tasks = [task for part_tasks in jobs.values() for task in part_tasks]
     progress.parts = len(all_tasks)
     sized_launch = launch.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
     reports = iter(
-        run_job("neighbors", find_neighbors, all_tasks, sized_launch, progress.show_parts, _scan_seconds, memoised=True)
+        run_job(
+            "neighbors",
+            find_neighbors,
+            all_tasks,
+            sized_launch,
+            progress.show_parts,
+            _estimate_scan_seconds,
+            memoised=True,
+        )
     )
     blobs = {
         name: _merge_neighbors(store, snapshot, vectors, [next(reports) for _ in jobs[name]], tasks[0].k)
@@ -244,12 +258,12 @@ def _with_neighbors(
     ]
 
 
-def _depth(snapshot: Snapshot, k: int) -> int:
-    """Return the number of neighbours: twice the depth of recall, to detect ties at rank k."""
+def _compute_neighbor_depth(snapshot: Snapshot, k: int) -> int:
+    """Return the number of neighbours per query: twice k, to detect ties at rank k."""
     return min(2 * min(k, snapshot.n), snapshot.n)
 
 
-def _neighbor_tasks(
+def _create_neighbor_tasks(
     store: Store, snapshot: Snapshot, representation: str, queries: Vectors, k: int
 ) -> list[NeighborTask]:
     """Return a task for each part that has rows."""
@@ -262,7 +276,7 @@ def _neighbor_tasks(
             part.rows,
             blob,
             metric,
-            min(_depth(snapshot, k), part.rows),
+            min(_compute_neighbor_depth(snapshot, k), part.rows),
         )
         for part in snapshot.parts
         if part.rows
@@ -270,14 +284,16 @@ def _neighbor_tasks(
 
 
 def _merge_neighbors(store: Store, snapshot: Snapshot, queries: Vectors, reports: Iterable[Report], k: int) -> BlobRef:
-    """Store the queries with their neighbours among all parts; hold those of one part at a time."""
+    """Store the queries with their neighbours in all parts; read the neighbours of a part at a
+    time.
+    """
     scores, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     first_row = 0
     for part, report in zip((part for part in snapshot.parts if part.rows), reports, strict=True):
         with np.load(io.BytesIO(store.blobs.read(BlobRef.from_json(report))), allow_pickle=False) as arrays:
             all_scores = np.hstack([scores, arrays["scores"]])  # (q, j + m)
             all_rows = np.hstack([rows, arrays["rows"] + first_row])
-        scores, rows = select_top_k(all_scores, all_rows, _depth(snapshot, k))
+        scores, rows = select_top_k(all_scores, all_rows, _compute_neighbor_depth(snapshot, k))
         first_row += part.rows
     file = io.BytesIO()
     np.savez(file, vectors=queries, scores=scores, rows=rows)
@@ -285,16 +301,18 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: Vectors, reports
 
 
 def _size_launch(launch: Launch, tasks: Sequence[MeasureTask]) -> Launch:
-    """Return the launch with room for an index of which every page was read."""
+    """Return the launch with memory for the largest index, since a search may read all of its
+    pages.
+    """
     return launch.for_tasks(PROCESS_BYTES + max((task.file_bytes for task in tasks), default=0))
 
 
-def _measure_seconds(task: MeasureTask) -> float:
+def _estimate_measure_seconds(task: MeasureTask) -> float:
     return task.file_bytes / _MEASURED_BYTES_PER_SECOND
 
 
 def measurement_to_json(measurement: IndexMeasurement) -> Report:
-    """Return the record as JSON values."""
+    """Return a measurement as JSON values."""
     return {
         **asdict(measurement),
         "recalls": measurement.recalls.tolist(),
@@ -305,7 +323,7 @@ def measurement_to_json(measurement: IndexMeasurement) -> Report:
 
 
 def measurement_from_json(report: Mapping[str, Any]) -> IndexMeasurement:
-    """Read back what `measurement_to_json` wrote."""
+    """Return the measurement that `measurement_to_json` converted."""
     setting, health = report["setting"], report["health"]
     return IndexMeasurement(
         np.array(report["recalls"], np.float64),

@@ -284,49 +284,49 @@ def _run_on_gpus(
     seconds: Callable[[Any], float],
     recorded: Sequence[Report | None] | None = None,
 ) -> list[Report]:
-    """Run tasks over vectors with one local worker for each GPU of faiss, then the others.
+    """Run the tasks of vector indexes with one local worker for each GPU of faiss, then the others.
 
-    Two workers on one GPU would each reserve memory there and wait for one another. Tasks without
-    vectors, such as those of an inverted index, have a worker for each core. Without a GPU, all
-    tasks are one job.
+    Two workers on one GPU would each reserve memory there and wait for each other. Tasks of other
+    indexes, such as an inverted index, run with a worker for each core. Without a GPU, all tasks
+    are one job.
     """
     gpu_count = engine.count_gpus()
     if not gpu_count or not is_local(launch.flags):
-        # Shards are built on a GPU only where graphs can be, and mostly on the CPU.
-        if stage in {"train", "scatter"} and any(_plan_of(task).kind in _GPU_KINDS for task in tasks):
+        # The stage shard uses a GPU only with cuVS, and works mostly on the CPU.
+        if stage in {"train", "scatter"} and any(_get_plan(task).kind in _GPU_KINDS for task in tasks):
             launch = launch.for_gpus(0)
         return run_job(stage, function, tasks, launch, on_progress, seconds, memoised=True, recorded=recorded)
-    known = [*(recorded or look_up_reports(function, tasks, Store.open(launch.store_url)))]
+    all_reports = [*(recorded or look_up_reports(function, tasks, Store.open(launch.store_url)))]
     groups: dict[bool, list[int]] = {True: [], False: []}
     for number, task in enumerate(tasks):
-        groups[_plan_of(task).kind in _GPU_KINDS].append(number)
+        groups[_get_plan(task).kind in _GPU_KINDS].append(number)
     for uses_gpu, numbers in groups.items():
-        group, before = [tasks[number] for number in numbers], len(groups[True]) * (not uses_gpu)
-        is_small = launch.is_too_small(sum(seconds(tasks[number]) for number in numbers if known[number] is None))
+        group, n_before = [tasks[number] for number in numbers], len(groups[True]) * (not uses_gpu)
+        is_small = launch.is_too_small(sum(seconds(tasks[number]) for number in numbers if all_reports[number] is None))
         reports = run_job(
             stage,
             function,
             group,
             launch.for_gpus(gpu_count) if uses_gpu and not is_small else launch,
-            partial(_report_group, on_progress, before, len(tasks)),
+            partial(_report_group_progress, on_progress, n_before, len(tasks)),
             seconds,
-            recorded=[known[number] for number in numbers],
+            recorded=[all_reports[number] for number in numbers],
         )
         for number, report in zip(numbers, reports, strict=True):
-            known[number] = report
-    return [report for report in known if report is not None]
+            all_reports[number] = report
+    return [report for report in all_reports if report is not None]
 
 
 _GPU_KINDS = ("hnsw", "ivf")
 
 
-def _plan_of(task: IndexInProgress | ScatterTask | ShardTask) -> IndexPlan:
+def _get_plan(task: IndexInProgress | ScatterTask | ShardTask) -> IndexPlan:
     return task.plan if isinstance(task, IndexInProgress) else task.build.plan
 
 
-def _report_group(on_progress: OnProgress | None, before: int, total: int, done: int, _: int) -> None:
+def _report_group_progress(on_progress: OnProgress | None, n_before: int, total: int, done: int, _: int) -> None:
     if on_progress:
-        on_progress(before + done, total)
+        on_progress(n_before + done, total)
 
 
 def _train_seconds(build: IndexInProgress) -> float:

@@ -60,8 +60,10 @@ class Launch:
         return replace(self, task_bytes=task_bytes)
 
     def for_gpus(self, count: int) -> Self:
-        """Return this launch for tasks that use a GPU: with one local worker for each of `count`,
-        and with the accelerators that the flags request of other runners.
+        """Return this launch for tasks that use a GPU.
+
+        It has one local worker for each of `count` GPUs; other runners keep the accelerators that
+        the flags request.
         """
         return replace(self, flags=one_worker_per_gpu(self.flags, count), uses_gpu=True)
 

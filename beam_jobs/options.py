@@ -28,7 +28,7 @@ _SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)
 
 
 _ACCELERATOR = "worker_accelerator="
-_GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # each has a GPU, also if no accelerator is requested
+_GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # has a GPU even if no accelerator is requested
 
 
 def pipeline_options(flags: Sequence[str], elements: int, *, uses_gpu: bool = True) -> PipelineOptions:

@@ -30,9 +30,9 @@ from rag_model.store.store import Store
 
 FAILED_SUFFIX = "failed"  # stage suffix under which a worker reports its error
 WORKER_DIED = "Worker subprocess exited with return code"  # Beam's message
-_ENGINE_FAILURES = (  # Flink's message, the error class, and the text that follows "the ... job"
+# Pattern of Flink's message, error class, and the text that follows "the STAGE job".
+_ENGINE_FAILURES = (
     (
-        # of a connection to a worker
         re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),
         errors.ResourceError,
         "lost workers more often than the engine retries, perhaps because they ran out of memory: "
@@ -40,7 +40,7 @@ _ENGINE_FAILURES = (  # Flink's message, the error class, and the text that foll
         "run again",
     ),
     (
-        re.compile(r"TimeoutException: Timeout has occurred: \d+ ms"),  # of a request for slots
+        re.compile(r"TimeoutException: Timeout has occurred: \d+ ms"),
         errors.ResourceError,
         "timed out waiting for as many slots as --parallelism requests; perhaps a machine was "
         "lost: finished work is recorded; add TaskManagers or request fewer slots, and run again",
@@ -65,7 +65,7 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
         log: the log file of local workers.
     """
     reports = store.runs.read_reports(run, stage + FAILED_SUFFIX)
-    # the last error of a chain is the one for the user
+    # The last error of a chain of exceptions is the one to show.
     raised_errors = _RAISED_ERROR.findall(str(failure))
     if reports:
         return errors.error_from_dict(**reports[0])
@@ -130,7 +130,7 @@ class Worker(beam.DoFn, Generic[Task]):
         try:
             self._check_version()
             runs.write_report(run, self.stage, number, run_task(self.function, task, store))
-            # The runner's UI shows them, under the stage's name.
+            # The runner's UI shows these metrics under the stage's name.
             Metrics.counter(self.stage, "tasks_done").inc()  # type: ignore[no-untyped-call]
             milliseconds = round(1000 * (time.monotonic() - started))
             Metrics.distribution(self.stage, "task_milliseconds").update(milliseconds)  # type: ignore[no-untyped-call]
@@ -208,9 +208,9 @@ def _create_pipeline(
 
 
 class _BeamLog(logging.Handler):
-    """While a job runs, passes on the addresses that Beam logs, such as that of the job's page.
+    """While a job runs, prints only the address of the job's page from Beam's log.
 
-    Errors are left out, because the launcher reports them in one sentence.
+    Beam's errors are left out, because the launcher reports them in one sentence.
     """
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class _BeamLog(logging.Handler):
         self._logger = logging.getLogger("apache_beam")
 
     def start(self) -> None:
-        """Take Beam's records instead of the root logger."""
+        """Handle Beam's records instead of the root logger."""
         self._settings = self._logger.level, self._logger.propagate
         self._logger.addHandler(self)
         self._logger.propagate = False
@@ -231,7 +231,7 @@ class _BeamLog(logging.Handler):
         self._logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass on a record with the address of a page of the runner."""
+        """Print the address of the job's page, if the record contains it."""
         if record.levelno < logging.ERROR and (address := _PAGE.search(record.getMessage())):
             sys.stderr.write(f"the job's page: {address[0]}\n")
 
@@ -261,8 +261,8 @@ class _PipelineThread:
             if not self.finished.is_set():
                 self._cancel()
         finally:
-            # Beam's threads of a local job that failed end later, each with an error; those of other
-            # threads are passed on.
+            # After a failed local job, Beam's threads end later, each with an exception. So the
+            # hook stays installed; it passes on the exceptions of other threads.
             if self.failure is None or not is_local(self._options):
                 threading.excepthook = self._other_hook
                 self._log.stop()
@@ -294,7 +294,7 @@ class _PipelineThread:
             self.failure = self.failure or hook_args.exc_value
             self.finished.set()
         elif not hook_args.exc_type.__module__.startswith(("grpc", "apache_beam")):
-            self._other_hook(hook_args)  # of a thread that is not Beam's
+            self._other_hook(hook_args)  # the exception is not Beam's
 
 
 def _read_reports(store: Store, run: str, stage: str, expected: int) -> list[Report]:

@@ -4,8 +4,8 @@ Beam is not imported here, because that takes a second and a small rebuild does 
 
 A lease ties local worker processes to the launcher that started them. The launcher holds an
 exclusive lock on a file while its job runs, and every worker waits for that lock in a thread. The
-kernel releases it when the launcher ends by any means, `kill -9` included, and a worker that gets
-it exits at once: no process is orphaned, and no process polls.
+kernel releases the lock when the launcher ends, even by `kill -9`, and a worker that gets the lock
+exits at once. So no worker is orphaned, and none has to poll.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from rag_model.extras import get_versions
 from rag_model.process import count_cores, limit_by_environment
 
 CPU_FLOAT32 = "cpu float32"
-ARITHMETICS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # that encoders choose by default
+ARITHMETICS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # defaults of encoders, by machine
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS = "--direct_num_workers"
 _RUNNER = "--runner"
@@ -104,8 +104,8 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def detect_arithmetic(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the kind of device and the dtype that an encoder has in this process by default, such
-    as `cuda bfloat16`, without importing torch.
+    """Return the default device type and dtype of encoders in this process, such as `cuda
+    bfloat16`, without importing torch.
 
     torch uses bfloat16 on GPUs and on processors with AVX512-BF16; see `fastest_dtype`.
     """

@@ -48,10 +48,11 @@ from rag_model.training.settings import Tables, parse_settings
 
 
 class TrainingWatch:
-    """The `Report` of a training: shows its steps, evaluations and index rebuilds."""
+    """Shows the steps, evaluations and index rebuilds of a training; called as its `Report`."""
 
     def __init__(self, shown: ProgressReporter, dev: int, every: int, moving: MovingSettings | None = None) -> None:
-        """Set the reporter, the number of dev examples, the evaluation interval, the moving index.
+        """Set the reporter, the number of dev examples, the evaluation interval and the moving
+        index.
 
         `dev` is 0 for a training that creates its own examples.
         """
@@ -153,7 +154,7 @@ def finetune(
     """Train a model of `kind` on the snapshot that `ref` names, and move the model's ref to it.
 
     Several processes that `torchrun` or `accelerate launch` started share the training. The first
-    one prepares it, writes and publishes; the others only train, and return None.
+    one prepares it, writes files and publishes the model; the others only train, and return None.
 
     Args:
         kind: the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
@@ -292,7 +293,7 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
     """
     if processes.share(lambda: job.key) != job.key:
         raise UsageError(
-            f"process {processes.index} sees other inputs than the first process: give all processes the same "
+            f"process {processes.index} has other inputs than the first process: give all processes the same "
             "arguments, settings and files, and pin --ref by an id if the ref moves"
         )
 
@@ -300,7 +301,7 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
 def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> tuple[FinetuningResult, StoredModel]:
     """Name the model of an earlier run with the same inputs."""
     stored_model = job.tag_model(result, name)
-    job.store.trainings.delete(job.key)  # of a run that was killed after it had published
+    job.store.trainings.delete(job.key)  # left by a run that was killed after it had published
     return result, stored_model
 
 
@@ -345,7 +346,7 @@ def train_and_publish(
 ) -> tuple[FinetuningResult, StoredModel] | None:
     """Train and publish the model, then delete the work folder if it is in the cache.
 
-    Return None in all processes but the first, which alone locks the folder and publishes.
+    Only the first process locks the folder and publishes; the others return None.
     """
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,10 +23,10 @@ from rag_model.corpus.article_log import (
 )
 from rag_model.corpus.chunkers.chunker import Chunker, ChunkFunction, build_chunker, settings_to_json
 from rag_model.corpus.dump_formats.dump_format import (
+    explain_format_errors,
     get_format_identity,
     get_part_format,
     iterate_results,
-    name_format,
     plugin_error,
 )
 from rag_model.corpus.dump_formats.page_format import PageFormat
@@ -291,7 +291,7 @@ def _chunk_pages(
 
 def _iter_articles(part: Part, page_format: PageFormat, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
     for page in iterate_results(page_format, "read", lambda: page_format.read(part)):
-        with name_format(page_format, "classify"):
+        with explain_format_errors(page_format, "classify"):
             page_or_reason = page_format.classify(page, siteinfo)
         if isinstance(page_or_reason, str):
             tally.dropped[page_or_reason] += 1

@@ -13,9 +13,9 @@ from rag_model.corpus.dump_formats.dump_format import (
     check_result,
     detect_format,
     drop_companions,
+    explain_format_errors,
     get_format,
     is_standard,
-    name_format,
 )
 from rag_model.corpus.parts import PartBoundaries, StageFile
 from rag_model.corpus.records import Part, Plan, Slice
@@ -67,7 +67,7 @@ def plan_dump(
     part_format = "" if is_standard(name) else name
     request = PlanRequest(workdir, stage, limit, part_bytes, parent_boundaries, part_format)
     dump_format = get_format(name)
-    with name_format(dump_format, "plan"):
+    with explain_format_errors(dump_format, "plan"):
         plan = dump_format.plan(urls, request)
     return check_result(dump_format, "plan", plan, Plan)
 

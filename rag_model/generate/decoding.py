@@ -57,7 +57,7 @@ class DecodingSettings:
     # text.
     beams: int = 1
     # Tokens of an answer, the end token and any reasoning included; longer answers are truncated.
-    # None: `DEFAULT_NEW_TOKENS`, and behind an endpoint as many as reasoning usually needs.
+    # None: `DEFAULT_NEW_TOKENS`, or behind an endpoint the default of `ChatSettings`.
     max_new_tokens: int | None = None
     # Section 2.5: argmax of p(y|x); a beam ranks by log p / tokens^penalty (fairseq: 1)
     length_penalty: float = 0.0

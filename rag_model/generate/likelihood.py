@@ -14,8 +14,8 @@ Where transformers' RAG classes differ from the equations, this module follows t
 `RagSequenceForGeneration` adds log p(z|x) to the second token, and so loses it if a target has only
 one token.
 
-Classification (section 3.4) compares the likelihoods of the labels' words as whole targets, with the
-tokens that begin and end every target, because the loss of a training is over these.
+Classification (section 3.4) compares the likelihoods of the labels' words as whole targets, which
+include the beginning and end tokens, because the loss of a training includes them.
 """
 
 from dataclasses import dataclass

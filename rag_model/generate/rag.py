@@ -113,18 +113,18 @@ class Rag(nn.Module):
         return self._compute_likelihood(scores, contexts, targets)[0]
 
     @torch.no_grad()
-    def label_likelihoods(
+    def compute_label_likelihoods(
         self, generator: Generator, prior: Tensor, contexts: Contexts, labels: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return (b, l) log p(label|x), and the (b, k, l) posterior log p(z|x,label).
 
-        Each label is a whole target, with the tokens that the loss counts.
+        A label is scored as a whole target, over the tokens that the loss includes.
 
         Args:
-            generator: that of this model, or a stoppable one.
+            generator: the generator of this model, or a stoppable wrapper of it.
             prior: (b, k) log p(z|x).
             contexts: the b questions with k passages each.
-            labels: l times (t,) tokens, as `Generator.encode_targets` returns them.
+            labels: l tensors of (t,) tokens, as `Generator.encode_targets` returns them.
         """
         first_logits, state = generator.prefill(contexts)
         likelihoods = []
@@ -132,7 +132,7 @@ class Rag(nn.Module):
             log_p = target_log_p_from_state(generator, first_logits, state, tokens, contexts.k)
             target = Targets(tokens[None], torch.ones_like(tokens, dtype=torch.bool)[None])
             mask = self._mask_counted_tokens(target).expand(len(prior), -1)  # (1, t) -> (b, t)
-            likelihoods.append(self._marginal(prior, log_p, mask))
+            likelihoods.append(self._compute_marginal(prior, log_p, mask))
         return (
             torch.stack([likelihood.log_p for likelihood in likelihoods], 1),
             torch.stack([likelihood.posterior for likelihood in likelihoods], 2),
@@ -162,13 +162,13 @@ class Rag(nn.Module):
         prior, logits = self.prior(scores), self.generator.logits(contexts, targets)
         needs_totals = self._is_sequence and self.settings.label_smoothing > 0
         log_p, totals = target_log_p(logits, targets.tokens, totals=needs_totals)
-        return self._marginal(prior, log_p, self._mask_counted_tokens(targets)), prior, logits, totals
+        return self._compute_marginal(prior, log_p, self._mask_counted_tokens(targets)), prior, logits, totals
 
     @property
     def _is_sequence(self) -> bool:
         return self.settings.kind == "sequence"
 
-    def _marginal(self, prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
+    def _compute_marginal(self, prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
         return (sequence_likelihood if self._is_sequence else token_likelihood)(prior, log_p, mask)
 
     def _mask_counted_tokens(self, targets: Targets) -> Tensor:

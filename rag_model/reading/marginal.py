@@ -282,7 +282,7 @@ class LabelReader(MarginalReader):
         )
         timer.end_stage(ASSEMBLY)
         labels = [tokens.to(contexts.tokens.device) for tokens in self._targets]
-        total, posteriors = self.rag.label_likelihoods(generator, prior, contexts, labels)
+        total, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, labels)
         best = total.argmax(1).tolist()
         # (b k, s) -> (b, k s) -> (b,).
         n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()

@@ -109,8 +109,8 @@ class Finetuning:
         """Return the job with examples prepared for training, for example with mined negatives.
 
         The examples are prepared once. `work` is the training's folder, which caches slow results.
-        `on_progress` is called with the finished and the total amount. Of several processes only
-        the first one prepares them.
+        `on_progress` is called with the finished and the total amount. If several processes train,
+        only the first one prepares the examples.
         """
         if self._prepared is None:
             job = replace(self.job, digests=self.inputs["models"], work=work, on_progress=on_progress)
@@ -334,8 +334,8 @@ def _report_scoring(report: ReportCallback | None) -> OnProgress:
 def store_training_page(store: Store, model: str) -> str | None:
     """Write the page with the curves of a model's training into the store, and return its URL.
 
-    The model's own files have the curves, also if an earlier run trained it. Return None if the
-    store cannot be read or written.
+    The files of the model contain the curves, also if an earlier run trained it. Return None if
+    the store cannot be read or written.
 
     Args:
         store: the store with the model.

@@ -119,7 +119,7 @@ DUMP_HELP = (
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG = b"<mediawiki"
-_SPECIAL_CASE = "kilt"  # tried first, because its files are also files of `jsonl`
+_TRIED_FIRST = "kilt"  # because its files are also valid files of `jsonl`
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 
@@ -142,7 +142,7 @@ def describe_formats(*kinds: SourceKind) -> str:
 def detect_format(url: str) -> str:
     """Return the name of a file's format.
 
-    A broken plugin matters only if no other format is certain to be that of the file.
+    A broken plugin is only reported if no other format recognizes the file with certainty.
 
     Raises:
         InputError: The file cannot be read, or a plugin is broken and no other format recognizes
@@ -153,7 +153,9 @@ def detect_format(url: str) -> str:
     if name is None:
         file_name = url.rpartition("/")[2]
         if file_name.lower().endswith(".7z"):
-            raise UsageError(f"{file_name} is a 7z archive: unpack it with `7z x {file_name}` and give the file in it")
+            raise UsageError(
+                f"{file_name} is a 7z archive: unpack it with `7z x {file_name}` and give the extracted file"
+            )
         raise UsageError(f"{file_name} is not a dump of a known format: give {describe_formats()}")
     return name
 
@@ -177,7 +179,8 @@ def get_format(name: str) -> DumpFormat:
     """Return the format of this name.
 
     Raises:
-        InputError: The package that provides it cannot be imported, or provides no dump format.
+        InputError: The package that provides the format cannot be imported, or registers an object
+            that is not a dump format.
         UsageError: There is no such format.
     """
     dump_format = FORMATS.find(name)
@@ -191,24 +194,24 @@ def get_format(name: str) -> DumpFormat:
 
 
 def can_plan_fast(name: str, url: str) -> bool:
-    """Return the answer of a format's `can_plan_fast`.
+    """Call a format's `can_plan_fast`, and report an exception as an error of the format.
 
     Raises:
-        InputError: As for `get_format`, or the plugin raised an exception.
+        InputError: As for `get_format`, or `can_plan_fast` raised an exception.
     """
     dump_format = get_format(name)
-    with name_format(dump_format, "can_plan_fast"):
+    with explain_format_errors(dump_format, "can_plan_fast"):
         return bool(dump_format.can_plan_fast(url))
 
 
 @contextmanager
-def name_format(dump_format: object, member: str) -> Iterator[None]:
-    """Convert an exception of a plugin's code to an InputError that names the format.
+def explain_format_errors(dump_format: object, member: str) -> Iterator[None]:
+    """Convert an exception of an installed format to an InputError that names the format.
 
     Exceptions of built-in formats are raised unchanged.
 
     Raises:
-        InputError: The plugin raised an exception that is not a `BookwheelError`.
+        InputError: The code of the format raised an exception that is not a `BookwheelError`.
     """
     try:
         yield
@@ -223,10 +226,10 @@ def name_format(dump_format: object, member: str) -> Iterator[None]:
 
 
 def check_result(dump_format: object, member: str, value: T, expected_type: type[Any]) -> T:
-    """Return a value that a format's member returned, if it has the expected type.
+    """Return `value`, which a format's member returned, if it has the expected type.
 
     Raises:
-        InputError: It has another type; the message names the format.
+        InputError: The value has another type; the message names the format.
     """
     if isinstance(value, expected_type):
         return value
@@ -234,16 +237,17 @@ def check_result(dump_format: object, member: str, value: T, expected_type: type
 
 
 def iterate_results(dump_format: object, member: str, call: Callable[[], Iterable[T]]) -> Iterator[T]:
-    """Yield what a format's generator yields.
+    """Yield the results of a format's generator.
 
     Raises:
-        InputError: It is not iterable, or raises an exception; the message names the format.
+        InputError: The member does not return an iterable, or raises an exception; the message
+            names the format.
     """
-    with name_format(dump_format, member):
+    with explain_format_errors(dump_format, member):
         results = check_result(dump_format, member, call(), Iterable)
     iterator, end = iter(results), object()
     while True:
-        with name_format(dump_format, member):
+        with explain_format_errors(dump_format, member):
             result: Any = next(iterator, end)
         if result is end:
             return
@@ -312,18 +316,18 @@ def is_standard(name: str) -> bool:
 
 def _find_name(url: str) -> str | None:
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
-    names = sorted(FORMATS.list_names(), key=lambda name: (name == _FALLBACK, name != _SPECIAL_CASE))
-    problem: InputError | None = None  # of the first broken plugin
+    names = sorted(FORMATS.list_names(), key=lambda name: (name == _FALLBACK, name != _TRIED_FIRST))
+    problem: InputError | None = None  # error of the first broken plugin
     for name in names:
         if is_standard(name):
             if not get_format(name).recognize(file_name, read_head):
                 continue
             if name == _FALLBACK and problem and not (".xml" in file_name.lower() or _ROOT_TAG in read_head()):
-                raise problem  # the file may have the format of the broken plugin
+                raise problem  # the file may belong to the broken plugin
             return name
         try:
             dump_format = get_format(name)
-            with name_format(dump_format, "recognize"):
+            with explain_format_errors(dump_format, "recognize"):
                 answer = dump_format.recognize(file_name, read_head)
             if check_result(dump_format, "recognize", answer, bool):
                 return name
@@ -342,12 +346,12 @@ def _is_companion(file_name: str) -> bool:
             continue
         try:
             dump_format = get_format(name)
-            with name_format(dump_format, "is_companion"):
+            with explain_format_errors(dump_format, "is_companion"):
                 answer = dump_format.is_companion(file_name)
             if check_result(dump_format, "is_companion", answer, bool):
                 return True
         except InputError:
-            continue  # `detect_format` reports a broken plugin if the file may be its own
+            continue  # `detect_format` reports a broken plugin if the file may belong to it
     return False
 
 

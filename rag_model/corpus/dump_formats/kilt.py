@@ -1,4 +1,4 @@
-"""Pages of KILT's knowledge source: one JSON object per line, with a list of paragraphs."""
+"""The dump format of KILT's knowledge source: a JSON object per page, with a list of paragraphs."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class KiltPages(JsonLines):
         heading, and `BULLET::::-` starts a list item.
 
         Raises:
-            InputError: A line is not such an object.
+            InputError: A line is not such a JSON object.
         """
         for number, row in iter_objects(url):
             where = f"line {number} of {basename(url)}"

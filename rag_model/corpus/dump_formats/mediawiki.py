@@ -60,7 +60,8 @@ _CAPTURED = {
 def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
     """Yield the pages of an export, or of a run of `<page>` elements from one, in order.
 
-    If a page has several revisions, the newest is used: by its time, then by its id.
+    If a page has several revisions, the newest is used: that with the latest time, then the highest
+    id.
 
     Raises:
         InputError: The bytes are not well-formed, not a MediaWiki export, or hostile; the message
@@ -191,7 +192,9 @@ class PageParser:
             self._newest_revision = revision
 
     def _get_revision_recency(self, revision: dict[str, str]) -> tuple[int, int]:
-        """Return what orders revisions: an imported old one has a recent id, but its own time."""
+        """Return the sort key of a revision. The id alone would not do: imported old revisions have
+        new ids.
+        """
         time = self._parse_time(revision.get(f"{_REVISION}/timestamp", ""))
         return get_recency(time, self._parse_number(revision.get(f"{_REVISION}/id", "0")))
 

@@ -101,8 +101,8 @@ class PageFormat:
         """Yield the pages of the part's range of ids, in the order of the dump, each id once.
 
         If the plan found the ids in order, the pages are streamed. Otherwise the part is read
-        twice, first for the ids only: of several pages with the same id the one with the newest
-        revision is used (by `get_recency`), and of equal ones the first.
+        twice, first for the ids only. Among pages with the same id, the one with the newest
+        revision is used (by `get_recency`), or the first of several with this revision.
 
         Raises:
             InputError: A slice is unreadable, damaged or hostile, or lacks pages that the plan
@@ -166,13 +166,14 @@ class PageFormat:
     def _take_first_articles(
         self, runs: Iterable[PageRun], limit: int, siteinfo: Siteinfo
     ) -> tuple[list[PageRun], int | None]:
-        """Return the first runs, and the last id such that `limit` of their articles are selected.
+        """Return the runs to read, and the last page id to select so that there are `limit`
+        articles.
 
         If ids are out of order, whole runs are read, and the articles with the lowest ids are
-        selected. The last id is None if all articles are selected.
+        selected. The last id is None if all articles of the runs are selected.
         """
         selected_runs: list[PageRun] = []
-        newest: dict[int, tuple[tuple[int, int], bool]] = {}  # page id -> recency, is an article
+        newest: dict[int, tuple[tuple[int, int], bool]] = {}  # by id: recency, whether an article
         n_articles = 0
         for run in runs:
             selected_runs.append(run)
@@ -195,7 +196,7 @@ class PageFormat:
 
 
 def get_recency(revised: int | None, rev_id: int) -> tuple[int, int]:
-    """Return what orders the revisions of a page: their time (unknown: the oldest), then their id.
+    """Return the sort key of a page's revisions: the time (unknown is oldest), then the id.
 
     >>> max(get_recency(2_000, 7), get_recency(1_000, 9), get_recency(None, 11))
     (2000, 7)

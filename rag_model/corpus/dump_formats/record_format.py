@@ -82,7 +82,7 @@ class RecordFormat:
         """
 
     def iter_records(self, url: str) -> Iterator[Record]:
-        """Yield the records of `read_records`, checked if the format is of an installed package.
+        """Yield the records of `read_records`; those of an installed format are checked.
 
         Raises:
             InputError: As for `read_records`, or the package is broken; the message names it.
@@ -142,7 +142,7 @@ def check_record(record_format: RecordFormat, record: object) -> None:
     """Check the types of a record.
 
     Raises:
-        InputError: It is not a record of the format's kind; the message names the format.
+        InputError: `record` is not a record of the format's kind; the message names the format.
     """
     if not isinstance(record, tuple) or len(record) != _RECORD_FIELDS:
         is_valid = False

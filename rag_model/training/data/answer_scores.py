@@ -63,8 +63,8 @@ class AnswerBlock(ScoreBlock):
     code: ClassVar[Any] = [1, PLAIN_TEXT_PROMPT]
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the scores, up to the rounding of one dtype."""
-        inputs = super(AnswerBlock, self).inputs()  # a slotted dataclass is a class of its own
+        """Return all inputs that determine the scores, up to rounding."""
+        inputs = super(AnswerBlock, self).inputs()  # plain `super()` fails in a slotted dataclass
         return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
     def compute_scores(self, store: Store) -> list[list[Any]]:
@@ -91,7 +91,7 @@ def score_answers(
 
     `generator` loads the generator; it is called if a block is not recorded yet. `identity` is the
     digest of the generator's files. Without a `scorer` this process scores. Scores of different
-    dtypes are recorded apart.
+    dtypes are recorded separately.
 
     Raises:
         InputError: a score is not finite.

@@ -71,7 +71,7 @@ def passage_keys(passages: Sequence[Passage]) -> Tensor:
 def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
     """Return a (b, m) bool mask of passages that are no negatives of a question.
 
-    They are its positives other than its row `gold`, and the document that the question itself is.
+    They are its positives other than its row `gold`, and the document whose text is the question.
     With several processes the gold passage itself may occur twice.
     """
     known_passages = [

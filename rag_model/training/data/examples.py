@@ -39,7 +39,7 @@ class Example:
     positives: tuple[Passage, ...] = ()  # passages with an answer, best first
     negatives: tuple[Passage, ...] = ()  # hard negatives: similar, without an answer; hardest first
     pages: tuple[str, ...] = ()  # ids of pages with an answer, if only pages are known (KILT)
-    # the document that the question itself is (BEIR's ArguAna and Quora); never a negative or a result
+    # the document whose text is the question (ArguAna and Quora of BEIR); no negative and no result
     own_document: Passage | None = None
     # teacher scores of the first positive and of each negative; derived
     scores: tuple[float, ...] = ()
@@ -57,7 +57,7 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
     question file, whose examples have answers but no passages. Ids are those of the file, else the
     example's number from 0. The first `negatives` hard negatives of an example are kept. From a
     BEIR folder, the questions in `qrels/<split>.tsv` are read with the documents graded above 0,
-    and with the document that the question itself is, if there is one.
+    and with the document whose text is the question, if there is one.
 
     Raises:
         InputError: the file is unreadable, a line is malformed (the message names its number), two

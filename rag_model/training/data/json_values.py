@@ -27,8 +27,8 @@ def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
     An array is detected by its first character.
 
     Raises:
-        InputError: a value is malformed or longer than 64 million characters, and the message names
-            its line; or the file has too many blank lines.
+        InputError: a value is malformed or longer than 64 million characters (the message names its
+            line), or the file has too many blank lines.
     """
     n_blank_lines, character = 0, " "
     for character in limit_blank_lines(iter(partial(file.read, 1), ""), name):

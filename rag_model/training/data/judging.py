@@ -93,7 +93,7 @@ class Judge:
     def identity(self, digest: str) -> str:
         """Return the digest of a verdict's inputs except the pair; `digest` is the generator's.
 
-        Verdicts of another dtype than float32 have a digest of their own.
+        Verdicts of other dtypes than float32 have another digest.
         """
         mode = [] if self._generates_answers else ["log p alone"]
         dtype = getattr(getattr(self._generator, "module", None), "dtype", torch.float32)
@@ -161,9 +161,7 @@ def judge_pairs(judge: PairScorer, questions: Sequence[str], passages: Sequence[
     )
     for question, score in zip(questions, scores, strict=True):
         if not np.isfinite(score).all():
-            raise InputError(
-                f"the generator's score of question {question!r} is not finite: its model is broken, fetch it again"
-            )
+            raise InputError(f"the generator's score of question {question!r} is not finite: fetch the model again")
     return [Verdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
 
 

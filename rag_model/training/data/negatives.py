@@ -69,7 +69,7 @@ def mine_negatives(
     `on_progress` is called with the number of questions searched, and of all questions.
 
     A negative holds no answer (DPR's token match, in text or title), is not a positive, and is not
-    of a page that the example names, nor of the document that the question itself is. An example
+    of a page that the example names, nor of the document whose text is the question. An example
     with a blank question, or without answers, positives and pages, is unchanged.
     """
     chosen_settings = settings or MiningSettings()

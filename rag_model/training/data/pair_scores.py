@@ -60,7 +60,7 @@ class CachedPairScorer:
     ) -> None:
         """Read the cache in `folder`; `identity` is the digest of the teacher's files.
 
-        With `joins_blocks` the teacher scores the missing blocks of a call together.
+        With `joins_blocks` the teacher scores all missing blocks of a call at once.
         """
         self._teacher, self._identity, self._on_progress, self._block = teacher, identity, on_progress, block
         self._joins_blocks = joins_blocks

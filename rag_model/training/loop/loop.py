@@ -202,7 +202,7 @@ class _Trainer(Generic[Batch]):
             group["lr"] = rate
         batches = self.list_batches(step)
         while (values_and_names := self.try_gradients(step, batches)) is None:
-            # Outside the handler, because its exception keeps the tensors of the attempt alive.
+            # This is outside the exception handler, because the exception keeps tensors alive.
             self.prepared_optimizer.zero_grad()
             torch.cuda.empty_cache()
         own_values, names = values_and_names
@@ -219,10 +219,10 @@ class _Trainer(Generic[Batch]):
     def try_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
         """Add the gradients of a step's batches; return their measures and the measures' names.
 
-        Return None if the GPU's memory is too small; the next call computes in smaller parts.
+        Return None if the GPU's memory was too small; the next call computes in smaller parts.
 
         Raises:
-            ResourceError: parts cannot be smaller, or other processes share the step.
+            ResourceError: the parts cannot be smaller, or several processes share the step.
         """
         torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
         self.loss_module.train()
@@ -359,8 +359,8 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
 def resolve_precision(settings: LoopSettings) -> LoopSettings:
     """Return the settings with the precision that `auto` means in this process.
 
-    It is bf16 on a GPU that computes in bf16, else float32. A processor's bf16 is never chosen,
-    because most processors are slower in it.
+    It is bf16 on a GPU that supports it, else float32. On a CPU bf16 is never chosen, because it is
+    slower on most processors.
     """
     if settings.precision != "auto":
         return settings
@@ -371,7 +371,7 @@ def resolve_precision(settings: LoopSettings) -> LoopSettings:
 def choose_frozen_dtype(settings: LoopSettings) -> str:
     """Return the dtype of a model that judges or scores for a training, but is not trained.
 
-    It is bfloat16 if the training computes in it on a GPU, else float32.
+    It is bfloat16 if the training computes in bf16 on a GPU, else float32.
     """
     uses_gpu = not settings.cpu and torch.cuda.is_available()
     return "bfloat16" if uses_gpu and resolve_precision(settings).precision == "bf16" else "float32"

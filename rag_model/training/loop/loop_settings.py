@@ -32,8 +32,8 @@ class LoopSettings:
     adam_epsilon: float = 1e-8  # DPR code: 1e-8
     weight_decay: float = 0.0  # of matrices, not of biases and norms; DPR code: 0.0
     max_gradient_norm: float = 2.0  # 0: no clipping; DPR code: max_grad_norm 2.0
-    # of the forward pass; auto: bf16 on a GPU that has it, else no, which is float32; weights and
-    # moments stay float32; DPR code: fp16
+    # precision of the forward pass; auto: bf16 on a GPU that supports it, else no (float32);
+    # weights and moments are float32; DPR code: fp16
     precision: Precision = "auto"
     seed: int = 12345  # of dropout; DPR code: 12345
     cpu: bool = False  # use the CPU even if there is a GPU

@@ -1,7 +1,7 @@
 """The processes that share one training, as `torchrun` and `accelerate launch` start them.
 
-Each process runs the same command. The first one alone reads slow sources, writes the training's
-folder and publishes the model; the others receive what it computed, and train with it.
+Each process runs the same command. Only the first one reads slow sources, writes the training's
+folder and publishes the model; the others receive its results, and train together with it.
 """
 
 import os
@@ -17,16 +17,16 @@ from rag_model.errors import BookwheelError
 
 _Value = TypeVar("_Value")
 # The first process may mine negatives, score passages or rebuild an index for days while the others
-# wait. The launcher ends them all if one of them dies, so a limit only has to end a deadlock.
-_PATIENCE = timedelta(days=7)
+# wait. If a process dies, the launcher ends the others, so this limit only has to end a deadlock.
+_TIMEOUT = timedelta(days=7)
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProcesses:
-    """The processes of a training; the methods are called by all of them, in the same order."""
+    """The processes of a training. All processes call the methods in the same order."""
 
-    index: int = 0  # of this process
+    index: int = 0  # number of this process
     count: int = 1
 
     @property
@@ -38,7 +38,7 @@ class TrainingProcesses:
         """Call `compute` in the first process, and return its result in all of them.
 
         Raises:
-            BookwheelError: the first process failed; it raises its own error.
+            BookwheelError: the first process failed, and raised its own error there.
         """
         if self.count == 1:
             return compute()
@@ -49,23 +49,23 @@ class TrainingProcesses:
         finally:
             distributed.broadcast_object_list(outcome)
         if not outcome[0]:
-            raise BookwheelError("the first process of this training failed: see its message")
+            raise BookwheelError("the first process of this training failed: see the error message of that process")
         return outcome[1]  # type: ignore[no-any-return]
 
     def run_after_first(self, compute: Callable[[], _Value]) -> _Value:
-        """Call `compute` in all processes: in the first one before the others.
+        """Call `compute` in the first process, and then in all others.
 
-        The others then find the results that it caches, instead of computing them again.
+        So the others find the results that the first process has cached.
 
         Raises:
-            BookwheelError: the first process failed; it raises its own error.
+            BookwheelError: the first process failed, and raised its own error there.
         """
         results: list[_Value] = []
         self.share(lambda: results.append(compute()))
         return results[0] if self.is_first else compute()
 
     def leave(self) -> None:
-        """Leave the other processes: nothing is shared any more."""
+        """Leave the group of processes; `share` must not be called afterwards."""
         if self.count > 1:
             distributed.destroy_process_group()
 
@@ -78,21 +78,21 @@ def is_launched_together() -> bool:
 
 
 def find_processes() -> TrainingProcesses:
-    """Return the processes of this training: those that have joined, else this one alone."""
+    """Return the processes that have joined this training, or only this one."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return TrainingProcesses()
     return TrainingProcesses(distributed.get_rank(), distributed.get_world_size())
 
 
 def join_processes() -> TrainingProcesses:
-    """Join the processes that a launcher started together with this one; alone, do nothing.
+    """Join the processes that a launcher started with this one, if there are any, and return them.
 
-    Objects are exchanged by gloo, gradients of a GPU by NCCL. Each process gets the GPU of its
-    local number.
+    They exchange objects by gloo, and gradients on GPUs by NCCL. Each process uses the GPU of its
+    local rank.
     """
     if is_launched_together() and find_processes().count == 1:
         has_gpu = torch.cuda.is_available()
         if has_gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=_PATIENCE)
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=_TIMEOUT)
     return find_processes()

@@ -1,8 +1,8 @@
 """Run a model's forward pass in parts that are recomputed, so that a step fits into memory.
 
-A part keeps nothing but its outputs; the backward pass computes it again, with the same dropout.
-The loss sees all rows together, as in GradCache (Gao et al. 2021), so the gradient of a contrastive
-loss is that of the whole batch, up to rounding.
+Only the outputs of a part are kept; the backward pass computes the part again, with the same
+dropout. The loss sees all rows together, as in GradCache (Gao et al. 2021), so the gradient of a
+contrastive loss is that of the whole batch, up to rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,17 +17,17 @@ from transformers import PreTrainedModel
 
 
 class ForwardSplitter:
-    """Splits the forward passes of the transformers models in a module; whole passes at first."""
+    """Splits forward passes of a module's transformers models; the first passes are not split."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Set the module; its models are unchanged until the first `halve`."""
+        """Store the module; its models are unchanged until the first `halve`."""
         self._module, self._parts, self._largest_batch = module, 1, 0
         self._is_running_part = False
 
     def halve(self) -> bool:
         """Run each forward pass in twice as many parts; return False if parts cannot be smaller."""
         if self._parts == 1:
-            # A batch that failed in its first pass has not been measured.
+            # The size of a batch that failed in its first pass is unknown.
             self._largest_batch = 2
             for model in self._module.modules():
                 if isinstance(model, PreTrainedModel):
@@ -46,7 +46,7 @@ class ForwardSplitter:
         @wraps(forward)
         def run_split(*args: Any, **kwargs: Any) -> Any:
             rows = next((len(tensor) for tensor in _iter_tensors((args, kwargs))), 1)
-            # A part runs the models inside of its model whole, also when it is computed again.
+            # Within a part, nested models are not split, also when the part is recomputed.
             if rows == 1 or self._is_running_part or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             self._largest_batch = max(self._largest_batch, rows)
@@ -92,13 +92,13 @@ def _take_rows(value: Any, rows: int, part: slice) -> Any:
 
 
 def _concatenate(outputs: list[Any]) -> Any:
-    """Join the outputs of parts by rows; what has no rows, such as a cache, is left out."""
+    """Concatenate the outputs of parts by rows; drop outputs without rows, such as a cache."""
     first = outputs[0]
     if isinstance(first, Tensor):
         return torch.cat(outputs)
     if isinstance(first, Mapping):  # a transformers `ModelOutput`
-        joined = {name: _concatenate([output[name] for output in outputs]) for name in first}
-        return type(first)(**joined)
+        fields = {name: _concatenate([output[name] for output in outputs]) for name in first}
+        return type(first)(**fields)
     if isinstance(first, tuple):
         return tuple(_concatenate(list(elements)) for elements in zip(*outputs, strict=True))
     return None

@@ -73,8 +73,8 @@ class ColbertRecipe(GroupRecipe):
     batch_size: int = 32  # questions per batch and process; ColBERT, section 4.1: 32
     # passages per question, with the positive; 0: 64 with a teacher (ColBERTv2), else 2 (triples)
     ways: int = 0
-    # passages whose activations are in memory at a time; more are computed twice, like GradCache
-    # (Gao et al. 2021), with the same gradient
+    # number of passages whose activations are in memory at a time; if a batch has more, they are
+    # computed twice, with the same gradient, as in GradCache (Gao et al. 2021)
     passages_at_once: int = 256
     # cross-entropy over all passages of the batch; ColBERTv2 adds it to the distillation
     in_batch: bool = True
@@ -220,7 +220,7 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
     def _score_passages(self, question_vectors: Tensor, passages: Sequence[Passage]) -> Tensor:
         """Return the (b, m) MaxSim scores of (b, l, d) question vectors and m passages.
 
-        Passages beyond the first `passages_at_once` are scored in parts, which the backward pass
+        If there are more than `passages_at_once`, they are scored in parts, which the backward pass
         computes again.
         """
         size = self._recipe.passages_at_once

@@ -54,10 +54,10 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
 
 
 def mean_over_processes(total: Tensor, count: int) -> Tensor:
-    """Return a loss whose mean over the processes is the sum of the totals over that of the counts.
+    """Return a loss whose mean over the processes is the mean over the elements of all processes.
 
-    `total` is the sum over this process's elements, of which there are `count`; the result has the
-    gradient of a mean over the elements of all processes.
+    `total` is the sum over the `count` elements of this process. The gradient is also that of the
+    mean over the elements of all processes.
     """
     counts = torch.tensor(float(count), device=total.device)
     processes = 1

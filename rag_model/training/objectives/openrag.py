@@ -72,8 +72,8 @@ GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
 """Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
 _AT_ONCE = 256  # questions
-_JUDGE_BATCH = 8  # pairs of a question that a generator judges in one batch offline
-_ONLINE_BATCH = 32  # pairs of different questions that it judges in one batch online
+_JUDGE_BATCH = 8  # offline: pairs of one question that a generator judges in a batch
+_ONLINE_BATCH = 32  # online: pairs of different questions that a generator judges in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,9 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         return OnlineLabels(positive, None, judged)
 
     def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[Verdict]:
-        """Return the verdicts on pairs of a question and a passage, some pairs at a time."""
+        """Return the verdicts on pairs of a question and a passage, `_ONLINE_BATCH` pairs at a
+        time.
+        """
         verdicts = list[Verdict]()
         for first in range(0, len(pairs), _ONLINE_BATCH):
             questions, passages = zip(*pairs[first : first + _ONLINE_BATCH], strict=True)
@@ -476,8 +478,8 @@ def _build_judge(
 ) -> PairScorer:
     """Build a judge; with a work folder its verdicts are cached.
 
-    Offline they are cached block by block. Online they are cached pair by pair, because a later
-    step judges a pair again, but together with others.
+    Offline they are cached by block. Online they are cached by pair, because a later step may judge
+    the same pair together with other pairs.
     """
     judge = Judge(
         generator,

@@ -54,7 +54,7 @@ class RankingEvaluator:
         answer_ranks, positive_ranks = list[int | None](), list[int]()
         score_rows = (pool_scores for block in blocks for pool_scores in block)
         for index, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
-            pool_scores = self._without_own_document(index, all_scores)
+            pool_scores = self._exclude_own_document(index, all_scores)
             answer_ranks.append(self._rank_of_first_answer(example, pool_scores))
             if example.positives:
                 positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
@@ -68,13 +68,13 @@ class RankingEvaluator:
     def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
         """Return (n,) bool: whether the first `k` passages of an example answer it; k <= 20."""
         answer_ranks = [
-            self._rank_of_first_answer(example, self._without_own_document(index, question_vector @ passage_vectors.T))
+            self._rank_of_first_answer(example, self._exclude_own_document(index, question_vector @ passage_vectors.T))
             for index, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
         ]
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
 
     def _find_own_rows(self) -> dict[int, list[int]]:
-        """Return the pool's rows of the document that an example is, by the example's index."""
+        """Return the pool's rows of each example's own document, by the example's index."""
         own_documents = {
             index: example.own_document for index, example in enumerate(self.examples) if example.own_document
         }
@@ -86,8 +86,8 @@ class RankingEvaluator:
             for index, own in own_documents.items()
         }
 
-    def _without_own_document(self, index: int, scores: Vectors) -> Vectors:
-        """Return the scores of an example with its own document last."""
+    def _exclude_own_document(self, index: int, scores: Vectors) -> Vectors:
+        """Return the scores of an example, with -inf for its own document."""
         if not self._own_rows.get(index):
             return scores
         other_scores = scores.copy()

@@ -80,8 +80,8 @@ class RealmRecipe:
 
     # paper: salient spans 38.2, random masks 32.3 (Natural Questions, dev)
     masks: Masks = "salient"
-    # paper: one sum over passages per text; token (code): one per masked wordpiece, and the loss is
-    # divided by the masks of the batch instead of its texts
+    # sequence (paper): one sum over passages per text; token (code): one per masked wordpiece, and
+    # the loss is divided by the number of masks in the batch instead of the number of texts
     marginal: Marginal = "sequence"
     candidates: int = 8  # passages per text, including the null passage; paper: 8
     # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
@@ -295,7 +295,7 @@ class RealmObjective(Objective[RealmTraining]):
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
     tempered = "realm"
-    version = 1  # the model reads passages without titles; `token` divides by masks
+    version = 1  # since then passages are read without titles, and `token` divides by masks
     takes_examples = False
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "

@@ -215,7 +215,7 @@ def compute_log_marginal(log_prior: Tensor, log_p: Tensor, marginal: Marginal) -
     * `sequence`, the paper's: log sum_z p(z|x) prod_j p(y_j|z,x); one passage explains all masks.
     * `token`, the authors' code: sum_j log sum_z p(z|x) p(y_j|z,x); each mask has its own sum.
 
-    With one mask per text both are equal. `compute_nll` averages the first over texts, the second
+    With one mask per text both are equal. `compute_nll` averages `sequence` over texts, and `token`
     over masks.
 
     `log_prior` (b, c) is -inf where there is no candidate. `log_p` (b, c, m) is log p(y_j|z,x), and
@@ -304,7 +304,7 @@ class Realm(nn.Module):
 
         The joint input is `[CLS] x [SEP] z [SEP]`, where z is the passage's text, cut to
         `max_passage_pieces` wordpieces: the body without the title (Guu et al. 2020, section 3.2).
-        The title would also escape `CandidateRetriever`, which searches texts for the masked words.
+        `CandidateRetriever` also searches only the texts for the masked words, not the titles.
         Null passages are a separate batch, because their inputs are a quarter as long.
         """
         passage_pieces = self._passage_pieces(candidates, max_passage_pieces)

@@ -375,8 +375,8 @@ def sidr_loss(
 ) -> tuple[Tensor, Mapping[str, Tensor | float]]:
     """Return the loss over the questions and passages of all processes, and measures.
 
-    Every process computes the loss of the whole batch, because its second direction contrasts the
-    questions of a passage with those of the other processes. `heaviest` is the largest weight of a
+    Every process computes the loss of the whole batch, because the second direction contrasts a
+    passage's questions with the questions of all processes. `heaviest` is the largest weight of a
     passage; the index cuts weights above 255 / scale.
     """
     passages, start = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
