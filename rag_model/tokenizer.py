@@ -234,8 +234,10 @@ _ENCODING_FIELDS = ("ids", "tokens", "type_ids", "special_tokens_mask", "sequenc
 
 
 def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
-    fields = dict(zip(_ENCODING_FIELDS, reply, strict=True))
-    return SimpleNamespace(**{**fields, "offsets": [tuple(offset) for offset in fields["offsets"]]})
+    *values, overflow_count = reply
+    fields = dict(zip(_ENCODING_FIELDS, values, strict=True))
+    fields["offsets"] = [tuple(offset) for offset in fields["offsets"]]
+    return SimpleNamespace(**fields, overflowing=[None] * overflow_count)  # only their number is known
 
 
 def _open_encoder(rules: str) -> Any:
@@ -245,7 +247,10 @@ def _open_encoder(rules: str) -> Any:
         inputs = [text if isinstance(text, str) else tuple(text) for text in value[0]]
         with explain_tokenizer_errors():
             encodings = tokenizer.encode_batch(inputs, add_special_tokens=value[1])
-        return [[getattr(encoding, name) for name in _ENCODING_FIELDS] for encoding in encodings]
+        return [
+            [*(getattr(encoding, name) for name in _ENCODING_FIELDS), len(encoding.overflowing)]
+            for encoding in encodings
+        ]
 
     return encode
 

@@ -127,7 +127,7 @@ WRONG = [
 def test_a_wrong_retriever_is_one_sentence(
     verb: str, expression: str, says: str, library: Path, tiny: Path, rag: Path, questions: Path, bookwheel: Bookwheel
 ) -> None:
-    words = {"search": [ASKED], "evaluate": ["--questions", questions, "-k", 5]}.get(verb, [ASKED, "-k", 5])
+    words = {"search": [ASKED, "-k", 5], "evaluate": ["--questions", questions, "-k", 5]}.get(verb, [ASKED, "-k", 5])
     words += ["--model", rag] if verb == "answer" else []
     ran = bookwheel(verb, *words, "--store", library, "--retriever", expression.replace("{bi}", str(tiny)))
     assert ran.code == (1 if "rerank" in expression else 2), ran.err

@@ -153,6 +153,7 @@ def test_a_pattern_of_its_own_runs_in_a_child_and_gives_the_same(tmp_path: Path,
     for ours, theirs in zip(guarded.encode_batch_fast(texts), plain.encode_batch(texts), strict=True):
         for name in ("ids", "tokens", "type_ids", "special_tokens_mask", "sequence_ids", "offsets"):
             assert getattr(ours, name) == getattr(theirs, name)
+        assert len(ours.overflowing) == len(theirs.overflowing)
     assert guarded.encode("a king").ids == plain.encode("a king").ids
     assert guarded.get_vocab() == plain.get_vocab()
     for copied in (copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):

@@ -17,6 +17,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
+from tests.fixtures.serving import until
 
 SNAPSHOT = "ab" * 32
 
@@ -251,7 +252,8 @@ class StoreContract:
         orphan = store.blobs.put_bytes(b"orphan")
         assert collect_garbage(store, 3600.0)["blobs"].files == 0
         assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).snapshots == (old,)
-        assert collect_garbage(store, 0.0)["blobs"].files == 1
+        # A store whose clock counts whole seconds keeps what was written in the second of the listing.
+        until(lambda: collect_garbage(store, 0.0)["blobs"].files == 1)
         assert not store.blobs.exists(orphan)
         assert store.snapshots.list_ids() == [new]
         assert verify_version(store, new) == []

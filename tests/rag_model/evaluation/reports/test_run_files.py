@@ -98,6 +98,7 @@ def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[ScoredAnswer
     passages = row.pop("passages")
     assert row == {
         "id": "q 1",
+        "problem": None,
         "question": "Where?",
         "answers": ["Paris"],
         "prediction": "paris",

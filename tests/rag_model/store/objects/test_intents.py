@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from rag_model.errors import StoreError
-from rag_model.store import Store
+from rag_model.store import Content, Manifest, Store
 from rag_model.store.objects import intents
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.upkeep.gc import collect_garbage
@@ -169,6 +169,7 @@ def test_a_build_keeps_what_it_may_reuse(store: Store, later: Callable[..., None
         assert collect_garbage(store, 0.0)["blobs"].files == 1
         assert [store.blobs.exists(ref) for ref in (recorded, recent, orphan)] == [True, True, False]
         assert store.memo.find("plan", "k")
+    store.snapshots.publish(Manifest(Content({}, (), {})))  # a store without any root is left alone
     assert collect_garbage(store, 0.0)["blobs"].files == 2
 
 
