@@ -126,8 +126,7 @@ class Registry(Generic[T]):
             plugin: T = entry_point.load()
         except Exception as error:  # importing a package may raise any exception
             raise InputError(
-                f"{self.noun} {entry_point.name!r} ({entry_point.value}) cannot be imported "
-                f"({error}): repair or uninstall its package"
+                f"{self.describe(entry_point.name)} cannot be imported ({error}): repair or uninstall its package"
             ) from error
         if self._base and not self.is_built_in(entry_point.name) and not isinstance(plugin, self._base):
             raise self.wrong_plugin_error(

@@ -11,7 +11,7 @@ import lzma
 import re
 import sys
 import zlib
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Callable, Iterable, Iterator
 from io import RawIOBase
 from itertools import chain
@@ -219,11 +219,14 @@ def read_lines(url: str) -> Iterator[bytes]:
 
 
 def refuse_utf16(head: bytes, source_name: str) -> None:
-    """Check that a text does not begin as UTF-16 does, with or without a byte order mark.
+    """Check that a text begins neither as UTF-16 does nor with the byte order mark of UTF-32.
 
     Raises:
-        InputError: The text is UTF-16; the message starts with `source_name`.
+        InputError: It does; the message starts with `source_name`.
     """
+    # Before UTF-16, whose mark is the beginning of the one of UTF-32.
+    if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
+        raise InputError(f"{source_name} is UTF-32: convert it to UTF-8")
     pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
     zeros = {pairs[0::2].count(0), pairs[1::2].count(0)}
     # In Latin letters and markup, every other byte of UTF-16 is zero.

@@ -69,7 +69,7 @@ class DecodingSettings:
         if self.beams < 1:
             raise UsageError(f"beams is {self.beams}: give at least 1")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {self.max_new_tokens}: give at least 1")
+            raise UsageError(f"max_new_tokens (--max-tokens) is {self.max_new_tokens}: give at least 1")
         if self.mode not in {"thorough", "fast"}:
             raise UsageError(f"there is no decoding mode {self.mode!r}: choose thorough or fast")
         if self.sampling is not None and self.beams > 1:

@@ -187,7 +187,7 @@ def test_a_misspelt_ref_is_not_served_from_what_was_pulled(copy: Path, tmp_path:
         (["--store", "{store}", "--poll", "nan"], 2, "poll_seconds is nan: give a finite number"),
         (["--store", "{store}", "--keep", "0"], 2, "keep is 0"),
         (["--store", "{store}", "--request-seconds", "0"], 2, "request_seconds is 0"),
-        (["--store", "{store}", "--model", "openai:m", "--max-tokens", "0"], 2, "max_new_tokens is 0"),
+        (["--store", "{store}", "--model", "openai:m", "--max-tokens", "0"], 2, "max_new_tokens (--max-tokens) is 0"),
         (["--store", "{store}", "--override-every", "5"], 2, "no model gives any: add --model, or leave it out"),
         (["--store", "{store}", "--model", "openai:m", "--override-every", "-1"], 2, "override_every is -1"),
         (["--store", "{store}", "--tokens", "{nothing}"], 2, "cannot be read"),

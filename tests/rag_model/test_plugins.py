@@ -34,7 +34,9 @@ def test_what_is_built_in_comes_first_and_stays(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("value", ["no_such_module:a", "collections:Absent"])
 def test_what_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     bring(tmp_path, "broken", monkeypatch, f"b = {value}")
-    with pytest.raises(InputError, match=rf"dict 'b' \({value}\) cannot be imported .*: repair or uninstall"):
+    with pytest.raises(
+        InputError, match=rf"dict 'b' \({value} of the package broken 1.0\) cannot be imported .*: repair"
+    ):
         registry().find("b")
 
 

@@ -231,7 +231,10 @@ class Files:
         try:
             fs, root = self._connect(url)
         except (ValueError, ImportError) as unknown:
-            raise StoreError(f"cannot open a store at {url}: {unknown}") from unknown
+            reason = str(unknown).rstrip(".")
+            raise StoreError(
+                f"cannot open a store at {url} ({reason}): give a folder, file:///…, s3://…, gs://… or az://…"
+            ) from unknown
         except OSError as error:
             raise StoreError(_error_message(error, "open", url)) from error
         self._errors: tuple[type[Exception], ...] = (OSError, *getattr(fs, "errors", ()))

@@ -381,7 +381,7 @@ def test_a_mail_without_a_readable_date_is_read(date: str, tmp_path: Path) -> No
     assert len(content_of(plan_of(tmp_path / "a.mbox", tmp_path / "work"))) == 1
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -391,9 +391,9 @@ def test_a_mail_without_a_readable_date_is_read(date: str, tmp_path: Path) -> No
         ("a.xml", XML),
     ],
 )
-def test_utf16_is_named(encoding: str, name: str, text: str, tmp_path: Path) -> None:
+def test_utf16_and_utf32_are_named(encoding: str, name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding=encoding)
-    with pytest.raises(InputError, match=rf"^{name} is UTF-16: convert it to UTF-8"):
+    with pytest.raises(InputError, match=rf"^{name} is {encoding[:6].upper()}: convert it to UTF-8"):
         plan_of(tmp_path / name, tmp_path / "work")
 
 

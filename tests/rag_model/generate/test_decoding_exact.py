@@ -274,7 +274,7 @@ def test_a_broken_generator_is_named(kind: str, how: DecodingSettings) -> None:
     ("wrong", "says"),
     [
         ({"beams": 0}, "beams is 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens .--max-tokens. is 0"),
         ({"mode": "slow"}, "thorough or fast"),
         ({"beams": 2, "sampling": Sampling()}, "set beams to 1"),
     ],

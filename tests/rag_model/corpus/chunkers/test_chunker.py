@@ -252,7 +252,7 @@ def test_a_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pyte
         (
             "absent",
             "tests.fixtures.absent:Overlapping",
-            r"chunker 'absent' \(tests.fixtures.absent:Overlapping\) cannot be imported \(No module named",
+            r"chunker 'absent' \(tests.fixtures.absent:Overlapping.*\) cannot be imported \(No module named",
         ),
         ("lacking", "tests.fixtures.overlapping:Absent", "chunker 'lacking' .* cannot be imported"),
         (
