@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Generic, Self
 
 import apache_beam as beam
@@ -261,9 +262,9 @@ class _PipelineThread:
             if not self.finished.is_set():
                 self._cancel()
         finally:
-            # After a failed local job, Beam's threads end later, each with an exception. So the
-            # hook stays installed; it passes on the exceptions of other threads.
-            if self.failure is None or not is_local(self._options):
+            # After a local job that failed or was interrupted, Beam's threads end later, each with
+            # an exception. So the hook stays installed; it passes on exceptions of other threads.
+            if (self.finished.is_set() and self.failure is None) or not is_local(self._options):
                 threading.excepthook = self._other_hook
                 self._log.stop()
 
@@ -293,8 +294,14 @@ class _PipelineThread:
         if WORKER_DIED in str(hook_args.exc_value):
             self.failure = self.failure or hook_args.exc_value
             self.finished.set()
-        elif not hook_args.exc_type.__module__.startswith(("grpc", "apache_beam")):
-            self._other_hook(hook_args)  # the exception is not Beam's
+        elif not _is_raised_by_beam(hook_args):
+            self._other_hook(hook_args)
+
+
+def _is_raised_by_beam(hook_args: threading.ExceptHookArgs) -> bool:
+    """Return whether a thread's exception is Beam's or gRPC's, or passed through their code."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(hook_args.exc_traceback)]
+    return any(module.startswith(("grpc", "apache_beam")) for module in [hook_args.exc_type.__module__, *modules])
 
 
 def _read_reports(store: Store, run: str, stage: str, expected: int) -> list[Report]:
