@@ -157,7 +157,7 @@ def run(argv: Sequence[str]) -> int:
         with handle_interrupts(), _use_trust_file(common.trust):
             reply = verb(*bound_arguments.args, **bound_arguments.kwargs)
     except CycloptsError as error:
-        return _fail(_describe_usage_error(error), USAGE)
+        return _fail(_describe_usage_error(error, argv), USAGE)
     except BookwheelError as error:
         if common.debug:
             traceback.print_exc()
@@ -171,11 +171,13 @@ def run(argv: Sequence[str]) -> int:
     return _print(reply, common)
 
 
-def _describe_usage_error(error: CycloptsError) -> str:
+def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
     """Return the parser's message; for a missing parameter, one that names the parameter."""
     text = format_error(error)
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return text
+    if any(word in error.argument.names for word in argv):
+        return f"{text} Write a value that begins with `-` as {error.argument.name}=VALUE."
     verb = " ".join(error.command_chain or ())
     parser_sentence = f'Command "{verb}" parameter {error.argument.name} requires an argument.'
     return text.replace(parser_sentence, f"{verb} needs {error.argument.name}: `bookwheel {verb} --help` describes it.")

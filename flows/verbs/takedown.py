@@ -50,6 +50,11 @@ def takedown(
             for version in outcome.unsigned
         ),
         *(f"deleted   evaluation {version[:12]}, whose rows hold passages" for version in outcome.evaluations),
+        *(
+            ["no snapshot holds such a page: check the ids; later builds leave these pages out"]
+            if pages and not outcome.replaced and not outcome.waiting
+            else []
+        ),
         f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
         "`gc --grace 0 --yes` deletes the bytes",
     ]
