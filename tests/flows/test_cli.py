@@ -69,6 +69,11 @@ def test_a_parameter_that_was_left_out_is_named(words: tuple[str, ...], paramete
     )
 
 
+def test_a_value_that_begins_with_a_dash_is_shown_how_to_write(bookwheel: Any) -> None:
+    reply = bookwheel("gc", "--grace", "-1h", "--store", "nowhere")
+    assert (reply.code, reply.err.endswith("Write a value that begins with `-` as --grace=VALUE.\n")) == (2, True)
+
+
 def test_help_and_version(bookwheel: Any) -> None:
     ran = bookwheel("--help")
     assert ran.code == 0

@@ -105,6 +105,11 @@ def test_a_takedown_that_waits_for_a_writer_exits_3(store: Path, bookwheel: Any)
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
 
 
+def test_a_takedown_of_a_page_that_no_snapshot_holds_says_so(store: Path, bookwheel: Any) -> None:
+    ran = bookwheel("takedown", "999999999", "--store", store, "--yes")
+    assert (ran.code, "no snapshot holds such a page: check the ids" in ran.out) == (0, True)
+
+
 def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any, trusted: Path) -> None:
     """And without its pages being named again; where refs are half moved, `tests/rag_model/snapshots` looks."""
     opened = Store.open(str(store))
