@@ -1,8 +1,8 @@
 import csv
 import gzip
 import json
-import tracemalloc
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from rag_model.corpus.plan import compute_source_digest, plan_dump
 from rag_model.corpus.records import ID_HASHES, Article, Passage, Plan, Section, hash_id
 from rag_model.corpus.source import MAX_LINE
 from rag_model.errors import InputError
+from tests.fixtures.counted import measure_peaks
 
 
 def articles(plan: Plan) -> list[Article]:
@@ -134,17 +135,16 @@ def test_more_documents_than_fit_in_memory_are_appended(tmp_path, plan, monkeypa
     assert set(articles(plan(path, part_bytes=1000))) == EXPECTED
 
 
-def test_bucketing_holds_little_in_memory(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(record_format, "MAX_BUFFERED_BYTES", 1 << 20)
-    path = tmp_path / "x.jsonl"
-    with path.open("w") as file:
-        for i in range(20_000):
-            file.write(json.dumps({"id": i, "text": "word " * 200}) + "\n")
-    tracemalloc.start()
-    plan_dump(str(path), workdir=tmp_path, stage=Path.as_uri)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 10 << 20 < path.stat().st_size
+def plan_with_small_buffer(path: Path, workdir: Path) -> None:
+    record_format.MAX_BUFFERED_BYTES = 1 << 20
+    plan_dump(str(path), workdir=workdir, stage=Path.as_uri)
+
+
+def test_bucketing_holds_little_in_memory(tmp_path) -> None:
+    small, large = (write_jsonl(tmp_path / f"{count}.jsonl", [{"id": i, "text": "word " * 200} for i in range(count)])
+                    for count in (10, 20_000))  # fmt: skip
+    _, peak = measure_peaks(*(partial(plan_with_small_buffer, path, tmp_path) for path in (small, large)))
+    assert peak < 10 << 20 < large.stat().st_size
 
 
 def test_sections_and_numbers_as_ids_are_taken(tmp_path, plan) -> None:
@@ -355,18 +355,17 @@ def test_a_limit_beyond_all_numbers_takes_everything(tmp_path, plan) -> None:
     assert len(articles(plan(write_jsonl(tmp_path / "x.jsonl", ROWS), limit=10**30))) == len(ROWS)
 
 
+def read_long_texts(path: Path) -> None:
+    assert sum(len(record[2][0][1]) for record in PARQUET.read_records(str(path))) == 60 * (5 << 20)
+
+
 def test_one_long_text_that_many_rows_name_takes_little_memory(tmp_path: Path) -> None:
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 60, pa.int32()), pa.array(["x" * (5 << 20)]))
     table = pa.table({"id": [str(row) for row in range(60)], "text": text})
     pq.write_table(table, tmp_path / "long.parquet", compression="zstd")
     assert (tmp_path / "long.parquet").stat().st_size < 100_000
-    tracemalloc.start()
-    assert sum(len(record[2][0][1]) for record in PARQUET.read_records(str(tmp_path / "long.parquet"))) == 60 * (
-        5 << 20
-    )
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 3 * MAX_LINE, "the texts of all rows take 300 MB"
+    (peak,) = measure_peaks(partial(read_long_texts, tmp_path / "long.parquet"))
+    assert peak < 3 * MAX_LINE, "the texts of all rows take 300 MB"
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -3,11 +3,11 @@ import gc
 import gzip
 import re
 import shutil
-import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, repeat
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from rag_model.corpus.records import Page, Part, Plan
 from rag_model.corpus.timestamps import parse_seconds
 from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import InputError
+from tests.fixtures.counted import measure_peaks
 
 NOON = parse_seconds("2026-11-01T12:00:00Z")
 STAMP = "<timestamp>2026-11-01T12:00:00Z</timestamp>"
@@ -192,23 +193,21 @@ def endless(opening: bytes, filling: bytes) -> Iterator[bytes]:
         yield filling
 
 
-@pytest.mark.parametrize(
-    ("opening", "says"),
-    [
+def parse_endless(opening: bytes, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        list(parse_pages(endless(opening, b"x" * (1 << 20)), "x.xml"))
+
+
+def test_what_never_ends_is_given_up() -> None:
+    cases = [
         (b"<page><revision><text>", "MiB of text"),
         (b'<page><revision><text a="', "XML tag of more than"),
         (b"<page><!--", "XML tag of more than"),
         (b" " * (1 << 20), "XML tag of more than"),
         (b"<page", "XML tag of more than"),
-    ],
-)
-def test_what_never_ends_is_given_up(opening: bytes, says: str) -> None:
-    tracemalloc.start()
-    with pytest.raises(InputError, match=says):
-        list(parse_pages(endless(opening, b"x" * (1 << 20)), "x.xml"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200 << 20
+    ]
+    peaks = measure_peaks(*(partial(parse_endless, *case) for case in cases))
+    assert max(peaks) < 200 << 20, peaks
 
 
 def test_a_parser_goes_without_waiting_for_the_collector(page_xml) -> None:
@@ -224,18 +223,15 @@ def test_a_parser_goes_without_waiting_for_the_collector(page_xml) -> None:
         gc.enable()
 
 
-def test_memory_does_not_grow_with_the_pages(page_xml) -> None:
-    def peak(count: int) -> int:
-        page: Callable[[int], bytes] = lambda i: page_xml(i, "word " * 2000).encode()  # noqa: E731
-        tracemalloc.start()
-        for _ in parse_pages(map(page, range(1, count)), "x"):
-            pass
-        seen = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return seen
+def parse_same_page(page: bytes, count: int) -> None:
+    for _ in parse_pages(repeat(page, count), "x"):
+        pass
 
-    peak(10)
-    assert peak(2000) < 1.5 * peak(200)
+
+def test_memory_does_not_grow_with_the_pages(page_xml) -> None:
+    page = page_xml(1, "word " * 2000).encode()
+    _, few, many = measure_peaks(*(partial(parse_same_page, page, count) for count in (10, 200, 2000)))
+    assert many < 1.5 * few
 
 
 def read_pages_of(plan: Plan) -> list[Page]:

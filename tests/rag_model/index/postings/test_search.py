@@ -2,9 +2,9 @@
 
 import random
 import struct
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,7 @@ from rag_model.index.postings.file import TermBatch, write_index
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
 from rag_model.training.data.examples import build_passage
+from tests.fixtures.counted import measure_peaks
 from tests.fixtures.words import build_words
 
 WORDS = [f"w{number}" for number in range(400)]
@@ -91,19 +92,26 @@ def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypat
         np.testing.assert_array_equal(skipped[0], every[0])
 
 
-def test_few_held_lists_find_the_same_in_less_memory(index: Bm25Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "SMALL_CACHE_POSTINGS", 3_000)
-    peaks, found = [], []
-    for few in (False, True):
-        opened = Bm25Index(index.file.path, Analyzer(), {})
-        if few:
-            opened.use_small_cache()
-        tracemalloc.start()
-        found.append(opened.search(asked(60), 10))
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    np.testing.assert_array_equal(found[1], found[0])
-    assert peaks[1] < peaks[0] / 2
+@cache
+def open_with_cache(path: Path, few: bool) -> Bm25Index:
+    search.SMALL_CACHE_POSTINGS = 3_000
+    opened = Bm25Index(path, Analyzer(), {})
+    if few:
+        opened.use_small_cache()
+    return opened
+
+
+def search_with_cache(path: Path, few: bool, results: Path) -> None:
+    np.save(results, open_with_cache(path, few).search(asked(60), 10))
+
+
+def test_few_held_lists_find_the_same_in_less_memory(index: Bm25Index, tmp_path: Path) -> None:
+    path, results = index.file.path, [tmp_path / f"{turn}.npy" for turn in range(2)]
+    openings = [partial(open_with_cache, path, few) for few in (False, True)]
+    searches = [partial(search_with_cache, path, few, results[few]) for few in (False, True)]
+    *_, whole, few = measure_peaks(*openings, *searches)
+    np.testing.assert_array_equal(np.load(results[1]), np.load(results[0]))
+    assert few < whole / 2
 
 
 def test_threads_share_what_is_held(index: Bm25Index) -> None:

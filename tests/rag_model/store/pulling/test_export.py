@@ -1,8 +1,8 @@
 """Exports are read back by what others read them with, and lose nothing."""
 
 import json
-import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.export import Layout, export_snapshot
+from tests.fixtures.counted import measure_peaks
 
 NASTY = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
 
@@ -114,21 +115,22 @@ def test_nothing_is_overwritten(snapshot: Snapshot, tmp_path: Path) -> None:
         export_snapshot(snapshot, tmp_path / "new", "beir")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("layout", ["dpr", "jsonl", "datasets"])
-def test_memory_does_not_grow_with_the_corpus(
-    local_store: Store, parts_folder: Path, tmp_path: Path, layout: Layout
-) -> None:
-    passage, vector = (local_store.blobs.put_file(parts_folder / f"part-00000.{kind}") for kind in ("parquet", "npy"))
-    peaks = []
-    for count in (2, 2, 8):  # the first warms up
-        names = [f"p{number}" for number in range(count)]
-        files = {f"passages/{name}.parquet": passage for name in names} | {
-            f"embeddings/{name}.npy": vector for name in names
-        }
-        content = Content({}, tuple(PartEntry(name, 0, 0, 1500) for name in names), files)
-        with Snapshot.from_manifest(local_store, Manifest(content)) as snapshot:
-            tracemalloc.start()
-            export_snapshot(snapshot, tmp_path / f"{len(peaks)}", layout)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-    assert peaks[2] < peaks[1] * 1.5, peaks
+def export_parts(store: Store, parts_folder: Path, count: int, out: Path, layout: Layout) -> None:
+    passage, vector = (store.blobs.put_file(parts_folder / f"part-00000.{kind}") for kind in ("parquet", "npy"))
+    names = [f"p{number}" for number in range(count)]
+    files = {f"passages/{name}.parquet": passage for name in names} | {
+        f"embeddings/{name}.npy": vector for name in names
+    }
+    content = Content({}, tuple(PartEntry(name, 0, 0, 1500) for name in names), files)
+    with Snapshot.from_manifest(store, Manifest(content)) as snapshot:
+        export_snapshot(snapshot, out, layout)
+
+
+def test_memory_does_not_grow_with_the_corpus(local_store: Store, parts_folder: Path, tmp_path: Path) -> None:
+    layouts: tuple[Layout, ...] = ("dpr", "jsonl", "datasets")
+    peaks = measure_peaks(*(
+        partial(export_parts, local_store, parts_folder, count, tmp_path / f"{layout}-{turn}", layout)
+        for layout in layouts for turn, count in enumerate((2, 2, 8))
+    ))  # fmt: skip
+    for first in range(0, len(peaks), 3):  # the first of each layout warms up
+        assert peaks[first + 2] < peaks[first + 1] * 1.5, peaks

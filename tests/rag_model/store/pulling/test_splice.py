@@ -1,7 +1,7 @@
 """A file, put together of an earlier one and the bytes that this one has not."""
 
 import struct
-import tracemalloc
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError
 from rag_model.store.pulling import delta_files
 from rag_model.store.pulling.delta_files import apply_splice, write_splice
+from tests.fixtures.counted import measure_peaks
 
 DATA = np.random.default_rng(1).integers(0, 256, 20_000, np.uint8).tobytes()
 CUTS = st.lists(st.integers(0, len(DATA)), max_size=6)
@@ -50,12 +51,8 @@ def test_a_splice_holds_a_part_of_its_files(tmp_path: Path) -> None:
     earlier = np.random.default_rng(2).integers(0, 256, size, np.uint8).tobytes()
     (tmp_path / "earlier").write_bytes(earlier)
     (tmp_path / "later").write_bytes(earlier[: 5 << 20] + b"new" + earlier[5 << 20 :])
-    tracemalloc.start()
-    try:
-        write_splice(tmp_path / "earlier", tmp_path / "later", tmp_path / "splice")
-        held = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    paths = (tmp_path / "earlier", tmp_path / "later", tmp_path / "splice")
+    (held,) = measure_peaks(partial(write_splice, *paths))
     assert held < 4 * size  # marks of 16 MiB, and a dozen windows: all hashes would be eight times the file
 
 
