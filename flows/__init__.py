@@ -16,7 +16,7 @@ Models and evaluation:
     finetune, training: train a model; its settings and their form.
     rebuild: rebuild the index of a training in a child process.
     compare, evaluate, evaluation_records: measure retrievers and models, and record the results.
-    release, release_evaluation: rebuild, train, evaluate, and move the ref if it is accepted.
+    release: rebuild, train, evaluate, and move the ref if it is accepted.
 
 Shared:
     stage, failure, parameter_checks: the decorators of flows and stages.

@@ -2,7 +2,7 @@
 retriever.
 
 * `hits`, `attribution`: hits, and the credit that must be shown with them
-* `retriever`: the base of all retrievers; `timing` measures them stage by stage
+* `retriever`: the base of all retrievers, and their measurement stage by stage
 * `expression`: parses retriever expressions; `factory` builds and opens their retrievers
 * `context`: the needs of a retriever, and the indexes, vectors and models that it reads
 * `dense`: retrievers of one index

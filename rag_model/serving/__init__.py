@@ -9,5 +9,5 @@
 | `answering` | batches of requests, and the loaded snapshot and model that answer them |
 | `following` | polling of a ref or a folder, trials of new versions, the swap |
 | `monitoring` | Prometheus metrics, and the quality of live answers |
-| `settings`, `runtime`, `memory` | settings, threads and logging, free memory |
+| `settings`, `runtime` | settings, threads and logging |
 """

@@ -24,8 +24,15 @@ from rag_model.evaluation.retrieval.judging import (
     drop_own_document,
 )
 from rag_model.retrieve.models import list_model_files
-from rag_model.retrieve.retriever import Queries, RankedRows, SnapshotRetriever, check_queries
-from rag_model.retrieve.timing import RetrieverStage, StageTimer, label_stages
+from rag_model.retrieve.retriever import (
+    Queries,
+    RankedRows,
+    RetrieverStage,
+    SnapshotRetriever,
+    StageTimer,
+    check_queries,
+    label_stages,
+)
 
 _Key = TypeVar("_Key")
 

@@ -1,6 +1,6 @@
 """Token-vector indexes for late interaction (ColBERT).
 
-* `kind`: the index kind `tokens`
-* `codec`, `build`: encode token vectors, and write the index file
+* `kind`: the index kind `tokens`, and the stages that write its file
+* `codec`: encodes token vectors
 * `search`: the index file, and MaxSim over its passages
 """

@@ -1,17 +1,22 @@
 """The index kind `tokens`: encoded token vectors, ranked by MaxSim: all of them, or candidates of
-other indexes.
+other indexes. Its stages train the codec, encode each part, and concatenate the codes as a stream.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rag_model.errors import UsageError
+from rag_model.arrays import Partition
+from rag_model.corpus.ragged_file import TokenFile, TokenVectors, compute_offsets
+from rag_model.errors import InputError, UsageError
 from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.files.pieces import Opener
+from rag_model.index.files.pieces import Array, Opener, PieceReader, compute_stamp, write_piece
+from rag_model.index.files.tensors import TensorStream, write_tensors
 from rag_model.index.kind import (
     IndexEntry,
     IndexFiles,
@@ -20,7 +25,7 @@ from rag_model.index.kind import (
     TokenQuerySet,
     UnshardedKind,
 )
-from rag_model.index.plan import IndexStats
+from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.quality.fit import SAMPLE_VECTORS
 from rag_model.index.quality.results import (
     PROCESS_BYTES,
@@ -31,10 +36,143 @@ from rag_model.index.quality.results import (
     compute_recall,
 )
 from rag_model.index.recipe import IndexRecipe, check_search_parameters
-from rag_model.index.tokens import build, codec
-from rag_model.index.tokens.build import TokenPlan, TokenRows
-from rag_model.index.tokens.codec import is_token_factory, parse_codec_factory, read_codec
+from rag_model.index.tokens.codec import (
+    Codec,
+    centroid_count,
+    codec_streams,
+    is_token_factory,
+    parse_codec_factory,
+    read_codec,
+    sample_size,
+    train_centroids,
+    write_codec,
+)
 from rag_model.index.tokens.search import TokenIndexFile, maxsim
+
+
+class TokenRows:
+    """The token vectors of all parts; a row is counted through the parts in order."""
+
+    def __init__(self, paths: Sequence[Path], dim: int | None = None) -> None:
+        """Map the files of the parts, in order; `dim` is the dimension that a plan requires.
+
+        Raises:
+            InputError: a file is missing, damaged or has another dimension.
+            UsageError: no file is given.
+        """
+        if not paths:
+            raise UsageError("there are no token vectors to index: give at least one file")
+        self._files = [TokenFile(path) for path in paths]
+        self.dim = self._files[0].dim if dim is None else dim
+        for path, file in zip(paths, self._files, strict=True):
+            if file.dim != self.dim:
+                raise InputError(f"{path} has {file.dim} dimensions, not {self.dim}: encode all parts with one encoder")
+        self._partition = Partition(file.n for file in self._files)
+        self.n = self._partition.n
+        self.lengths = np.concatenate([file.lengths for file in self._files])
+
+    @property
+    def tokens(self) -> int:
+        """The number of token vectors."""
+        return int(self.lengths.sum())
+
+    def blocks(self) -> Iterator[TokenVectors]:
+        """Yield the passages in row order, as float32, in blocks."""
+        for file in self._files:
+            yield from file.iter_batches()
+
+    def take(self, rows: Rows) -> TokenVectors:
+        """Return the passages at ascending global `rows`, float32."""
+        pieces = [self._files[number].take(local) for number, _, local in self._partition.split(rows)]
+        return TokenVectors.concatenate(pieces or [self._files[0].take(np.empty(0, np.int64))])
+
+    def sample(self, tokens: int, seed: int) -> Vectors:
+        """Return the (t, d) float32 vectors of passages that are drawn at random until they have
+        `tokens` tokens.
+        """
+        order = np.random.default_rng(seed).permutation(self.n)
+        passage_count = np.searchsorted(np.cumsum(self.lengths[order]), tokens) + 1
+        vectors: Vectors = self.take(np.sort(order[:passage_count])).vectors
+        return vectors
+
+
+_LENGTHS, _IDS, _CODES = range(3)  # arrays of a piece
+_BLOCK = 1 << 18  # tokens copied at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPlan(IndexPlan):
+    """A recipe resolved for n passages of token vectors."""
+
+    d: int  # components of a vector
+    # Tokens to train with; None: determined by the number of tokens.
+    train_sample: int | None = None
+
+    def entry(self) -> dict[str, Any]:
+        """Return the plan's fields in a manifest, with `d`."""
+        return {**IndexPlan.entry(self), "d": self.d}
+
+
+def train_codec(plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
+    """Train centroids and codes with a sample of the tokens."""
+    token_rows = TokenRows(rows, plan.d)
+    size = plan.train_sample or sample_size(token_rows.tokens)
+    sample = token_rows.sample(size, plan.seed)
+    centroid_vectors = train_centroids(sample, centroid_count(token_rows.tokens, len(sample)), plan.seed)
+    codec = parse_codec_factory(plan.factory, plan.d).train(sample, centroid_vectors)
+    write_codec(codec, out)
+    return {
+        "losses": {"codes": reconstruction_loss(codec, sample)},
+        "tokens": token_rows.tokens,
+        "centroids": len(centroid_vectors),
+    }
+
+
+def reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
+    """Return the mean squared distance of (t, d) unit vectors from their reconstructions."""
+    sampled = vectors[:: max(1, len(vectors) // 8192)]
+    return round(float(np.square(sampled - codec.decode(*codec.encode(sampled))).sum(axis=1).mean()), 6)
+
+
+def encode_part(plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
+    """Write the codes of a part."""
+    codec, part_rows = read_codec(trained), TokenRows([rows], plan.d)
+    blocks = [codec.encode(block.vectors) for block in part_rows.blocks()]
+    no_codes = codec.encode(np.empty((0, plan.d), np.float32))
+    ids, codes = (np.concatenate(arrays) for arrays in zip(no_codes, *blocks, strict=True))
+    write_piece(out, compute_stamp(plan, trained, "tokens", number), [part_rows.lengths, ids, codes])
+    return {"rows": part_rows.n, "tokens": part_rows.tokens}
+
+
+def merge_parts(plan: TokenPlan, trained: Path, scattered: Sequence[Opener], out: Path) -> IndexStats:
+    """Concatenate the codes of all parts into the index file; one block at a time is in memory."""
+    codec = read_codec(trained)
+    with ExitStack() as stack:
+        pieces = [
+            stack.enter_context(
+                PieceReader.open(
+                    piece, compute_stamp(plan, trained, "tokens", number), 3, f"the codes of part {number}"
+                )
+            )
+            for number, piece in enumerate(scattered)
+        ]
+        offsets = compute_offsets(np.concatenate([np.zeros(0, np.int64), *(piece.read(_LENGTHS) for piece in pieces)]))
+        tokens = int(offsets[-1])
+        id_dtype = codec.encode(np.empty((0, plan.d), np.float32))[0].dtype
+        streams = [
+            TensorStream("offsets", offsets.dtype, offsets.shape, [offsets]),
+            TensorStream("ids", id_dtype, (tokens,), _iter_blocks(pieces, _IDS)),
+            TensorStream("codes", np.dtype(np.uint8), (tokens, codec.width), _iter_blocks(pieces, _CODES)),
+        ]
+        write_tensors(out, [*codec_streams(codec), *streams], {"codec": type(codec).__name__, "factory": plan.factory})
+    return {"rows": len(offsets) - 1, "tokens": tokens}
+
+
+def _iter_blocks(pieces: Sequence[PieceReader], array: int) -> Iterator[Array]:
+    for piece in pieces:
+        for first in range(0, piece.count_rows(array), _BLOCK):
+            yield piece.read(array, first, min(first + _BLOCK, piece.count_rows(array)))
+
 
 TOKENS_PER_PASSAGE = 120  # for estimates: of 100 words and the title, without punctuation
 # Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
@@ -57,7 +195,7 @@ class TokenKind(UnshardedKind[TokenPlan]):
     suffix: ClassVar[str] = "safetensors"
     learns: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("faiss-cpu", "numpy")
-    VERSION: ClassVar[int] = build.VERSION
+    VERSION: ClassVar[int] = 2
 
     def takes(self, factory: str) -> bool:
         """Whether a factory string describes a token-vector index."""
@@ -92,11 +230,11 @@ class TokenKind(UnshardedKind[TokenPlan]):
 
     def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids and codes with a sample of the tokens."""
-        return build.train_codec(plan, rows, out)
+        return train_codec(plan, rows, out)
 
     def scatter(self, plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Encode a part."""
-        return build.encode_part(plan, trained, rows, number, out)
+        return encode_part(plan, trained, rows, number, out)
 
     def merge(
         self,
@@ -108,11 +246,11 @@ class TokenKind(UnshardedKind[TokenPlan]):
         out: Path,
     ) -> IndexStats:
         """Concatenate the codes of all parts as a stream."""
-        return build.merge_parts(plan, trained, scattered, out)
+        return merge_parts(plan, trained, scattered, out)
 
     def losses(self, plan: TokenPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
         """Return the mean squared distance of token vectors from their reconstructions."""
-        return {"codes": build.reconstruction_loss(read_codec(trained), vectors)}
+        return {"codes": reconstruction_loss(read_codec(trained), vectors)}
 
     def fit(
         self,
@@ -168,9 +306,9 @@ class TokenKind(UnshardedKind[TokenPlan]):
     def estimate(self, plan: TokenPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate the resources of a build, with 120 tokens per passage."""
         tokens = plan.n * TOKENS_PER_PASSAGE
-        sample = plan.train_sample or codec.sample_size(tokens)
+        sample = plan.train_sample or sample_size(tokens)
         code = bytes_per_token(plan)
-        centroid_bytes = 4 * plan.d * codec.centroid_count(tokens, sample)
+        centroid_bytes = 4 * plan.d * centroid_count(tokens, sample)
         size = tokens * code + 8 * plan.n + centroid_bytes
         part_bytes = min(plan.n, part_rows or _DEFAULT_PART_ROWS) * TOKENS_PER_PASSAGE * code
         stages = {
@@ -184,8 +322,8 @@ class TokenKind(UnshardedKind[TokenPlan]):
     def seconds(self, plan: TokenPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds that a task of a stage takes on one core."""
         tokens = plan.n * TOKENS_PER_PASSAGE
-        sample = plan.train_sample or codec.sample_size(tokens)
-        clusters = codec.centroid_count(tokens, sample)
+        sample = plan.train_sample or sample_size(tokens)
+        clusters = centroid_count(tokens, sample)
         if stage == "train":
             return 1 if inherited else 1 + 2.0 * _KMEANS_ROUNDS * sample * clusters * plan.d / _MULTIPLY_RATE
         if stage == "scatter":
@@ -198,8 +336,8 @@ def bytes_per_token(plan: TokenPlan) -> int:
     residual.
     """
     tokens = plan.n * TOKENS_PER_PASSAGE
-    sample = plan.train_sample or codec.sample_size(tokens)
-    has_wide_ids = codec.centroid_count(tokens, sample) > 1 << 16
+    sample = plan.train_sample or sample_size(tokens)
+    has_wide_ids = centroid_count(tokens, sample) > 1 << 16
     return (4 if has_wide_ids else 2) + parse_codec_factory(plan.factory, plan.d).width(plan.d)
 
 

@@ -4,12 +4,14 @@ A `LoadedSnapshot` is swapped and freed as a whole, so a reply never mixes two s
 its encoder and its model with the previous one if they are the same, as after a monthly rebuild.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from rag_model.errors import RefusedError, StoreError, UsageError
+from rag_model.errors import RefusedError, ResourceError, StoreError, UsageError
+from rag_model.index.byte_sizes import format_bytes
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import (
     SEARCH,
@@ -34,11 +36,69 @@ from rag_model.retrieve.indexes import representation_kind
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.retriever import Queries, SnapshotRetriever
 from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder
-from rag_model.serving.memory import get_free_bytes, page_in
 from rag_model.serving.runtime import count_search_threads
 from rag_model.serving.settings import ServiceSettings
-from rag_model.store.versions.manifest import QUESTION_ENCODER, question_encoder_path
+from rag_model.store.versions.manifest import QUESTION_ENCODER, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
+
+_CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's limits
+_READ_BYTES = 1 << 20
+
+
+def page_in(files: Iterable[Path], mapped_bytes: int = 0) -> None:
+    """Read files that will be memory-mapped into the page cache, in order, as long as they fit.
+
+    Otherwise the first searches would read them from the disk page by page. `mapped_bytes` of free
+    memory are left to files that are mapped already, so that these are not evicted.
+    """
+    remaining_bytes = (get_free_bytes() or 0) - mapped_bytes  # free memory includes the page cache
+    for file in files:
+        remaining_bytes -= file.stat().st_size
+        if remaining_bytes < 0:
+            return
+        with file.open("rb", buffering=0) as index_file:
+            while index_file.read(_READ_BYTES):
+                pass
+
+
+def get_free_bytes() -> int | None:
+    """Return the free memory of the machine or the container, the smaller one; None if unknown."""
+    limits = [size for size in (_get_machine_bytes(), _get_container_bytes()) if size is not None]
+    return min(limits, default=None)
+
+
+def _get_machine_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    return None
+
+
+def _get_container_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):  # memory.max is "max" if there is no limit
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        reclaimable = int((_CGROUP / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
+        return limit - used + reclaimable
+    return None
+
+
+def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSettings) -> None:
+    """Check that indexes fit into free memory, next to the ones in use; mapped indexes always do.
+
+    Raises:
+        ResourceError: They do not fit.
+    """
+    free_bytes = get_free_bytes()
+    if not settings.in_memory or free_bytes is None:
+        return
+    files = [content.files.get(content.index_file(name)) for name in indexes]
+    needed_bytes = sum(file.size for file in files if file is not None)
+    if needed_bytes > free_bytes:
+        raise ResourceError(
+            f"the indexes need {format_bytes(needed_bytes)} of memory next to the ones in use, and "
+            f"{format_bytes(free_bytes)} are free: give the service more, or serve without "
+            "--in-memory"
+        )
+
 
 _WARM_UP_QUERIES = 3  # before the snapshot serves
 _WARM_UP_K = 5

@@ -41,11 +41,11 @@ from rag_model.serving.answering.loaded_snapshot import (
     AvailableRetrievers,
     LoadedSnapshot,
     ServedRef,
+    check_memory,
 )
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.following.trials import try_encoders, try_indexes, try_model
-from rag_model.serving.memory import check_memory
 from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.runtime import SupervisedThread
 from rag_model.serving.settings import ServiceSettings

@@ -7,8 +7,7 @@ import numpy as np
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.retrieve.factory import open_retriever, open_retrievers
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
-from rag_model.retrieve.timing import StageTimer
+from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever, StageTimer
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder
 

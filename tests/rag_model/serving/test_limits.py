@@ -9,8 +9,8 @@ import pytest
 
 from rag_model.errors import ResourceError, UsageError
 from rag_model.secrets import mask_secrets
-from rag_model.serving import memory
-from rag_model.serving.memory import check_memory, get_free_bytes, page_in
+from rag_model.serving.answering import loaded_snapshot
+from rag_model.serving.answering.loaded_snapshot import check_memory, get_free_bytes, page_in
 from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.serving import Library, with_limits
 
@@ -37,7 +37,7 @@ def test_what_does_not_fit_is_refused_unless_it_is_mapped(
     content = shared_library.store.snapshots.get(shared_library.red).content
     loaded = with_limits(in_memory=True)
     check_memory(content, ["hnsw"], loaded)
-    monkeypatch.setattr(memory, "get_free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
+    monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
     with pytest.raises(ResourceError, match="serve without --in-memory"):
         check_memory(content, ["hnsw"], loaded)
     check_memory(content, ["hnsw"], ServiceSettings())
@@ -53,7 +53,7 @@ def test_what_is_mapped_is_read_once_if_it_fits(tmp_path: Path, monkeypatch: pyt
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if cached(first) == 1:
         pytest.skip("the file system of the temporary folder has no disk whose pages the kernel could drop")
-    monkeypatch.setattr(memory, "get_free_bytes", lambda: 3 << 20)
+    monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: 3 << 20)
     page_in([first, second], mapped_bytes=2 << 20)
     assert cached(first) < 1, "it would not fit beside what serves"
     page_in([first, second])
@@ -74,7 +74,7 @@ def cached(path: Path) -> float:
 
 
 def test_a_container_may_use_less_than_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(loaded_snapshot, "_CGROUP", tmp_path)
     machine = get_free_bytes()
     assert machine is not None
     assert machine > 1 << 20

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from rag_model.training.card import Card, write_card
+from rag_model.training.finetuning import Card, write_card
 from rag_model.training.loop.checkpoint import SearchedSnapshot
 from rag_model.training.objectives.objective import get_objective, list_objective_names
 

@@ -7,8 +7,8 @@ import pytest
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index.tokens import codec as centroids
-from rag_model.index.tokens.build import reconstruction_loss
 from rag_model.index.tokens.codec import ResidualBits, ResidualProducts, parse_codec_factory, read_codec, write_codec
+from rag_model.index.tokens.kind import reconstruction_loss
 
 D = 32
 

@@ -12,7 +12,7 @@ from rag_model.index.build import run_stages
 from rag_model.index.files.tensors import Array, TensorStream, read_tensors, write_tensors
 from rag_model.index.kind import IndexFiles, TokenQuerySet, get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.tokens.build import TokenRows
+from rag_model.index.tokens.kind import TokenRows
 from rag_model.index.tokens.search import TokenIndexFile, maxsim
 
 D = 16

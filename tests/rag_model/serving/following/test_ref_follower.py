@@ -200,7 +200,7 @@ def test_a_model_of_another_space_refuses_the_snapshot(library: Library, dest: P
 
 def test_an_edition_that_does_not_fit_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(library.url, dest, with_limits(in_memory=True)) as found:
-        monkeypatch.setattr("rag_model.serving.memory.get_free_bytes", lambda: 100)
+        monkeypatch.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", lambda: 100)
         library.move(library.blue)
         assert "--in-memory" in found.until_refused("of memory")["reason"]
         monkeypatch.undo()
