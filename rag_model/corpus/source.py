@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import fsspec
 from fsspec.core import url_to_fs
 
+from rag_model.corpus import sevenzip
 from rag_model.corpus.records import Compression, Slice
 from rag_model.errors import InputError, UnreachableError, UsageError, format_error
 from rag_model.secrets import refuse_secret
@@ -170,6 +171,7 @@ _PERMANENT_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
 MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
 MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
 _DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
+_7Z_MAGIC = b"7z\xbc\xaf\x27\x1c"
 _UTF16_BYTES = 8  # bytes at the start of a text by which UTF-16 is recognised
 MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
 
@@ -194,6 +196,23 @@ def decode(chunks: Iterable[bytes], codec: Compression, source_name: str) -> Ite
     return _decode_streams(chunks, *_CODECS[codec], source_name)
 
 
+def read_decoded(url: str) -> Iterator[bytes]:
+    """Yield a file, decompressed as its ending says.
+
+    Raises:
+        InputError: The file is unreadable or corrupt, or an archive of several files.
+        MissingExtraError: It is a `.7z` archive, and py7zr is not installed.
+    """
+    if _is_archive(url):
+        return _decode_archive(url)
+    return decode(read_bytes(url), _get_codec(url), basename(url))
+
+
+def is_compressed(url: str) -> bool:
+    """Return whether a file is compressed, by its ending."""
+    return _is_archive(url) or _get_codec(url) != "none"
+
+
 def read_slice(byte_slice: Slice) -> Iterator[bytes]:
     """Yield the decoded bytes of a slice."""
     return decode(
@@ -212,7 +231,7 @@ def read_lines(url: str) -> Iterator[bytes]:
     Raises:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
     """
-    chunks = decode(read_bytes(url), get_codec(url), basename(url))
+    chunks = read_decoded(url)
     head = next(filter(None, chunks), b"")
     refuse_utf16(head, basename(url))
     return split_lines(chain([head], chunks), basename(url))
@@ -251,8 +270,7 @@ def split_lines(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
         yield b"".join(rest)
 
 
-def get_codec(url: str) -> Compression:
-    """Return the compression of a file by its ending."""
+def _get_codec(url: str) -> Compression:
     return _CODEC_BY_ENDING.get(url.rpartition(".")[2].lower(), "none")
 
 
@@ -260,21 +278,65 @@ def _decode_streams(
     chunks: Iterable[bytes],
     new_decoder: Callable[[], _Decoder],
     drain: Callable[[_Decoder, bytes], Iterator[bytes]],
+    magic: bytes,
+    padding: bytes,
     source_name: str,
 ) -> Iterator[bytes]:
     decoder: _Decoder | None = None
+    head = b""  # of the current stream
     for chunk in chunks:
         rest = chunk
-        while rest:
-            decoder = decoder or new_decoder()
+        while rest := rest if decoder else rest.lstrip(padding):
+            if decoder is None:
+                decoder, head = new_decoder(), b""
+            head += rest[: len(magic) - len(head)]
             try:
                 yield from drain(decoder, rest)
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
                 raise InputError(f"{source_name} is corrupt ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
             rest = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
+    if decoder is not None and not magic.startswith(head):
+        raise InputError(f"{source_name} is corrupt (no compressed data): {_DOWNLOAD_ADVICE}")
     if decoder is not None:
-        raise InputError(f"{source_name} is truncated, it ends inside a compressed stream: {_DOWNLOAD_ADVICE}")
+        raise InputError(f"{source_name} is truncated (it ends inside a compressed stream): {_DOWNLOAD_ADVICE}")
+
+
+def _is_archive(url: str) -> bool:
+    return url.lower().endswith(sevenzip.ENDING)
+
+
+def _decode_archive(url: str) -> Iterator[bytes]:
+    name = basename(url)
+    if b"".join(read_bytes(url, 0, len(_7Z_MAGIC))) != _7Z_MAGIC:
+        raise InputError(f"{name} is not a 7z archive: {_DOWNLOAD_ADVICE}")
+    file = sevenzip.find_archived_file(url, name)
+    if (memory := max((one.get("dict_size", 0) for one in file.filters), default=0)) > MAX_XZ_BYTES:
+        raise InputError(
+            f"{name} needs {memory >> 20} MiB to decode, more than {MAX_XZ_BYTES >> 20}: "
+            f"unpack it with `7z x {name}`, and give the extracted file"
+        )
+    size, checksum = 0, 0
+    for decoded in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
+        size, checksum = size + len(decoded), zlib.crc32(decoded, checksum)
+        if size > file.size:
+            break
+        yield decoded
+    if size < file.size:
+        raise InputError(f"{name} is truncated (it ends inside its compressed file): {_DOWNLOAD_ADVICE}")
+    if size > file.size or file.crc32 not in {None, checksum}:
+        raise InputError(f"{name} is corrupt (its checksum is wrong): {_DOWNLOAD_ADVICE}")
+
+
+def _decode_raw_stream(chunks: Iterable[bytes], filters: list[dict[str, int]], name: str) -> Iterator[bytes]:
+    """Yield the decoded bytes of one raw stream, whose end need not be marked."""
+    try:
+        decoder = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters) if filters else bz2.BZ2Decompressor()
+        for chunk in chunks:
+            if not decoder.eof:
+                yield from _drain_bz2(decoder, chunk)
+    except (OSError, lzma.LZMAError) as error:
+        raise InputError(f"{name} is corrupt ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
 
 
 class _ChunkFile(RawIOBase):
@@ -301,7 +363,9 @@ def _decode_zstd(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
             while decoded := stream.read(MAX_DECODED_BYTES):
                 yield decoded
     except OSError as error:
-        raise InputError(f"{source_name} is corrupt or truncated ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
+        problem = str(error).lower()
+        state = "truncated" if "truncated" in problem else "corrupt"
+        raise InputError(f"{source_name} is {state} ({problem}): {_DOWNLOAD_ADVICE}") from error
 
 
 def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, data: bytes) -> Iterator[bytes]:
@@ -320,9 +384,15 @@ def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
 
 
 _CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd"}
-COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst))?$"  # optional ending of file names, as a pattern
-_CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]]]] = {
-    "bz2": (bz2.BZ2Decompressor, _drain_bz2),
-    "xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_BYTES), _drain_bz2),
-    "gzip": (lambda: zlib.decompressobj(wbits=31), _drain_gzip),
+COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # optional ending of file names, as a pattern
+# How to decode a stream, its first bytes, and what may stand between streams.
+_CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]], bytes, bytes]] = {
+    "bz2": (bz2.BZ2Decompressor, _drain_bz2, b"BZh", b""),
+    "xz": (
+        lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_BYTES),
+        _drain_bz2,
+        b"\xfd7zXZ\0",
+        b"\0",
+    ),
+    "gzip": (lambda: zlib.decompressobj(wbits=31), _drain_gzip, b"\x1f\x8b", b""),
 }

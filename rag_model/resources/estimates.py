@@ -46,7 +46,10 @@ _PASSAGES_PER_ARTICLE = 60
 # Source bytes per passage of the default chunker, by file ending. Measured on the demo's dump,
 # which is mostly prose, and on psgs_w100.tsv; a whole Wikipedia has twice as many bytes per
 # passage.
-_BYTES_PER_PASSAGE = {".bz2": 312, ".gz": 320, ".xz": 300, ".zst": 320, ".parquet": 240, ".xml": 1124, ".tsv": 650}
+_BYTES_PER_PASSAGE = {
+    **{".bz2": 312, ".gz": 320, ".xz": 300, ".zst": 320, ".7z": 300},
+    **{".parquet": 240, ".xml": 1124, ".tsv": 650},
+}
 _DEFAULT_BYTES_PER_PASSAGE = 520  # sources with other endings
 
 _BATCH_QUESTIONS = 8  # questions that are decoded at once, as in `Reader`

@@ -115,7 +115,7 @@ FORMATS: Registry[DumpFormat] = Registry(
 # Help of the option --dump. Names no plugins, since looking them up takes time.
 DUMP_HELP = (
     f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}; "
-    "all but Parquet also compressed (.bz2, .gz, .xz, .zst)."
+    "all but Parquet also compressed (.bz2, .gz, .xz, .zst, .7z)."
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG = b"<mediawiki"
@@ -152,10 +152,6 @@ def detect_format(url: str) -> str:
     name = _find_name(url)
     if name is None:
         file_name = url.rpartition("/")[2]
-        if file_name.lower().endswith(".7z"):
-            raise UsageError(
-                f"{file_name} is a 7z archive: unpack it with `7z x {file_name}` and give the extracted file"
-            )
         raise UsageError(f"{file_name} is not a dump of a known format: give {describe_formats()}")
     return name
 
@@ -356,10 +352,10 @@ def _is_companion(file_name: str) -> bool:
 
 
 def _read_head(url: str) -> bytes:
-    from rag_model.corpus.source import decode, get_codec, read_bytes  # noqa: PLC0415 - imports fsspec
+    from rag_model.corpus.source import read_decoded  # noqa: PLC0415 - imports fsspec
 
     head = b""
-    for chunk in decode(read_bytes(url), get_codec(url), url.rpartition("/")[2]):
+    for chunk in read_decoded(url):
         head += chunk
         if len(head) >= HEAD_BYTES:
             break

@@ -33,9 +33,10 @@ from rag_model.corpus.source import (
     decode,
     describe_slice,
     file_exists,
-    get_codec,
     get_size,
+    is_compressed,
     read_bytes,
+    read_decoded,
     read_lines,
     read_slice,
     refuse_utf16,
@@ -289,7 +290,7 @@ def read_siteinfo(url: str) -> Siteinfo:
     """
     where = basename(url)
     parser = PageParser(where)
-    for chunk in decode(read_bytes(url), get_codec(url), where):
+    for chunk in read_decoded(url):
         pages = parser.feed(chunk)
         if parser.siteinfo is not None:
             return parser.siteinfo
@@ -409,13 +410,13 @@ class _XmlRun:
 
 
 def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:
-    """Yield the runs of pages of a plain `.xml`, `.xml.gz` or `.xml.bz2` in their order.
+    """Yield the runs of pages of an `.xml`, plain or compressed, in their order.
 
     Raises:
         InputError: the dump is unreadable, truncated, corrupt, or not MediaWiki's.
     """
     runs = _iter_runs(url)
-    if get_codec(url) == "none":
+    if not is_compressed(url):
         return (run.to_page_run(url, run.data_offset, len(run.data), "none") for run in runs)
     return _stage_runs(runs, workdir, stage)
 
@@ -444,7 +445,7 @@ def _iter_runs(url: str) -> Iterator[_XmlRun]:
     """Split a dump into runs of pages; the last run includes the end of the dump."""
     parser = PageParser(basename(url))
     buffer, buffer_offset, page_ids = bytearray(), 0, list[int]()
-    for chunk in decode(read_bytes(url), get_codec(url), basename(url)):
+    for chunk in read_decoded(url):
         buffer += chunk
         for start, page in parser.feed(chunk):
             if page_ids and start - buffer_offset >= MIN_RUN_BYTES:
@@ -459,8 +460,8 @@ def _iter_runs(url: str) -> Iterator[_XmlRun]:
         yield _XmlRun(buffer_offset, bytes(buffer), page_ids)
 
 
-_ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst)$", re.IGNORECASE)
-_OTHER_ENDING = re.compile(rf"\.(7z|zip|tar|tgz|json|csv|txt|sql){COMPRESSED_ENDING}", re.IGNORECASE)
+_ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst|7z)$", re.IGNORECASE)
+_OTHER_ENDING = re.compile(rf"\.(zip|tar|tgz|json|csv|txt|sql){COMPRESSED_ENDING}", re.IGNORECASE)
 _ROOT_TAG = b"<mediawiki"
 
 

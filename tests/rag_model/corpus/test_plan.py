@@ -154,7 +154,7 @@ def test_the_dumps_of_two_wikis_are_not_mixed(tmp_path, page_xml, export_xml, pl
     ("names", "error", "says"),
     [
         ([], InputError, "names no file"),
-        (["a.7z"], UsageError, "a 7z archive: unpack it"),
+        (["a.zip"], UsageError, "not a dump of a known format"),
         (["a.json"], UsageError, "not a dump of a known format: give documents as JSONL"),
         (["a.xml", "b.jsonl"], UsageError, "several formats"),
         (["a-multistream-index.txt.bz2"], UsageError, "index files only"),

@@ -1,0 +1,120 @@
+"""Find the compressed bytes of the one file in a `.7z` archive, so that they can be decoded as a stream.
+
+The header of an archive may demand gigabytes, so a child process parses it within limits. The file
+itself is decoded by the standard library: LZMA, LZMA2 and bzip2, which `7z` and Wikimedia use.
+"""
+
+import lzma
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import fsspec
+
+from rag_model.errors import InputError
+from rag_model.extras import require
+from rag_model.process import ChildDiedError, run_in_child, serve_call
+
+ENDING = ".7z"
+_SECONDS, _MEMORY = 60.0, 256 << 20  # limits of the child: it reads a header of less than a kilobyte
+_BZIP2 = bytes.fromhex("040202")
+_FILTERS = {  # of the standard library, by the method ids of 7z
+    bytes.fromhex("21"): lzma.FILTER_LZMA2,
+    bytes.fromhex("030101"): lzma.FILTER_LZMA1,
+    bytes.fromhex("03030103"): lzma.FILTER_X86,  # py7zr's own default adds it to LZMA2
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """The place of a file in an archive, and how to decode it."""
+
+    offset: int  # of its compressed bytes
+    length: int
+    size: int  # decoded bytes
+    crc32: int | None
+    filters: list[dict[str, int]]  # of `lzma.LZMADecompressor`; empty for bzip2
+
+
+def find_archived_file(url: str, name: str) -> ArchivedFile:
+    """Return the place of the one file in the archive at `url`; `name` is its name in messages.
+
+    Raises:
+        InputError: It is no archive, is encrypted, holds no file or several, or its compression is
+            not supported.
+        MissingExtraError: py7zr is not installed.
+    """
+    try:
+        return ArchivedFile(**run_in_child(__name__, [url, name], seconds=_SECONDS, memory=_MEMORY))
+    except ChildDiedError as error:
+        raise InputError(f"{name} has a header that {error}: {_unpack_advice(name)}") from error
+
+
+def _find_in_this_child(arguments: list[str]) -> dict[str, Any]:
+    url, name = arguments
+    py7zr = require("py7zr", "sevenzip")
+    with fsspec.open(url, "rb").open() as file:
+        try:
+            with py7zr.SevenZipFile(file) as archive:
+                return asdict(_describe(archive, name))
+        except py7zr.PasswordRequired as error:
+            raise InputError(f"{name} is encrypted: {_unpack_advice(name)}") from error
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:  # of a damaged header, any
+            raise InputError(f"{name} is no readable 7z archive ({error}): download it again") from error
+
+
+def _describe(archive: Any, name: str) -> ArchivedFile:
+    names = [file.filename for file in archive.files if not file.is_directory]
+    if len(names) != 1:
+        raise InputError(f"{name} holds {len(names)} files: unpack it with `7z x {name}`, and give the files")
+    (file,) = (file for file in archive.files if not file.is_directory)
+    streams = archive.header.main_streams
+    if file.emptystream or streams is None:
+        raise InputError(f"{name} holds an empty file: download it again")
+    coders = [(coder["method"], coder["properties"] or b"") for coder in file.folder.coders]
+    return ArchivedFile(
+        archive.afterheader + streams.packinfo.packpos,
+        streams.packinfo.packsizes[0],
+        file.uncompressed,
+        file.crc32,
+        _build_filters(coders, name),
+    )
+
+
+def _build_filters(coders: Iterable[tuple[bytes, bytes]], name: str) -> list[dict[str, int]]:
+    """Return the filters of coders, which 7z lists in the order of decoding, lzma in the other.
+
+    Raises:
+        InputError: The standard library does not decode them exactly.
+    """
+    methods = [method for method, _ in coders]
+    if methods == [_BZIP2]:
+        return []
+    kinds = [_FILTERS.get(method, 0) for method in methods]
+    # liblzma holds back the last bytes of x86 code after LZMA, whose end it does not see.
+    if kinds not in ([lzma.FILTER_LZMA1], [lzma.FILTER_LZMA2], [lzma.FILTER_LZMA2, lzma.FILTER_X86]):
+        raise InputError(
+            f"{name} is compressed by another method than LZMA, LZMA2 and bzip2, or encrypted: {_unpack_advice(name)}"
+        )
+    return [_build_filter(kind, properties) for kind, (_, properties) in zip(kinds, coders, strict=True)][::-1]
+
+
+def _build_filter(kind: int, properties: bytes) -> dict[str, int]:
+    if kind == lzma.FILTER_LZMA2:
+        bits = properties[0]
+        return {"id": kind, "dict_size": (2 | bits & 1) << (bits // 2 + 11)}
+    if kind == lzma.FILTER_LZMA1:
+        rest, lc = divmod(properties[0], 9)
+        pb, lp = divmod(rest, 5)
+        return {"id": kind, "dict_size": int.from_bytes(properties[1:5], "little"), "lc": lc, "lp": lp, "pb": pb}
+    return {"id": kind}
+
+
+def _unpack_advice(name: str) -> str:
+    return f"unpack it with `7z x {name}`, and give the extracted file"
+
+
+if __name__ == "__main__":
+    serve_call(_find_in_this_child)
