@@ -1,6 +1,6 @@
 """Beam jobs over descriptors of parts and shards. Does not import Prefect.
 
-* `chunk`, `embed`, `index`, `gate`, `delta`, `redact`, `score`: one module for each job; `index_tasks` and
+* `chunk`, `embed`, `index`, `gate`, `corpus`, `delta`, `redact`: one module for each job; `index_tasks` and
   `index_work` hold the tasks of the index jobs.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
 * `launch`, `options`, `allowed`, `workers`: the settings of a run, and its workers.

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beam_jobs import score
+from beam_jobs import corpus
 from beam_jobs.launch import Launch
 from flows import artifacts
 from flows.command.console import ProgressReporter, format_seconds
@@ -245,8 +245,10 @@ def prepare_training(
     origins.check_trainable()
     settings = parse_settings(kind, request.tables, request.max_steps, unit_vectors=origins.has_unit_vectors())
     examples = _examples(objective, train, dev, settings.loop)
-    scorer = partial(score.run, launch=Launch.new(store.url, request.beam_options))
-    return Finetuning(objective, Job(store, snapshot, origins, settings, examples, scorer=scorer))
+    launch = Launch.new(store.url, request.beam_options)
+    runner, indexer = partial(corpus.run, launch=launch), partial(corpus.build_index, snapshot=snapshot, launch=launch)
+    job = Job(store, snapshot, origins, settings, examples, runner=runner, indexer=indexer)
+    return Finetuning(objective, job)
 
 
 def _examples(objective: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:

@@ -1,7 +1,7 @@
 """The encoders of a build, which are stored for workers and for readers of the snapshot."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -177,15 +177,26 @@ def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | 
         UsageError: a setting is unknown or does not apply.
     """
     folder, question_folder = _resolve_sparse_pair(store, name, recipe, models)
-    spec, question_spec = read_bag_spec(folder, recipe.spec), read_sparse_spec(question_folder)
-    space = compute_bag_space(folder, spec)
+    bag, question_spec = store_bag_tokenizer(store, folder, recipe), read_sparse_spec(question_folder)
     check_same_space(
-        read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), space
+        read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), bag.space
     )
     with temporary_folder("encoder") as workdir:
+        files = collect_sparse_encoder_files(question_folder, question_spec, bag.space, workdir)
+        return replace(bag, name=name, question=_store_files(store, files))
+
+
+def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | None = None) -> StoredEncoder:
+    """Store the tokenizer in a folder, without an encoder of queries.
+
+    Raises:
+        InputError: a file is missing or corrupt.
+        UsageError: a setting is unknown.
+    """
+    spec = read_bag_spec(folder, recipe.spec if recipe else None)
+    with temporary_folder("encoder") as workdir:
         passage = _store_files(store, collect_bag_files(folder, spec, workdir))
-        question = _store_files(store, collect_sparse_encoder_files(question_folder, question_spec, space, workdir))
-    return StoredEncoder(name, spec, space, passage, question, "sparse", scale=1)
+    return StoredEncoder(str(folder), spec, compute_bag_space(folder, spec), passage, (), "sparse", scale=1)
 
 
 def _resolve_sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> tuple[Path, Path]:

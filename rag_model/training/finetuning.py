@@ -29,12 +29,12 @@ from rag_model.index.byte_sizes import format_bytes
 from rag_model.resources import CORE_FLOPS, WorkEstimate, estimate_weight_bytes
 from rag_model.retrieve.attribution import describe_licence
 from rag_model.store.objects.memo import Memo
+from rag_model.store.recorded_tasks import OnProgress
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import detect_model_parts
 from rag_model.store.versions.models import ModelMetadata, StoredModel, put_model
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.trainings import TRAINING_STAGE
-from rag_model.training.data.blocks import OnProgress
 from rag_model.training.data.examples import digest_examples
 from rag_model.training.loop.checkpoint import SearchedSnapshot
 from rag_model.training.loop.journal import METRICS

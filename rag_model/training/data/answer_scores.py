@@ -25,8 +25,9 @@ from rag_model.generate.rag_folder import SavableGenerator
 from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
+from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import BlockScorer, Files, OnProgress, ScoreBlock, score_blocks
+from rag_model.training.data.blocks import Files, ScoreBlock, score_blocks
 
 BLOCK = 32  # examples a block: with 10 passages each, a minute of a core at 135 million weights
 PLAIN_TEXT_PROMPT = "Background: {title}\n{text}\n\n{question}"
@@ -67,7 +68,7 @@ class AnswerBlock(ScoreBlock):
         inputs = super(AnswerBlock, self).inputs()  # plain `super()` fails in a slotted dataclass
         return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
-    def compute_scores(self, store: Store) -> list[list[Any]]:
+    def compute(self, store: Store) -> list[list[Any]]:
         """Return for each example log p by passage, and the number of tokens.
 
         Raises:
@@ -83,14 +84,14 @@ def score_answers(
     generator: Callable[[], SavableGenerator],
     identity: str,
     examples: Sequence[ScoringExample],
-    scorer: BlockScorer | None = None,
+    runner: TaskRunner | None = None,
     on_progress: OnProgress | None = None,
     dtype: str = "float32",
 ) -> list[AnswerScores]:
     """Score examples after their passages with a generator, in order.
 
     `generator` loads the generator; it is called if a block is not recorded yet. `identity` is the
-    digest of the generator's files. Without a `scorer` this process scores. Scores of different
+    digest of the generator's files. Without a `runner` this process scores. Scores of different
     dtypes are recorded separately.
 
     Raises:
@@ -100,7 +101,7 @@ def score_answers(
     with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
         blocks = list(threads.map(partial(_put_block, store, identity, dtype), groups))
     block_scores = score_blocks(
-        store, blocks, lambda: put_generator(store, generator()), scorer, on_progress or (lambda _, __: None)
+        store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )
     _load_generator.cache_clear()  # this process may have scored a small job itself
     return [AnswerScores(tuple(log_p), tokens) for scores in block_scores for log_p, tokens in scores]

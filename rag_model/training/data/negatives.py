@@ -17,19 +17,17 @@ import numpy as np
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
 from rag_model.evaluation.matching import AnswerMatcher
-from rag_model.index.build import run_stages
-from rag_model.index.kind import IndexFiles, get_kind_for_factory, get_kind_of_entry
+from rag_model.index.kind import get_kind, get_kind_of_entry
+from rag_model.index.plan import IndexPlan
 from rag_model.index.recipe import IndexRecipe
-from rag_model.process import temporary_folder
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.dense import TextRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Retriever
-from rag_model.retrieve.retriever import SnapshotRetriever
-from rag_model.store.versions.manifest import TEXT
+from rag_model.store.recorded_tasks import OnProgress
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.blocks import OnProgress
 from rag_model.training.data.examples import Example
+from rag_model.training.data.temporary_index import Indexer, open_temporary_index
 
 SearchFunction = Callable[
     [Sequence[str], int], list[list[Passage]]
@@ -162,10 +160,12 @@ def add_mined_passages(
     snapshot: Snapshot,
     recipe: NegativesRecipe,
     on_progress: OnProgress = lambda _, __: None,
+    indexer: Indexer | None = None,
 ) -> dict[str, list[Example]]:
     """Return the examples of every set, in order, with missing positives and negatives mined.
 
-    `on_progress` is called with the number of questions searched, and of all questions.
+    `on_progress` is called with the number of questions searched, and of all questions. `indexer`
+    builds the BM25 index that a snapshot lacks; None: this process does.
 
     Raises:
         ResourceError: the snapshot has no BM25 index, and the disk has no space to build one.
@@ -181,7 +181,8 @@ def add_mined_passages(
     if recipe.search == "own" or not incomplete:
         return completed
     incomplete_examples = [completed[name][index] for name, index in incomplete]
-    mined = mine_negatives(incomplete_examples, _open_search(snapshot, recipe), recipe.mining, on_progress)
+    search = _open_search(snapshot, recipe, indexer)
+    mined = mine_negatives(incomplete_examples, search, recipe.mining, on_progress)
     for (name, index), example in zip(incomplete, mined, strict=True):
         completed[name][index] = example
     return completed
@@ -206,38 +207,25 @@ def estimate_mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
     name = _find_bm25_index(snapshot)
     if name is not None:
         return estimate_retriever_bytes(snapshot, name)
-    index_recipe = IndexRecipe("BM25")
-    return (
-        get_kind_for_factory(index_recipe.factory)
-        .estimate(get_kind_for_factory(index_recipe.factory).plan(index_recipe, snapshot.n, 0))
-        .peak_bytes(serving=True)
-    )
+    return get_kind(_BM25).estimate(_plan_bm25(snapshot)).peak_bytes(serving=True)
 
 
-def _open_search(snapshot: Snapshot, recipe: NegativesRecipe) -> SearchFunction:
+def _open_search(snapshot: Snapshot, recipe: NegativesRecipe, indexer: Indexer | None) -> SearchFunction:
     if recipe.search == "snapshot":
         retriever = open_retriever(snapshot, recipe.retriever)
         return build_search(retriever, retriever.most)
     name = _find_bm25_index(snapshot)
-    retriever = _build_bm25(snapshot) if name is None else open_retriever(snapshot, name)
-    return build_search(retriever, snapshot.n)
+    if name is not None:
+        return build_search(open_retriever(snapshot, name), snapshot.n)
+    index = open_temporary_index(snapshot, _plan_bm25(snapshot), indexer=indexer)
+    return build_search(TextRetriever(snapshot, _BM25, index), snapshot.n)
+
+
+def _plan_bm25(snapshot: Snapshot) -> IndexPlan:
+    return get_kind(_BM25).plan(IndexRecipe("BM25"), snapshot.n, 0)
 
 
 def _find_bm25_index(snapshot: Snapshot) -> str | None:
     """Return the name of the snapshot's first BM25 index, or None."""
     entries = snapshot.manifest.content.indexes.items()
     return next((name for name, entry in entries if get_kind_of_entry(entry).name == _BM25), None)
-
-
-def _build_bm25(snapshot: Snapshot) -> SnapshotRetriever:
-    """Build a temporary BM25 index for a snapshot without one; its files are deleted at once."""
-    recipe, rows = IndexRecipe("BM25"), snapshot.row_files(TEXT)
-    kind = get_kind_for_factory(recipe.factory)
-    plan = kind.plan(recipe, snapshot.n, 0)
-    with temporary_folder("words") as workdir:
-        index_path = workdir / f"index.{kind.suffix}"
-        run_stages(plan, rows, index_path, workdir)
-        bm25_index = kind.open(
-            IndexFiles(index_path, lambda: rows, snapshot.n), plan.entry()
-        )  # the mapping outlives the file
-    return TextRetriever(snapshot, _BM25, bm25_index)

@@ -28,13 +28,12 @@ from rag_model.encoders.onnx_cross_encoder import has_onnx_gpu
 from rag_model.errors import InputError
 from rag_model.retrieve.models import PairScorer
 from rag_model.store.objects.cache import build_link_tree
+from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import (
     ONNX_LIBRARIES,
     TORCH_LIBRARIES,
-    BlockScorer,
     Files,
-    OnProgress,
     ScoreBlock,
     score_blocks,
 )
@@ -140,7 +139,7 @@ class PairBlock(ScoreBlock):
         """The libraries that compute the scores."""
         return ONNX_LIBRARIES if self.onnx else TORCH_LIBRARIES
 
-    def compute_scores(self, store: Store) -> list[float]:
+    def compute(self, store: Store) -> list[float]:
         """Return the score of each pair.
 
         Raises:
@@ -161,7 +160,7 @@ class WorkerPairScorer:
     store: Store
     folder: Path  # of the cross-encoder
     identity: str  # digest of the cross-encoder's files
-    scorer: BlockScorer
+    runner: TaskRunner
     on_progress: OnProgress = lambda _, __: None
     cpu: bool = False
     block: int = BLOCK  # pairs a block
@@ -182,7 +181,7 @@ class WorkerPairScorer:
         def report(done: int, _: int) -> None:
             self.on_progress(min(done * self.block, pair_count), pair_count)
 
-        block_scores = score_blocks(self.store, blocks, self._put_files, self.scorer, report)
+        block_scores = score_blocks(self.store, blocks, self._put_files, self.runner, report)
         _load_cross_encoder.cache_clear()  # this process may have scored a small job itself
         return np.array([score for scores in block_scores for score in scores], np.float32)
 

@@ -121,7 +121,7 @@ class CrossEncoderObjective(Objective[CrossEncoderTraining]):
 
     def prepare(self, job: Job[CrossEncoderTraining]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress)
+        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer)
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""

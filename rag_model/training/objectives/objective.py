@@ -20,11 +20,12 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.space import Space, read_declared_space
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.plugins import Registry
+from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.blocks import BlockScorer, OnProgress
 from rag_model.training.data.examples import Example
+from rag_model.training.data.temporary_index import Indexer
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
 from rag_model.training.origins import InitialModels, NamedModels
@@ -74,7 +75,8 @@ class Job(Generic[S]):
     # called with the finished and the total amount
     on_progress: Callable[[int, int], None] = lambda _, __: None
     rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; None: there are none
-    scorer: BlockScorer | None = None  # scores blocks on workers; None: in this process
+    runner: TaskRunner | None = None  # runs tasks on workers; None: in this process
+    indexer: Indexer | None = None  # builds temporary indexes on workers; None: in this process
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ from rag_model.retrieve.models import PairScorer, resolve_generator
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.bag_memory import BagMemory, estimate_proposal_bytes
 from rag_model.training.data.batches import DprBatch, build_dpr_batch
 from rag_model.training.data.examples import Example, index_passages
 from rag_model.training.data.judging import (
@@ -53,6 +52,7 @@ from rag_model.training.data.judging import (
     judge_passages,
 )
 from rag_model.training.data.pair_scores import CachedPairScorer
+from rag_model.training.data.temporary_index import BagMemory, estimate_proposal_bytes
 from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
@@ -413,7 +413,7 @@ class OpenRag(Objective[OpenRagTraining]):
         pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
         build_judge = partial(_build_judge, job, generator, all_examples, is_online=True)
         judge, scorer = build_judge(), None if settings.judge.choices else build_judge(generates_answers=False)
-        memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms)
+        memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms, job.indexer)
         online = OnlineJudging(memory, judge, settings.judge, scorer)
         return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
 
@@ -511,7 +511,7 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
     """Yield each example with the passages that the retriever returns."""
     recipe, pair = job.settings.openrag, _load_pair(job).eval()
     depth = min(recipe.depth, job.snapshot.n)
-    memory = BagMemory(job.snapshot, pair.passage.folder, recipe.asked_terms)
+    memory = BagMemory(job.snapshot, pair.passage.folder, recipe.asked_terms, job.indexer)
     retriever = None if recipe.retriever is None else open_retriever(job.snapshot, recipe.retriever)
     for first in range(0, len(train), _AT_ONCE):
         batch = train[first : first + _AT_ONCE]

@@ -21,10 +21,10 @@ from rag_model.generate.load import load_generator, load_generator_tokenizer
 from rag_model.generate.rag_folder import load_rag
 from rag_model.resources import FLOAT32_BYTES, PROMPT_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.resources.estimates import estimate_retriever_bytes
+from rag_model.store.recorded_tasks import OnProgress
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import score_answers
-from rag_model.training.data.blocks import OnProgress
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.data.passage_lists import PassageList, PassageLister, RetrievalExample
@@ -162,7 +162,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         load_scoring_generator,
         generator_digest,
         lister.to_scoring_examples(all_lists),
-        job.scorer,
+        job.runner,
         on_progress,
         frozen_dtype,
     )

@@ -203,8 +203,8 @@ def load_teacher(job: Job[Any]) -> PairScorer:
     # a wrong teacher fails before any work
     teacher = CrossEncoder.load(folder, device="cpu" if cpu else None)
     onnx = runs_on_onnx(folder)
-    if job.scorer is not None and identity and not (onnx and may_have_external_data(folder)):
-        return WorkerPairScorer(job.store, folder, identity, job.scorer, job.on_progress, cpu, onnx=onnx)
+    if job.runner is not None and identity and not (onnx and may_have_external_data(folder)):
+        return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx)
     return CachedPairScorer(teacher, identity, job.work, job.on_progress) if job.work else teacher
 
 

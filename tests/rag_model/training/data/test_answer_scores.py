@@ -14,6 +14,7 @@ from rag_model.errors import InputError
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate, PaperTemplate
 from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import (
     BLOCK,
@@ -24,7 +25,7 @@ from rag_model.training.data.answer_scores import (
     score_example,
     with_plain_text_prompt,
 )
-from rag_model.training.data.blocks import OnProgress, ScoreBlock, score_block
+from rag_model.training.data.blocks import ScoreBlock
 from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama
 
 PASSAGES = (("York", "the king was born in york."), ("", "who?"), ("Oslo", "the answer is in oslo, " * 9))
@@ -104,7 +105,7 @@ def test_others_may_do_it(store: Store, llama: Path) -> None:
 
     def scorer(tasks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
         asked.extend(tasks)
-        return [score_block(task, store) for task in tasks]
+        return [compute_once(task, store) for task in tasks]
 
     assert score_answers(store, lambda: generator, "a", [READING, PLAIN], scorer) == [
         score_example(generator, one) for one in (READING, PLAIN)

@@ -19,8 +19,9 @@ from rag_model.encoders.cross_encoder import CrossEncoder, runs_on_onnx
 from rag_model.encoders.onnx_cross_encoder import may_have_external_data
 from rag_model.errors import InputError
 from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import OnProgress, ScoreBlock, score_block
+from rag_model.training.data.blocks import ScoreBlock
 from rag_model.training.data.pair_scores import BLOCK, CachedPairScorer, PairBlock, WorkerPairScorer
 from rag_model.training.objectives.margin_mse import MarginMseTraining
 from rag_model.training.objectives.objective import Job
@@ -50,10 +51,10 @@ def version(name):
 importlib.metadata.version = version
 from pathlib import Path
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import score_block
+from rag_model.store.recorded_tasks import compute_once
 from rag_model.training.data.pair_scores import WorkerPairScorer
 store = Store.open(sys.argv[1], create=True)
-workers = lambda blocks, tell: [score_block(block, store) for block in blocks]
+workers = lambda blocks, tell: [compute_once(block, store) for block in blocks]
 pairs = ["who?"], ["york"], ["the king"]
 print(WorkerPairScorer(store, Path(sys.argv[2]), "a", workers, onnx=True).scores(*pairs).tolist()[0])
 """
@@ -90,7 +91,7 @@ class Workers:
         self.blocks += blocks
         for done, _ in enumerate(blocks, start=1):
             tell(done, len(blocks))
-        return [score_block(block, self.store) for block in blocks]
+        return [compute_once(block, self.store) for block in blocks]
 
 
 def test_they_are_those_of_the_cross_encoder(store: Store, teacher: Path) -> None:
@@ -156,7 +157,7 @@ def _job(store: Store, folder: Path, scorer: Workers, work: Path) -> Job[Any]:
     settings = MarginMseTraining()
     settings = replace(settings, loop=replace(settings.loop, cpu=True))
     return Job(
-        store, snapshot, InitialModels({TEACHER: str(folder)}), settings, {}, {TEACHER: "a"}, work, scorer=scorer
+        store, snapshot, InitialModels({TEACHER: str(folder)}), settings, {}, {TEACHER: "a"}, work, runner=scorer
     )
 
 

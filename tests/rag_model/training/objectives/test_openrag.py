@@ -18,10 +18,10 @@ from rag_model.errors import InputError, UsageError
 from rag_model.generate.load import load_generator
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.bag_memory import BagMemory
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example
 from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, judge_passages
+from rag_model.training.data.temporary_index import BagMemory
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train

@@ -17,11 +17,12 @@ from rag_model.evaluation.answers.collapse import CollapsedError, CollapseLimits
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag_folder import load_rag
 from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import AnswerScores
-from rag_model.training.data.blocks import OnProgress, ScoreBlock, score_block
+from rag_model.training.data.blocks import ScoreBlock
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.finetuning import Finetuning, estimate_work
@@ -261,10 +262,10 @@ def test_scores_and_lists_are_computed_once(job_of: Any, reading: Store) -> None
 
     def scorer(tasks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
         done.append(len(tasks))
-        return [score_block(task, reading) for task in tasks]
+        return [compute_once(task, reading) for task in tasks]
 
     def begin(**changed: Any) -> None:
-        job = replace(job_of(**changed), store=reading, scorer=scorer)
+        job = replace(job_of(**changed), store=reading, runner=scorer)
         RA_DIT.stages(Finetuning(RA_DIT, job).prepare())[-1].task(None, lambda _, __: None)
 
     begin(loop=replace(LOOP, learning_rate=1e-5), retriever={"preference": "mean_log_probability"}, temperature=0.5)

@@ -1,6 +1,12 @@
-"""Search the bags of tokens of a snapshot's passages, which stay valid while the encoder trains."""
+"""Search words or bags of tokens for a training, with a temporary index if the snapshot has none.
 
+Both stay valid while the encoder trains. Building an index reads all passages, so workers do that:
+an `Indexer` runs the jobs of a build, and its results are recorded like those of a build.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.ragged_file import SparseWriter
@@ -11,7 +17,8 @@ from rag_model.encoders.space import BAG_POOLING, Space
 from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.index.build import run_stages
-from rag_model.index.kind import IndexFiles
+from rag_model.index.kind import IndexFiles, get_kind
+from rag_model.index.plan import IndexPlan
 from rag_model.index.postings.impact import KIND
 from rag_model.index.postings.search import ImpactIndex
 from rag_model.index.recipe import IndexRecipe
@@ -20,14 +27,23 @@ from rag_model.retrieve.indexes import open_index, representation_kind
 from rag_model.store.versions.manifest import TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
+Indexer = Callable[[IndexPlan, Path | None], Path]
+"""Builds an index over the passages of a training's snapshot on workers, and returns a local path.
+
+The index is over the texts, or, if a folder is given, over their bags by the tokenizer in it.
+"""
+
 
 class BagMemory:
-    """A search over a snapshot's bag index, or over a temporary one that is built here."""
+    """A search over a snapshot's bag index, or over a temporary one."""
 
-    def __init__(self, snapshot: Snapshot, folder: Path, terms: int | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, folder: Path, terms: int | None = None, indexer: Indexer | None = None
+    ) -> None:
         """Open the first bag index of the tokenizer in `folder`, or build one.
 
         `terms` is the number of heaviest query terms that are looked up; None looks up all.
+        `indexer` builds the index; None: this process does.
 
         Raises:
             InputError: a file is damaged.
@@ -35,8 +51,12 @@ class BagMemory:
         """
         self.snapshot, self._parameters = snapshot, {} if terms is None else {"terms": terms}
         name = find_bag_index(snapshot, folder)
-        self.is_temporary = name is None  # whether the index was built here
-        self._index: ImpactIndex = _build_bag_index(snapshot, folder) if name is None else open_index(snapshot, name)
+        self.is_temporary = name is None
+        if name is None:
+            plan = KIND.plan(IndexRecipe("Impact1"), snapshot.n, read_vocabulary_size(folder))
+            self._index: ImpactIndex = open_temporary_index(snapshot, plan, folder, indexer)
+        else:
+            self._index = open_index(snapshot, name)
 
     def propose(self, query_terms: Vectors, k: int) -> list[list[Passage]]:
         """Return the k best passages of each query, best first; fewer if fewer share a term.
@@ -65,27 +85,41 @@ def find_bag_index(snapshot: Snapshot, folder: Path) -> str | None:
     return None
 
 
-def _build_bag_index(snapshot: Snapshot, folder: Path) -> ImpactIndex:
-    spec = read_bag_spec(folder)
-    tokenizer, size = load_tokenizer(folder, spec.max_length), read_vocabulary_size(folder)
+def open_temporary_index(
+    snapshot: Snapshot, plan: IndexPlan, bags: Path | None = None, indexer: Indexer | None = None
+) -> Any:
+    """Build an index over a snapshot's passages, and open it.
+
+    Args:
+        snapshot: the passages.
+        plan: of an index over texts, or over bags.
+        bags: a folder with the tokenizer of the bags; None: the index is over texts.
+        indexer: builds the index; None: this process does, and the index is deleted when it ends.
+
+    Raises:
+        ResourceError: there is no space for the index.
+    """
+    kind = get_kind(plan.kind)
+    if indexer is not None:
+        return kind.open(IndexFiles(indexer(plan, bags), list, snapshot.n), plan.entry())
+    with temporary_folder("index") as workdir:
+        index_path, texts = workdir / f"index.{kind.suffix}", snapshot.row_files(TEXT)
+        run_stages(plan, texts if bags is None else _encode_bags(bags, texts, workdir), index_path, workdir)
+        # the mapping outlives the file
+        return kind.open(IndexFiles(index_path, list, snapshot.n), plan.entry())
+
+
+def _encode_bags(folder: Path, texts: list[Path], workdir: Path) -> list[Path]:
+    """Write the bags of each part's passages; return the paths of the files."""
+    spec, size, row_paths = read_bag_spec(folder), read_vocabulary_size(folder), list[Path]()
+    tokenizer = load_tokenizer(folder, spec.max_length)
     encoder = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size))
-    plan = KIND.plan(IndexRecipe("Impact1"), snapshot.n, size)
-    with temporary_folder("bags") as workdir:
-        index_path, row_paths = workdir / f"index.{KIND.suffix}", list[Path]()
-        for number, text in enumerate(snapshot.row_files(TEXT)):
-            row_paths.append(workdir / f"{number}.sparse")
-            with SparseWriter(row_paths[-1], size, 1) as writer:
-                _encode_part(writer, encoder, text)
-        run_stages(plan, row_paths, index_path, workdir)
-        return KIND.open(
-            IndexFiles(index_path, lambda: row_paths, snapshot.n), plan.entry()
-        )  # the mapping outlives the file
-
-
-def _encode_part(writer: SparseWriter, encoder: BagEncoder, text: Path) -> None:
-    for batch in PassageFile(text).iter_batches(["title", "text"]):
-        titles, texts = (batch.column(name).to_pylist() for name in ("title", "text"))
-        writer.write(encoder.encode_passages(titles, texts))
+    for number, text in enumerate(texts):
+        row_paths.append(workdir / f"{number}.sparse")
+        with SparseWriter(row_paths[-1], size, 1) as writer:
+            for batch in PassageFile(text).iter_batches(["title", "text"]):
+                writer.write(encoder.encode_passages(*(column.to_pylist() for column in batch.columns)))
+    return row_paths
 
 
 def estimate_proposal_bytes(snapshot: Snapshot, folder: Path) -> int:

@@ -1,0 +1,100 @@
+"""Jobs of commands that read the passages of a snapshot without building one.
+
+`run` maps the tasks of `rag_model.store.recorded_tasks` over workers: each reads one part of the
+corpus, or scores one block of texts with a model. `build_index` builds an index that a training
+searches and no snapshot has.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from beam_jobs import embed, index
+from beam_jobs.embed import EmbedTask
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.workers import count_gpus
+from rag_model.index.plan import IndexPlan
+from rag_model.snapshots.encoding import store_bag_tokenizer
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.recorded_tasks import RecordedTask, compute_once
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import passages_path
+from rag_model.store.versions.snapshot import Snapshot
+
+
+def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:
+    """Run all tasks of one stage; return their reports, in order.
+
+    Raises:
+        BookwheelError: as for `run_job`.
+    """
+    if not tasks:
+        return []
+    sized_launch = size_launch(tasks, launch, count_gpus())
+    return run_job(
+        tasks[0].stage,
+        compute_once,
+        tasks,
+        sized_launch,
+        on_progress,
+        lambda task: task.estimate_seconds(),
+        memoised=True,
+    )
+
+
+def size_launch(tasks: Sequence[RecordedTask], launch: Launch, gpu_count: int) -> Launch:
+    """Return a launch with as many local workers as fit in memory, and one for each GPU that may be
+    used.
+    """
+    sized_launch = launch.for_tasks(max(task.memory_bytes for task in tasks))
+    return sized_launch.for_gpus(gpu_count) if any(task.uses_gpu for task in tasks) else sized_launch
+
+
+def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launch: Launch) -> Path:
+    """Build an index over the passages of a snapshot, and return a local path of it.
+
+    It is recorded like an index of a build, so a second training, or a build that adds the same
+    index, finds it.
+
+    Args:
+        plan: of the index.
+        bags: a folder with the tokenizer of the bags that the index is over; None: it is over the
+            texts.
+        snapshot: the passages.
+        launch: the settings of the run.
+
+    Raises:
+        BookwheelError: as for `run_job`.
+    """
+    store = Store.open(launch.store_url)
+    files, parts = snapshot.manifest.content.files, [part for part in snapshot.parts if part.rows]
+    rows = [files[passages_path(part.name)] for part in parts]
+    if bags is not None:
+        rows = _encode_bags(store, bags, rows, [part.rows for part in parts], launch)
+    builds = [index.start_index(store, plan.kind, plan, rows)]
+    for job in (index.train, index.scatter, index.build_shards):
+        builds = job(builds, launch)
+    return store.blobs.get_local_path(index.merge(builds, launch)[0].blob)
+
+
+def _encode_bags(
+    store: Store, folder: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], launch: Launch
+) -> list[BlobRef]:
+    """Turn the passages of each part into bags."""
+    encoder = store_bag_tokenizer(store, folder)
+    tasks = [
+        EmbedTask(
+            blob,
+            blob.id,
+            encoder.passage,
+            encoder.space.digest,
+            encoder.space.dim,
+            "float16",
+            encoder.kind,
+            encoder.scale,
+            new_passages=rows,
+            is_static=True,
+        )
+        for blob, rows in zip(passages, row_counts, strict=True)
+    ]
+    return [result.vectors for result in embed.run(tasks, launch)]

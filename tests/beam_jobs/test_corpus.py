@@ -1,0 +1,166 @@
+"""Jobs over a corpus and over blocks of texts: the same results as in one process, and recorded."""
+
+import bz2
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beam_jobs import corpus
+from beam_jobs.launch import Launch
+from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.encoders.cross_encoder import CrossEncoder
+from rag_model.encoders.sparse_spec import read_vocabulary_size
+from rag_model.errors import InputError
+from rag_model.generate.load import load_generator
+from rag_model.index.kind import IndexFiles, get_kind
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.recipe import Recipe
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.files import Files
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.answer_scores import BLOCK, ScoringExample, score_answers, score_example
+from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
+from rag_model.training.data.temporary_index import open_temporary_index
+from tests.fixtures.months import build
+from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
+from tests.fixtures.tiny_generators import save_llama
+from tests.fixtures.tiny_sidr import save_sidr
+
+READINGS = [
+    ScoringExample(str(n), f"who was king {n}?", f"king {n}", (("a", "the king"), ("b", f"{n}")))
+    for n in range(BLOCK + 1)
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Any:
+    return load_generator(save_llama(tmp_path / "llama"), device="cpu")
+
+
+def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None:
+    told = list[tuple[int, int]]()
+    by_workers = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    found = score_answers(store, lambda: generator, "a", READINGS, by_workers, lambda *both: told.append(both))
+    assert found == [score_example(generator, one) for one in READINGS]
+    assert told[-1] == (2, 2)
+    store.memo = replace(store.memo, can_produce=False)
+    assert score_answers(store, lambda: generator, "a", READINGS) == found
+    again = partial(corpus.run, launch=Launch.new(store.url))
+    assert score_answers(store, lambda: generator, "a", READINGS, again) == found
+
+
+def test_a_worker_says_what_is_wrong(store: Store, generator: Any) -> None:
+    generator.module.lm_head.weight.data[3] = float("nan")
+    by_workers = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    with pytest.raises(InputError, match="the answer of example 0 is not finite"):
+        score_answers(store, lambda: generator, "a", READINGS[:1], by_workers)
+
+
+def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
+    """A generator of 135 million weights takes a minute or so of a core for a block."""
+    seen = list[Any]()
+
+    def scorer(tasks: Any, _: Any) -> list[Any]:
+        seen.extend(tasks)
+        return []
+
+    score_answers(store, lambda: generator, "a", READINGS, scorer)
+    (block, rest) = seen
+    assert (block.contexts, rest.contexts) == (2 * BLOCK, 2)
+    weights = BlobRef(block.content.id, 540_000_000)
+    large = replace(block, contexts=10 * BLOCK, model=(("model.safetensors", weights),))
+    assert 30 < large.estimate_seconds() < 300
+    assert rest.estimate_seconds() < 0.1
+
+
+@pytest.mark.parametrize("onnx", [False, True])
+def test_workers_teach_as_one_process_does(onnx: bool, store: Store, tmp_path: Path) -> None:
+    teacher = save_cross_encoder(tmp_path / "teacher")
+    teacher = save_onnx(teacher, tmp_path / "graph") if onnx else teacher
+    pairs = [f"who was king {n}?" for n in range(6)], ["york"] * 6, ["the king " * n for n in range(6)]
+    by_workers = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    found = WorkerPairScorer(store, teacher, "a", by_workers, cpu=True, block=4, onnx=onnx).scores(*pairs)
+    np.testing.assert_allclose(found, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
+    assert len([*store.files.list_names("memo/teach")]) == 2
+
+
+@pytest.mark.parametrize(("cpu", "workers"), [(False, ("--direct_num_workers=1",)), (True, ())])
+def test_a_gpu_has_one_worker_that_scores(cpu: bool, workers: tuple[str, ...], store: Store) -> None:
+    block = PairBlock(store.blobs.put_bytes(b"[[],[],[]]"), "a", 0, cpu=cpu)
+    assert corpus.size_launch([block], Launch(store.url, "run"), 1).flags == workers
+
+
+def test_nothing_is_no_job(store: Store) -> None:
+    assert corpus.run([], launch=Launch.new(store.url)) == []
+
+
+@pytest.fixture(scope="module")
+def library(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """A snapshot of the first pages of the demo's library, in several parts, without an index."""
+    folder, pages = tmp_path_factory.mktemp("library"), bz2.decompress(demo_dump.read_bytes()).split(b"</page>\n")[:110]
+    (dump := folder / "dump.xml.bz2").write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))
+    recipe = Recipe(chunk=ChunkRecipe(spans=True), part_bytes=30_000)
+    built = build(Store.open(str(folder / "store"), create=True), str(dump), save_bert(folder / "bert"), recipe)
+    return Snapshot.from_store(built.store)
+
+
+@pytest.fixture
+def snapshot(library: Snapshot, tmp_path: Path) -> Snapshot:
+    """A copy of the library, to whose store jobs write."""
+    store = Store.open(str(shutil.copytree(str(library.location).removeprefix("file://"), tmp_path / "copy")))
+    assert len([part for part in library.parts if part.rows]) > 2
+    return Snapshot.from_store(store)
+
+
+@contextmanager
+def record_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Yield the paths in the store that this process reads, or asks for the local path of."""
+    paths = set[str]()
+    with monkeypatch.context() as patched:
+        for name in ("local_path", "open", "read", "read_range", "iter_chunks"):
+            method: Callable[..., Any] = getattr(Files, name)
+
+            def record(files: Files, path: str, *more: Any, method: Callable[..., Any] = method) -> Any:
+                paths.add(path)
+                return method(files, path, *more)
+
+            patched.setattr(Files, name, record)
+        yield paths
+
+
+def list_part_files(snapshot: Snapshot) -> set[str]:
+    """Return the paths of all files of parts."""
+    files = snapshot.manifest.content.files
+    return {blob.path for path, blob in files.items() if path.startswith(("passages/", "embeddings/", "spans/"))}
+
+
+@pytest.mark.parametrize("bags", [False, True])
+def test_workers_build_the_index_that_one_process_builds(
+    snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bags: bool
+) -> None:
+    folder = save_sidr(tmp_path / "sidr") if bags else None
+    kind, size = (get_kind("impact"), read_vocabulary_size(folder)) if folder else (get_kind("bm25"), 0)
+    plan = kind.plan(IndexRecipe("Impact1" if bags else "BM25"), snapshot.n, size)
+    launch = Launch.new(str(snapshot.location), ["--direct_num_workers=2" if bags else "--runner=FnApiRunner"])
+    expected = open_temporary_index(snapshot, plan, folder)
+    with record_reads(monkeypatch) as paths:
+        path = corpus.build_index(plan, folder, snapshot=snapshot, launch=launch)
+    found = kind.open(IndexFiles(path, list, snapshot.n), plan.entry())
+    for name in ("lengths", "lists", "dictionary", "groups"):
+        np.testing.assert_array_equal(getattr(found.file, name), getattr(expected.file, name))
+    assert paths
+    if bags:  # the other workers are threads of this process
+        assert not paths & list_part_files(snapshot)
