@@ -164,7 +164,7 @@ def _escape_cell(text: str) -> str:
 
 
 STAGE, CURVES_PAGE = TRAINING_STAGE, "training.html"
-VERSION = 2  # increase it when the same inputs would give a different model
+VERSION = 3  # increase it when the same inputs would give a different model
 _RECORDED_PACKAGES = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 
 
@@ -207,7 +207,7 @@ class Finetuning:
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """All inputs that determine the model, as JSON values; reads the models' files once."""
-        settings = self.job.settings
+        settings, processes = self.job.settings, find_processes().count
         return {
             "kind": self.objective.name,
             "snapshot": self.snapshot.id,
@@ -221,6 +221,8 @@ class Finetuning:
             "examples": {name: digest_examples(examples) for name, examples in self.job.examples.items()},
             **self.objective.inputs(self.job),
             "version": VERSION,
+            # `batch_size` is that of a process
+            **({"processes": processes} if processes > 1 else {}),
             **({"code": self.objective.version} if self.objective.version else {}),
         }
 

@@ -589,6 +589,8 @@ def test_two_processes_of_a_launcher_train_one_model(
     assert opened.models.resolve("dpr") == outcome["model"]
     record = json.loads((tmp_path / "work" / "training.json").read_text())
     assert '"processes": 2' in json.dumps(record), "their gradients are averaged"
+    lineage = opened.models.get(outcome["model"]).content.lineage
+    assert lineage["processes"] == 2, "one process would train another model"
     assert [row["step"] for row in read_metrics(tmp_path / "work") if row["kind"] == "train"] == [1, 2]
     again = launch()
     assert (again["model"], again["trained"], again["number"]) == (outcome["model"], False, 1)

@@ -33,8 +33,6 @@ from rag_model.training.data.batches import (
     add_teacher_scores,
     build_list_batch,
     keep_complete_examples,
-    mask_other_positives,
-    passage_keys,
 )
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import (
@@ -45,7 +43,14 @@ from rag_model.training.data.negatives import (
 )
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
-from rag_model.training.objectives.losses import compute_maxsim, distillation_loss, in_batch_cross_entropy, pad_lists
+from rag_model.training.objectives.losses import (
+    compute_maxsim,
+    distillation_loss,
+    gather_all_processes,
+    in_batch_cross_entropy,
+    locate_positives,
+    pad_lists,
+)
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -170,20 +175,31 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
         return build_list_batch(examples, self._recipe.count_negatives(has_teacher=self._has_teacher), rng)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the sum of both losses; measures are both losses and the in-batch `accuracy`."""
+        """Return the sum of both losses; measures are both losses and the in-batch `accuracy`.
+
+        The in-batch loss is over the questions and passages of all processes. Each process scores
+        all questions with its own passages, so that only vectors of questions and scores are
+        gathered, and the vectors of passages can be computed in parts.
+        """
         passages = batch.pairs()[1]
-        # (b, l, d), (m, t, d), (m, t) -> (b, m)
-        scores = self._score_passages(self._embed_questions(batch), passages)
+        questions, start = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
+        own_scores = self._score_passages(questions, passages)  # (b of all, m)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)
-        gold = offsets[:-1].to(scores.device)  # (b,): a list starts with its positive
-        ignored = mask_other_positives(batch.examples, passage_keys(passages).to(scores.device), gold)
-        in_batch_loss, accuracy = in_batch_cross_entropy(scores, gold, ignored)
+        # a list starts with its positive
+        positives = locate_positives(
+            batch.examples, passages, offsets[:-1].tolist(), own_scores.device, counts_once=False
+        )
+        gold, ignored = (gather_all_processes(rows)[0] for rows in positives)
+        # (m, b of all) -> (m of all, b of all)
+        all_scores, _ = gather_all_processes(own_scores.T)
+        in_batch_loss, accuracy = in_batch_cross_entropy(all_scores.T, gold, ignored)
         measures: dict[str, Tensor | float] = {"accuracy": accuracy, "in_batch": in_batch_loss.detach()}
-        total_loss = in_batch_loss if self._recipe.in_batch else scores.new_zeros(())
+        total_loss = in_batch_loss if self._recipe.in_batch else own_scores.new_zeros(())
         if self._has_teacher:
-            list_scores = [scores[row, offsets[row] : offsets[row + 1]] for row in range(len(scores))]  # b times (w,)
+            # b times (w,)
+            list_scores = [own_scores[start + row, offsets[row] : offsets[row + 1]] for row in range(len(batch.lists))]
             distillation = distillation_loss(
-                pad_lists(torch.cat(list_scores), batch.lengths), batch.teacher_scores(scores.device)
+                pad_lists(torch.cat(list_scores), batch.lengths), batch.teacher_scores(own_scores.device)
             )
             total_loss, measures["distillation"] = total_loss + distillation, distillation.detach()
         return total_loss, measures

@@ -28,7 +28,7 @@ from rag_model.training.data.negatives import NegativesRecipe, add_mined_passage
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss
+from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, locate_positives
 from rag_model.training.objectives.objective import (
     Examples,
     Job,
@@ -129,12 +129,10 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the passages of all processes, and the in-batch `accuracy`."""
         # (m, d) -> (m of all, d)
-        passages, start = gather_all_processes(self.module.embed_passages(batch.passages))
-        keys, _ = gather_all_processes(passage_keys(batch.passages).to(passages.device))
-        gold = torch.tensor(batch.gold, device=passages.device) + start  # (b,) rows of all passages
+        passages, _ = gather_all_processes(self.module.embed_passages(batch.passages))
+        positives = locate_positives(batch.examples, batch.passages, batch.gold, passages.device)
         questions = self.module.embed_questions([example.question for example in batch.examples])
-        ignored = mask_other_positives(batch.examples, keys, gold)
-        loss, accuracy = in_batch_loss(questions, passages, gold, ignored, self._recipe.temperature)
+        loss, accuracy = in_batch_loss(questions, passages, *positives, self._recipe.temperature)
         return loss, {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:

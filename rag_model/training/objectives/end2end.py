@@ -31,6 +31,7 @@ from rag_model.training.data.statements import Statement, digest_statements, rea
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
+from rag_model.training.objectives.losses import mean_over_processes
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -251,13 +252,14 @@ class End2EndTask(RagTask):
         )
         remaining, retrieved = drop_source_passages(candidates, texts)
         if not remaining:
-            return question_vectors.sum() * 0
+            return mean_over_processes(question_vectors.sum() * 0, 0)
         question_vectors = question_vectors[remaining]
         retrieved = rerank(retrieved, to_numpy(question_vectors), self._encode, self._recipe.k)
         marked_pairs = [QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in remaining]
-        return self.module.loss(
+        losses = self.module.loss(
             self._compute_logits(question_vectors, retrieved), *self._reader_inputs(marked_pairs, retrieved)
-        ).mean()
+        )
+        return mean_over_processes(losses.sum(), len(remaining))
 
     def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
         candidates = self._memory.retrieve(

@@ -10,6 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from rag_model.corpus.records import Passage
+from rag_model.training.data.batches import mask_other_positives, passage_keys
+from rag_model.training.data.examples import Example
+
 
 def in_batch_loss(
     questions: Tensor, passages: Tensor, gold: Tensor, ignored: Tensor | None = None, temperature: float = 1.0
@@ -41,6 +45,9 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return rows, 0
+    if rows.dtype is torch.bool:  # gloo does not gather it
+        gathered_bytes, start = gather_all_processes(rows.byte())
+        return gathered_bytes.bool(), start
     local_count = torch.tensor([len(rows)], device=rows.device)
     counts = [torch.empty_like(local_count) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, local_count)
@@ -53,18 +60,45 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     return gathered_rows, sum(sizes[: dist.get_rank()])
 
 
+def locate_positives(
+    examples: Sequence[Example],
+    passages: Sequence[Passage],
+    gold: Sequence[int],
+    device: torch.device,
+    *,
+    counts_once: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the (b,) rows of the positives among the m passages of all processes, and a mask.
+
+    The (b, m) bool mask has the passages that are no negatives of a question, as in
+    `mask_other_positives`. With `counts_once` it also has all but the first of equal passages, as
+    in a `DprBatch`, which holds each passage once. `passages` and `gold`, the rows of the
+    positives, are this process's.
+    """
+    keys, start = gather_all_processes(passage_keys(passages).to(device))
+    rows = torch.tensor(gold, device=device) + start
+    if not counts_once:
+        return rows, mask_other_positives(examples, keys, rows)
+    positions = torch.arange(len(keys), device=device)
+    distinct, groups = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    # (distinct,) -> (m,): position of the first equal passage
+    firsts = torch.full_like(distinct, len(keys)).scatter_reduce(0, groups, positions, "amin")[groups]
+    rows = firsts[rows]
+    return rows, mask_other_positives(examples, keys, rows) | (firsts != positions)
+
+
 def mean_over_processes(total: Tensor, count: int) -> Tensor:
     """Return a loss whose mean over the processes is the mean over the elements of all processes.
 
     `total` is the sum over the `count` elements of this process. The gradient is also that of the
-    mean over the elements of all processes.
+    mean over the elements of all processes. It is 0 if no process has an element.
     """
     counts = torch.tensor(float(count), device=total.device)
     processes = 1
     if dist.is_available() and dist.is_initialized():
         processes = dist.get_world_size()
         dist.all_reduce(counts)
-    return total * processes / counts
+    return total * processes / counts.clamp(min=1)
 
 
 class _AllGather(Function):

@@ -44,6 +44,7 @@ from rag_model.training.data.memory import PassageMemory, RetrievedBatch
 from rag_model.training.data.passage_lists import PassageList
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.losses import mean_over_processes
 
 Preference = Literal["probability", "mean_log_probability"]
 Stages = Literal["both", "lm", "retriever"]
@@ -288,7 +289,7 @@ class LmTask:
         # (b, k, 1) and (b, 1, t) -> (b, k, t)
         token_mask = has_passage[:, :, None] & targets.mask[:, None]
         losses = -log_p.masked_fill(~token_mask, 0).sum((1, 2))  # (b, k, t) -> (b,)
-        return losses.mean(), {"token_nll": losses.detach().sum() / token_mask.sum()}
+        return mean_over_processes(losses.sum(), len(batch)), {"token_nll": losses.detach().sum() / token_mask.sum()}
 
     def evaluate(self) -> Measures:
         """Return the measures of `DevSet`."""
@@ -427,7 +428,10 @@ class RetrieverTask:
         """Return the mean of KL(p_R ‖ p_LSR), and the mean entropies of p_LSR and p_R in nats."""
         question_vectors = self._question([scored_list.passage_list.example.text for scored_list in batch])  # (b, d)
         losses, target_entropy, retriever_entropy = self._losses(question_vectors, batch)
-        return losses.mean(), {"target_entropy": target_entropy.mean(), "prior_entropy": retriever_entropy.mean()}
+        return mean_over_processes(losses.sum(), len(batch)), {
+            "target_entropy": target_entropy.mean(),
+            "prior_entropy": retriever_entropy.mean(),
+        }
 
     def evaluate(self) -> Measures:
         """Return the measures of `DevSet`, and `kl` and `target_entropy` of the dev lists."""

@@ -52,6 +52,7 @@ from rag_model.training.data.examples import Example, digest_examples, index_pas
 from rag_model.training.data.memory import PassageMemory, RankedRow, RetrievedBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.losses import mean_over_processes
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -278,7 +279,7 @@ class RagTask:
         losses = self.module.loss(logits, *self._reader_inputs(batch, retrieved))  # (b,)
         prior = self.module.prior(logits.detach())
         # (b, k) -> (b,) -> scalar
-        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
+        return mean_over_processes(losses.sum(), len(batch)), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
 
     def evaluate(self) -> Measures:
         """Return the measures on the dev set.

@@ -36,8 +36,6 @@ from rag_model.training.data.batches import (
     Missing,
     build_dpr_batch,
     keep_complete_examples,
-    mask_other_positives,
-    passage_keys,
 )
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import (
@@ -48,7 +46,7 @@ from rag_model.training.data.negatives import (
 )
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
-from rag_model.training.objectives.losses import gather_all_processes
+from rag_model.training.objectives.losses import gather_all_processes, locate_positives
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -379,25 +377,18 @@ def sidr_loss(
     passage's questions with the questions of all processes. `heaviest` is the largest weight of a
     passage; the index cuts weights above 255 / scale.
     """
-    passages, start = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
-    device = passages[0].device
-    keys, _ = gather_all_processes(passage_keys(batch.passages).to(device))
-    local_gold = torch.tensor(batch.gold, device=device) + start  # (b,)
-    local_ignored = mask_other_positives(batch.examples, keys, local_gold)  # (b, m of all)
-    questions, _ = _gather_weights_and_bags(pair.embed_questions([example.question for example in batch.examples]))
-    gold, _ = gather_all_processes(local_gold)
-    ignored, _ = gather_all_processes(local_ignored.byte())
-    loss, measures = semi_parametric_loss(
-        questions, passages, gold, ignored.bool(), terms, temperature, both_ways=both_ways
-    )
+    passages = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
+    # (b,), (b, m of all)
+    positives = locate_positives(batch.examples, batch.passages, batch.gold, passages[0].device)
+    questions = _gather_weights_and_bags(pair.embed_questions([example.question for example in batch.examples]))
+    gold, ignored = (gather_all_processes(rows)[0] for rows in positives)
+    loss, measures = semi_parametric_loss(questions, passages, gold, ignored, terms, temperature, both_ways=both_ways)
     return loss, {**measures, "heaviest": passages[0].detach().max()}
 
 
-def _gather_weights_and_bags(local: WeightsAndBags) -> tuple[WeightsAndBags, int]:
-    """Return the rows of all processes, and the first row of this one."""
-    weights, start = gather_all_processes(local[0])
-    bags, _ = gather_all_processes(local[1].byte())
-    return (weights, bags.bool()), start
+def _gather_weights_and_bags(local: WeightsAndBags) -> WeightsAndBags:
+    """Return the rows of all processes."""
+    return gather_all_processes(local[0])[0], gather_all_processes(local[1])[0]
 
 
 class Sidr(Objective[SidrTraining]):
