@@ -15,8 +15,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.errors import InputError
+from rag_model.index.factory import HnswSpec, parse_factory
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
+from rag_model.index.recipe import VectorPlan
 
 Links = npt.NDArray[np.int32]
 # links: similarity in the upper half, descending, and node in the lower
@@ -24,6 +27,22 @@ Keys = npt.NDArray[np.uint64]
 
 BLOCK = 8_192  # nodes processed at once
 NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # sorts after every link
+SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key with the similarity
+# Candidates for an inserted node of the upper levels. They only choose where a search begins: over
+# 2,000,000 x 64, 40 has the recall of 100 (.9936 at efSearch 128, -.0003 at 32) in .37 of the time.
+UPPER_EF_CONSTRUCTION = 40
+
+
+def links_per_node(plan: VectorPlan) -> int:
+    """Return M.
+
+    Raises:
+        InputError: the plan's factory is not an HNSW graph.
+    """
+    factory = parse_factory(plan.factory)
+    if not isinstance(factory, HnswSpec) or factory.links is None:
+        raise InputError(f"the plan names {plan.factory}, which is not an HNSW graph: plan the index again")
+    return factory.links
 
 
 def new_graph(d: int, links: int, metric: Metric, ef_construction: int) -> FaissIndex:
@@ -61,6 +80,36 @@ def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric
     arrays = [faiss.swig_ptr(array) for array in (similarity, np.ascontiguousarray(sources), vectors, rows)]
     compare(*arrays, vectors.shape[1], len(sources), links.shape[1])
     return similarity if metric == "ip" else -similarity
+
+
+@dataclass(frozen=True, slots=True)
+class CellGraph:
+    """The graph of a cell, to search for members, and the members' bottom lists."""
+
+    index: FaissIndex
+    members: Rows  # (m,) the member of each node of `index`
+    lists: Keys  # (m, 2M) links of each member, nearest first
+
+    @classmethod
+    def build(cls, plan: VectorPlan, vectors: Vectors) -> Self:
+        """Build the graph of a cell's members, (m, d) float32."""
+        links = links_per_node(plan)
+        if engine.can_build_graph(vectors, plan.metric):
+            index = engine.build_cagra_graph(vectors, links, plan.metric)
+        else:
+            index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
+            index.add(vectors)
+        lists = np.empty((len(vectors), 2 * links), np.uint64)
+        for first, last in iter_ranges(len(vectors)):
+            targets = bottom_links(index, first, last)  # (b, 2M)
+            lists[first:last] = pack_links(similarities(vectors[first:last], vectors, targets, plan.metric), targets)
+        lists.sort(axis=1)
+        return cls(index, np.arange(len(vectors)), lists)
+
+    def search(self, queries: Vectors, count: int, ef_search: int) -> Rows:
+        """Return (q, count) members near each query, padded with -1."""
+        nodes = self.index.search(queries, count, params=faiss.SearchParametersHNSW(efSearch=ef_search))[1]
+        return np.where(nodes < 0, -1, self.members[nodes])
 
 
 def pack_links(similarity: Vectors, links: Rows | Links) -> Keys:

@@ -26,7 +26,6 @@ import numpy as np
 
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, ResourceError
-from rag_model.index.factory import HnswSpec, parse_factory
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Vectors, faiss
 from rag_model.index.files.pieces import Opener, PieceReader, path_opener, write_piece
@@ -41,17 +40,16 @@ from rag_model.index.graphs.cells import (
 )
 from rag_model.index.graphs.graph import (
     BLOCK,
+    UPPER_EF_CONSTRUCTION,
+    CellGraph,
     Keys,
     Links,
     UpperLevels,
-    bottom_links,
     draw_levels,
     iter_ranges,
     lay_out_slots,
-    new_graph,
-    pack_links,
+    links_per_node,
     select_best_links,
-    similarities,
 )
 from rag_model.index.graphs.graph_file import write_head, write_storage, write_tail
 from rag_model.index.graphs.reach import link_unreachable_nodes
@@ -68,10 +66,6 @@ from rag_model.index.vector_kind import (
 )
 from rag_model.process import count_cores
 
-# Candidates for an inserted node of the upper levels, which one task links over all cells. They
-# only choose where a search begins: over 2,000,000 x 64, 40 has the recall of 100 (.9936 at
-# efSearch 128, -.0003 at 32) in .37 of the time.
-_UPPER_EF_CONSTRUCTION = 40
 _MAX_BLOCKS = 8  # blocks with candidates in memory at once, 6 MB each
 LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
@@ -158,10 +152,9 @@ class GraphKind(VectorKind):
         with engine.translate_errors(
             ResourceError, f"cell {number} of {plan.factory} could not be built: run with --debug for the cause"
         ):
-            graph = _build_graph(plan, members)
-            lists = _rank_bottom_lists(plan, graph, members)
+            graph = CellGraph.build(plan, members)
             crossings = link_across_border(graph, members, sources, plan.metric)
-        write_shard(plan, trained, number, lists, crossings, out)
+        write_shard(plan, trained, number, graph.lists, crossings, out)
         return {"rows": len(members), "linked": len(sources), "bytes": out.stat().st_size}
 
     def merge(
@@ -191,7 +184,7 @@ class GraphKind(VectorKind):
                 ResourceError, f"cells of {plan.factory} could not be merged: run with --debug for the cause"
             ),
         ):
-            levels = draw_levels(plan.n, _links_per_node(plan))
+            levels = draw_levels(plan.n, links_per_node(plan))
             with engine.use_threads(_merge_threads()):
                 upper = _build_upper_levels(plan, levels, files)
             try:
@@ -246,13 +239,6 @@ def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors)
     return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
 
 
-def _links_per_node(plan: VectorPlan) -> int:
-    factory = parse_factory(plan.factory)
-    if not isinstance(factory, HnswSpec) or factory.links is None:
-        raise InputError(f"the plan names {plan.factory}, which is not an HNSW graph: plan the index again")
-    return factory.links
-
-
 def _stamp(plan: VectorPlan) -> str:
     return digest_json([plan.piece_inputs(), "trained"])
 
@@ -264,24 +250,6 @@ def _load_trained(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
             return Cells.from_arrays(piece.read(0), piece.read(1)), engine.parse_index(piece.read(2), str(trained))
     except OSError as error:
         raise InputError(f"cannot read the trained file {trained}: {error.strerror}") from error
-
-
-def _build_graph(plan: VectorPlan, members: Vectors) -> FaissIndex:
-    if engine.can_build_graph(members, plan.metric):
-        return engine.build_cagra_graph(members, _links_per_node(plan), plan.metric)
-    graph = new_graph(plan.d, _links_per_node(plan), plan.metric, plan.ef_construction)
-    graph.add(members)
-    return graph
-
-
-def _rank_bottom_lists(plan: VectorPlan, graph: FaissIndex, members: Vectors) -> Keys:
-    """Return (m, 2M) keys: each member's bottom list, nearest first."""
-    lists = np.empty((len(members), 2 * _links_per_node(plan)), np.uint64)
-    for first, last in iter_ranges(len(members)):
-        links = bottom_links(graph, first, last)  # (b, 2M)
-        lists[first:last] = pack_links(similarities(members[first:last], members, links, plan.metric), links)
-    lists.sort(axis=1)
-    return lists
 
 
 @contextmanager
@@ -301,7 +269,7 @@ def _open_shards(
 def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> UpperLevels:
     vectors = files.read_rows(np.flatnonzero(levels > 1))
     return UpperLevels.build(
-        levels, _links_per_node(plan), vectors, plan.metric, min(_UPPER_EF_CONSTRUCTION, plan.ef_construction)
+        levels, links_per_node(plan), vectors, plan.metric, min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
     )
 
 
@@ -309,7 +277,7 @@ def _write_links(
     plan: VectorPlan, file: BinaryIO, cells: Sequence[GraphShard], levels: Links, upper: UpperLevels
 ) -> None:
     """Write the lists of every node; the bottom list holds the best candidates of its cells."""
-    links = _links_per_node(plan)
+    links = links_per_node(plan)
     for start, keys in _iter_candidates(plan, cells, 2 * links):
         for low, high in iter_ranges(len(keys)):
             first, last = start + low, start + high

@@ -17,14 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import InputError
-from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
+from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.pieces import Opener, PieceReader, compute_stamp, write_piece
-from rag_model.index.graphs.graph import NO_LINK, Keys, Links, iter_ranges, pack_links, similarities, unpack_links
+from rag_model.index.graphs.graph import (
+    NO_LINK,
+    SIMILARITY_BITS,
+    CellGraph,
+    Keys,
+    Links,
+    iter_ranges,
+    pack_links,
+    similarities,
+    unpack_links,
+)
 from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # links of a vector into the other cell
 IN_LINKS = 8  # links of a member to vectors of other cells: the nearest that found it
-_CANDIDATES = (
+CANDIDATES = (
     # members that a vector finds, from which its links are chosen; the nearest 8 alone lose .002 of
     # recall
     16
@@ -42,19 +52,22 @@ class CrossLinks:
     into: Keys  # sources by member, nearest first, at most IN_LINKS each
 
 
-def link_across_border(graph: FaissIndex, members: Vectors, sources: Vectors, metric: Metric) -> CrossLinks:
+def link_across_border(graph: CellGraph, members: Vectors, sources: Vectors, metric: Metric) -> CrossLinks:
     """Link `sources`, (s, d) float32, to near `members`, (m, d) float32, of a cell, and back."""
+    return add_reverse_links(search_members(graph, members, sources, metric), len(members))
+
+
+def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric: Metric) -> Keys:
+    """Return the links of `sources`, (s, d) float32, to members that a search finds: (s, OUT_LINKS)."""
     out: Keys = np.full((len(sources), OUT_LINKS), NO_LINK)
     if len(members):
-        settings = faiss.SearchParametersHNSW(efSearch=_EF_SEARCH)
         for first, last in iter_ranges(len(sources), _BLOCK):
-            # (b, f)
-            candidates = graph.search(sources[first:last], _CANDIDATES, params=settings)[1]
-            out[first:last] = _select_diverse(sources[first:last], members, candidates, metric)
-    return _add_reverse_links(out, len(members))
+            candidates = graph.search(sources[first:last], CANDIDATES, _EF_SEARCH)  # (b, f)
+            out[first:last] = select_diverse(sources[first:last], members, candidates, metric)
+    return out
 
 
-def _select_diverse(sources: Vectors, members: Vectors, candidates: Rows, metric: Metric) -> Keys:
+def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links, metric: Metric) -> Keys:
     """Return (s, OUT_LINKS) keys, nearest first, of members in different directions.
 
     A member is selected if it is nearer to the source than to every member selected before.
@@ -91,7 +104,8 @@ def _pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     return 2 * products - squares[:, :, None] - squares[:, None, :]
 
 
-def _add_reverse_links(out: Keys, members: int) -> CrossLinks:
+def add_reverse_links(out: Keys, members: int) -> CrossLinks:
+    """Return the links of the sources to `members` members and, in the other direction, the best."""
     member = unpack_links(out).ravel()  # (s, OUT) -> (s OUT,)
     source = np.repeat(np.arange(len(out), dtype=np.uint64), out.shape[1])  # (s,) -> (s OUT,)
     back = out.ravel() >> np.uint64(32) << np.uint64(32) | source
@@ -106,7 +120,6 @@ def _add_reverse_links(out: Keys, members: int) -> CrossLinks:
 
 
 _LISTS, _OUT, _BEGINS, _INTO = range(4)  # the arrays of a shard
-_SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key with the similarity
 
 
 def write_shard(plan: VectorPlan, trained: Path, number: int, lists: Keys, crossings: CrossLinks, out: Path) -> None:
@@ -190,5 +203,5 @@ def _to_global_rows(keys: Keys, rows: Links) -> Keys:
     """Replace a cell's numbers with global rows."""
     if not keys.size:
         return keys
-    global_keys = (keys & _SIMILARITY_BITS) | rows[np.maximum(unpack_links(keys), 0)].astype(np.uint64)
+    global_keys = (keys & SIMILARITY_BITS) | rows[np.maximum(unpack_links(keys), 0)].astype(np.uint64)
     return np.where(keys == NO_LINK, NO_LINK, global_keys)

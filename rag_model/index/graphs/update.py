@@ -1,0 +1,318 @@
+"""Update a cell's graph in place of building it again: drop members, repair their links, insert.
+
+An update needs only the bottom lists of the old shard and the vectors of the new members. Upper
+levels are drawn and linked anew: they hold one member in M, so that costs less than keeping them.
+
+A dropped member leaves two kinds of gaps. A member that linked to it loses a link, and a member
+that it linked to loses a way in. Both are closed at once: a member that lost a link is linked to
+the nearest remaining member that the dropped one was linked to, if it is not linked to it already.
+Then faiss inserts the new members. The links that stay keep their similarities.
+
+Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index for streaming
+similarity search. 2021, algorithm 4.
+"""
+
+import numpy as np
+
+from rag_model.index.files import engine
+from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
+from rag_model.index.graphs.graph import (
+    NO_LINK,
+    SIMILARITY_BITS,
+    UPPER_EF_CONSTRUCTION,
+    CellGraph,
+    Keys,
+    Links,
+    UpperLevels,
+    bottom_links,
+    count_slots,
+    draw_levels,
+    iter_ranges,
+    lay_out_slots,
+    links_per_node,
+    new_graph,
+    pack_links,
+    similarities,
+    unpack_links,
+)
+from rag_model.index.graphs.stitch import (
+    CANDIDATES,
+    CrossLinks,
+    add_reverse_links,
+    link_across_border,
+    search_members,
+    select_diverse,
+)
+from rag_model.index.recipe import VectorPlan
+
+_REPAIR_BLOCK = 512  # members whose links are repaired at once
+_NEAR_MEMBERS = 16  # of a new member, whose sources are offered the new member
+_NEAR_LINKS = 4  # of a source, whose neighbours are candidates for its links
+
+
+def update_cell_graph(plan: VectorPlan, lists: Keys, old_members: Rows, vectors: Vectors) -> CellGraph:
+    """Return the graph of a cell after a change of its members.
+
+    The result is a function of the arguments. It holds no number and no similarity of a dropped
+    member. Holds the vectors twice.
+
+    Args:
+        plan: plan of the index.
+        lists: (o, 2M) bottom lists of the cell's old members.
+        old_members: (m,) for each new member its number among the old ones, -1 for a new one.
+        vectors: (m, d) float32 of the new members.
+    """
+    old_members = _name_each_once(old_members)
+    stays = old_members >= 0
+    staying, inserted = np.flatnonzero(stays), np.flatnonzero(~stays)
+    if not len(staying):
+        return CellGraph.build(plan, vectors)
+    new_lists = np.full((len(vectors), lists.shape[1]), NO_LINK)
+    new_lists[staying] = _drop_members(plan, lists, old_members, staying, vectors)
+    members = np.concatenate([staying, inserted])
+    index = _load_graph(plan, new_lists, members, len(staying), vectors)
+    if len(inserted):
+        index.add(vectors[inserted])
+        _rank_changed_links(plan, index, members, new_lists, vectors)
+    return CellGraph(index, members, new_lists)
+
+
+def _name_each_once(old_numbers: Rows) -> Rows:
+    """Return the numbers with -1 where an earlier one is the same."""
+    named_once = np.full(len(old_numbers), -1)
+    numbers, first = np.unique(old_numbers, return_index=True)
+    named_once[first] = numbers
+    return named_once
+
+
+def _map_members(old_members: Rows, count: int) -> Links:
+    """Return (count + 1,) the new number of each old member, -1 if dropped; the last is for no link."""
+    new_numbers = np.full(count + 1, -1, np.int32)
+    stays = old_members >= 0
+    new_numbers[old_members[stays]] = np.flatnonzero(stays)
+    return new_numbers
+
+
+def _renumber(keys: Keys, targets: Links) -> Keys:
+    """Replace the targets of keys; -1 removes the link."""
+    return np.where(targets < 0, NO_LINK, keys & SIMILARITY_BITS | targets.astype(np.uint32))
+
+
+def _drop_members(plan: VectorPlan, lists: Keys, old_members: Rows, staying: Rows, vectors: Vectors) -> Keys:
+    """Return (len(staying), 2M) repaired lists of the staying members, by their new numbers."""
+    new_numbers = _map_members(old_members, len(lists))
+    remaining = np.empty((len(staying), lists.shape[1]), np.uint64)
+    linked = np.zeros((_REPAIR_BLOCK, len(vectors)), np.bool_)
+    for first, last in iter_ranges(len(staying), _REPAIR_BLOCK):
+        old_lists, members = lists[old_members[staying[first:last]]], staying[first:last]
+        old_targets = unpack_links(old_lists)  # (b, 2M)
+        targets = new_numbers[old_targets]
+        keys = _renumber(old_lists, targets)
+        rows, slots = np.nonzero((targets < 0) & (old_targets >= 0))
+        if len(rows):
+            lost_targets = old_targets[rows, slots]
+            affected, lost_counts = np.unique(rows, return_counts=True)
+            present = np.where(targets[affected] < 0, members[affected, None], targets[affected])  # itself if none
+            marked = (affected[:, None], present)
+            linked[marked] = True
+            linked[affected, members[affected]] = True
+            candidates = new_numbers[unpack_links(lists[lost_targets])]  # (p, 2M)
+            candidates[(candidates < 0) | linked[rows[:, None], candidates]] = -1
+            linked[marked] = False
+            linked[affected, members[affected]] = False
+            best = _rank_candidates(plan, vectors, members[affected], lost_counts, candidates)
+            count = min(best.shape[1], keys.shape[1])
+            # the dropped links are at the end of the sorted row
+            repaired = np.sort(keys[affected], axis=1)
+            free = repaired == NO_LINK
+            rank = np.cumsum(free, axis=1) - 1
+            take = free & (rank < np.minimum(lost_counts, count)[:, None])
+            places = np.nonzero(take)
+            repaired[places] = best[places[0], rank[places]]
+            keys[affected] = repaired
+        keys.sort(axis=1)
+        remaining[first:last] = keys
+    return remaining
+
+
+def _rank_candidates(plan: VectorPlan, vectors: Vectors, members: Rows, counts: Rows, candidates: Links) -> Keys:
+    """Return (a, c) keys of each member's distinct candidates, nearest first.
+
+    Args:
+        plan: plan of the index.
+        vectors: (m, d) float32.
+        members: (a,) members that lost links.
+        counts: (a,) number of rows of `candidates` for each of them.
+        candidates: (sum of counts, 2M) members, -1 where none, in the order of `members`.
+    """
+    sources = np.repeat(members, counts)
+    keys = np.sort(pack_links(similarities(vectors[sources], vectors, candidates, plan.metric), candidates), axis=1)
+    row = np.repeat(np.arange(len(members)), counts)
+    return _group_keys(row, keys, len(members))
+
+
+def _group_keys(rows: Rows, keys: Keys, count: int) -> Keys:
+    """Return (count, c) the distinct keys of each row, nearest first, from (p, w) keys for `rows`."""
+    present = keys != NO_LINK
+    flat_rows, flat_keys = np.broadcast_to(rows[:, None], keys.shape)[present], keys[present]
+    order = np.lexsort((flat_keys, flat_rows))
+    flat_rows, flat_keys = flat_rows[order], flat_keys[order]
+    distinct = np.ones(len(flat_keys), np.bool_)
+    distinct[1:] = (flat_keys[1:] != flat_keys[:-1]) | (flat_rows[1:] != flat_rows[:-1])
+    flat_rows, flat_keys = flat_rows[distinct], flat_keys[distinct]
+    column = np.arange(len(flat_rows)) - np.searchsorted(flat_rows, flat_rows)
+    grouped = np.full((count, int(column.max(initial=-1)) + 1), NO_LINK)
+    grouped[flat_rows, column] = flat_keys
+    return grouped
+
+
+def _load_graph(plan: VectorPlan, lists: Keys, members: Rows, count: int, vectors: Vectors) -> FaissIndex:
+    """Return a faiss graph over the first `count` of `members`, ready for the others."""
+    links, levels = links_per_node(plan), draw_levels(len(members), links_per_node(plan))
+    loaded, present_levels = members[:count], levels[:count]
+    upper = UpperLevels.build(
+        present_levels,
+        links,
+        vectors[loaded[present_levels > 1]],
+        plan.metric,
+        min(UPPER_EF_CONSTRUCTION, plan.ef_construction),
+    )
+    nodes = _number_nodes(members)
+    index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
+    slots = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_slots(present_levels, links))])
+    neighbors = np.empty(int(slots[-1]), np.int32)
+    storage = faiss.downcast_index(index.storage)
+    storage.codes.resize(count * plan.d * 4)
+    stored = engine.view_array(storage.codes).view(np.float32).reshape(count, plan.d)
+    for first, last in iter_ranges(count):
+        bottom = nodes[unpack_links(lists[loaded[first:last]])]  # (b, 2M)
+        neighbors[slots[first] : slots[last]] = lay_out_slots(
+            bottom, levels[first:last], links, upper.slice_nodes(first, last), first
+        )
+        stored[first:last] = vectors[loaded[first:last]]
+    storage.ntotal = index.ntotal = count
+    faiss.copy_array_to_vector(slots.astype(np.uint64), index.hnsw.offsets)
+    faiss.copy_array_to_vector(neighbors, index.hnsw.neighbors)
+    faiss.copy_array_to_vector(levels, index.hnsw.levels)
+    index.hnsw.entry_point, index.hnsw.max_level = upper.entry, upper.top
+    return index
+
+
+def _number_nodes(members: Rows) -> Links:
+    """Return (m + 1,) the node of each member; the last is -1, for no link."""
+    nodes = np.full(len(members) + 1, -1, np.int32)
+    nodes[members] = np.arange(len(members))
+    return nodes
+
+
+def _rank_changed_links(plan: VectorPlan, index: FaissIndex, members: Rows, lists: Keys, vectors: Vectors) -> None:
+    """Rank the lists of an index whose nodes are `members`, after an insertion, in place.
+
+    Args:
+        plan: plan of the index.
+        index: the faiss graph.
+        members: (m,) the member of each node.
+        lists: (m, 2M) lists before the insertion.
+        vectors: (m, d) float32.
+    """
+    nodes, numbers = _number_nodes(members), np.append(members, -1).astype(np.int32)
+    for first, last in iter_ranges(len(members)):
+        block = members[first:last]
+        links, keys = bottom_links(index, first, last), lists[block]  # (b, 2M)
+        is_changed = links != nodes[unpack_links(keys)]
+        keys[is_changed] = NO_LINK
+        rows, slots = np.nonzero(is_changed & (links >= 0))
+        targets = numbers[links[rows, slots]]
+        for low, high in iter_ranges(len(rows)):
+            sources = vectors[block[rows[low:high]]]
+            similarity = similarities(sources, vectors, targets[low:high, None], plan.metric)
+            keys[rows[low:high], slots[low:high]] = pack_links(similarity, targets[low:high, None])[:, 0]
+        keys.sort(axis=1)
+        lists[block] = keys
+
+
+def update_cross_links(
+    plan: VectorPlan,
+    links: CrossLinks,
+    old_members: Rows,
+    old_sources: Rows,
+    graph: CellGraph,
+    vectors: Vectors,
+    sources: Vectors,
+) -> CrossLinks:
+    """Return the links of a cell across its border after a change of its members and sources.
+
+    A source that stays keeps its links, unless it lost one or a new member is near: then its links
+    are selected again, from those that it has, the new members, and the neighbours of the nearest
+    of them. New sources search for their links.
+
+    Args:
+        plan: plan of the index.
+        links: links before the change.
+        old_members: (m,) for each new member its number among the old ones, -1 for a new one.
+        old_sources: (s,) likewise for the sources.
+        graph: the updated graph.
+        vectors: (m, d) float32 of the members.
+        sources: (s, d) float32 of the sources.
+    """
+    old_members, old_sources = _name_each_once(old_members), _name_each_once(old_sources)
+    staying, members_stay = np.flatnonzero(old_sources >= 0), old_members >= 0
+    if not len(staying) or not members_stay.any():
+        return link_across_border(graph, vectors, sources, plan.metric)
+    old_out = links.out[old_sources[staying]]  # (y, OUT)
+    old_targets = unpack_links(old_out)
+    targets = _map_members(old_members, len(links.begins) - 1)[old_targets]
+    out: Keys = np.full((len(sources), links.out.shape[1]), NO_LINK)
+    out[staying] = np.sort(_renumber(old_out, targets), axis=1)
+    rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
+    changed = np.union1d(staying[((targets < 0) & (old_targets >= 0)).any(axis=1)], rows)
+    offered = _group_keys(np.searchsorted(changed, rows), offers[:, None], len(changed))
+    for first, last in iter_ranges(len(changed), _REPAIR_BLOCK):
+        block = changed[first:last]
+        near = _select_distinct(np.concatenate([out[block], offered[first:last]], axis=1))
+        ways = unpack_links(near[:, :_NEAR_LINKS])  # (b, w)
+        beyond = unpack_links(graph.lists[ways, :CANDIDATES]).reshape(len(block), -1)  # (b, w, f) -> (b, w f)
+        beyond[np.repeat(ways < 0, CANDIDATES, axis=1)] = -1
+        keys = pack_links(similarities(sources[block], vectors, beyond, plan.metric), beyond)
+        candidates = _select_distinct(np.concatenate([near, keys], axis=1))[:, :CANDIDATES]
+        out[block] = select_diverse(sources[block], vectors, unpack_links(candidates), plan.metric)
+    unlinked = np.flatnonzero((out == NO_LINK).all(axis=1))
+    out[unlinked] = search_members(graph, vectors, sources[unlinked], plan.metric)
+    return add_reverse_links(out, len(vectors))
+
+
+def _select_distinct(keys: Keys) -> Keys:
+    """Return the distinct keys of each row, nearest first, then `NO_LINK`."""
+    ranked = np.sort(keys, axis=1)
+    ranked[:, 1:][ranked[:, 1:] == ranked[:, :-1]] = NO_LINK
+    return np.sort(ranked, axis=1)
+
+
+def _offer_new_members(
+    plan: VectorPlan,
+    old_members: Rows,
+    graph: CellGraph,
+    out: Keys,
+    vectors: Vectors,
+    sources: Vectors,
+) -> tuple[Rows, Keys]:
+    """Return pairs of a source and a new member that is nearer than the source's farthest link."""
+    inserted = np.flatnonzero(old_members < 0)
+    near = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)
+    targets = unpack_links(out[:, :_NEAR_LINKS])  # (s, w)
+    order = np.argsort(targets, axis=None, kind="stable")
+    begins = np.searchsorted(targets.ravel()[order], np.arange(len(vectors) + 1))
+    counts = np.where(near < 0, 0, np.diff(begins)[near])
+    ends = np.cumsum(counts)  # (i f,)
+    positions = np.arange(int(counts.sum())) + np.repeat(begins[near.ravel()] - ends + counts.ravel(), counts.ravel())
+    rows = order[positions] // targets.shape[1]
+    pairs = np.unique(np.repeat(np.arange(len(inserted)), counts.sum(axis=1)) * len(out) + rows)
+    pairs = np.stack([pairs // len(out), pairs % len(out)], axis=1)
+    members, rows = inserted[pairs[:, 0]].astype(np.int32), pairs[:, 1]
+    keys = np.empty(len(rows), np.uint64)
+    for low, high in iter_ranges(len(rows)):
+        targets = members[low:high, None]
+        keys[low:high] = pack_links(similarities(sources[rows[low:high]], vectors, targets, plan.metric), targets)[:, 0]
+    present = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
+    nearer = keys < present.max(axis=1)
+    return rows[nearer], keys[nearer]

@@ -1,0 +1,192 @@
+"""Updated graphs of cells beside graphs that are built again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_model.index.files.engine import Metric, Rows, Vectors, faiss, faiss_metric, use_threads
+from rag_model.index.graphs import update
+from rag_model.index.graphs.graph import NO_LINK, CellGraph, Keys, similarities, unpack_links
+from rag_model.index.graphs.stitch import CrossLinks, link_across_border
+from rag_model.index.graphs.update import update_cell_graph, update_cross_links
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
+
+Make = Callable[..., Any]  # fixtures of conftest.py
+
+
+def plan_cells(metric: Metric = "ip", dim: int = 32, links: int = 8) -> VectorPlan:
+    return resolve(IndexRecipe(f"HNSW{links}", metric, cells=2), 10_000, dim)
+
+
+def replace_some(count: int, dropped: int, added: int, rng: np.random.Generator) -> Rows:
+    """Return `old_members` of a cell that loses and gains random members at random positions."""
+    numbers = np.sort(rng.permutation(count)[dropped:])
+    return np.insert(numbers, np.sort(rng.integers(0, len(numbers) + 1, added)), -1)
+
+
+def fill(old_members: Rows, vectors: Vectors, new: Vectors) -> Vectors:
+    """Return the vectors of the members: those that stay, and `new` ones."""
+    filled = np.empty((len(old_members), vectors.shape[1]), np.float32)
+    filled[old_members >= 0] = vectors[old_members[old_members >= 0]]
+    filled[old_members < 0] = new
+    return filled
+
+
+def find_nearest(vectors: Vectors, queries: Vectors, k: int, metric: Metric) -> Rows:
+    exact = faiss.IndexFlat(vectors.shape[1], faiss_metric(metric))
+    exact.add(vectors)
+    rows: Rows = exact.search(queries, k)[1]
+    return rows
+
+
+def recall_at_distances(graph: CellGraph, vectors: Vectors, queries: Vectors, metric: Metric, at: float) -> float:
+    """Return recall@10 at `at` distance computations per query, interpolated."""
+    exact, points = find_nearest(vectors, queries, 10, metric), []
+    for ef_search in (10, 14, 20, 28, 40, 56, 80):
+        faiss.cvar.hnsw_stats.reset()
+        rows = graph.search(queries, 10, ef_search)
+        hits = [len(set(row) & set(best)) for row, best in zip(rows.tolist(), exact.tolist(), strict=True)]
+        points.append((faiss.cvar.hnsw_stats.ndis / len(queries), np.mean(hits) / 10))
+    return float(np.interp(at, *np.transpose(points)))
+
+
+def check_links(lists: Keys, vectors: Vectors, metric: Metric) -> None:
+    """Check the form and the similarities of bottom lists."""
+    targets, present = unpack_links(lists), lists != NO_LINK
+    assert (np.sort(lists, axis=1) == lists).all()
+    assert targets[present].max(initial=-1) < len(vectors)
+    assert not (targets == np.arange(len(vectors))[:, None]).any()
+    assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in targets)
+    expected = similarities(vectors, vectors, targets, metric)
+    bits = (~(lists >> np.uint64(32)).astype(np.uint32)).astype(np.uint32)
+    stored = np.where(bits >> 31, bits ^ np.uint32(1 << 31), ~bits).view(np.float32)
+    np.testing.assert_array_equal(stored[present], expected[present])
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
+    metric: Metric, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, pool, queries = plan_cells(metric), make_vectors(12_000), make_vectors(400, seed=5)
+
+    def update_often() -> tuple[CellGraph, Vectors]:
+        rng, after, vectors = np.random.default_rng(1), 3_000, pool[:3_000]
+        graph = CellGraph.build(plan, vectors)
+        for _ in range(12):
+            old_members = replace_some(3_000, 300, 300, rng)
+            vectors = fill(old_members, vectors, pool[after : after + 300])
+            graph, after = update_cell_graph(plan, graph.lists, old_members, vectors), after + 300
+        return graph, vectors
+
+    graph, vectors = update_often()
+    check_links(graph.lists, vectors, metric)
+    rebuilt = recall_at_distances(CellGraph.build(plan, vectors), vectors, queries, metric, 120)
+    updated = recall_at_distances(graph, vectors, queries, metric, 120)
+    reloaded = update_cell_graph(plan, graph.lists, np.arange(3_000), vectors)
+    assert updated >= rebuilt - 0.005
+    assert recall_at_distances(reloaded, vectors, queries, metric, 120) >= rebuilt - 0.01
+    monkeypatch.setattr(update, "_rank_candidates", lambda *arguments: np.full((len(arguments[2]), 1), NO_LINK))
+    unrepaired, vectors = update_often()
+    assert recall_at_distances(unrepaired, vectors, queries, metric, 120) < updated - 0.005
+
+
+def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Make) -> None:
+    plan, vectors, new, sources = (
+        plan_cells(),
+        make_vectors(2_000),
+        make_vectors(100, seed=3),
+        make_vectors(900, seed=4),
+    )
+    vectors[::40] = vectors[0]
+    graph = CellGraph.build(plan, vectors)
+    links = link_across_border(graph, vectors, sources, "ip")
+    old_members = replace_some(2_000, 100, 100, np.random.default_rng(0))
+    members, results = fill(old_members, vectors, new), set()
+    for count in (1, 2, 8):
+        with use_threads(count):
+            updated = update_cell_graph(plan, graph.lists, old_members, members)
+            crossing = update_cross_links(plan, links, old_members, np.arange(900), updated, members, sources)
+        arrays = (updated.lists, crossing.out, crossing.begins, crossing.into)
+        results.add(b"".join(array.tobytes() for array in arrays))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize(
+    "change", ["none", "all", "emptied", "one stays", "one remains", "moved", "duplicates", "named twice", "from empty"]
+)
+def test_hostile_changes(change: str, metric: Metric, make_vectors: Make) -> None:
+    plan, old = plan_cells(metric), make_vectors(600)
+    new, sources = make_vectors(200, seed=2), make_vectors(90, seed=3)
+    rng, old_members = np.random.default_rng(0), np.arange(600)
+    if change == "from empty":
+        old, old_members = old[:0], np.full(200, -1)
+    elif change == "all":
+        old_members = np.full(200, -1)
+    elif change == "emptied":
+        old_members, new = np.empty(0, np.int64), new[:0]
+    elif change == "one stays":
+        old_members = np.insert(np.full(200, -1), 50, 17)
+    elif change == "one remains":
+        old_members = np.array([17])
+    elif change == "moved":
+        old_members = rng.permutation(600)[:500]
+    elif change == "duplicates":
+        old[100:400] = old[0]
+        old_members, new = replace_some(600, 200, 200, rng), np.repeat(old[:1], 200, axis=0)
+    elif change == "named twice":
+        old_members = np.concatenate([np.arange(600), np.arange(200)])
+    graph = CellGraph.build(plan, old)
+    links = link_across_border(graph, old, sources, metric)
+    vectors = fill(old_members, old, new[: int((old_members < 0).sum())])
+    updated = update_cell_graph(plan, graph.lists, old_members, vectors)
+    check_links(updated.lists, vectors, metric)
+    if change in ("all", "from empty"):
+        np.testing.assert_array_equal(updated.lists, CellGraph.build(plan, vectors).lists)
+    if change == "none":
+        np.testing.assert_array_equal(updated.lists, graph.lists)
+    rows = updated.search(vectors[:1], 1, 10)
+    assert rows.tolist() == find_nearest(vectors, vectors[:1], 1, metric).tolist() or change == "duplicates"
+    old_sources = np.where(np.arange(90) < 60, np.arange(90)[::-1], -1)
+    crossing = update_cross_links(plan, links, old_members, old_sources, updated, vectors, sources[::-1])
+    check_crossing(plan, crossing, vectors, sources[::-1], 0.2 if change == "duplicates" else 0.05)
+
+
+def check_crossing(plan: VectorPlan, links: CrossLinks, vectors: Vectors, sources: Vectors, tolerance: float) -> None:
+    """Check the form of cross links, and that about as many nearest members are linked as by a search."""
+    assert (len(links.out), len(links.begins)) == (len(sources), len(vectors) + 1)
+    targets, present = unpack_links(links.out), links.out != NO_LINK
+    assert present[:, 0].all() or not len(vectors)
+    assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in targets)
+    assert targets.max(initial=-1) < len(vectors)
+    nearest = find_nearest(vectors, sources, 1, plan.metric)[:, 0] if len(vectors) else np.empty(0)
+    scores = similarities(sources, vectors, targets[:, :1], plan.metric) if len(vectors) else np.empty((0, 1))
+    best = similarities(sources, vectors, nearest[:, None], plan.metric) if len(vectors) else np.empty((0, 1))
+    fresh = link_across_border(CellGraph.build(plan, vectors), vectors, sources, plan.metric)
+    expected = similarities(sources, vectors, unpack_links(fresh.out)[:, :1], plan.metric)
+    assert not len(vectors) or (scores == best).mean() >= (expected == best).mean() - tolerance
+    into = unpack_links(links.into)
+    members = np.repeat(np.arange(len(vectors)), np.diff(links.begins))
+    assert (targets[into] == members[:, None]).any(axis=1).all()
+
+
+def test_cross_links_of_updates_match_those_of_a_search(make_vectors: Make) -> None:
+    plan, pool, sources = plan_cells(), make_vectors(8_000), make_vectors(4_000, seed=4)
+    vectors, rng = pool[:2_000], np.random.default_rng(0)
+    graph = CellGraph.build(plan, vectors)
+    links = link_across_border(graph, vectors, sources[:1_000], "ip")
+    for generation in range(10):
+        old_members, old_sources = replace_some(2_000, 100, 100, rng), replace_some(1_000, 50, 50, rng)
+        new, new_sources = pool[2_000 + 100 * generation :][:100], sources[1_000 + 50 * generation :][:50]
+        vectors, current = fill(old_members, vectors, new), fill(old_sources, sources[:1_000], new_sources)
+        sources = np.concatenate([current, sources[1_000:]])
+        updated = update_cell_graph(plan, graph.lists, old_members, vectors)
+        links = update_cross_links(plan, links, old_members, old_sources, updated, vectors, current)
+        graph = updated
+    check_crossing(plan, links, vectors, current, 0.06)
+    searched = link_across_border(graph, vectors, current, "ip")
+    nearest = find_nearest(vectors, current, 4, "ip")
+    shares = [np.mean((unpack_links(one.out)[:, :, None] == nearest[:, None]).any(axis=1)) for one in (links, searched)]
+    assert shares[0] >= shares[1] - 0.05
