@@ -19,7 +19,7 @@ from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.index.exact_search import ExactIndex, select_top_k
+from rag_model.index.exact_search import ExactIndex, compute_exact_scores, select_top_k
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.vectors import BLOCK_BYTES
 from rag_model.index.kind import IndexMeasurement
@@ -32,7 +32,7 @@ from rag_model.index.quality.results import (
 )
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.resources import CORE_FLOPS
-from rag_model.retrieve.indexes import index_metric, open_exact_index
+from rag_model.retrieve.indexes import index_metric, open_vector_rows
 from rag_model.snapshots.measure import (
     AnyTrial,
     TuneTask,
@@ -143,7 +143,9 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
     def score(queries: Rows, candidate_rows: Rows) -> Vectors:
         # Called if more rows than the neighbours have equal scores, as in a corpus of equal
         # passages.
-        return open_exact_index(snapshot, representation).score(vectors[queries], candidate_rows)
+        metric = index_metric(snapshot.manifest.content.indexes, representation)
+        stored_vectors = open_vector_rows(snapshot, representation)
+        return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)
 
     return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, rows, score)
 

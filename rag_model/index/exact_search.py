@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rag_model.errors import ResourceError, UsageError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
-from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles
+from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles, VectorRows
 from rag_model.index.recipe import check_search_parameters
 
 
@@ -96,7 +96,7 @@ def select_top_k(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
-def compute_exact_scores(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
+def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
     """Return (q, k) float32 scores of `vectors`, (q, d), with `rows`, (q, k); -inf for row -1.
 
     Scores are inner products, or negated squared distances. The vectors of all rows are in memory

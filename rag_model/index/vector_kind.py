@@ -101,7 +101,7 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
         setting = _measure_default_setting(index, query_set, entry["search"], curve)
         del index  # free its memory: `inspect_index` opens the file again
         return IndexMeasurement(
-            query_set.compute_recalls(rows), curve, setting, inspect_index(files.index, files.rows())
+            query_set.compute_recalls(rows), curve, setting, inspect_index(files.index, files.open_vectors())
         )
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:

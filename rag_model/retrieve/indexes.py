@@ -13,6 +13,7 @@ from rag_model.errors import BookwheelError, StoreError, UsageError
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.factory import FlatSpec, HnswSpec, parse_factory
 from rag_model.index.files.engine import Metric, Rows
+from rag_model.index.files.vectors import RemoteVectorFiles, VectorFiles, VectorRows
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import DerivingKind, IndexFiles, RepresentationType, get_kind, get_kind_of_entry
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT
@@ -134,7 +135,22 @@ def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
     """Return the paths of an index and of the rows that it was built over."""
     content = snapshot.manifest.content
     representation = content.representation_of(name)
-    return IndexFiles(snapshot.path(content.index_file(name)), lambda: snapshot.row_files(representation), snapshot.n)
+    return IndexFiles(
+        snapshot.path(content.index_file(name)),
+        lambda: snapshot.row_files(representation),
+        snapshot.n,
+        lambda: open_vector_rows(snapshot, representation),
+    )
+
+
+def open_vector_rows(snapshot: Snapshot, representation: str) -> VectorRows:
+    """Return the vectors of a representation, to read few rows of: by range from an object store."""
+    if snapshot.read_range is None:
+        return VectorFiles(snapshot.row_files(representation))
+    content = snapshot.manifest.content
+    names = [content.rows_path(representation, part.name) for part in snapshot.parts]
+    lengths = [part.rows for part in snapshot.parts]
+    return RemoteVectorFiles(names, lengths, snapshot.dim_of(representation), snapshot.read_range)
 
 
 def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:

@@ -90,3 +90,26 @@ def test_tuning_on_workers_is_recorded_as_in_one_process(store: Store, snapshot:
     assert first[0].plan.search == {"efSearch": 3}
     store.memo = replace(store.memo, can_produce=False)
     assert tune_searches(store, content, built, RECIPE) == first
+
+
+def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
+    store: Store, snapshot: Snapshot, launch: Launch, s3_store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gate.measure_indexes(store, launch, None, snapshot, RECIPE)
+    content, remote = snapshot.manifest.content, Store.open(s3_store_url, create=True)
+    for blob in content.files.values():
+        remote.blobs.put_file(store.blobs.get_local_path(blob))
+    remote_snapshot, remote_launch = (
+        Snapshot.from_manifest(remote, snapshot.manifest),
+        replace(launch, store_url=s3_store_url),
+    )
+    tasks = gate._create_tasks(remote, remote_snapshot, RECIPE, dict.fromkeys(content.indexes))
+    tasks = gate._with_neighbors(remote, remote_snapshot, tasks, remote_launch, gate._Progress(None, 2))
+    fetched = set[str]()
+    fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
+    monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched.add(ref.id) or fetch(blobs, ref))
+    for task in tasks:
+        measured = gate.measurement_from_json(gate.measure_one(task, remote))
+        assert measured.health == expected[task.index].health
+        assert measured.recalls.tolist() == expected[task.index].recalls.tolist()
+    assert fetched == {content.files[content.index_file(name)].id for name in content.indexes}

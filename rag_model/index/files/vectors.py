@@ -5,18 +5,37 @@ memory. Every row is checked when it is read: a NaN is never found by a search a
 neighbours.
 """
 
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import Partition, map_npy
+from rag_model.arrays import Partition, map_npy, read_npy_header
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 
 BLOCK_BYTES = 32 << 20  # float32 bytes per block: enough for BLAS, small compared with any index
+_HEADER_BYTES = 4 << 10  # read at the beginning of a remote file; numpy's headers have 128
+_CONCURRENT_FILES = 32  # remote files that are read at a time
+
+
+class VectorRows(Protocol):
+    """The vectors of a corpus, read by row."""
+
+    n: int  # number of vectors
+    dim: int
+
+    def read_rows(self, rows: Rows) -> Vectors:
+        """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
+
+        Raises:
+            InputError: a file is damaged, or a row holds a NaN or an infinity.
+        """
+        ...
 
 
 class VectorFiles:
@@ -97,6 +116,57 @@ class VectorFiles:
         return files
 
 
+class RemoteVectorFiles:
+    """The parts' vectors in an object store: `VectorRows` that reads only the requested rows.
+
+    A worker that measures an index reads a thousand rows of it. Fetching all files would take 32 GB
+    for 21 million passages.
+    """
+
+    def __init__(
+        self, names: Sequence[str], lengths: Sequence[int], dim: int, read: Callable[[str, int, int], bytes]
+    ) -> None:
+        """Set the files of (rows, d) in the order of the parts, and their numbers of rows.
+
+        `read(name, start, end)` returns a range of a file, and all bytes of a shorter one.
+        """
+        self.dim, self._names, self._read = dim, names, read
+        self._partition = Partition(lengths)
+        self.n = self._partition.n
+
+    def read_rows(self, rows: Rows) -> Vectors:
+        """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
+
+        Raises:
+            InputError: a file is damaged, or a row holds a NaN or an infinity.
+        """
+        vectors = np.empty((len(rows), self.dim), np.float32)
+        with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
+            parts = [*self._partition.split(rows)]
+            for (_, span, _), part_vectors in zip(parts, threads.map(self._read_part, parts), strict=True):
+                vectors[span] = part_vectors
+        return vectors
+
+    def _read_part(self, part: tuple[int, slice, Rows]) -> Vectors:
+        number, _, local = part
+        name, length = self._names[number], self._partition.starts[number + 1] - self._partition.starts[number]
+        incomplete = InputError(f"{name} is not a complete .npy file of {length} x {self.dim}: encode its part again")
+        try:
+            shape, fortran, dtype, end = read_npy_header(io.BytesIO(self._read(name, 0, _HEADER_BYTES)))
+        except ValueError as error:
+            raise incomplete from error
+        if shape != (length, self.dim) or fortran or dtype not in (np.float16, np.float32):
+            raise incomplete
+        row_bytes = self.dim * dtype.itemsize
+        starts = [end - (length - row) * row_bytes for row in local.tolist()]
+        data = b"".join(self._read(name, start, start + row_bytes) for start in starts)
+        if len(data) != len(local) * row_bytes:
+            raise incomplete
+        vectors: Vectors = np.frombuffer(data, dtype).reshape(len(local), self.dim).astype(np.float32)
+        _check_rows(vectors, name, local)
+        return vectors
+
+
 def map_vectors(path: Path) -> npt.NDArray[Any]:
     """Map one file of vectors, (rows, d) float16 or float32.
 
@@ -120,7 +190,7 @@ def _read_finite(block: npt.NDArray[Any], path: Path, first: int) -> Vectors:
     return vectors
 
 
-def _check_rows(vectors: Vectors, path: Path, rows: Rows) -> None:
+def _check_rows(vectors: Vectors, path: Path | str, rows: Rows) -> None:
     not_finite = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(not_finite):
         suffix = f" and {len(not_finite) - 1} more near it" if len(not_finite) > 1 else ""

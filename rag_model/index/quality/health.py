@@ -4,7 +4,6 @@ They explain the recall of an index. Everything is read from the memory-mapped f
 that faiss wrote can be inspected, with a few bytes of memory per node.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from rag_model.errors import InputError
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import VectorRows
 from rag_model.index.graphs.graph import BLOCK
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.reach import ReachabilityTree
@@ -54,7 +53,7 @@ def compute_list_stats(index: FaissIndex) -> ListStats:
     return ListStats(len(sizes), tuple(buckets.tolist()), int(sizes.max()), imbalance)
 
 
-def measure_quantization_error(index: FaissIndex, vectors: VectorFiles, seed: int = 0) -> float | None:
+def measure_quantization_error(index: FaissIndex, vectors: VectorRows, seed: int = 0) -> float | None:
     """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of nonzero rows x.
 
     It is 0 for vectors stored unquantised, and None for codes that do not decode to vectors:
@@ -116,24 +115,21 @@ def _list_sizes(lists: FaissIndex) -> npt.NDArray[np.int64]:
     return np.array([lists.invlists.list_size(number) for number in range(lists.nlist)], np.int64)
 
 
-def inspect_index(path: Path, vectors: Sequence[Path] = ()) -> IndexHealth:
+def inspect_index(path: Path, vectors: VectorRows | None = None) -> IndexHealth:
     """Inspect any faiss file of a graph, of inverted lists or of plain vectors, memory-mapped.
 
     Args:
         path: the index file.
-        vectors: the `.npy` files that it was built from, in row order; needed for the quantisation
-            error.
+        vectors: the vectors that it was built from; needed for the quantisation error.
 
     Raises:
         InputError: the file is damaged or of another type, or was not built from `vectors`.
     """
     file = open_index(path)
     kind, n = file.structure, file.n
-    error = (
-        measure_quantization_error(file.faiss_index, VectorFiles.open_checked(vectors, n, file.dim))
-        if vectors
-        else None
-    )
+    if vectors is not None and (vectors.n, vectors.dim) != (n, file.dim):
+        raise InputError(f"{path} holds {n} x {file.dim} vectors, not {vectors.n} x {vectors.dim}: build it again")
+    error = None if vectors is None else measure_quantization_error(file.faiss_index, vectors)
     lists = compute_list_stats(file.faiss_index) if kind == "ivf" else None
     del file  # an open graph holds 12 bytes per node, and its statistics are read from the file
     return IndexHealth(kind, n, compute_graph_stats(path) if kind == "hnsw" else None, lists, error)

@@ -199,7 +199,13 @@ def evaluate_index(
         search, note = search | dict(tuning.search), tuning.note
     points = tuple(sweep_settings(index, query_set))
     return IndexEvaluation(
-        len(query_vectors), queries is None, k, points, inspect_index(path, vectors).metrics(), search, note
+        len(query_vectors),
+        queries is None,
+        k,
+        points,
+        inspect_index(path, VectorFiles(vectors)).metrics(),
+        search,
+        note,
     )
 
 

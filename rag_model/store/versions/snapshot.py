@@ -61,12 +61,14 @@ class Snapshot:
         location: str | Path,
         mapped_copy: Callable[[str], Path | None] = lambda file: None,
         concurrency: int = 1,
+        read_range: Callable[[str, int, int], bytes] | None = None,
     ) -> None:
         """Read files through `path` (local path of a file) and `source` (path or Parquet handle).
 
         `mapped_copy` returns the path of a passage file's memory-mapped copy, if there is one.
         `concurrency` is the number of files to read at a time: many from an object store, where
-        latency dominates, and one from a local disk.
+        latency dominates, and one from a local disk. `read_range` reads the bytes [start, end) of a
+        remote file, or all bytes of a shorter one; None: the files are on this machine.
 
         Call `Snapshot.open`, `from_store` or `from_folder` instead.
         """
@@ -74,6 +76,7 @@ class Snapshot:
         self.id = manifest.id
         self.location = location  # the store's URL, or the pulled folder
         self.concurrency = concurrency
+        self.read_range = read_range
         self._path = path
         self._source = source
         self._mapped_copy = mapped_copy
@@ -104,12 +107,16 @@ class Snapshot:
         def source(file: str) -> Path | IO[bytes]:
             return blobs.get_local_path(files[file]) if store.files.is_local else blobs.open(files[file])
 
+        def read_range(file: str, start: int, end: int) -> bytes:
+            return blobs.read_range(files[file], start, min(end, files[file].size))
+
         return cls(
             manifest,
             lambda file: blobs.get_local_path(files[file]),
             source,
             store.url,
             concurrency=store.files.concurrency,
+            read_range=None if store.files.is_local else read_range,
         )
 
     @classmethod

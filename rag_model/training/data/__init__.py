@@ -8,7 +8,7 @@
 * `answer_scores`: a generator's log-likelihood of answers
 * `judging`: a generator's verdicts on passages, and OpenRAG's pools
 * `memory`: retrieve passages with their vectors, and rerank candidates
-* `bag_memory`: search the bags of tokens of a snapshot
+* `temporary_index`: search words or bags of tokens of a snapshot without such an index
 * `passage_lists`: retrieve the passages of examples once
 * `texts`: train on the snapshot's own text
 * `statements`: statements to reconstruct

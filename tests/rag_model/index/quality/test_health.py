@@ -11,6 +11,7 @@ import pytest
 from rag_model.errors import InputError
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import faiss
+from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.quality import health
 from rag_model.index.quality.health import inspect_index
 from rag_model.index.quality.sweep import VectorQuerySet, sweep_settings
@@ -121,7 +122,7 @@ def test_quantization_error_equals_decoding_error(
     vectors = make_vectors(700)
     vectors[5] = 0  # no share of nothing can be lost
     index = built(factory, vectors)
-    error = inspect_index(write(index), write_parts(vectors, [300])).quantization_error
+    error = inspect_index(write(index), VectorFiles(write_parts(vectors, [300]))).quantization_error
     assert error is not None
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
@@ -138,9 +139,9 @@ def test_quantization_error_of_a_large_index_is_sampled(
 ) -> None:
     vectors = make_vectors(2_000)
     path, parts = write(built("IVF8,PQ8x4np", vectors)), write_parts(vectors, [500])
-    sampled = inspect_index(path, parts).quantization_error
+    sampled = inspect_index(path, VectorFiles(parts)).quantization_error
     monkeypatch.setattr(health, "_SAMPLE_ROWS", 2_000)
-    whole = inspect_index(path, parts).quantization_error
+    whole = inspect_index(path, VectorFiles(parts)).quantization_error
     assert sampled == pytest.approx(whole, rel=0.1)
     assert sampled != whole
     assert inspect_index(path).quantization_error is None
@@ -148,7 +149,10 @@ def test_quantization_error_of_a_large_index_is_sampled(
 
 def test_rabitq_has_no_quantization_error(make_vectors: Make, write_parts: Make, write: Write) -> None:
     vectors = make_vectors(300)
-    assert inspect_index(write(built("IVF8,RaBitQ4", vectors)), write_parts(vectors)).quantization_error is None
+    assert (
+        inspect_index(write(built("IVF8,RaBitQ4", vectors)), VectorFiles(write_parts(vectors))).quantization_error
+        is None
+    )
 
 
 def test_inspect_refuses_vectors_of_another_index(make_vectors: Make, write_parts: Make, write: Write) -> None:
@@ -157,14 +161,14 @@ def test_inspect_refuses_vectors_of_another_index(make_vectors: Make, write_part
     index.train(vectors)
     index.add_with_ids(vectors, np.arange(300) + 1)
     with pytest.raises(InputError, match="holds id 300 and there are 300 vectors"):
-        inspect_index(write(index), write_parts(vectors))
-    with pytest.raises(InputError, match="299 x 32, not the plan's 300 x 32"):
-        inspect_index(write(index), write_parts(vectors[1:]))
+        inspect_index(write(index), VectorFiles(write_parts(vectors)))
+    with pytest.raises(InputError, match="holds 300 x 32 vectors, not 299 x 32"):
+        inspect_index(write(index), VectorFiles(write_parts(vectors[1:])))
 
 
 def test_health_metrics_have_manifest_names(make_vectors: Make, write_parts: Make, write: Write) -> None:
     vectors = make_vectors(300)
-    graph = inspect_index(write(built("HNSW8", vectors)), write_parts(vectors)).metrics()
+    graph = inspect_index(write(built("HNSW8", vectors)), VectorFiles(write_parts(vectors))).metrics()
     assert set(graph) == {"degree", "unlinked", "unreachable", "quantization_error"}
     lists = inspect_index(write(built("IVF8,PQ8x4np", vectors))).metrics()
     assert set(lists) == {"imbalance", "largest_list"}
