@@ -11,6 +11,15 @@ def format_error(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a number with its noun in the right form, for messages.
+
+    >>> format_count(1, "passage"), format_count(2000, "passage")
+    ('1 passage', '2,000 passages')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 class BookwheelError(Exception):
     """Base class of all errors; `exit_code` is the exit status of the command."""
 

@@ -6,7 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from rag_model.errors import InputError, UsageError
 
@@ -47,11 +47,12 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     return value
 
 
+Line = TypeVar("Line", str, bytes)
 _MAX_BLANK_LINES = 1 << 16  # in addition to `_BLANK_LINES_PER_LINE` for each line with text
 _BLANK_LINES_PER_LINE = 16
 
 
-def limit_blank_lines(lines: Iterable[str], name: str) -> Iterator[str]:
+def limit_blank_lines(lines: Iterable[Line], name: str) -> Iterator[Line]:
     """Yield the lines of a file; refuse a file that consists mostly of blank lines.
 
     A compressed file of a few kilobytes may contain hundreds of millions of blank lines.
@@ -61,7 +62,7 @@ def limit_blank_lines(lines: Iterable[str], name: str) -> Iterator[str]:
     """
     allowed = _MAX_BLANK_LINES
     for line in lines:
-        allowed += -1 if line.isspace() else _BLANK_LINES_PER_LINE
+        allowed += _BLANK_LINES_PER_LINE if line.strip() else -1
         if allowed < 0:
             raise InputError(f"{name} has more than {_MAX_BLANK_LINES:,} blank lines: remove them")
         yield line

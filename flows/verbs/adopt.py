@@ -10,7 +10,7 @@ from flows.adopt import adopt_library
 from flows.command.reply import Common, Reply, StoreUrl
 from flows.outcome import BuildOutcome
 from flows.stage import run_flow
-from rag_model.errors import GateRefusedError
+from rag_model.errors import GateRefusedError, format_count
 from rag_model.snapshots.recipe import read_recipe
 
 
@@ -47,4 +47,5 @@ def adopt(
 
 def _format_outcome(outcome: BuildOutcome) -> str:
     move_sentence = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
-    return f"{move_sentence} snapshot {outcome.snapshot}: {outcome.counts['passages']:,} passages; see {outcome.report}"
+    passages_text = format_count(outcome.counts["passages"], "passage")
+    return f"{move_sentence} snapshot {outcome.snapshot}: {passages_text}; see {outcome.report}"

@@ -16,7 +16,7 @@ from flows.command.reading import (
     build_prompt_settings,
 )
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
-from rag_model.errors import UsageError
+from rag_model.errors import UsageError, format_count
 from rag_model.evaluation.answers.ablation import OPEN_BOOK, AblationSettings
 from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
 from rag_model.evaluation.reports.run_files import check_paths
@@ -303,8 +303,8 @@ def _format_outcome(outcome: "EvaluateOutcome") -> str:
     from flows.command.comparison import describe_record, iter_metric_lines  # noqa: PLC0415 - as above
 
     lines = [
-        f"{outcome.n:,} questions, model {outcome.model_label}, snapshot {outcome.snapshot[:12]}, "
-        f"answered from {outcome.k} passages each by {outcome.reader}",
+        f"{format_count(outcome.n, 'question')}, model {outcome.model_label}, snapshot {outcome.snapshot[:12]}, "
+        f"answered from {format_count(outcome.k, 'passage')} each by {outcome.reader}",
         *iter_metric_lines({**outcome.metrics, **outcome.ranks}, outcome.intervals),
     ]
     lines += [f"costs        {format_costs(outcome.costs)}"] if outcome.costs else []
@@ -312,7 +312,7 @@ def _format_outcome(outcome: "EvaluateOutcome") -> str:
     reader_conditions = {f"{name}, {OPEN_BOOK}" for name in get_args(ReaderName)}
     for row in outcome.ablations[1:]:
         metrics = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
-        lines.append(f"{row['condition']}: {metrics} ({row['n']:,} questions)")
+        lines.append(f"{row['condition']}: {metrics} ({format_count(row['n'], 'question')})")
         lines += _format_differences(row) if row["condition"] in reader_conditions else []
     collapse = outcome.collapse
     lines.append(f"{collapse['distinct']:,} distinct passages, spread {collapse['spread']:.2f}")

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, StoreUrl, Yes, parse_age
+from rag_model.errors import format_count
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy
 from rag_model.store.upkeep.expire import expire_store as expire_old
@@ -34,9 +35,10 @@ def expire(
         *(f"model     {model[:12]}" for model in report.models),
         *(f"evaluation {evaluation[:12]}" for evaluation in report.evaluations),
         *(f"training  {key[:12]}" for key in report.trainings),
-        f"{'deleted' if yes else 'would delete'} {len(report.moves)} moves, "
-        f"{len(report.snapshots)} snapshots, {len(report.models)} models, "
-        f"{len(report.evaluations)} evaluations and "
-        f"{len(report.trainings)} trainings" + ("" if yes else "; nothing was changed: give --yes to do it"),
+        f"{'deleted' if yes else 'would delete'} {format_count(len(report.moves), 'move')}, "
+        f"{format_count(len(report.snapshots), 'snapshot')}, {format_count(len(report.models), 'model')}, "
+        f"{format_count(len(report.evaluations), 'evaluation')} and "
+        f"{format_count(len(report.trainings), 'training')}"
+        + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     return Reply({"dry_run": not yes, **asdict(report)}, "\n".join(lines))

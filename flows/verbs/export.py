@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from flows.command.console import show_progress
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
-from rag_model.errors import UsageError
+from rag_model.errors import UsageError, format_count
 from rag_model.store.pulling.destination import Destination, parse_destination
 from rag_model.store.pulling.export import ExportReport, Layout, export_snapshot, export_store
 from rag_model.store.store import EVALUATION_PREFIX, MODEL_PREFIX, Store
@@ -63,7 +63,8 @@ def _export_any(
         )
     report = _export_snapshot(store, snapshot, destination, layout or "datasets", embeddings=not no_embeddings)
     document = {**asdict(report), "path": str(report.path)}
-    text = f"{report.passages:,} passages of {report.snapshot[:12]} are in {report.path}: {report.bytes:,} bytes"
+    passages_text = f"{format_count(report.passages, 'passage')} of {report.snapshot[:12]}"
+    text = f"wrote {passages_text} to {report.path}: {report.bytes:,} bytes"
     return Reply(document, text)
 
 

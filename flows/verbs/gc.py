@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, StoreUrl, Yes, parse_age
+from rag_model.errors import format_count
 from rag_model.store.store import Store
 from rag_model.store.upkeep.gc import collect_garbage as collect
 
@@ -30,8 +31,11 @@ def gc(
         "kinds": {kind: asdict(tally) for kind, tally in tallies.items()},
     }
     lines = [
-        *(f"{kind:<10}{tally.files:,} files, {tally.bytes / 1e6:,.1f} MB" for kind, tally in tallies.items()),
-        f"{'deleted' if yes else 'would delete'} {files:,} files, {size / 1e6:,.1f} MB"
+        *(
+            f"{kind:<10}{format_count(tally.files, 'file')}, {tally.bytes / 1e6:,.1f} MB"
+            for kind, tally in tallies.items()
+        ),
+        f"{'deleted' if yes else 'would delete'} {format_count(files, 'file')}, {size / 1e6:,.1f} MB"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     return Reply(document, "\n".join(lines))

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, format_numbers
 from flows.index import IndexOutcome, IndexRequest, index_vectors, plan_index
-from rag_model.errors import ResourceError, UsageError
+from rag_model.errors import ResourceError, UsageError, format_count
 from rag_model.index.build import kept_rows_path
 from rag_model.index.byte_sizes import format_bytes, parse_bytes
 from rag_model.index.files.engine import Metric
@@ -37,7 +37,7 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     cost, row, seconds = kind.estimate(plan), estimate_row_bytes(kind.represents, d), estimate_stage_seconds(plan, d)
     needed_bytes = cost.peak_bytes()
     if request.memory is not None and needed_bytes > request.memory:
-        what = f"{plan.factory} over {n:,} passages takes {format_bytes(needed_bytes)} of memory to build"
+        what = f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(needed_bytes)} of memory to build"
         raise ResourceError(f"{what}: raise --memory from {format_bytes(request.memory)}")
     numbers = {name: getattr(plan, name) for name in _NUMBERS[not plan.shards] if getattr(plan, name, None) is not None}
     document = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
@@ -204,11 +204,15 @@ def _round_numbers(point: OperatingPoint) -> dict[str, Any]:
 def _format_outcome(outcome: IndexOutcome) -> str:
     plan, evaluation = outcome.plan, outcome.evaluation
     cells = f", {plan.cells} cells" if plan.cells > 1 else ""
-    dropped = f"; {outcome.dropped:,} rows dropped, see {kept_rows_path(outcome.out)}" if outcome.dropped else ""
+    dropped = (
+        f"; {format_count(outcome.dropped, 'row')} dropped, see {kept_rows_path(outcome.out)}"
+        if outcome.dropped
+        else ""
+    )
     query_source = (
         f"{evaluation.query_count:,} of its own vectors"
         if evaluation.uses_own_vectors
-        else f"{evaluation.query_count:,} questions"
+        else format_count(evaluation.query_count, "question")
     )
     lines = [
         f"index     {outcome.out}: {plan.factory} ({plan.metric}){cells}, {outcome.size:,} bytes",

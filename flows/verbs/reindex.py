@@ -15,7 +15,7 @@ from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.stage import run_flow
 from rag_model.corpus.dump_formats.dump_format import DUMP_HELP
-from rag_model.errors import GateRefusedError, UsageError
+from rag_model.errors import GateRefusedError, UsageError, format_count
 from rag_model.snapshots.recipe import read_recipe
 from rag_model.store.store import Store
 
@@ -67,7 +67,7 @@ def reindex(
 
 def _format_outcome(outcome: BuildOutcome) -> str:
     if outcome.snapshot is None:
-        parts = "1 part" if outcome.counts["parts"] == 1 else f"{outcome.counts['parts']:,} parts"
+        parts = format_count(outcome.counts["parts"], "part")
         return f"would read {parts}, {outcome.counts['bytes']:,} bytes; nothing was built"
     counts = outcome.counts
     lines = [

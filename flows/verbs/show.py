@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
 from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_settings, format_value
-from rag_model.errors import NotFoundError, UsageError
+from rag_model.errors import NotFoundError, UsageError, format_count
 from rag_model.snapshots.recipe import format_recipe
 from rag_model.store.store import TRAINING_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
@@ -143,7 +143,8 @@ def _format_snapshot(manifest: Manifest) -> list[str]:
         f"snapshot  {manifest.id}",
         f"corpus    {content.corpus.get('dbname') or content.corpus.get('kind')}, "
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
-        f"passages  {content.n:,} in {len(content.parts)} parts, {len(content.files)} files, {size / 1e6:,.1f} MB",
+        f"passages  {content.n:,} in {format_count(len(content.parts), 'part')}, "
+        f"{format_count(len(content.files), 'file')}, {size / 1e6:,.1f} MB",
         f"encoder   {content.space['name'] if content.space else 'none'}",
         *(
             f"encoder   {name}: {_get_space_name(content, name)}"

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from flows.command.reply import Common, Reply, StoreUrl, Yes
 from flows.stage import run_flow
 from flows.takedown import takedown as takedown_flow
+from rag_model.errors import format_count
 from rag_model.snapshots.takedown import AffectedSnapshot, choose_wiki, find_affected_snapshots
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluations import list_evaluations
@@ -55,11 +56,11 @@ def takedown(
             if pages and not outcome.replaced and not outcome.waiting
             else []
         ),
-        f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
+        f"replaced {format_count(len(outcome.replaced), 'snapshot')} and moved refs {outcome.moves} times; "
         "`gc --grace 0 --yes` deletes the bytes",
     ]
     refusal = (
-        f"{len(outcome.waiting)} snapshots with the pages are left, because running writers need them: "
+        f"running writers still need {format_count(len(outcome.waiting), 'snapshot')} with the pages: "
         "run the takedown again when the writers have ended"
         if outcome.waiting
         else ""
@@ -109,6 +110,7 @@ def _iter_preview_lines(affected_snapshots: Sequence[AffectedSnapshot], pages: S
         passages_text = f"{affected.passages:,} of {affected.manifest.content.n:,} passages"
         yield f"snapshot  {affected.manifest.id[:12]}{refs_text}: {passages_text}"
     if affected_snapshots or not pages:
-        yield f"would replace {len(affected_snapshots)} snapshots; nothing was changed: give --yes to do it"
+        count_text = format_count(len(affected_snapshots), "snapshot")
+        yield f"would replace {count_text}; nothing was changed: give --yes to do it"
     else:
         yield "no snapshot holds such a page: check the ids; with --yes later builds leave them out"

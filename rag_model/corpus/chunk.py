@@ -35,7 +35,7 @@ from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, Unp
 from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SalientSpan, SpanWriter, find_article_spans, find_spans
 from rag_model.corpus.timestamps import format_iso
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import InputError, UsageError, format_count
 
 VERSION = 6  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
@@ -220,7 +220,7 @@ class _Tally:
         if unparsable > max_unparsable:
             first_page = self.quarantined[0]
             raise InputError(
-                f"{unparsable} pages of {part.name} cannot be parsed and the recipe allows "
+                f"{format_count(unparsable, 'page')} of {part.name} cannot be parsed and the recipe allows "
                 f"{max_unparsable:.0f}, the first is {first_page.title!r} ({first_page.reason}): "
                 "check the dump, or raise quarantine_share in the recipe"
             )

@@ -147,7 +147,8 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
         InputError: the similarity is not supported, or a value has a wrong type.
     """
     settings = read_optional_json(folder / _SETTINGS)
-    similarity = settings.get("similarity_fn_name") or "cosine"
+    similarity = settings.get("similarity_fn_name")
+    similarity = "cosine" if similarity is None else similarity
     has_unit_vectors = "Normalize" in modules
     # Unit vectors are ranked alike by Euclidean distance and by inner product.
     if similarity in _OTHER_SIMILARITIES and not (similarity == "euclidean" and has_unit_vectors):
@@ -155,13 +156,18 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
             f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in {_SETTINGS}), "
             "which is not supported: use a model for cosine or dot similarity"
         )
-    truncate_dim = settings.get("truncate_dim") or 0
-    if not isinstance(truncate_dim, int) or truncate_dim < 0:
+    if similarity not in ("cosine", "dot", *_OTHER_SIMILARITIES):
+        raise InputError(
+            f"encoder file {folder / _SETTINGS} has similarity_fn_name {similarity!r}: "
+            'change it to "cosine" or "dot", or remove it'
+        )
+    truncate_dim = settings.get("truncate_dim")
+    if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
         raise InputError(
             f"encoder file {folder / _SETTINGS} has truncate_dim {truncate_dim!r}: "
             "change it to a positive whole number, or remove it"
         )
-    return {"normalize": has_unit_vectors or similarity != "dot", "truncate_dim": truncate_dim}
+    return {"normalize": has_unit_vectors or similarity != "dot", "truncate_dim": truncate_dim or 0}
 
 
 def has_splade_pooling(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.errors import ResourceError, UsageError
+from rag_model.errors import ResourceError, UsageError, format_count
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
 from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles, VectorRows
@@ -33,7 +33,7 @@ def check_queries(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vector
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise UsageError(f"vectors of shape {vectors.shape} do not fit an index of {dim} dimensions: give (q, {dim})")
     if not 1 <= k <= n:
-        raise UsageError(f"k is {k} but the index holds {n} vectors: ask for 1 to {n}")
+        raise UsageError(f"k is {k} but the index holds {format_count(n, 'vector')}: ask for 1 to {n}")
     if not isfinite(np.vdot(vectors, vectors)):  # cheap; large finite numbers fail it too
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
@@ -84,7 +84,7 @@ class ExactIndex:
 
     def _search_block(self, vectors: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
         with engine.translate_errors(
-            ResourceError, f"exact search of {len(vectors)} vectors failed: search fewer at once"
+            ResourceError, f"exact search of {format_count(len(vectors), 'vector')} failed: search fewer at once"
         ):
             scores, rows = faiss.knn(vectors, block, k, metric=engine.faiss_metric(self.metric))
         return (scores if self.metric == "ip" else -scores), rows

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.space import Space
-from rag_model.errors import UsageError
+from rag_model.errors import UsageError, format_count
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.retrieve.attribution import Attribution
 from rag_model.retrieve.hits import Hit, LegHit
@@ -262,9 +262,12 @@ class SnapshotRetriever(ABC):
         if k < 1:
             raise UsageError(f"k is {k}: ask for at least 1 passage")
         if k > self.snapshot.n:
-            raise UsageError(f"k is {k} but the snapshot holds {self.snapshot.n} passages: ask for fewer")
+            raise UsageError(
+                f"k is {k} but the snapshot holds {format_count(self.snapshot.n, 'passage')}: ask for fewer"
+            )
         if k > self.most:
-            raise UsageError(f"k is {k} but {self.name} gives {self.most} passages: ask for fewer, {self.depth_advice}")
+            passages_text = format_count(self.most, "passage")
+            raise UsageError(f"k is {k} but {self.name} gives {passages_text}: ask for fewer, {self.depth_advice}")
 
 
 # The name of a leg, and for each query the rank and the score of each row.

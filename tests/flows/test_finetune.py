@@ -265,7 +265,7 @@ def test_an_abandoned_training_expires(
     (begun,) = bookwheel("show", "--store", store, "--json").json["trainings"]
     told = bookwheel("expire", "--store", store, "--older-than", "0d")
     assert f"training  {begun['training'][:12]}\n" in told.out
-    assert "and 1 trainings; nothing was changed" in told.out
+    assert "and 1 training; nothing was changed" in told.out
     assert bookwheel("expire", "--store", store, "--older-than", "0d", "--yes").code == 0
     assert Store.open(str(store)).trainings.list_keys() == []
 

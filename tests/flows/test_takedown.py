@@ -101,7 +101,7 @@ def test_a_takedown_that_waits_for_a_writer_exits_3(store: Path, bookwheel: Any)
     old = opened.snapshots.resolve("latest")
     with opened.intents.hold("move-1", [f"snapshots/{old}.json"]):
         waiting = bookwheel("takedown", PAGE, "--store", store, "--yes")
-    assert (waiting.code, "1 snapshots with the pages are left" in waiting.err) == (3, True)
+    assert (waiting.code, "running writers still need 1 snapshot with the pages" in waiting.err) == (3, True)
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
 
 
@@ -115,7 +115,7 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
     opened = Store.open(str(store))
     opened.takedowns.add("enwiki", [PAGE], "a request", "me")
     old = opened.snapshots.resolve("latest")
-    assert "would replace 1 snapshots" in bookwheel("takedown", "--store", store).out
+    assert "would replace 1 snapshot;" in bookwheel("takedown", "--store", store).out
     ran = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted)
     assert ran.out.splitlines()[0] == "record    none: all pages were ordered before"
     new = opened.snapshots.resolve("latest")

@@ -8,7 +8,7 @@ from typing import Any
 from rag_model.corpus.dump_formats.record_format import Record, RecordFormat, parse_document
 from rag_model.corpus.source import COMPRESSED_ENDING, basename, read_lines
 from rag_model.errors import InputError
-from rag_model.untrusted_text import describe_json_error
+from rag_model.untrusted_text import describe_json_error, limit_blank_lines
 
 _ENDING = re.compile(rf"\.(jsonl|ndjson){COMPRESSED_ENDING}", re.IGNORECASE)
 
@@ -39,9 +39,10 @@ def iter_objects(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the JSON object of each line that is not blank.
 
     Raises:
-        InputError: The file is unreadable, or a line is not a JSON object.
+        InputError: The file is unreadable or has too many blank lines, or a line is not a JSON
+            object.
     """
-    for number, line in enumerate(read_lines(url), start=1):
+    for number, line in enumerate(limit_blank_lines(read_lines(url), basename(url)), start=1):
         if line.strip():
             yield number, _parse_line(line, url, number)
 

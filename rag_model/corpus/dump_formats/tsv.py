@@ -9,7 +9,7 @@ from typing import ClassVar
 from rag_model.corpus.dump_formats.record_format import Record, RecordFormat, check_length
 from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE, SourceKind
 from rag_model.corpus.source import COMPRESSED_ENDING, basename, read_lines
-from rag_model.errors import InputError
+from rag_model.errors import InputError, format_count
 
 _ENDING = re.compile(rf"\.tsv{COMPRESSED_ENDING}", re.IGNORECASE)
 # Maximum characters of a column.
@@ -46,7 +46,7 @@ class PassageTable(RecordFormat):
                     continue
                 if len(row) <= max(order.values()):
                     raise InputError(
-                        f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and "
+                        f"line {rows.line_num} of {name} has {format_count(len(row), 'column')}: give id, text and "
                         "title, separated by tabs"
                     )
                 if not row[order["id"]].strip():

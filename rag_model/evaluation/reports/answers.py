@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rag_model.errors import format_count
 from rag_model.evaluation.answers.ablation import OPEN_BOOK, AblationResult
 from rag_model.evaluation.answers.abstaining import AbstentionReport, describe_abstention
 from rag_model.evaluation.answers.collapse import CollapseStats
@@ -87,7 +88,7 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
 def _header(report: AnswerReport, questions: int) -> Node:
     summary = tag(
         "p",
-        f"{questions:,} questions, model ",
+        f"{format_count(questions, 'question')}, model ",
         tag("code", report.model),
         ", snapshot ",
         tag("code", report.snapshot),
@@ -99,7 +100,7 @@ def _header(report: AnswerReport, questions: int) -> Node:
 def _collapse_verdict(report: AnswerReport) -> tuple[str, Node]:
     collapse = report.collapse
     facts = (
-        f"{collapse.distinct:,} distinct passages for {collapse.questions:,} questions, spread "
+        f"{collapse.distinct:,} distinct passages for {format_count(collapse.questions, 'question')}, spread "
         f"{collapse.spread:.2f} (0: all questions have the same, 1: evenly spread)"
     )
     if collapse.unchanged is not None:

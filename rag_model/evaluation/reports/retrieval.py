@@ -5,6 +5,7 @@ time, every stage, and every group of questions.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rag_model.errors import format_count
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.measures.measure import JudgedBy
 from rag_model.evaluation.reports.charts import ChartPoint, legend, line_chart
@@ -74,7 +75,10 @@ def _sections(report: RetrievalReport) -> Iterator[Node]:
 
 def _header(report: RetrievalReport) -> Node:
     summary = tag(
-        "p", f"{report.questions:,} questions, snapshot ", tag("code", report.snapshot), f", {report.created_at}"
+        "p",
+        f"{format_count(report.questions, 'question')}, snapshot ",
+        tag("code", report.snapshot),
+        f", {report.created_at}",
     )
     notes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
     return header("How passages are found", summary, *notes)
@@ -165,7 +169,7 @@ def _group_section(name: str, figures: Mapping[str, GroupMetrics]) -> Node:
     measures = list(next(iter(figures.values())).metrics)
     rows = [(expression, *_estimate_cells(group, measures)) for expression, group in figures.items()]
     n = next(iter(figures.values())).n
-    return section(f"{n:,} questions: {name}", table(("retriever", *measures), rows))
+    return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), rows))
 
 
 def _format_milliseconds(value: float) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rag_model.corpus.ragged_file import MAX_TERMS as VOCABULARY
 from rag_model.corpus.ragged_file import QUERY_UNITS
-from rag_model.errors import UsageError
+from rag_model.errors import UsageError, format_count
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.postings import maxscore
 from rag_model.index.postings.analyzer import Analyzer
@@ -99,7 +99,7 @@ class PostingsIndex:
             UsageError: `k` is not in 1 ... n.
         """
         if not 1 <= k <= self.n:
-            raise UsageError(f"k is {k}, but the index holds {self.n} passages: ask for 1 to {self.n}")
+            raise UsageError(f"k is {k}, but the index holds {format_count(self.n, 'passage')}: ask for 1 to {self.n}")
 
     def find_lists(self, terms: list[bytes]) -> Ints:
         """Return postings, begin and end of each term's list, (t, 3).

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from rag_model.corpus.ragged_file import Offsets, TokenVectors, compute_offsets, expand_positions
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import InputError, UsageError, format_count
 from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.tensors import Array, read_tensors
@@ -90,7 +90,7 @@ class TokenIndexFile:
         check_search_parameters(parameters, ())
         self._check_queries(queries)
         if not 1 <= k <= self.n:
-            raise UsageError(f"k is {k} but the index holds {self.n} passages: ask for 1 to {self.n}")
+            raise UsageError(f"k is {k} but the index holds {format_count(self.n, 'passage')}: ask for 1 to {self.n}")
         scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         for first in range(0, len(queries), _QUERIES_PER_BLOCK):
             block = slice(first, first + _QUERIES_PER_BLOCK)

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -203,14 +204,16 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._refuse_request(431, f"a request has at most {limits} besides its body: send fewer, or shorter ones")
 
     def _refuse_request(self, status: int, detail: str) -> None:
-        """Reply to the request that is being read and close; abort if another one is in progress."""
+        """Reply to the request that is being read and close; abort if another reply is under way."""
         if self._is_refused:
             return  # this is the rest of the refused request
         self._is_refused = True
-        if self.idle and not self.transport.is_closing():
-            self._refuse(status, detail)
-        else:
+        if self.transport.is_closing() or not (self.idle or self._is_only_reading()):
             self.transport.abort()
+            return
+        if not self.idle:
+            self.cycle.disconnected = True  # its handler, which waits for the body, sends nothing
+        self._refuse(status, detail)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
@@ -230,8 +233,11 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def _refuse(self, status: int, detail: str) -> None:
         body = to_json({"detail": detail})
-        head = f"HTTP/1.1 {status} \r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
         self.transport.close()
 
     def _evict_idle_connection(self) -> bool:
@@ -256,6 +262,10 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self.connections.discard(oldest)
         oldest.transport.abort()
         return True
+
+    def _is_only_reading(self) -> bool:
+        """Return whether the one request in progress has no reply yet and is not read to its end."""
+        return self.cycle.more_body and not (self.cycle.response_started or getattr(self, "pipeline", ()))
 
     @property
     def idle(self) -> bool:

@@ -33,12 +33,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import StoreError, UsageError, format_error
-from rag_model.store.objects.buckets import find_cloud
+from rag_model.store.objects.buckets import CLOUDS, find_cloud
 from rag_model.untrusted_text import parse_json
 
 # The first race also opens connections, so its writers do not start at once.
 _WRITERS, _RACES = 8, 2
 
+# Schemes that fsspec takes for the name of a folder unless `://` follows.
+_SCHEMES = {*CLOUDS, "http", "https", "memory"}
 _memory_lock = threading.Lock()  # a memory:// store exists in one process only
 Item = TypeVar("Item")
 Output = TypeVar("Output")
@@ -215,9 +217,9 @@ class Files:
 
         Raises:
             MissingExtraError: the URL needs a package that is not installed.
-            StoreError: fsspec knows no such protocol.
-            UsageError: the URL is empty, which fsspec would take for the current folder, or a
-                cloud's URL without a bucket.
+            StoreError: a service cannot be reached, or its library cannot be imported.
+            UsageError: the URL is empty or lacks a slash, which fsspec would take for a folder, is
+                a cloud's URL without a bucket, or has a protocol that fsspec does not know.
         """
         if not url.strip():
             raise UsageError("the store's URL is empty: give a folder, file:///…, s3://…, gs://… or az://…")
@@ -225,6 +227,8 @@ class Files:
             urlsplit(url)
         except ValueError as error:
             raise UsageError(f"the store's URL {url} is malformed ({error}): correct it") from error
+        if (scheme := url.partition(":")[0]) in _SCHEMES and not url.startswith(f"{scheme}://"):
+            raise UsageError(f"the store's URL {url} lacks a slash: give {scheme}://…")
         self._cloud = find_cloud(url)
         if self._cloud and not url.partition("://")[2].partition("/")[0]:
             raise UsageError(f"the store's URL {url} names no bucket: give {url.partition('://')[0]}://BUCKET/FOLDER")
@@ -232,7 +236,8 @@ class Files:
             fs, root = self._connect(url)
         except (ValueError, ImportError) as unknown:
             reason = str(unknown).rstrip(".")
-            raise StoreError(
+            error_type = UsageError if isinstance(unknown, ValueError) else StoreError
+            raise error_type(
                 f"cannot open a store at {url} ({reason}): give a folder, file:///…, s3://…, gs://… or az://…"
             ) from unknown
         except OSError as error:

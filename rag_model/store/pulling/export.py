@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from rag_model.corpus.passages import DATE, PASSAGE_SCHEMA, to_seconds
 from rag_model.corpus.timestamps import format_iso
-from rag_model.errors import UsageError
+from rag_model.errors import UsageError, format_count
 from rag_model.store.pulling.destination import Destination, open_destination
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest, file_kind
@@ -178,7 +178,7 @@ def _render_readme(manifest: Manifest, out: Destination, layout: Layout, vectors
     return "\n".join(
         [
             *("---", *metadata, "---"),
-            f"{content.n:,} passages of bookwheel snapshot {manifest.id}.",
+            f"{format_count(content.n, 'passage')} of bookwheel snapshot {manifest.id}.",
             f"Text: {source}{licence}.\n{space}{command}",
         ]
     )

@@ -147,6 +147,14 @@ def test_bucketing_holds_little_in_memory(tmp_path) -> None:
     assert peak < 10 << 20 < large.stat().st_size
 
 
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.tsv.gz"])
+def test_a_file_of_blank_lines_is_given_up_early(tmp_path, plan, name) -> None:
+    lines = b'{"id": 1, "text": "words"}\n' if "jsonl" in name else b"1\twords\ttitle\n"
+    (tmp_path / name).write_bytes(gzip.compress(lines) + gzip.compress(b"\n" * (1 << 20)))
+    with pytest.raises(InputError, match=r"blank lines: remove them|line 2 of x\.tsv\.gz has 0 columns"):
+        plan(tmp_path / name)
+
+
 def test_sections_and_numbers_as_ids_are_taken(tmp_path, plan) -> None:
     sections = [{"heading": "", "text": "Lead."}, {"heading": "Life", "text": "Born."}, "Plain."]
     rows = [{"id": 7, "title": "T", "sections": sections}, {"id": "8", "text": None}, {"id": "9"}]

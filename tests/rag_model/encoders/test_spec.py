@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,10 +65,16 @@ def test_a_tokenizer_that_keeps_case_is_refused_by_a_model_of_lower_case(tiny_st
         read_encoder_spec(folder)
 
 
-@pytest.mark.parametrize("value", ["8", -1, 1.5])
-def test_a_wrong_truncation_in_a_folder_is_refused(tiny_st: Build, value: Any) -> None:
-    with pytest.raises(InputError, match="truncate_dim"):
-        read_encoder_spec(tiny_st(prompts={"truncate_dim": value}))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("truncate_dim", value) for value in ("8", -1, 1.5, 0, True)),
+        *(("similarity_fn_name", value) for value in (["cosine"], "hamming", "", 0)),
+    ],
+)
+def test_a_wrong_setting_of_vectors_in_a_folder_is_refused(tiny_st: Build, name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"config_sentence_transformers.json has {name} {re.escape(repr(value))}: "):
+        read_encoder_spec(tiny_st(prompts={name: value}))
 
 
 def test_a_truncation_beyond_the_vector_is_refused(tiny_bert: Path) -> None:

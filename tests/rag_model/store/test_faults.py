@@ -115,8 +115,17 @@ def test_a_newer_move_of_a_ref_is_refused(local_store: Store) -> None:
 
 
 def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(StoreError, match=r"cannot open a store at nosuch://bucket \(.+\): give a folder, "):
+    with pytest.raises(UsageError, match=r"cannot open a store at nosuch://bucket \(.+\): give a folder, "):
         Store.open("nosuch://bucket")
+
+
+@pytest.mark.parametrize("url", ["gs:/bucket/store", "s3:bucket", "hf:/datasets/a/b", "http:/host/store"])
+def test_a_url_that_lacks_a_slash_is_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scheme = url.partition(":")[0]
+    with pytest.raises(UsageError, match=rf"^the store's URL {url} lacks a slash: give {scheme}://…$"):
+        Store.open(url, create=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_s3fs_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
