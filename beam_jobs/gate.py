@@ -1,13 +1,17 @@
 """The jobs of the gate: workers search exact neighbours of sampled queries, and measure indexes.
 
-One task searches one part for the exact neighbours, and one task measures one index. The launcher
-samples and encodes the queries and merges the parts' neighbours, so it reads neither an index nor a
-part's vectors. The job `tune` sets search parameters in the same way.
+One task ranks the passages of one part for the sample, one searches one part for the exact
+neighbours, and one measures one index. The launcher encodes the queries and merges the parts'
+neighbours, so it reads neither an index nor a part's vectors. The job `tune` sets search parameters
+in the same way.
+
+A sample keeps the queries whose passages are unchanged, so the neighbours in a changed part are
+derived from the parent's: only new rows and new queries are compared.
 """
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +23,17 @@ from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.index.exact_search import ExactIndex, compute_exact_scores, select_top_k
+from rag_model.index.exact_search import (
+    ExactIndex,
+    NeighborLists,
+    compute_exact_scores,
+    select_top_k,
+    update_neighbors,
+)
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.vectors import BLOCK_BYTES
 from rag_model.index.kind import IndexMeasurement
+from rag_model.index.lists.kind import find_equal_rows
 from rag_model.index.quality.results import (
     PROCESS_BYTES,
     GraphStats,
@@ -35,20 +46,51 @@ from rag_model.resources import CORE_FLOPS
 from rag_model.retrieve.indexes import index_metric, open_vector_rows
 from rag_model.snapshots.measure import (
     AnyTrial,
+    QuerySample,
     TuneTask,
     cache_query_sets,
+    choose_rows,
+    count_candidates,
     encode_vector_queries,
     measure_index,
+    rank_passages,
+    read_sample,
     tune_index,
 )
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import StageResult
+from rag_model.store.objects.memo import TARGET_KEY, StageResult
+from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.manifest import Content, Manifest, passages_path, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
+NEIGHBORS, QUERIES = "neighbors", "queries"  # stages of the memo
 _MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index, which is searched with several settings
-_NEIGHBORS_CODE = 1  # increase it when the same vectors and queries would give other neighbours
+_RANKED_PER_SECOND = 1e6  # passages of which the hashes are read and ranked
+_UPDATED_SHARE = 0.2  # time of deriving neighbours from the parent's, as a share of searching
+_SAMPLE_CODE = 1  # increase it when other passages would be sampled
+_NEIGHBORS_CODE = 2  # increase it when the same vectors and queries would give other neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTask:
+    """A part to draw candidates of the sample from."""
+
+    passages: BlobRef
+    row_count: int
+    count: int  # number of candidates
+    seed: int
+
+
+def rank_part(task: SampleTask, store: Store) -> Report:
+    """Return the rows of one part that may belong to the sample, with their keys."""
+
+    def produce(_: Path) -> StageResult:
+        keys, rows = rank_passages(store.blobs.get_local_path(task.passages), task.count, task.seed)
+        return StageResult({}, {"keys": keys.tolist(), "rows": rows.tolist()})
+
+    inputs = {"passages": task.passages.id, "count": task.count, "seed": task.seed, "code": _SAMPLE_CODE}
+    return dict(store.memo.get_or_create("sample", inputs, produce)[0].stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +102,68 @@ class NeighborTask:
     queries: BlobRef  # .npy of (q, d) float32
     metric: Metric
     depth: int  # neighbours per query
+    # The vectors of the parent's parts with the same pages, and the queries of its gate. They
+    # shorten the search, and don't change its result.
+    parent_rows: tuple[BlobRef, ...] = ()
+    parent_queries: BlobRef | None = None
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the inputs that determine the neighbours."""
+        return {
+            "vectors": self.rows.id,
+            "queries": self.queries.id,
+            "metric": self.metric,
+            "depth": self.depth,
+            "code": _NEIGHBORS_CODE,
+        }
 
 
 def find_neighbors(task: NeighborTask, store: Store) -> Report:
     """Find the best rows of one part for each query, unless recorded; row 0 is the part's first."""
 
     def produce(workdir: Path) -> StageResult:
-        index, queries = ExactIndex([store.blobs.get_local_path(task.rows)], task.metric), _read_array(store, task)
-        scores, rows = index.search(queries, min(task.depth, index.n))
+        rows_path = store.blobs.get_local_path(task.rows)
+        index, queries = ExactIndex([rows_path], task.metric), _read_queries(store, task.queries)
+        previous = list(_iter_previous(store, task, rows_path, queries))
+        lists = update_neighbors(index, queries, previous, task.depth, 2 * task.depth)
         with (workdir / "neighbors").open("wb") as file:
-            np.savez(file, scores=scores, rows=rows)
-        return StageResult({"neighbors": workdir / "neighbors"}, {})
+            np.savez(file, scores=lists.scores, rows=lists.rows.astype(np.int32), floor=lists.floor)
+        return StageResult({"neighbors": workdir / "neighbors"}, {TARGET_KEY: [task.rows.id]})
 
-    inputs = {
-        "vectors": task.rows.id,
-        "queries": task.queries.id,
-        "metric": task.metric,
-        "depth": task.depth,
-        "code": _NEIGHBORS_CODE,
-    }
-    return store.memo.get_or_create("neighbors", inputs, produce)[0].outputs["neighbors"].to_json()
+    return store.memo.get_or_create(NEIGHBORS, task.inputs(), produce)[0].outputs["neighbors"].to_json()
 
 
-def _read_array(store: Store, task: NeighborTask) -> Vectors:
-    queries: Vectors = np.load(io.BytesIO(store.blobs.read(task.queries)), allow_pickle=False)
+def _iter_previous(
+    store: Store, task: NeighborTask, rows_path: Path, queries: Vectors
+) -> Iterator[tuple[NeighborLists, Rows]]:
+    """Yield the neighbours in each of the parent's parts, and where their rows are now."""
+    if task.parent_queries is None or not store.blobs.exists(task.parent_queries):
+        return
+    positions = {query.tobytes(): i for i, query in enumerate(_read_queries(store, task.parent_queries))}
+    parent_positions = np.array([positions.get(query.tobytes(), -1) for query in queries], np.int64)
+    for parent_rows in task.parent_rows:
+        parent_task = replace(task, rows=parent_rows, queries=task.parent_queries)
+        record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
+        if record is None or not store.blobs.exists(parent_rows):
+            continue
+        lists = _read_lists(store, record.outputs["neighbors"]).select(parent_positions)
+        yield lists, find_equal_rows(store.blobs.get_local_path(parent_rows), rows_path)
+
+
+def _read_queries(store: Store, blob: BlobRef) -> Vectors:
+    queries: Vectors = np.load(io.BytesIO(store.blobs.read(blob)), allow_pickle=False)
     return queries
+
+
+def _read_lists(store: Store, blob: BlobRef) -> NeighborLists:
+    with np.load(io.BytesIO(store.blobs.read(blob)), allow_pickle=False) as arrays:
+        return NeighborLists(arrays["scores"], arrays["rows"].astype(np.int64), arrays["floor"])
 
 
 def _estimate_scan_seconds(task: NeighborTask) -> float:
     # An inner product takes two operations for each of a query's values, which have 4 bytes each.
-    return task.queries.size / 2 * task.row_count / CORE_FLOPS
+    seconds = task.queries.size / 2 * task.row_count / CORE_FLOPS
+    return seconds * (_UPDATED_SHARE if task.parent_queries and task.parent_rows else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +176,11 @@ class MeasureTask:
     queries: int
     seed: int
     file_bytes: int  # size of the index
-    # The queries with their exact neighbours. None if the representation is not vectors: the worker
-    # samples the queries itself, with a sample of passages as reference.
+    sample: BlobRef | None = None  # JSON of the `QuerySample`
+    # The queries with their exact neighbours; None if the representation is not vectors.
     neighbors: BlobRef | None = None
     target: float | None = None  # recall to tune for; None: only measure
+    start: tuple[tuple[str, int], ...] = ()  # the parent's parameters, from which tuning starts
 
     @property
     def recipe(self) -> GateRecipe:
@@ -126,7 +201,7 @@ def tune_one(task: MeasureTask, store: Store) -> Report:
     with _open_snapshot(store, task.content) as snapshot:
         content = snapshot.manifest.content
         blob, target = content.files[content.index_file(task.index)], float(task.target or 0)
-        inputs = TuneTask(task.index, blob, target, task.k, task.queries, task.seed)
+        inputs = TuneTask(task.index, blob, target, task.k, task.queries, task.seed, dict(task.start))
         return tune_index(store, snapshot, inputs, partial(_open_query_set, store, snapshot, task))
 
 
@@ -136,7 +211,8 @@ def _open_snapshot(store: Store, content: BlobRef) -> Snapshot:
 
 def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, representation: str) -> AnyTrial:
     if task.neighbors is None:
-        return cache_query_sets(snapshot, task.recipe)(representation)
+        sample = None if task.sample is None else QuerySample(**json.loads(store.blobs.read(task.sample)))
+        return cache_query_sets(snapshot, task.recipe, sample)(representation)
     with np.load(io.BytesIO(store.blobs.read(task.neighbors)), allow_pickle=False) as arrays:
         vectors, scores, rows = arrays["vectors"], arrays["scores"], arrays["rows"]
 
@@ -151,9 +227,17 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
 
 
 def measure_indexes(
-    store: Store, launch: Launch, on_progress: OnProgress | None, snapshot: Snapshot, recipe: GateRecipe
+    store: Store,
+    launch: Launch,
+    on_progress: OnProgress | None,
+    snapshot: Snapshot,
+    recipe: GateRecipe,
+    *,
+    parent: Content | None = None,
 ) -> dict[str, IndexMeasurement]:
     """Measure all indexes of a snapshot on workers; return the measurements by index.
+
+    Neighbours are derived from those of `parent`, if it has been measured with the same settings.
 
     Raises:
         BookwheelError: as for `run_job`.
@@ -161,13 +245,19 @@ def measure_indexes(
     names = [*snapshot.manifest.content.indexes]
     tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(names))
     progress = _Progress(on_progress, len(tasks))
-    tasks = _with_neighbors(store, snapshot, tasks, launch, progress)
+    tasks = _with_queries(store, snapshot, tasks, launch, progress, parent)
     reports = run_job("gate", measure_one, tasks, _size_launch(launch, tasks), progress, _estimate_measure_seconds)
     return {task.index: measurement_from_json(report) for task, report in zip(tasks, reports, strict=True)}
 
 
 def tune_indexes(
-    store: Store, launch: Launch, on_progress: OnProgress | None, snapshot: Snapshot, targets: Sequence[TuneTask]
+    store: Store,
+    launch: Launch,
+    on_progress: OnProgress | None,
+    snapshot: Snapshot,
+    targets: Sequence[TuneTask],
+    *,
+    parent: Content | None = None,
 ) -> list[Report]:
     """Tune indexes on workers; return `tune_index`'s results in order.
 
@@ -176,11 +266,19 @@ def tune_indexes(
     Raises:
         BookwheelError: as for `run_job`.
     """
-    tasks = _create_tasks(store, snapshot, targets[0].recipe, {target.index: target.target for target in targets})
+    tasks = [
+        replace(task, start=tuple(target.start.items()))
+        for task, target in zip(
+            _create_tasks(store, snapshot, targets[0].recipe, {target.index: target.target for target in targets}),
+            targets,
+            strict=True,
+        )
+    ]
     reports = look_up_reports(tune_one, tasks, store)
     unrecorded = [task for task, report in zip(tasks, reports, strict=True) if report is None]
     progress = _Progress(on_progress, len(tasks))
-    complete_tasks = {task.index: task for task in _with_neighbors(store, snapshot, unrecorded, launch, progress)}
+    with_queries = _with_queries(store, snapshot, unrecorded, launch, progress, parent)
+    complete_tasks = {task.index: task for task in with_queries}
     tasks = [complete_tasks.get(task.index, task) for task in tasks]
     sized_launch = _size_launch(launch, tasks)
     return run_job(
@@ -224,24 +322,36 @@ class _Progress:
             self._on_progress(self.parts + done, self.parts + self._indexes)
 
 
-def _with_neighbors(
-    store: Store, snapshot: Snapshot, tasks: Sequence[MeasureTask], launch: Launch, progress: _Progress
+def _with_queries(
+    store: Store,
+    snapshot: Snapshot,
+    tasks: Sequence[MeasureTask],
+    launch: Launch,
+    progress: _Progress,
+    parent: Content | None,
 ) -> list[MeasureTask]:
-    """Return the tasks; those of vector indexes with their queries and exact neighbours."""
-    content, queries = snapshot.manifest.content, dict[str, Vectors]()
-    representations = [content.representation_of(task.index) for task in tasks]
-    for task, representation in zip(tasks, representations, strict=True):
-        if representation not in queries and content.kind_of(representation) == "vectors":
-            queries[representation] = encode_vector_queries(snapshot, task.recipe, representation)
+    """Return the tasks with a sample; those of vector indexes with their exact neighbours too."""
+    content = snapshot.manifest.content
+    representations = {task: content.representation_of(task.index) for task in tasks}
+    if not tasks or not snapshot.n:
+        return list(tasks)
+    recipe, sized_launch = tasks[0].recipe, launch.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
+    sample = _sample_queries(snapshot, recipe, sized_launch)
+    sample_blob = store.blobs.put_bytes(json.dumps(asdict(sample)).encode())
+    queries = {
+        representation: _store_queries(store, snapshot, recipe, representation, sample)
+        for representation in dict.fromkeys(representations.values())
+        if content.kind_of(representation) == "vectors"
+    }
     jobs = {
-        name: _create_neighbor_tasks(store, snapshot, name, vectors, tasks[0].k) for name, vectors in queries.items()
+        representation: _create_neighbor_tasks(store, snapshot, recipe, representation, blob, parent)
+        for representation, blob in queries.items()
     }
     all_tasks = [task for part_tasks in jobs.values() for task in part_tasks]
     progress.parts = len(all_tasks)
-    sized_launch = launch.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
     reports = iter(
         run_job(
-            "neighbors",
+            NEIGHBORS,
             find_neighbors,
             all_tasks,
             sized_launch,
@@ -251,54 +361,113 @@ def _with_neighbors(
         )
     )
     blobs = {
-        name: _merge_neighbors(store, snapshot, vectors, [next(reports) for _ in jobs[name]], tasks[0].k)
-        for name, vectors in queries.items()
+        representation: _merge_neighbors(
+            store, snapshot, queries[representation], [next(reports) for _ in part_tasks], recipe.k
+        )
+        for representation, part_tasks in jobs.items()
     }
     return [
-        replace(task, neighbors=blobs.get(representation))
-        for task, representation in zip(tasks, representations, strict=True)
+        replace(task, sample=sample_blob, neighbors=blobs.get(representation))
+        for task, representation in representations.items()
     ]
 
 
-def _compute_neighbor_depth(snapshot: Snapshot, k: int) -> int:
-    """Return the number of neighbours per query: twice k, to detect ties at rank k."""
-    return min(2 * min(k, snapshot.n), snapshot.n)
+def _sample_queries(snapshot: Snapshot, recipe: GateRecipe, launch: Launch) -> QuerySample:
+    """Sample sentences of a snapshot, whose passages are ranked on workers."""
+    files = snapshot.manifest.content.files
+    tasks = [
+        SampleTask(
+            files[passages_path(part.name)],
+            part.rows,
+            count_candidates(recipe.queries, part.rows, snapshot.n),
+            recipe.seed,
+        )
+        for part in snapshot.parts
+    ]
+    reports = run_job(
+        "sample", rank_part, tasks, launch, None, lambda task: task.row_count / _RANKED_PER_SECOND, memoised=True
+    )
+    candidates = [(np.array(report["keys"], np.uint64), np.array(report["rows"], np.int64)) for report in reports]
+    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed)
+
+
+def _store_queries(
+    store: Store, snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
+) -> BlobRef:
+    """Encode the queries, unless recorded, and return the file of their vectors.
+
+    `gc` keeps the file as long as a snapshot has all vectors of the corpus that the queries are
+    from, so that nothing of a page remains that was taken down.
+    """
+    content = snapshot.manifest.content
+
+    def produce(workdir: Path) -> StageResult:
+        np.save(workdir / "queries.npy", encode_vector_queries(snapshot, sample.sentences, representation))
+        targets = [content.files[content.rows_path(representation, part.name)].id for part in content.parts]
+        return StageResult({"queries": workdir / "queries.npy"}, {TARGET_KEY: targets})
+
+    inputs = _list_query_inputs(content, recipe, representation)
+    return store.memo.get_or_create(QUERIES, inputs, produce)[0].outputs["queries"]
+
+
+def _list_query_inputs(content: Content, recipe: GateRecipe, representation: str) -> dict[str, Any]:
+    """Return the inputs that determine the queries of a snapshot over one representation."""
+    encoder_path = question_encoder_path(representation)
+    paths = [passages_path(part.name) for part in content.parts]
+    paths += [content.rows_path(representation, part.name) for part in content.parts]
+    paths += sorted(path for path in content.files if path.startswith(f"{encoder_path}/"))
+    return {
+        "files": [content.files[path].id for path in paths if path in content.files],
+        "questions": [recipe.queries, recipe.seed],
+        "code": _SAMPLE_CODE,
+    }
 
 
 def _create_neighbor_tasks(
-    store: Store, snapshot: Snapshot, representation: str, queries: Vectors, k: int
+    store: Store,
+    snapshot: Snapshot,
+    recipe: GateRecipe,
+    representation: str,
+    queries: BlobRef,
+    parent: Content | None,
 ) -> list[NeighborTask]:
     """Return a task for each part that has rows."""
-    content, file = snapshot.manifest.content, io.BytesIO()
-    np.save(file, queries)
-    blob, metric = store.blobs.put_bytes(file.getvalue()), index_metric(content.indexes, representation)
-    return [
-        NeighborTask(
-            content.files[content.rows_path(representation, part.name)],
-            part.rows,
-            blob,
-            metric,
-            min(_compute_neighbor_depth(snapshot, k), part.rows),
-        )
-        for part in snapshot.parts
-        if part.rows
-    ]
+    content, parent_queries, ranges = snapshot.manifest.content, None, PageRanges(parent.parts if parent else ())
+    if parent is not None:
+        inputs = _list_query_inputs(parent, recipe, representation)
+        record = store.memo.find(QUERIES, store.memo.compute_key(inputs))
+        parent_queries = record.outputs["queries"] if record else None
+    metric = index_metric(content.indexes, representation)
+    tasks = []
+    for part in snapshot.parts:
+        if part.rows:
+            rows = content.files[content.rows_path(representation, part.name)]
+            parent_rows = tuple(
+                parent.files[path]
+                for _, parent_part in ranges.within(part.first_page, part.last_page)
+                if parent is not None and (path := parent.rows_path(representation, parent_part.name)) in parent.files
+            )
+            tasks.append(NeighborTask(rows, part.rows, queries, metric, 2 * recipe.k, parent_rows, parent_queries))
+    return tasks
 
 
-def _merge_neighbors(store: Store, snapshot: Snapshot, queries: Vectors, reports: Iterable[Report], k: int) -> BlobRef:
+def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports: Sequence[Report], k: int) -> BlobRef:
     """Store the queries with their neighbours in all parts; read the neighbours of a part at a
     time.
+
+    They are twice as many as k, to detect ties at rank k.
     """
-    scores, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+    vectors, depth = _read_queries(store, queries), min(2 * k, snapshot.n)
+    scores, rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
     first_row = 0
     for part, report in zip((part for part in snapshot.parts if part.rows), reports, strict=True):
-        with np.load(io.BytesIO(store.blobs.read(BlobRef.from_json(report))), allow_pickle=False) as arrays:
-            all_scores = np.hstack([scores, arrays["scores"]])  # (q, j + m)
-            all_rows = np.hstack([rows, arrays["rows"] + first_row])
-        scores, rows = select_top_k(all_scores, all_rows, _compute_neighbor_depth(snapshot, k))
+        lists = _read_lists(store, BlobRef.from_json(report))
+        all_scores = np.hstack([scores, lists.scores])  # (q, j + m)
+        all_rows = np.hstack([rows, np.where(lists.rows < 0, -1, lists.rows + first_row)])
+        scores, rows = select_top_k(all_scores, all_rows, depth)
         first_row += part.rows
     file = io.BytesIO()
-    np.savez(file, vectors=queries, scores=scores, rows=rows)
+    np.savez(file, vectors=vectors, scores=scores, rows=rows)
     return store.blobs.put_bytes(file.getvalue())
 
 

@@ -104,13 +104,13 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         built_indexes = merge_shards(indexes, launch, on_progress)
     with clock("tune") as on_progress:
         draft = build.assemble_content(built_indexes)
-        built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress)
+        built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress, build.parent)
     content = build.assemble_content(built_indexes)
     arithmetics = list_arithmetics(build.embeddings, build.parent_provenance)
     with clock("gate") as on_progress:
         for note in describe_mixture(arithmetics):
             on_progress.say(note)
-        metrics = measure_indexes(store, Manifest(content), built_indexes, recipe, launch, on_progress)
+        metrics = measure_indexes(store, Manifest(content), built_indexes, recipe, launch, on_progress, build.parent)
     provenance = {
         **build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics),
         **build.derived_provenance,
@@ -206,9 +206,11 @@ def tune_indexes(
     recipe: Recipe,
     launch: Launch,
     on_progress: OnProgress,
+    parent: Content | None = None,
 ) -> list[BuiltIndex]:
-    """Set the search parameters of indexes with a recall target."""
-    return tune_searches(store, draft, built, recipe.gate, partial(gate.tune_indexes, store, launch, on_progress))
+    """Set the search parameters of indexes with a recall target, starting from the parent's."""
+    tune = partial(gate.tune_indexes, store, launch, on_progress, parent=parent)
+    return tune_searches(store, draft, built, recipe.gate, tune, parent)
 
 
 @stage
@@ -219,13 +221,16 @@ def measure_indexes(
     recipe: Recipe,
     launch: Launch,
     on_progress: OnProgress,
+    parent: Content | None = None,
 ) -> SnapshotMetrics:
-    """Compare every index with exact search, check its file, and measure the gate's questions."""
+    """Compare every index with exact search, check its file, and measure the gate's questions.
+
+    Exact neighbours are derived from those of the parent.
+    """
     merges = {index.name: index.stats for index in built}
+    measure = partial(gate.measure_indexes, store, launch, on_progress, parent=parent)
     with Snapshot.from_manifest(store, manifest) as snapshot:
-        return measure_snapshot(
-            snapshot, recipe.gate, merges, partial(gate.measure_indexes, store, launch, on_progress)
-        )
+        return measure_snapshot(snapshot, recipe.gate, merges, measure)
 
 
 @stage

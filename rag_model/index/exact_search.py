@@ -10,6 +10,7 @@ memory-mapped embeddings, so the index grows by nothing, and a query reads as ma
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,24 @@ class ExactIndex:
             scores, rows = select_top_k(np.hstack([scores, block_scores]), np.hstack([rows, local + first]), k)
         return scores, rows
 
+    def search_among(self, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
+        """Return the min(k, m) best of ascending `rows`, (m,), for each vector; see `search`.
+
+        Raises:
+            InputError: one of these rows holds a NaN or an infinity.
+        """
+        best_scores = np.empty((len(vectors), 0), np.float32)
+        best_rows = np.empty((len(vectors), 0), np.int64)
+        step = max(1, BLOCK_BYTES // (4 * self.dim))
+        for first in range(0, len(rows), step):
+            block_rows = rows[first : first + step]
+            block = self._files.read_rows(block_rows)
+            scores, local = self._search_block(vectors, block, min(k, len(block)))
+            best_scores, best_rows = select_top_k(
+                np.hstack([best_scores, scores]), np.hstack([best_rows, block_rows[local]]), k
+            )
+        return best_scores, best_rows
+
     def score(self, vectors: Vectors, rows: Rows) -> Vectors:
         """Return (q, k) float32 scores of vectors with their `rows`, (q, k); -inf for row -1.
 
@@ -88,6 +107,95 @@ class ExactIndex:
         ):
             scores, rows = faiss.knn(vectors, block, k, metric=engine.faiss_metric(self.metric))
         return (scores if self.metric == "ip" else -scores), rows
+
+
+@dataclass(frozen=True, slots=True)
+class NeighborLists:
+    """The best rows of a part for each query, from which those of its next version are derived.
+
+    Every row with a score above a query's `floor` is in its list.
+    """
+
+    scores: Vectors  # (q, w), best first; -inf where a list is shorter
+    rows: Rows  # (q, w); -1 where a list is shorter
+    floor: Vectors  # (q,)
+
+    def select(self, queries: Rows) -> "NeighborLists":
+        """Return the lists of these queries, (m,); for query -1 a list of which nothing is known."""
+        is_known = queries >= 0
+        return NeighborLists(
+            np.where(is_known[:, None], self.scores[queries], np.float32(-np.inf)),
+            np.where(is_known[:, None], self.rows[queries], -1),
+            np.where(is_known, self.floor[queries], np.float32(np.inf)),
+        )
+
+
+def search_neighbors(index: ExactIndex, vectors: Vectors, width: int) -> NeighborLists:
+    """Return the `width` best rows of each query by exact search, or all rows if there are fewer."""
+    scores, rows = index.search(vectors, min(width, index.n))
+    is_cut = width < index.n
+    floor = scores[:, -1] if is_cut else np.full(len(vectors), -np.inf, np.float32)
+    return NeighborLists(*_pad_lists(scores, rows, width), floor)
+
+
+def update_neighbors(
+    index: ExactIndex, vectors: Vectors, previous: Sequence[tuple[NeighborLists, Rows]], depth: int, width: int
+) -> NeighborLists:
+    """Return lists of at least `depth` neighbours, derived from those of an earlier version.
+
+    Only new rows are compared with the queries. A query whose list would be shorter than `depth` is
+    compared with all rows.
+
+    Args:
+        index: the rows now.
+        vectors: (q, d) float32 queries.
+        previous: the lists of the same queries over earlier rows, and the row that each of these is
+            now: (m,), -1 if there is no equal one. An equal row has the same score.
+        depth: number of neighbours that are needed.
+        width: maximum length of a list; longer than `depth`, because lists lose the rows that go.
+
+    Raises:
+        InputError: a row holds a NaN or an infinity.
+    """
+    is_new = np.ones(index.n, bool)
+    for _, current_rows in previous:
+        is_new[current_rows[current_rows >= 0]] = False
+    new_rows = np.flatnonzero(is_new)
+    if not previous or 2 * len(new_rows) > index.n:
+        return search_neighbors(index, vectors, width)
+    new_scores, found_rows = index.search_among(vectors, new_rows, width)
+    columns = [(new_scores, found_rows)]
+    floor = np.full(len(vectors), -np.inf, np.float32)
+    for lists, current_rows in previous:
+        # A list's padding, row -1, selects the last row, which its score -inf excludes.
+        columns.append((lists.scores, current_rows[lists.rows]))
+        floor = np.maximum(floor, lists.floor)
+    scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*columns, strict=True))
+    is_listed = (rows >= 0) & (scores >= floor[:, None]) & (scores > -np.inf) & ~_find_repeats(rows, scores)
+    scores, rows = np.where(is_listed, scores, np.float32(-np.inf)), np.where(is_listed, rows, -1)
+    scores, rows = _pad_lists(*select_top_k(scores, rows, width), width)
+    is_cut = is_listed.sum(axis=1) > width
+    floor = np.maximum(floor, np.where(is_cut, scores[:, -1], np.float32(-np.inf)))
+    is_short = (rows >= 0).sum(axis=1) < min(depth, index.n)
+    if is_short.any():
+        searched = search_neighbors(index, vectors[is_short], width)
+        scores[is_short], rows[is_short], floor[is_short] = searched.scores, searched.rows, searched.floor
+    return NeighborLists(scores, rows, floor)
+
+
+def _pad_lists(scores: Vectors, rows: Rows, width: int) -> tuple[Vectors, Rows]:
+    """Return lists of `width` entries, (q, width), padded with row -1 and score -inf."""
+    padding = (0, 0), (0, width - scores.shape[1])
+    return np.pad(scores, padding, constant_values=-np.inf), np.pad(rows, padding, constant_values=-1)
+
+
+def _find_repeats(rows: Rows, scores: Vectors) -> npt.NDArray[np.bool_]:
+    """Return which entries of a list, (q, w), have the row of a better entry or an earlier one."""
+    order = np.lexsort((-scores, rows), axis=1)
+    sorted_rows = np.take_along_axis(rows, order, 1)
+    is_repeated = np.zeros(rows.shape, bool)
+    np.put_along_axis(is_repeated, order[:, 1:], sorted_rows[:, 1:] == sorted_rows[:, :-1], 1)
+    return is_repeated
 
 
 def select_top_k(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:

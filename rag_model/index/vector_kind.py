@@ -22,7 +22,13 @@ from rag_model.index.quality.results import (
     ResourceEstimate,
     TuningResult,
 )
-from rag_model.index.quality.sweep import VectorQuerySet, format_setting, measure_point, sweep_settings
+from rag_model.index.quality.sweep import (
+    VectorQuerySet,
+    format_setting,
+    list_near_values,
+    measure_point,
+    sweep_settings,
+)
 from rag_model.index.quality.tune import tune_search
 from rag_model.index.recipe import (
     IndexRecipe,
@@ -94,10 +100,11 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
         return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
 
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
-        """Compare with exact search over a range of settings, and inspect the file."""
+        """Compare with exact search over settings near the index's own, and inspect the file."""
         index = self.open(files, entry)
         rows = index.search(query_set.vectors, query_set.k)[1]
-        curve = sweep_settings(index, query_set)
+        values = [] if index.structure == "exact" else list_near_values(index, query_set.k)
+        curve = sweep_settings(index, query_set, values, min_runs=1)
         setting = _measure_default_setting(index, query_set, entry["search"], curve)
         del index  # free its memory: `inspect_index` opens the file again
         return IndexMeasurement(

@@ -17,16 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
 
+from rag_model.corpus.passages import read_hashes
+from rag_model.digest import digest_json
 from rag_model.encoders.any_encoder import load_any_encoder
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.token_encoder import TokenEncoder
+from rag_model.errors import InputError
 from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.evaluation.gate import GateRecipe, IndexRecalls, QuestionFloor, RetrieverScore
 from rag_model.evaluation.questions import read_questions, sample_rows, sample_sentences
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, retrieve
 from rag_model.index.factory import with_refinement
-from rag_model.index.files.engine import Vectors
+from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.kind import IndexMeasurement, SparseQuerySet, TextQuerySet, TokenQuerySet, get_kind_of_entry
 from rag_model.index.quality.results import IndexHealth, OperatingPoint, percentile5
 from rag_model.index.quality.sweep import VectorQuerySet
@@ -36,11 +41,12 @@ from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, question_encoder_path
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, passages_path, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
 AnyTrial = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
 _TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # exact MaxSim costs a hundred times a dense scan
+_KEY_DIGITS = 16  # hex digits of a passage's hash that rank it
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,74 +177,167 @@ def _full_factory(entry: Mapping[str, Any]) -> str:
     return with_refinement(entry["factory"], entry.get("refine"))
 
 
-def cache_query_sets(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], AnyTrial]:
-    """Return a function from a representation's name to its queries, which are sampled once."""
+@dataclass(frozen=True, slots=True)
+class QuerySample:
+    """Sentences of sampled passages, of which the queries of each representation are made."""
+
+    rows: tuple[int, ...]  # of the passages
+    sentences: tuple[str, ...]
+
+    def first(self, count: int) -> "QuerySample":
+        """Return the first `count` sentences, which are a sample too."""
+        return QuerySample(self.rows[:count], self.sentences[:count])
+
+
+def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
+    """Return the `count` passages of a part with the smallest keys: (m,) keys, ascending, and rows.
+
+    A passage's key is made of its hash and the seed. So a passage whose text stays the same keeps
+    its rank in every snapshot, and a sample changes by the share of passages that changed. Equal
+    passages have equal keys, and the first one counts.
+
+    Raises:
+        InputError: the passages are damaged.
+    """
+    digits = pc.utf8_slice_codeunits(read_hashes(passages), 0, _KEY_DIGITS).to_pylist()
+    mask = np.uint64(int(digest_json(["sample", seed]).partition(":")[2][:_KEY_DIGITS], 16))
+    try:
+        hashes = np.frombuffer(bytes.fromhex("".join(digits)), ">u8").astype(np.uint64)
+    except ValueError as error:
+        raise InputError(f"{passages} has a hash that is not hexadecimal: build its part again") from error
+    if len(hashes) != len(digits):
+        raise InputError(f"{passages} has a hash of less than {_KEY_DIGITS} digits: build its part again")
+    keys, rows = np.unique(hashes ^ mask, return_index=True)
+    return keys[:count], rows[:count].astype(np.int64)
+
+
+def count_candidates(queries: int, part_rows: int, n: int) -> int:
+    """Return how many passages of a part can belong to a sample of `queries` from n passages.
+
+    The expected number is exceeded four times, and rounded up to a power of two, so that it is the
+    same for most snapshots to come.
+    """
+    return min(queries, 1 << (15 + 4 * queries * part_rows // max(1, n)).bit_length())
+
+
+def choose_rows(
+    snapshot: Snapshot, queries: int, candidates: Sequence[tuple[npt.NDArray[np.uint64], Rows]]
+) -> list[int]:
+    """Return the rows of a sample, by key; `candidates` are `rank_passages` of each part."""
+    starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
+    keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
+    rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
+    first = np.unique(keys, return_index=True)[1][:queries]
+    return [int(row) for row in np.concatenate([np.empty(0, np.int64), *rows])[first]]
+
+
+def read_sample(snapshot: Snapshot, rows: Sequence[int], seed: int) -> QuerySample:
+    """Return a sentence of each passage of `rows`.
+
+    Raises:
+        StoreError: a passage file is missing or damaged.
+    """
+    return QuerySample(tuple(rows), tuple(sample_sentences(snapshot.passages(rows), seed)))
+
+
+def sample_queries(snapshot: Snapshot, recipe: GateRecipe) -> QuerySample:
+    """Sample sentences of a snapshot; reads the hashes of all passages.
+
+    Raises:
+        InputError: the passages are damaged.
+        StoreError: a passage file is missing or damaged.
+    """
+    candidates = [
+        rank_passages(
+            snapshot.path(passages_path(part.name)),
+            count_candidates(recipe.queries, part.rows, snapshot.n),
+            recipe.seed,
+        )
+        for part in snapshot.parts
+    ]
+    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed)
+
+
+def cache_query_sets(
+    snapshot: Snapshot, recipe: GateRecipe, sample: QuerySample | None = None
+) -> Callable[[str], AnyTrial]:
+    """Return a function from a representation's name to its queries, which are made once.
+
+    Without a `sample` it is drawn from the snapshot.
+    """
+
+    @cache
+    def get_sample() -> QuerySample:
+        return sample_queries(snapshot, recipe) if sample is None else sample
 
     @cache
     def get_query_set(representation: str) -> AnyTrial:
-        return _SAMPLERS.get(snapshot.manifest.content.kind_of(representation), sample_vector_queries)(
-            snapshot, recipe, representation
-        )
+        create = _QUERY_SETS.get(snapshot.manifest.content.kind_of(representation), create_vector_queries)
+        return create(snapshot, recipe, representation, get_sample())
 
     return get_query_set
 
 
 def sample_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str = EMBEDDINGS) -> VectorQuerySet:
-    """Return queries sampled from the corpus, with their exact neighbours to depth min(`recipe.k`,
-    n).
+    """Return queries sampled from the corpus, with their exact neighbours.
 
     Raises:
         InputError: the vectors are damaged.
     """
+    return create_vector_queries(snapshot, recipe, representation, sample_queries(snapshot, recipe))
+
+
+def create_vector_queries(
+    snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
+) -> VectorQuerySet:
+    """Return the queries of a sample, with their exact neighbours to depth min(`recipe.k`, n)."""
     return VectorQuerySet.from_exact_search(
         open_exact_index(snapshot, representation),
-        encode_vector_queries(snapshot, recipe, representation),
+        encode_vector_queries(snapshot, sample.sentences, representation),
         min(recipe.k, snapshot.n),
     )
 
 
-def encode_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> Vectors:
-    """Return (q, d) float32: the question encoder's vectors of sentences from sampled passages."""
+def encode_vector_queries(snapshot: Snapshot, sentences: Sequence[str], representation: str) -> Vectors:
+    """Return (q, d) float32: the question encoder's vectors of sentences."""
     encoder = load_any_encoder(snapshot.folder(question_encoder_path(representation)))
-    return encoder.encode_questions(_sample_sentences(snapshot, recipe)[1])
+    return encoder.encode_questions(list(sentences))
 
 
-def sample_token_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> TokenQuerySet:
-    """Return token vectors of sampled queries, and a sample of passages that includes their
-    sources.
-    """
-    rows, sentences = _sample_sentences(snapshot, replace(recipe, queries=min(recipe.queries, _TOKEN_QUERIES)))
+def _create_token_queries(
+    snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
+) -> TokenQuerySet:
+    """Return token vectors of queries, and a sample of passages that includes their sources."""
+    sample = sample.first(_TOKEN_QUERIES)
     encoder = TokenEncoder.load(snapshot.folder(question_encoder_path(representation)))
-    searched_rows = np.union1d(rows, sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)).astype(np.int64)
-    return TokenQuerySet(encoder.encode_questions(sentences), min(recipe.k, snapshot.n), searched_rows)
+    sampled_rows = sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)
+    searched_rows = np.union1d(sample.rows, sampled_rows).astype(np.int64)
+    return TokenQuerySet(encoder.encode_questions([*sample.sentences]), min(recipe.k, snapshot.n), searched_rows)
 
 
-def sample_sparse_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> SparseQuerySet:
-    """Return weighted terms of queries sampled from the corpus."""
-    rows, sentences = _sample_sentences(snapshot, recipe)
+def _create_sparse_queries(
+    snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
+) -> SparseQuerySet:
+    """Return the weighted terms of queries."""
     encoder = SparseEncoder.load(snapshot.folder(question_encoder_path(representation)))
-    return SparseQuerySet(encoder.encode_questions(sentences), min(recipe.k, snapshot.n), np.array(rows, np.int64))
+    vectors, k = encoder.encode_questions([*sample.sentences]), min(recipe.k, snapshot.n)
+    return SparseQuerySet(vectors, k, np.array(sample.rows, np.int64))
 
 
-def sample_text_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> TextQuerySet:
-    """Return the texts of queries sampled from the corpus."""
-    rows, sentences = _sample_sentences(snapshot, recipe)
-    return TextQuerySet(sentences, min(recipe.k, snapshot.n), np.array(rows, np.int64))
+def _create_text_queries(
+    snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
+) -> TextQuerySet:
+    """Return the texts of queries."""
+    return TextQuerySet([*sample.sentences], min(recipe.k, snapshot.n), np.array(sample.rows, np.int64))
 
 
 # by the kind of a representation
-_SAMPLERS: dict[str, Callable[[Snapshot, GateRecipe, str], AnyTrial]] = {
-    "vectors": sample_vector_queries,
-    "tokens": sample_token_queries,
-    "sparse": sample_sparse_queries,
-    "text": sample_text_queries,
+_QUERY_SETS: dict[str, Callable[[Snapshot, GateRecipe, str, QuerySample], AnyTrial]] = {
+    "vectors": create_vector_queries,
+    "tokens": _create_token_queries,
+    "sparse": _create_sparse_queries,
+    "text": _create_text_queries,
 }
-
-
-def _sample_sentences(snapshot: Snapshot, recipe: GateRecipe) -> tuple[list[int], list[str]]:
-    """Return sampled rows, and a sentence from the passage of each."""
-    rows = sample_rows(snapshot.n, recipe.queries, recipe.seed)
-    return rows, sample_sentences(snapshot.passages(rows), recipe.seed)
 
 
 def _count_repaired(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
@@ -246,7 +345,7 @@ def _count_repaired(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return {name: stats[key] for name, stats in merges.items() if key in stats}
 
 
-CODE = 1  # increase it when the same index and queries would give other search parameters
+CODE = 2  # increase it when the same index and queries would give other search parameters
 # Folders with the inputs of the queries and of their exact neighbours.
 _INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 
@@ -261,6 +360,8 @@ class TuneTask:
     k: int  # depth of recall
     queries: int  # number of sampled queries
     seed: int  # of the sample; differs from the gate's
+    # The parent's parameters, from which tuning starts; they don't change its result.
+    start: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def recipe(self) -> GateRecipe:
@@ -279,6 +380,7 @@ def tune_searches(
     built: Sequence[BuiltIndex],
     recipe: GateRecipe,
     tune_indexes: TuneIndexes | None = None,
+    parent: Content | None = None,
 ) -> list[BuiltIndex]:
     """Return the indexes with search parameters that reach their recall target.
 
@@ -292,13 +394,22 @@ def tune_searches(
         built: the indexes of the draft.
         recipe: the gate's depth k and number of queries.
         tune_indexes: tunes the indexes, perhaps on other machines; None: tune them in this process.
+        parent: the parent's content; tuning starts from the parameters of its indexes.
 
     Raises:
         InputError: an index or its vectors are damaged.
     """
     with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
         tasks = [
-            TuneTask(index.name, index.blob, index.plan.recall_target, recipe.k, recipe.queries, recipe.seed + 1)
+            TuneTask(
+                index.name,
+                index.blob,
+                index.plan.recall_target,
+                recipe.k,
+                recipe.queries,
+                recipe.seed + 1,
+                _get_search(parent, index.name),
+            )
             for index in built
             if index.plan.recall_target is not None and snapshot.n
         ]
@@ -311,6 +422,12 @@ def tune_searches(
     return [
         _with_tuning(index, stats_by_index[index.name]) if index.name in stats_by_index else index for index in built
     ]
+
+
+def _get_search(parent: Content | None, index: str) -> dict[str, int]:
+    """Return the search parameters of the parent's index; empty without one."""
+    search = parent.indexes.get(index, {}).get("search") if parent else None
+    return {name: value for name, value in (search or {}).items() if type(value) is int and value > 0}
 
 
 def _with_tuning(index: BuiltIndex, stats: Mapping[str, Any]) -> BuiltIndex:
@@ -338,7 +455,9 @@ def tune_index(
 
     def produce(workdir: Path) -> StageResult:
         entry, query_set = content.indexes[task.index], get_query_set(content.representation_of(task.index))
-        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, task.index), entry, query_set, task.target)
+        search = {name: task.start.get(name, value) for name, value in entry["search"].items()}
+        start = {**entry, "search": search}
+        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, task.index), start, query_set, task.target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
 
     return dict(store.memo.get_or_create("tune", _build_memo_inputs(content, task), produce)[0].stats)

@@ -19,9 +19,9 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots import parent_index
 from rag_model.snapshots.parent_index import ParentIndex, PartMatch
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import TARGET_KEY as AFTER_FACT
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.pulling.deltas import STAGE, DeltaStep, build_delta
-from rag_model.store.pulling.deltas import TARGET_KEY as AFTER_FACT
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, PartEntry, passages_path
 from rag_model.training.data.examples import build_passage

@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from beam_jobs import gate
 from beam_jobs.launch import Launch
 from beam_jobs.workers import START_VARIABLE
 from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.exact_search import ExactIndex
+from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
@@ -78,6 +81,35 @@ def test_the_launcher_reads_neither_vectors_nor_indexes(
     heavy = {ref.id for path, ref in files.items() if path.startswith(("embeddings/", "index/"))}
     assert heavy <= {blob for blob, _ in readers}
     assert not heavy & {blob for blob, thread in readers if thread == threading.get_ident()}
+
+
+def test_gate_of_a_refresh_compares_only_new_rows(
+    store: Store, snapshot: Snapshot, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, measure = snapshot.manifest.content, partial(gate.measure_indexes, store, launch, None)
+    recipe = replace(RECIPE, k=2)
+    measure(snapshot, recipe)
+    name = f"embeddings/{content.parts[0].name}.npy"
+    vectors = np.load(store.blobs.get_local_path(content.files[name]))
+    vectors[1] = vectors[3]
+    np.save(tmp_path / "changed.npy", vectors)
+    files = {**content.files, name: store.blobs.put_file(tmp_path / "changed.npy")}
+    changed = Snapshot.from_manifest(store, Manifest(replace(content, files=files)))
+    compared: list[int] = []
+    search_block = ExactIndex._search_block
+
+    def record(index: ExactIndex, queries: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
+        compared.append(len(queries) * len(block))
+        return search_block(index, queries, block, k)
+
+    monkeypatch.setattr(ExactIndex, "_search_block", record)
+    measurements = measure(changed, recipe, parent=content)
+    assert 0 < sum(compared) < RECIPE.queries * len(vectors)
+    monkeypatch.undo()
+    expected = measure_snapshot(changed, recipe)
+    assert {name: found.recalls.tolist() for name, found in measurements.items()} == {
+        name: found.recalls.tolist() for name, found in expected.recalls.items()
+    }
 
 
 def test_tuning_on_workers_is_recorded_as_in_one_process(store: Store, snapshot: Snapshot, launch: Launch) -> None:

@@ -36,9 +36,9 @@ from rag_model.snapshots.parent import Parent
 from rag_model.store.diff import diff_snapshots
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import json_bytes
-from rag_model.store.objects.memo import Memo, StageResult
+from rag_model.store.objects.memo import TARGET_KEY, Memo, StageResult
 from rag_model.store.pulling.deltas import STAGE as DELTAS
-from rag_model.store.pulling.deltas import TARGET_KEY, iter_delta_steps
+from rag_model.store.pulling.deltas import iter_delta_steps
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage

@@ -27,6 +27,8 @@ MERGE_BYTES_PER_PASSAGE = (
     13
 )
 
+EXHAUSTIVE_QUERIES = 64  # of the gate: a search without skipping reads every posting of its terms
+
 
 class PostingsKind(UntrainedKind, ABC):
     """An inverted index: the postings of each part, merged as a stream.

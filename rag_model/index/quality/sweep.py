@@ -104,8 +104,6 @@ def _best_points(
 
 
 _MIN_RUNS = 3  # the fastest run counts, because other processes only slow a run down
-
-
 _MIN_SECONDS = 0.02  # total of all runs: a single short batch is easily disturbed as a whole
 
 
@@ -135,7 +133,7 @@ class VectorQuerySet:
 
 
 def sweep_settings(
-    index: FaissFileIndex, query_set: VectorQuerySet, values: Sequence[int] | None = None
+    index: FaissFileIndex, query_set: VectorQuerySet, values: Sequence[int] | None = None, *, min_runs: int = _MIN_RUNS
 ) -> list[OperatingPoint]:
     """Search with a range of settings; return their operating points, cheapest first.
 
@@ -152,7 +150,19 @@ def sweep_settings(
     if not parameter:
         return [measure_point(index, query_set, {})]
     swept_values = _default_values(index, query_set.k) if values is None else sorted(values)
-    return [measure_point(index, query_set, index.defaults | {parameter: value}) for value in swept_values]
+    return [measure_point(index, query_set, index.defaults | {parameter: value}, min_runs) for value in swept_values]
+
+
+def list_near_values(index: FaissFileIndex, k: int) -> list[int]:
+    """Return values of `efSearch` or `nprobe` near the index's own: an eighth of it to twice.
+
+    What a search costs near its setting does not grow with the number of lists, as the largest
+    values of `nprobe` do.
+    """
+    values = _default_values(index, k)
+    own = index.defaults["efSearch" if index.structure == "hnsw" else "nprobe"]
+    near_values = {own, *(own * factor // 8 for factor in (1, 2, 4, 16))}
+    return sorted({min(max(value, values[0]), max(own, values[-1])) for value in near_values})
 
 
 def _default_values(index: FaissFileIndex, k: int) -> list[int]:
@@ -161,8 +171,10 @@ def _default_values(index: FaissFileIndex, k: int) -> list[int]:
     return list(dict.fromkeys([minimum, *powers, maximum]))
 
 
-def measure_point(index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int]) -> OperatingPoint:
-    """Search several times with one setting; return its recall and cost.
+def measure_point(
+    index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int], min_runs: int = _MIN_RUNS
+) -> OperatingPoint:
+    """Search at least `min_runs` times with one setting; return its recall and cost.
 
     Raises:
         UsageError: the queries, their depth or a parameter do not fit the index.
@@ -172,7 +184,7 @@ def measure_point(index: FaissFileIndex, query_set: VectorQuerySet, parameters: 
     retrieved_rows = index.search(query_set.vectors, query_set.k, **parameters)[1]  # also a warm-up
     distances = _count_distances(index, queries) / queries + parameters.get("refine", 0) * query_set.k
     runs: list[float] = []
-    while len(runs) < _MIN_RUNS or sum(runs) < _MIN_SECONDS:
+    while len(runs) < min_runs or sum(runs) < _MIN_SECONDS:
         runs.append(_time_search(index, query_set, parameters))
     recalls = query_set.compute_recalls(retrieved_rows)
     return OperatingPoint(

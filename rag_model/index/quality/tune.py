@@ -1,7 +1,9 @@
 """Tune the search settings of an index for a recall target, and evaluate a new index.
 
 `tune_search` finds the smallest `efSearch` or `nprobe` that reaches the target. Recall rises with
-the setting, so the setting is doubled until it reaches the target, and the last step is bisected.
+the setting, so the search starts from the index's own setting, which for a later build is that of
+its parent: mostly it is still the smallest one, which two measurements confirm. Otherwise it is
+doubled or halved, and the last step is bisected.
 Only recall decides, not time, so the same file and queries give the same setting on every machine.
 
 `evaluate_index` measures recall against latency over a range of settings. It searches given
@@ -12,6 +14,7 @@ built from. Its own vectors are easier queries: each is its own nearest neighbou
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +60,10 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
 
     If no setting reaches it, return the smallest within .005 of the best one. A graph searched for
     k neighbours keeps at least k candidates, so its settings begin at k. With a refinement,
-    `nprobe` is searched for each of several factors, and the cheapest of these settings is
-    returned.
+    the cheapest setting of several factors is returned.
 
     Args:
-        index: the index; its own default setting is not used.
+        index: the index; its default setting is tried first.
         query_set: queries with their true neighbours; a few hundred distinguish recalls .01 apart.
         target: 0 < target < 1.
 
@@ -79,16 +81,17 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
         return TuningResult({}, mean_recall({}))
     grid = _build_grid(index, query_set.k)
     recall = cache(lambda factor, value: mean_recall(grid.search(factor, value)))
-    settings = _find_sufficient(recall, grid, target)
-    if settings:
-        best = min(settings, key=partial(_estimate_cost, index, query_set.k))
+    cost = partial(_estimate_cost, index, query_set.k)
+    start = index.defaults.get("refine", 0), index.defaults.get(grid.name, grid.minimum)
+    best = _find_cheapest(recall, grid, target, cost, start)
+    if best is not None:
         return TuningResult(grid.search(*best), recall(*best))
     ceiling = max(
         recall(factor, value) for factor in grid.refine_factors for value in _double_up_to(grid.minimum, grid.maximum)
     )
-    best = min(
-        _find_sufficient(recall, grid, ceiling - CEILING_TOLERANCE), key=partial(_estimate_cost, index, query_set.k)
-    )
+    best = _find_cheapest(recall, grid, ceiling - CEILING_TOLERANCE, cost, start)
+    if best is None:
+        raise AssertionError("a setting reaches the best recall")
     search = grid.search(*best)
     return TuningResult(
         search, recall(*best), _explain_missed_target(index, query_set.k, target, search, recall(*best), ceiling)
@@ -106,13 +109,29 @@ def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
     return _SearchGrid("nprobe", 1, min(MAX_LISTS, index.lists), factors)
 
 
-def _find_sufficient(recall: Callable[[int, int], float], grid: _SearchGrid, target: float) -> list[tuple[int, int]]:
-    """Return (refinement factor, smallest value) for each factor that reaches `target`."""
-    smallest = [
-        (factor, _find_smallest(partial(recall, factor), grid.minimum, grid.maximum, target))
-        for factor in grid.refine_factors
-    ]
-    return [(factor, value) for factor, value in smallest if value is not None]
+def _find_cheapest(
+    recall: Callable[[int, int], float],
+    grid: _SearchGrid,
+    target: float,
+    cost: Callable[[tuple[int, int]], float],
+    start: tuple[int, int],
+) -> tuple[int, int] | None:
+    """Return the cheapest refinement factor and value that reach `target`; None if there are none.
+
+    The factor of `start` is tried first. For another one, the largest value that would be cheaper
+    is tried: if it misses the target, so do the smaller ones.
+    """
+    best: tuple[int, int] | None = None
+    for factor in sorted(grid.refine_factors, key=lambda factor: factor != start[0]):
+        maximum = grid.maximum
+        if best is not None:
+            unit = cost((factor, 1)) - cost((factor, 0))
+            maximum = min(maximum, ceil((cost(best) - cost((factor, 0))) / unit) - 1)
+            if maximum < grid.minimum or recall(factor, maximum) < target:
+                continue
+        value = _find_smallest(partial(recall, factor), grid.minimum, maximum, target, start[1])
+        best = best if value is None else (factor, value)
+    return best
 
 
 def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
@@ -128,14 +147,29 @@ def _double_up_to(minimum: int, maximum: int) -> list[int]:
     return values
 
 
-def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: float) -> int | None:
-    """Return the smallest value whose recall reaches `target`; None if there is none."""
-    low = minimum - 1
-    for high in _double_up_to(minimum, maximum):
-        if recall(high) >= target:
-            break
-        low = high
+def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: float, start: int = 1) -> int | None:
+    """Return the smallest value whose recall reaches `target`; None if there is none.
+
+    It is sought from `start`. If that reaches the target, the value before it is tried.
+    """
+    start = min(max(start, minimum), maximum)
+    low, high = minimum - 1, maximum + 1  # `low` misses the target, `high` reaches it
+    if recall(start) >= target:
+        high, value = start, start - 1
+        while high > minimum:
+            if recall(value) < target:
+                low = value
+                break
+            high, value = value, max(minimum, value // 2)
     else:
+        low = start
+        while low < maximum:
+            value = min(2 * low, maximum)
+            if recall(value) >= target:
+                high = value
+                break
+            low = value
+    if high > maximum:
         return None
     while high - low > 1:
         middle = (low + high) // 2

@@ -29,7 +29,7 @@ from rag_model.corpus.passages import PassageFile
 from rag_model.digest import digest_file
 from rag_model.errors import BookwheelError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import Memo, Record, StageResult
+from rag_model.store.objects.memo import TARGET_KEY, Memo, Record, StageResult
 from rag_model.store.pulling import delta_files
 from rag_model.store.pulling.overlap import find_vector_tables
 from rag_model.store.store import Store
@@ -37,7 +37,6 @@ from rag_model.store.versions.manifest import TEXT, Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 STAGE = "delta"
-TARGET_KEY = "after"  # key of the target's digest in the statistics of a memo record
 _OUTPUT = "delta"
 _MAX_FRACTION = 0.5  # of the bytes that the delta replaces; a larger delta is not worth the work
 _MIN_HEAD_BYTES = 4096  # a shorter head before an index's vectors is not a graph

@@ -2,8 +2,8 @@
 
 Needed are the files of all versions, and the origins of current snapshots. A snapshot names its own
 files. The memo names their origins: the record with a file among its outputs also has its inputs,
-which are outputs of other records, or lists of blobs with more blobs. A delta is needed as long as
-a snapshot has its target file (`store.pulling.deltas`).
+which are outputs of other records, or lists of blobs with more blobs. A delta, or a record of the
+gate, is needed as long as snapshots have its target files (`memo.TARGET_KEY`).
 """
 
 import re
@@ -14,9 +14,7 @@ from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import StoredFile, read_ahead
-from rag_model.store.objects.memo import RECORD_PATH, parse_record
-from rag_model.store.pulling.deltas import STAGE as DELTAS
-from rag_model.store.pulling.deltas import TARGET_KEY
+from rag_model.store.objects.memo import RECORD_PATH, TARGET_KEY, parse_record
 from rag_model.store.store import Store
 from rag_model.store.upkeep.sweep import StoreView
 from rag_model.store.versions.catalog import Catalog
@@ -66,7 +64,7 @@ def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     intent_blobs = {match[1] for path in view.needed_paths if (match := _BLOB.fullmatch(path))}
     needed, current = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
     needed |= _find_origins(store, current, records, dict(blobs))
-    needed |= set().union(*(record.outputs for record in records if record.delta_target in snapshots.all))
+    needed |= set().union(*(record.outputs for record in records if record.targets and record.targets <= snapshots.all))
     old_records = [] if view.has_build else [record for record in records if record.newest.modified < cutoff]
     needed |= set().union(*(record.digests for record in records if view.has_build or record.newest.modified >= cutoff))
     unneeded = [record for record in old_records if not record.is_reusable(needed)]
@@ -81,7 +79,7 @@ class _MemoRecord:
     files: tuple[StoredFile, ...]  # newest first
     outputs: frozenset[str]
     digests: frozenset[str]  # the digests of its inputs and outputs
-    delta_target: str = ""  # the digest of a delta's target file
+    targets: frozenset[str] = frozenset()  # digests of the files with which its outputs are kept
 
     @property
     def newest(self) -> StoredFile:
@@ -105,9 +103,9 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
     data = store.files.read(files[0].path) or b""
     record = parse_record(*stage_and_key, data)
     outputs = frozenset(_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
-    target = record.stats.get(TARGET_KEY) if record and record.stage == DELTAS else None
-    delta_target = _hex_digest(target) if isinstance(target, str) else ""
-    return _MemoRecord(stage_and_key[0], files, outputs, frozenset(_find_digests(data)), delta_target)
+    target = record.stats.get(TARGET_KEY) if record else None
+    targets = frozenset(map(_hex_digest, [target] if isinstance(target, str) else target or ()))
+    return _MemoRecord(stage_and_key[0], files, outputs, frozenset(_find_digests(data)), targets)
 
 
 @dataclass(frozen=True, slots=True)

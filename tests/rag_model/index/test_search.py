@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError, UsageError
 from rag_model.index import exact_search
 from rag_model.index.build import build_index as build
-from rag_model.index.exact_search import ExactIndex
+from rag_model.index.exact_search import ExactIndex, search_neighbors, update_neighbors
 from rag_model.index.files import vectors as vectors_module
 from rag_model.index.files.engine import faiss, view_array
 from rag_model.index.kind import get_kind_for_factory
+from rag_model.index.lists.kind import find_equal_rows
 from rag_model.index.quality.results import compute_recall, percentile5
 from rag_model.index.quality.sweep import VectorQuerySet, sweep_settings
 from rag_model.index.quality.tune import tune_search
@@ -23,6 +24,44 @@ from rag_model.index.search import open_index, write_default_search
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 FACTORIES = ["HNSW8", "IVF16,PQ8x4np", "OPQ8,IVF16_HNSW8,PQ8x4np", "IVF16,RaBitQ4", "Flat"]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_neighbors_updated_for_many_generations_equal_exact_search(
+    data: st.DataObject, make_vectors: Make, tmp_path: Path
+) -> None:
+    """Rows go, come, are repeated and move; a query changes; two parts become one."""
+    chance = np.random.default_rng(data.draw(st.integers(0, 1_000)))
+    metric, depth, width = data.draw(st.sampled_from(["ip", "l2"])), 6, data.draw(st.integers(6, 14))
+    corpus = make_vectors(120, seed=int(chance.integers(1_000)))
+    queries = make_vectors(9, seed=7)
+    paths = [tmp_path / "0.npy", tmp_path / "1.npy"]
+    for path, rows in zip(paths, np.split(corpus, [50]), strict=True):
+        np.save(path, rows)
+    lists = [search_neighbors(ExactIndex([path], metric), queries, width) for path in paths]
+    for generation in range(12):
+        is_alive = chance.random(len(corpus)) > data.draw(st.sampled_from([0.0, 0.02, 0.3]))
+        added = make_vectors(int(chance.integers(0, 8)), seed=generation + 100)
+        repeated = corpus[chance.integers(0, len(corpus), int(chance.integers(0, 4)))]
+        corpus = np.concatenate([corpus[is_alive], added, repeated])[: data.draw(st.sampled_from([500, 500, 60, 4]))]
+        corpus = corpus[chance.permutation(len(corpus))]
+        order = chance.permutation(len(queries))
+        is_same = chance.random(len(queries)) > 0.1
+        queries = np.where(is_same[:, None], queries[order], make_vectors(len(queries), seed=generation + 500))
+        np.save(tmp_path / "new.npy", corpus)
+        index = ExactIndex([tmp_path / "new.npy"], metric)
+        moved = [find_equal_rows(path, tmp_path / "new.npy") for path in paths]
+        known = [part_lists.select(np.where(is_same, order, -1)) for part_lists in lists]
+        updated = update_neighbors(index, queries, list(zip(known, moved, strict=True)), depth, width)
+        products = queries.astype(np.float64) @ corpus.astype(np.float64).T
+        exact = products if metric == "ip" else -np.square(queries[:, None] - corpus).sum(axis=2)
+        k = min(depth, len(corpus))
+        np.testing.assert_allclose(updated.scores[:, :k], -np.sort(-exact, axis=1)[:, :k], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(np.take_along_axis(exact, updated.rows[:, :k], 1), updated.scores[:, :k], atol=1e-5)
+        assert [len({*rows} - {-1}) for rows in updated.rows.tolist()] == (updated.rows >= 0).sum(axis=1).tolist()
+        (tmp_path / "new.npy").rename(tmp_path / "0.npy")
+        paths, lists = [tmp_path / "0.npy"], [updated]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

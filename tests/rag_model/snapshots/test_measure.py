@@ -1,16 +1,19 @@
 """A snapshot measured: sound indexes pass the gate, and one built over other vectors does not."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
 from rag_model.evaluation.gate import GateRecipe, QuestionFloor, SnapshotSummary, check_snapshot
 from rag_model.index.build import run_stages
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.snapshots.measure import measure_snapshot
+from rag_model.snapshots.measure import count_candidates, measure_snapshot, rank_passages
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
@@ -39,6 +42,30 @@ def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
     assert measured.operating_points["hnsw"] in measured.curves["hnsw"]
     assert figures["hnsw"]["distances"] == pytest.approx(measured.operating_points["hnsw"].distances, abs=0.05)
     assert check_snapshot(RECIPE, SnapshotSummary(snapshot.n, None, ""), measured.recalls).passed
+
+
+def test_sample_changes_by_the_share_of_passages_that_changed(snapshot: Snapshot, tmp_path: Path) -> None:
+    texts = [f"Passage {number} of the corpus." for number in range(2_000)]
+
+    def make_passage(name: str, text: str) -> Passage:
+        return Passage(name, name, 1, name, "", text, 0, 5, Passage.hash_of(name, text), None)
+
+    def rank(name: str, passages: Iterable[Passage], count: int, seed: int = 0) -> list[int]:
+        with PassageWriter(tmp_path / name) as writer:
+            for passage in passages:
+                writer.write(passage)
+        return rank_passages(tmp_path / name, count, seed)[0].tolist()
+
+    before = [make_passage(str(number), text) for number, text in enumerate(texts)]
+    after = [make_passage("new", "A new one.")] * 500 + before[20:1_000] + before[1_010:]
+    old, new = (set(rank("part", passages, 200)) for passages in (before, after))
+    assert len(old) == len(new) == 200  # equal passages count once
+    assert 190 <= len(old & new) < 200
+    assert not old & set(rank("part", before, 200, seed=1))
+    parts = [
+        rank(f"part-{first}", before[first : first + 500], count_candidates(100, 500, 2_000)) for first in (0, 500)
+    ]
+    assert set(rank("all", before[:1_000], 50)) <= {key for keys in parts for key in keys}
 
 
 def test_what_the_merge_repaired_stands_beside_what_is_left(snapshot: Snapshot) -> None:

@@ -54,7 +54,7 @@ def test_a_rerun_takes_the_recorded_setting(content: tuple[Store, Content], monk
     store, what = content
     indexes = built(what, hnsw=0.8, ivfpq=None)
     first = tune_searches(store, what, indexes, RECIPE)
-    monkeypatch.delattr(measuring, "sample_vector_queries")  # a machine whose questions would differ need not ask them
+    monkeypatch.delattr(measuring, "sample_queries")  # a machine whose questions would differ need not ask them
     assert tune_searches(store, what, indexes, RECIPE) == first
     with pytest.raises(NameError):
         tune_searches(store, what, indexes, replace(RECIPE, k=2))

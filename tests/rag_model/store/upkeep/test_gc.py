@@ -7,6 +7,7 @@ import pytest
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import BlobRef, Content, Manifest, Store
+from rag_model.store.objects.memo import TARGET_KEY
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
@@ -91,6 +92,17 @@ def test_what_the_current_snapshot_was_made_from_stays(store: Store) -> None:
         "tune": ["1.json", "2.json"],
     }
     assert all(store.memo.find(stage, "2") for stage in ("embed", "train", "shard", "merge", "tune"))
+
+
+def test_record_with_targets_stays_as_long_as_a_snapshot_has_all_of_them(store: Store) -> None:
+    first, second, output = map(store.blobs.put_bytes, (b"first", b"second", b"neighbours"))
+    store.memo.write_record("neighbors", "k", {"neighbors": output}, {TARGET_KEY: [first.id, second.id]})
+    tag(store, snapshot_of(store, first, second), "latest")
+    assert removed(store) == {}
+    tag(store, snapshot_of(store, first), "latest")
+    expire_store(store, AT_ONCE)
+    assert removed(store)["memo"] == 1
+    assert not store.blobs.exists(output)
 
 
 def test_what_was_trained_once_does_not_keep_what_it_was_trained_on(store: Store) -> None:
