@@ -6,7 +6,8 @@ from the step. A run that was killed therefore resumes to the same losses, on a 
 a checkpoint holds no state of a random generator.
 
 For several GPUs, start it with `accelerate launch` or `torchrun`. Each of P processes takes every
-P-th batch, gradients are averaged, all processes evaluate, and the first one writes.
+P-th batch, gradients are averaged, all processes evaluate, and the first one writes. A step that
+does not fit into the memory of one process is repeated by all.
 """
 
 import logging
@@ -35,7 +36,15 @@ from rag_model.training.loop.checkpoint import (
 )
 from rag_model.training.loop.journal import Journal
 from rag_model.training.loop.loop_settings import LoopSettings, compute_learning_rate
-from rag_model.training.loop.processes import is_launched_together
+from rag_model.training.loop.processes import (
+    StepAbandonedError,
+    abandon_step,
+    average_gradients,
+    copy_weights_of_first,
+    exchange_counts,
+    is_launched_together,
+    join_processes,
+)
 from rag_model.training.loop.splitting import ForwardSplitter
 from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
@@ -168,7 +177,11 @@ class _Trainer(Generic[Batch]):
         processes = self.accelerator.num_processes
         self.is_main_process = self.accelerator.is_main_process
         self.optimizer = build_adamw(self.task.module, self.settings, self.accelerator.device)
-        self.loss_module, self.prepared_optimizer = self.accelerator.prepare(_LossModule(self.task), self.optimizer)
+        # In evaluation mode accelerate adds the device and the precision, but no averages of
+        # gradients: see `average_gradients`.
+        self.loss_module = self.accelerator.prepare_model(_LossModule(self.task), evaluation_mode=True)
+        self.prepared_optimizer = self.accelerator.prepare_optimizer(self.optimizer)
+        copy_weights_of_first(self.task.module)
         self.splitter = ForwardSplitter(self.task.module)
         self.epoch = (0, self.task.batches(0))
         if not self.epoch[1]:
@@ -219,37 +232,43 @@ class _Trainer(Generic[Batch]):
     def try_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
         """Add the gradients of a step's batches; return their measures and the measures' names.
 
-        Return None if the GPU's memory was too small; the next call computes in smaller parts.
+        The gradients are the means over all processes. Return None if the memory of a process was
+        too small; its next call computes in smaller parts.
 
         Raises:
-            ResourceError: the parts cannot be smaller, or several processes share the step.
+            ResourceError: the parts of a process cannot be smaller.
         """
         torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
         self.loss_module.train()
         rows, names = list[Tensor](), list[str]()
+        can_repeat, parts = None, self.splitter.parts
         try:
-            for number, batch in enumerate(batches, start=1):
-                with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.loss_module):
-                    loss, measures = self.loss_module(batch)
-                    self.accelerator.backward(loss / len(batches))
+            for batch in batches:
+                loss, measures = self.loss_module(batch)
+                self.accelerator.backward(loss / len(batches))
                 names = ["loss", *measures]
                 # (1 + measures,)
                 values = [torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]
                 rows.append(torch.stack(values))
-        except torch.OutOfMemoryError as error:
-            if self.accelerator.num_processes > 1 or not self.splitter.halve():
-                raise ResourceError(
-                    f"the GPU's memory does not hold step {step}: use a smaller batch_size with a larger "
-                    "accumulation, or end other programs on this GPU"
-                ) from error
-            parts = self.splitter.parts
-        else:
+            exchange_counts()
+        except torch.OutOfMemoryError:
+            can_repeat = abandon_step(can_repeat=self.splitter.halve())
+        except StepAbandonedError as error:
+            can_repeat = error.can_repeat
+        if can_repeat is None:
+            average_gradients(self.task.module)
             return torch.stack(rows), names
-        _log.warning(
-            "step %d does not fit into the GPU's memory: forward passes run in %d parts from now on",
-            step,
-            parts,
-        )
+        if not can_repeat:
+            raise ResourceError(
+                f"the GPU's memory does not hold step {step}: use a smaller batch_size with a larger "
+                "accumulation, or end other programs on this GPU"
+            )
+        if self.splitter.parts > parts:
+            _log.warning(
+                "step %d does not fit into the GPU's memory: forward passes run in %d parts from now on",
+                step,
+                self.splitter.parts,
+            )
         return None
 
     def list_batches(self, step: int) -> list[Batch]:
@@ -378,6 +397,7 @@ def choose_frozen_dtype(settings: LoopSettings) -> str:
 
 
 def _accelerator(settings: LoopSettings) -> Accelerator:
+    join_processes()
     # a previous training may have used another precision
     AcceleratorState._reset_state(reset_partial_state=True)
     # Without a GPU, accelerate would let each of several processes train alone.

@@ -2,6 +2,10 @@
 
 Each process runs the same command. Only the first one reads slow sources, writes the training's
 folder and publishes the model; the others receive its results, and train together with it.
+
+A process whose memory is too small for a step must not leave the others waiting in an exchange of
+tensors. Every exchange of a step therefore begins with `exchange_counts`, which such a process
+joins by `abandon_step`; all of them then leave the step and repeat it.
 """
 
 import os
@@ -11,7 +15,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from rag_model.errors import BookwheelError
 
@@ -20,6 +24,16 @@ _Value = TypeVar("_Value")
 # wait. If a process dies, the launcher ends the others, so this limit only has to end a deadlock.
 _TIMEOUT = timedelta(days=7)
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+_ABANDONS_STEP, _CANNOT_REPEAT = -1, -2  # instead of a count
+
+
+class StepAbandonedError(Exception):
+    """The memory of another process is too small for this step."""
+
+    def __init__(self, *, can_repeat: bool) -> None:
+        """Store whether every such process can repeat the step in smaller parts."""
+        super().__init__("another process abandons this step")
+        self.can_repeat = can_repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +110,72 @@ def join_processes() -> TrainingProcesses:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=_TIMEOUT)
     return find_processes()
+
+
+def exchange_counts(count: int = 0) -> list[int]:
+    """Return a count of every process, in the order of the processes.
+
+    Call it right before any other exchange of tensors in `Task.loss` or in a backward pass, after
+    all memory for that exchange is allocated.
+
+    Raises:
+        StepAbandonedError: another process called `abandon_step`.
+    """
+    processes = find_processes().count
+    if processes == 1:
+        return [count]
+    # It is on the CPU, because a process without GPU memory must be able to join.
+    local = torch.tensor([count])
+    gathered = [torch.empty_like(local) for _ in range(processes)]
+    distributed.all_gather(gathered, local)
+    counts = [int(other) for other in gathered]
+    if min(counts) < 0:
+        raise StepAbandonedError(can_repeat=min(counts) == _ABANDONS_STEP)
+    return counts
+
+
+def abandon_step(*, can_repeat: bool) -> bool:
+    """Let all processes leave this step; return whether all of them can repeat it.
+
+    `can_repeat` says whether this process can repeat the step in smaller parts.
+    """
+    try:
+        exchange_counts(_ABANDONS_STEP if can_repeat else _CANNOT_REPEAT)
+    except StepAbandonedError as error:
+        return error.can_repeat
+    return can_repeat  # the only process
+
+
+def copy_weights_of_first(module: nn.Module) -> None:
+    """Give the trained parameters of a module the values that they have in the first process."""
+    if find_processes().count == 1:
+        return
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            values = parameter.detach().contiguous()
+            distributed.broadcast(values, 0)
+            parameter.data.copy_(values)
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Replace the gradients of a module by their means over all processes.
+
+    A parameter without a gradient in this process, but with one in another, has gradient 0 here.
+    The gradients are averaged after the backward pass, not during it as
+    `DistributedDataParallel` does, so that a step without memory can be abandoned.
+    """
+    processes = find_processes().count
+    if processes == 1:
+        return
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    has_gradient = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
+    distributed.all_reduce(has_gradient, distributed.ReduceOp.MAX)
+    gradients, pending = list[torch.Tensor](), list[Any]()
+    for parameter in (parameters[index] for index in has_gradient.nonzero().flatten().tolist()):
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = gradient.contiguous()
+        gradients.append(parameter.grad)
+        pending.append(distributed.all_reduce(parameter.grad, async_op=True))
+    for work in pending:
+        work.wait()
+    torch._foreach_div_(gradients, processes)

@@ -13,6 +13,7 @@ from torch.autograd import Function
 from rag_model.corpus.records import Passage
 from rag_model.training.data.batches import mask_other_positives, passage_keys
 from rag_model.training.data.examples import Example
+from rag_model.training.loop.processes import exchange_counts, find_processes
 
 
 def in_batch_loss(
@@ -43,21 +44,19 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     of all processes; because gradients of weights are averaged over processes, the result is the
     gradient of the mean loss of one large batch.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    processes = find_processes()
+    if processes.count == 1:
         return rows, 0
     if rows.dtype is torch.bool:  # gloo does not gather it
         gathered_bytes, start = gather_all_processes(rows.byte())
         return gathered_bytes.bool(), start
-    local_count = torch.tensor([len(rows)], device=rows.device)
-    counts = [torch.empty_like(local_count) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, local_count)
-    sizes = [int(count) for count in counts]
+    sizes = exchange_counts(len(rows))
     # (n, ...) -> (max n, ...)
     padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
     gathered = _AllGather.apply(padded)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
     # (sum of n, ...)
     gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])
-    return gathered_rows, sum(sizes[: dist.get_rank()])
+    return gathered_rows, sum(sizes[: processes.index])
 
 
 def locate_positives(
@@ -93,12 +92,8 @@ def mean_over_processes(total: Tensor, count: int) -> Tensor:
     `total` is the sum over the `count` elements of this process. The gradient is also that of the
     mean over the elements of all processes. It is 0 if no process has an element.
     """
-    counts = torch.tensor(float(count), device=total.device)
-    processes = 1
-    if dist.is_available() and dist.is_initialized():
-        processes = dist.get_world_size()
-        dist.all_reduce(counts)
-    return total * processes / counts.clamp(min=1)
+    counts = exchange_counts(count)
+    return total * (len(counts) / max(1, sum(counts)))
 
 
 class _AllGather(Function):
@@ -106,13 +101,16 @@ class _AllGather(Function):
 
     @staticmethod
     def forward(_: object, rows: Tensor) -> Tensor:
-        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, rows.contiguous())
-        return torch.stack(parts)
+        rows = rows.contiguous()
+        gathered = rows.new_empty(dist.get_world_size(), *rows.shape)
+        exchange_counts()
+        dist.all_gather(list(gathered.unbind()), rows)
+        return gathered
 
     @staticmethod
     def backward(_: object, gradient: Tensor) -> Tensor:
         total = gradient.contiguous()
+        exchange_counts()
         dist.all_reduce(total)
         return total[dist.get_rank()]
 

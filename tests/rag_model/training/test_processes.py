@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate.state import PartialState
 from torch import nn
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.torch_cross_encoder import TrainableCrossEncoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.errors import RefusedError, StoreError
+from rag_model.errors import RefusedError, ResourceError, StoreError
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings, Variant
 from rag_model.generate.rag_folder import load_rag
@@ -47,7 +48,7 @@ from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask
 from rag_model.training.origins import InitialModels, NamedModels
 from rag_model.training.rebuilds import MovingSettings
 from tests.fixtures import filling, moving
-from tests.fixtures.learning import LineTask, settings
+from tests.fixtures.learning import LineTask, limit_rows, settings
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_colbert import save_marked_bert
 from tests.fixtures.tiny_generators import save_bart, save_llama
@@ -196,6 +197,7 @@ def train_all(folder: Path, given: Path, processes: int) -> dict[str, str]:
     goals["rag-end2end"] = train_end2end(folder / "rag-end2end", given / "moving", processes)
     if processes > 1:
         rank = os.environ["RANK"]
+        train_without_memory(folder, given, int(rank))
         (folder / f"moved-{rank}").write_text(json.dumps(moves(folder, given / "moving")))
         poisoned = LineTask(poison="p3")
         try:
@@ -203,6 +205,38 @@ def train_all(folder: Path, given: Path, processes: int) -> dict[str, str]:
         except RefusedError as told:
             (folder / f"told-{rank}").write_text(str(told))
     return goals
+
+
+def fail_backward(module: nn.Module, rows: int) -> list[int]:
+    """Let the backward pass through a layer raise what torch raises if it has too many rows."""
+    failures: list[int] = []
+
+    def check(_: nn.Module, gradients: Any) -> None:
+        if len(gradients[0]) > rows:
+            failures.append(len(gradients[0]))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    for name, part in module.named_modules():
+        if name.endswith("layer.0"):
+            part.register_full_backward_pre_hook(check)
+    return failures
+
+
+def train_without_memory(folder: Path, given: Path, rank: int) -> None:
+    """Train while the second process has no memory for a batch, in the forward or backward pass."""
+    for name, fail in (("dpr", limit_rows), ("colbert", fail_backward), ("sidr", fail_backward)):
+        task = BUILDERS[name](given, 2)
+        without_dropout(task.module)
+        failures = fail(task.module, 2 if rank == 1 else 100)
+        train(task, STEPS, folder / f"{name} without memory")
+        assert bool(failures) == (rank == 1)
+    task = build_dpr(given, 2)
+    if rank == 1:
+        limit_rows(task.module, 0)
+    try:
+        train(task, STEPS, folder / "dpr without any memory")
+    except ResourceError as error:
+        (folder / f"full-{rank}").write_text(str(error))
 
 
 def train_end2end(folder: Path, given: Path, processes: int) -> str:
@@ -282,13 +316,17 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     goals = train_all(tmp_path / "one", tmp_path, 1)
     assert {name.partition(" ")[0] for name in goals} == {"line", *list_objective_names()}
     launch(str(tmp_path / "two"), str(tmp_path))
-    for name, measure in goals.items():
-        one, two = (read_metrics(tmp_path / processes / name) for processes in ("one", "two"))
+    repeated = [(name, f"{name} without memory") for name in ("dpr", "colbert", "sidr")]
+    for name, run in [*((name, name) for name in goals), *repeated]:
+        measure = goals[name]
+        one, two = read_metrics(tmp_path / "one" / name), read_metrics(tmp_path / "two" / run)
         assert [row["step"] for row in one] == [row["step"] for row in two]
         for first, second in zip(one, two, strict=True):
             assert first.keys() == second.keys()
             for key in ("loss", "gradient_norm") if first["kind"] == "train" else (measure,):
-                assert second[key] == pytest.approx(first[key], rel=1e-3 if key == "gradient_norm" else 1e-4), name
+                assert second[key] == pytest.approx(first[key], rel=1e-3 if key == "gradient_norm" else 1e-4), run
+    for rank in (0, 1):
+        assert "the GPU's memory does not hold step 1: use a smaller" in (tmp_path / "two" / f"full-{rank}").read_text()
     Encoder.load(next((tmp_path / "two" / "dpr").glob("best-*")) / "question", "question")
     load_rag(next((tmp_path / "two" / "rag-token").glob("best-*")), device="cpu")
     asked = [row["snapshot"] for row in read_metrics(tmp_path / "two" / "rag-end2end") if row["kind"] == "train"]

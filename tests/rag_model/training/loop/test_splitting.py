@@ -18,24 +18,8 @@ from rag_model.training.loop.loop import train
 from rag_model.training.loop.splitting import ForwardSplitter
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from tests.fixtures.learning import LineTask, settings
+from tests.fixtures.learning import LineTask, limit_rows, settings
 from tests.fixtures.tiny_generators import save_bart, save_llama
-
-
-def limit_rows(module: nn.Module, rows: int) -> list[int]:
-    """Let layers with a gradient raise what torch raises if a batch has too many rows."""
-    failures: list[int] = []
-
-    def check(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        if torch.is_grad_enabled() and len(hidden) > rows:
-            failures.append(len(hidden))
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    for name, part in module.named_modules():
-        if name.endswith("layer.0"):
-            part.register_forward_pre_hook(check, with_kwargs=True)
-    return failures
 
 
 def build_dpr(folder: Path, kings: list[Example]) -> Any:
