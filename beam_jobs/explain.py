@@ -138,7 +138,7 @@ def explain(
     parent = Parent.of(store, ref)
     with temporary_folder("explain") as folder:
         scratch = Store.open(f"{folder}/store", create=True)
-        plan = plan_parts(scratch, dump, recipe, limit, parent)
+        plan = plan_parts(scratch, dump, recipe, limit, parent, store)
         encoders = store_encoders(scratch, encoder, recipe, store)
         chunker = store_chunker(scratch, recipe.chunk)
         files = local_paths(scratch, chunker.files)

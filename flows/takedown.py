@@ -45,6 +45,7 @@ from rag_model.evaluation.gate import check_snapshot
 from rag_model.snapshots.content import count_passages, with_indexes
 from rag_model.snapshots.existing import inherited_provenance, read_dimensions, read_snapshot_recipe, read_stage_results
 from rag_model.snapshots.measure import SnapshotMetrics
+from rag_model.snapshots.mirrors import redact_mirrors
 from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.publish import PublishResult, summarize_snapshot
 from rag_model.snapshots.report import write_report
@@ -89,6 +90,7 @@ def takedown(
     launch = Launch.new(target.url, beam_options)
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
         record = record_takedown(target, pages, wiki, reason)
+        redact_mirrors(target)
         result = take_down_everywhere(target, partial(rebuild_without_pages, target, beam_options))
     replacements = result.replacements
     waiting_ids = {*replacements} & {*target.snapshots.list_ids()}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -36,6 +36,10 @@ def reindex(
         str,
         Parameter(help="Licence of the text, shown with each hit; only that of Wikimedia's wikis is known without it."),
     ] = "",
+    text: Annotated[
+        Literal["wikitext", "html"] | None,
+        Parameter(help="Of a wiki's address: read the wikitext, which is the default, or HTML as the site renders it."),
+    ] = None,
     limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,
     explain: Annotated[
@@ -53,7 +57,8 @@ def reindex(
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
     settings = read_recipe(recipe)
-    settings = replace(settings, licence=licence or settings.licence)
+    site = replace(settings.site, text=text or settings.site.text)
+    settings = replace(settings, licence=licence or settings.licence, site=site)
     if explain:
         reuse_report = explain_build(Store.open(store), dump, encoder, settings, ref, limit, beam_options)
         return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))

@@ -7,21 +7,25 @@ end.
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rag_model.corpus.dump_formats.dump_format import (
     PlanRequest,
     check_result,
+    choose_part_format,
     detect_format,
     drop_companions,
     explain_format_errors,
     get_format,
-    is_standard,
 )
 from rag_model.corpus.parts import PartBoundaries, StageFile
-from rag_model.corpus.records import Part, Plan, Slice
+from rag_model.corpus.records import Part, Plan, SiteSettings, Slice
 from rag_model.corpus.source import expand_pattern, read_bytes, read_slice
 from rag_model.digest import canonical_json, digest_chunks
 from rag_model.errors import UsageError
+
+if TYPE_CHECKING:
+    from rag_model.corpus.wiki_mirror import Mirror
 
 
 def plan_dump(
@@ -32,6 +36,8 @@ def plan_dump(
     limit: int | None = None,
     part_bytes: int | None = None,
     parent_boundaries: PartBoundaries | None = None,
+    site: SiteSettings | None = None,
+    mirror: "Mirror | None" = None,
 ) -> Plan:
     """Return the parts of a corpus, in row order.
 
@@ -48,6 +54,8 @@ def plan_dump(
             and 32 MiB.
         parent_boundaries: parts of the parent snapshot, which are kept if it was built from the
             same wiki or kind of rows.
+        site: what is read of a MediaWiki site.
+        mirror: the pages of a site that earlier builds fetched; None: fetch all.
 
     Raises:
         InputError: A file is missing, damaged, empty, or does not have the format of its name.
@@ -64,8 +72,8 @@ def plan_dump(
             "give dumps of one format at a time"
         )
     (name,) = names
-    part_format = "" if is_standard(name) else name
-    request = PlanRequest(workdir, stage, limit, part_bytes, parent_boundaries, part_format)
+    settings = site or SiteSettings(), mirror
+    request = PlanRequest(workdir, stage, limit, part_bytes, parent_boundaries, choose_part_format(name), *settings)
     dump_format = get_format(name)
     with explain_format_errors(dump_format, "plan"):
         plan = dump_format.plan(urls, request)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from rag_model.digest import digest_json
+from rag_model.errors import UsageError
 
 SourceKind = Literal["wiki", "documents", "passages"]
 Compression = Literal["bz2", "gzip", "xz", "zstd", "none"]
@@ -94,6 +95,31 @@ class Siteinfo:
     case: str = "first-letter"
 
 
+def is_wiki_site(url: str) -> bool:
+    """Return whether a dump's URL is the address of a MediaWiki site.
+
+    >>> is_wiki_site("mediawiki+https://wiki.example.org/"), is_wiki_site("https://wiki.example.org/")
+    (True, False)
+    """
+    return url.lower().startswith(("mediawiki+https://", "mediawiki+http://"))
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSettings:
+    """What a build reads of a MediaWiki site that it follows."""
+
+    text: str = "wikitext"  # or `html`: as the site itself renders it
+    namespaces: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        """Check the kind of text and the namespaces."""
+        if self.text not in {"wikitext", "html"}:
+            raise UsageError(f"text is {self.text!r}: give wikitext, or html for the site's own rendering")
+        object.__setattr__(self, "namespaces", tuple(sorted({*self.namespaces})))
+        if not self.namespaces or any(type(key) is not int or key < 0 for key in self.namespaces):
+            raise UsageError(f"namespaces is {list(self.namespaces)}: give one or more numbers from 0")
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A byte range that can be read and decoded independently.
@@ -147,11 +173,17 @@ class Plan:
     kind: SourceKind
     siteinfo: Siteinfo
     parts: tuple[Part, ...]
+    licence: str = ""  # of the text, if the source names it
+    read_at: str = ""  # of a site: when it was read, ISO 8601
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         parts = tuple(part.to_json() for part in self.parts)
         return {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
+
+    def compute_digest(self) -> str:
+        """Return a digest of the files of the plan, which are of content-addressed names for a site."""
+        return digest_json(self.to_json())
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

@@ -21,7 +21,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from rag_model.corpus import sevenzip
-from rag_model.corpus.records import Compression, Slice
+from rag_model.corpus.records import Compression, Slice, is_wiki_site
 from rag_model.errors import InputError, UnreachableError, UsageError, format_error
 from rag_model.secrets import refuse_secret
 
@@ -47,6 +47,8 @@ def expand_pattern(pattern: str) -> list[str]:
     if not pattern.strip():
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
     refuse_secret(pattern)
+    if is_wiki_site(pattern):
+        return [pattern]
     try:
         fs, path = _open_filesystem(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)

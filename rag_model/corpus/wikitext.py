@@ -24,7 +24,10 @@ and what is no sentence in sections of references and links (`blocks.APPARATUS_H
 dropped, as in DPR.
 """
 
+from collections.abc import Callable, Iterable
+
 from rag_model.corpus.markup.blocks import (
+    RawSection,
     is_apparatus,
     may_have_prose,
     split_sections,
@@ -62,18 +65,25 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
         Templates(title, siteinfo.language).render, Links(siteinfo.namespaces).render, is_dropped, marks=marks
     )
     body = strip_tables(strip_extensions(remove_noncharacters(text)))
+    return clean_sections(split_sections(body), scanner.expand, siteinfo.language, anchors=anchors)
+
+
+def clean_sections(
+    raw_sections: Iterable[RawSection], expand: Callable[[str], str], language: str, *, anchors: bool
+) -> tuple[Section, ...]:
+    """Return the sections with text; `expand` resolves the templates and links of a raw section."""
     sections: list[Section] = []
     apparatus_level = _NO_LEVEL  # of the section of references or links that contains this one
-    for level, heading, raw in split_sections(body):
+    for level, heading, raw in raw_sections:
         if level > apparatus_level and not may_have_prose(raw):
             continue
-        heading_text = _clean_heading(scanner.expand(heading)) if heading else ""
+        heading_text = _clean_heading(expand(heading)) if heading else ""
         if level <= apparatus_level:
-            apparatus_level = level if is_apparatus(heading_text, siteinfo.language) else _NO_LEVEL
+            apparatus_level = level if is_apparatus(heading_text, language) else _NO_LEVEL
             if apparatus_level == level and not may_have_prose(raw):
                 continue
         clean = to_plain_text if apparatus_level == _NO_LEVEL else to_running_text
-        expanded = scanner.expand(raw)
+        expanded = expand(raw)
         if text := clean(remove_marks(expanded)):
             links = find_link_spans(text, expanded, clean) if anchors else ()
             sections.append(Section(heading_text, text, links))

@@ -217,6 +217,6 @@ def _corpus_entry(plan: Plan, passages: Sequence[ChunkResult], licence: str) -> 
         "dbname": site["dbname"],
         "language": site["language"],
         "base": site["base"],
-        "licence": licence or (find_licence(site["base"]) if plan.kind == "wiki" else ""),
+        "licence": licence or plan.licence or (find_licence(site["base"]) if plan.kind == "wiki" else ""),
         "newest_revision": max((result.stats.newest_revision for result in passages), default=""),
     }

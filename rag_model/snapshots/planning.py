@@ -18,7 +18,7 @@ from rag_model.corpus.dump_formats.dump_format import (
 )
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Plan
+from rag_model.corpus.records import Plan, is_wiki_site
 from rag_model.corpus.source import expand_pattern, get_size, read_bytes
 from rag_model.digest import digest_chunks
 from rag_model.errors import InputError, UsageError
@@ -34,6 +34,7 @@ from rag_model.snapshots.encoding import (
     store_sparse_encoder,
     store_token_encoder,
 )
+from rag_model.snapshots.mirrors import open_mirror
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.reused_training import keep_parent_sizes
@@ -45,10 +46,19 @@ from rag_model.store.versions.manifest import EMBEDDINGS
 CODE = 3  # increase when the same files would give other parts
 
 
-def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None, parent: Parent | None = None) -> Plan:
+def plan_parts(
+    store: Store,
+    dump: str,
+    recipe: Recipe,
+    limit: int | None = None,
+    parent: Parent | None = None,
+    source: Store | None = None,
+) -> Plan:
     """Return the parts of `dump`; files that workers cannot seek in are split once into the store.
 
-    The parent's page ranges are kept where possible (`rag_model.corpus.parts`).
+    The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
+    MediaWiki site are kept in the store, and later only what changed is fetched; `source` is the
+    store with those pages, if it is not the same.
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.
@@ -59,7 +69,7 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
     formats = {url: detect_format(url) for url in urls}
     if limit is not None or all(can_plan_fast(name, url) for url, name in formats.items()):
         return _plan_into_store(
-            store, dump, recipe, limit, boundaries, {}
+            store, dump, recipe, limit, boundaries, {}, source
         )  # cheap: reads only the offset index, or the first pages
     inputs = {
         "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is not copied
@@ -177,12 +187,14 @@ def _plan_into_store(
     limit: int | None,
     boundaries: PartBoundaries | None,
     staged: dict[str, BlobRef],
+    source: Store | None = None,
 ) -> Plan:
     def stage_file(path: Path) -> str:
         ref = store.blobs.put_file(path)
         staged[f"{len(staged):05d}"] = ref
         return store.blobs.url_of(ref)
 
+    mirror = open_mirror(store, dump, recipe.site, source) if is_wiki_site(dump) and limit is None else None
     with temporary_folder("plan") as folder:
         return plan_dump(
             dump,
@@ -191,6 +203,8 @@ def _plan_into_store(
             limit=limit,
             part_bytes=recipe.part_bytes,
             parent_boundaries=boundaries,
+            site=recipe.site,
+            mirror=mirror,
         )
 
 

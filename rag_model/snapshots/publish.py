@@ -34,11 +34,12 @@ class PublishResult:
 
 def summarize_snapshot(manifest: Manifest) -> SnapshotSummary:
     """Return the properties of a snapshot that the gate compares."""
-    space = manifest.content.space
+    space, read_at = manifest.content.space, manifest.provenance.get("read_at")
     return SnapshotSummary(
         passages=manifest.content.n,
         space=None if space is None else space["digest"],
-        newest_revision=manifest.content.corpus.get("newest_revision") or "",
+        # The newest page of a site that is followed may have been deleted since.
+        newest_revision=str(read_at or manifest.content.corpus.get("newest_revision") or ""),
     )
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import tomli_w
 
 from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.corpus.records import SiteSettings
 from rag_model.encoders.embed import Dtype
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.gate import GateRecipe, QuestionFloor
@@ -88,6 +89,7 @@ class Recipe:
     part_bytes: int | None = None  # bytes of compressed dump per part; None: by the dump's size
     retriever: str = ""  # the default retriever; empty: the first index
     licence: str = ""  # licence of the text; empty: known for Wikimedia's wikis, unknown for others
+    site: SiteSettings = field(default_factory=SiteSettings)  # what is read of a MediaWiki site
 
     def __post_init__(self) -> None:
         if self.part_bytes is not None and self.part_bytes < 1:
@@ -142,6 +144,8 @@ class Recipe:
             for setting in ("kind", "muvera"):
                 if not representation[setting]:
                     del representation[setting]
+        if self.site == SiteSettings():
+            del values["site"]  # as in recipes of earlier versions
         return {**values, "chunk": self.chunk.to_json()}
 
 

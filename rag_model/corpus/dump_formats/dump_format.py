@@ -7,17 +7,18 @@ stays light.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, get_args
 
-from rag_model.corpus.records import Article, Page, Part, Passage, Plan, SourceKind
+from rag_model.corpus.records import Article, Page, Part, Passage, Plan, SiteSettings, SourceKind, is_wiki_site
 from rag_model.errors import BookwheelError, InputError, UsageError, format_error
 from rag_model.plugins import Registry
 
 if TYPE_CHECKING:
     from rag_model.corpus.parts import PartBoundaries, StageFile
+    from rag_model.corpus.wiki_mirror import Mirror
 
 T = TypeVar("T")
 HEAD_BYTES = 1 << 12  # decoded bytes of a file that `recognize` may look at
@@ -34,6 +35,8 @@ class PlanRequest:
     part_bytes: int | None = None
     parent_boundaries: "PartBoundaries | None" = None  # parts of the parent snapshot
     part_format: str = ""  # value of `Part.format` for parts that only this format can read
+    site: SiteSettings = field(default_factory=SiteSettings)  # what is read of a MediaWiki site
+    mirror: "Mirror | None" = None  # the pages of a site that earlier builds fetched
 
 
 class DumpFormat(Protocol):
@@ -108,6 +111,7 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "parquet": BuiltInFormat(f"{_PACKAGE}.parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
     "tsv": BuiltInFormat(f"{_PACKAGE}.tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
     "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml)"),
+    "wiki_site": BuiltInFormat(f"{_PACKAGE}.wiki_site:FORMAT", "wiki", "the address of a wiki (mediawiki+https://)"),
 }
 FORMATS: Registry[DumpFormat] = Registry(
     "dump format", "bookwheel.dump_formats", {name: entry.target for name, entry in BUILT_IN_FORMATS.items()}
@@ -115,11 +119,12 @@ FORMATS: Registry[DumpFormat] = Registry(
 # Help of the option --dump. Names no plugins, since looking them up takes time.
 DUMP_HELP = (
     f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}; "
-    "all but Parquet also compressed (.bz2, .gz, .xz, .zst, .7z)."
+    "files but Parquet also compressed (.bz2, .gz, .xz, .zst, .7z)."
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG = b"<mediawiki"
 _TRIED_FIRST = "kilt"  # because its files are also valid files of `jsonl`
+_SITE = "wiki_site"  # recognized by the scheme of its URL
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 
@@ -306,11 +311,20 @@ def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
 
 
 def is_standard(name: str) -> bool:
-    """Return whether parts of this format need no `Part.format`."""
+    """Return whether a format is built in, so that its parts need no identity in memo keys."""
     return name in BUILT_IN_FORMATS
 
 
+def choose_part_format(name: str) -> str:
+    """Return the `Part.format` of a format's parts: empty if it is the standard one of its kind."""
+    if name in BUILT_IN_FORMATS and (name != _SITE):
+        return ""
+    return name
+
+
 def _find_name(url: str) -> str | None:
+    if is_wiki_site(url):
+        return _SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
     names = sorted(FORMATS.list_names(), key=lambda name: (name == _FALLBACK, name != _TRIED_FIRST))
     problem: InputError | None = None  # error of the first broken plugin

@@ -23,6 +23,7 @@ from rag_model.untrusted_text import parse_json
 
 # Stage, key, generation from the second on.
 RECORD_PATH = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")
+MIRROR_STAGE = "wiki-"  # start of the stages with the states of followed wikis (`snapshots.mirrors`)
 _FORMAT = 1
 # The key, in a record's statistics, of the digests of files with which `gc` keeps the outputs: one,
 # or a list. No file of a version names these outputs, such as a delta, which produces the file.

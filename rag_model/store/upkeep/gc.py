@@ -6,6 +6,7 @@ These files are needed:
   names it or not (`expire` decides which manifests are kept);
 * the inputs of the refs' current snapshots (`store.upkeep.roots`), so that the next build can reuse
   them; of older snapshots only their own files are needed;
+* the pages of a wiki that a snapshot was built from through its API, as of the newest state;
 * the newest checkpoint of every training whose model is not published;
 * files that valid intents need (`store.objects.intents`) and, while a build runs, files that any
   record of the memo names, since the build may be about to reuse them;

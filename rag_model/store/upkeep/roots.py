@@ -8,13 +8,13 @@ gate, is needed as long as snapshots have its target files (`memo.TARGET_KEY`).
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import StoredFile, read_ahead
-from rag_model.store.objects.memo import RECORD_PATH, TARGET_KEY, parse_record
+from rag_model.store.objects.memo import MIRROR_STAGE, RECORD_PATH, TARGET_KEY, parse_record
 from rag_model.store.store import Store
 from rag_model.store.upkeep.sweep import StoreView
 from rag_model.store.versions.catalog import Catalog
@@ -65,6 +65,7 @@ def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     needed, current = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
     needed |= _find_origins(store, current, records, dict(blobs))
     needed |= set().union(*(record.outputs for record in records if record.targets and record.targets <= snapshots.all))
+    needed |= _find_mirrors(store, records, snapshots.dumps, dict(blobs))
     old_records = [] if view.has_build else [record for record in records if record.newest.modified < cutoff]
     needed |= set().union(*(record.digests for record in records if view.has_build or record.newest.modified >= cutoff))
     unneeded = [record for record in old_records if not record.is_reusable(needed)]
@@ -80,6 +81,8 @@ class _MemoRecord:
     outputs: frozenset[str]
     digests: frozenset[str]  # the digests of its inputs and outputs
     targets: frozenset[str] = frozenset()  # digests of the files with which its outputs are kept
+    mirror_of: str = ""  # the address of the wiki whose pages it names
+    key: str = ""
 
     @property
     def newest(self) -> StoredFile:
@@ -105,7 +108,9 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
     outputs = frozenset(_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
     target = record.stats.get(TARGET_KEY) if record else None
     targets = frozenset(map(_hex_digest, [target] if isinstance(target, str) else target or ()))
-    return _MemoRecord(stage_and_key[0], files, outputs, frozenset(_find_digests(data)), targets)
+    mirror_of = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE) else ""
+    stage, key = stage_and_key
+    return _MemoRecord(stage, files, outputs, frozenset(_find_digests(data)), targets, mirror_of, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ class _CatalogFiles:
 
     all: set[str]
     current: set[str]  # of the versions that refs name now
+    dumps: set[str]  # addresses that the versions were built from
 
 
 def _read_catalog_files(
@@ -121,13 +127,14 @@ def _read_catalog_files(
 ) -> _CatalogFiles:
     current_ids, files, manifest_ids = (
         _read_current(catalog, moves),
-        _CatalogFiles(set(), set()),
+        _CatalogFiles(set(), set(), set()),
         set[str](),
     )
     for manifest in _iter_manifests(catalog, manifests):
         digests = _manifest_digests(manifest)
         manifest_ids.add(manifest.id)
         files.all.update(digests)
+        files.dumps.add(str(getattr(manifest, "provenance", {}).get("dump") or ""))
         if manifest.id in current_ids:
             files.current.update(digests)
     for identity, ref in current_ids.items():
@@ -199,6 +206,18 @@ def _find_origins(
         if not makers[digest] and digest in blobs:
             pending += _read_blob_list(store, blobs[digest])
     return digests
+
+
+def _find_mirrors(
+    store: Store, records: Iterable[_MemoRecord], dumps: Collection[str], blobs: Mapping[str, StoredFile]
+) -> set[str]:
+    """Return the blobs of the newest state of each wiki from which a snapshot was built."""
+    newest: dict[str, _MemoRecord] = {}
+    for record in records:
+        if record.mirror_of and record.mirror_of in dumps and record.outputs:
+            newest[record.stage] = max(record, newest.get(record.stage, record), key=lambda entry: entry.key)
+    lists = {digest for record in newest.values() for digest in record.outputs}
+    return lists.union(*(_read_blob_list(store, blobs[digest]) for digest in lists if digest in blobs))
 
 
 def _read_blob_list(store: Store, file: StoredFile) -> list[str]:

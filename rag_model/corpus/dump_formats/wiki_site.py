@@ -1,0 +1,511 @@
+"""A MediaWiki site as a dump, read through its API and followed from build to build.
+
+**The mirror.** The pages are kept in the store, as in an export, in blocks of about a megabyte in
+the order of page ids. A changed page changes its block alone (`corpus.wiki_mirror`). A record names the
+blocks and how far the site has been followed.
+
+**The first build** lists (page, newest revision), 500 pages a request, and fetches the pages in the
+order of their ids, 50 a request. What was fetched is recorded every thousand pages, so a killed run
+goes on there.
+
+**Later builds** read the recent changes and the log (deletions, moves, restores, imports) since the
+record, and fetch only the pages that these name. One request tells that nothing happened. The
+changes that the record knows must still be there. If they are not, because the site has forgotten
+them or was restored from a backup, and once a day in any case, the pages are listed again and
+compared with the mirror by revision, time and title, so whatever the log does not say is found too.
+
+**Text** is wikitext, or the HTML that the site itself renders, one request a page. Pages that use a
+changed template are rendered again.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any
+
+from rag_model.corpus.articles import DropReason, classify_page, get_namespace_aliases
+from rag_model.corpus.dump_formats.dump_format import PlanRequest
+from rag_model.corpus.dump_formats.mediawiki import CANONICAL_NAMESPACES, MediaWiki
+from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, assemble_parts, choose_starts
+from rag_model.corpus.records import MAX_TITLE, Page, Plan, Section, Siteinfo, SiteSettings, Slice
+from rag_model.corpus.timestamps import format_iso, parse_seconds
+from rag_model.corpus.wiki_api import IDS_PER_REQUEST, Reply, WikiClient, check_object
+from rag_model.corpus.wiki_mirror import (
+    Cursor,
+    Mirror,
+    MirrorState,
+    SeenChange,
+    StagedMirror,
+    apply_changes,
+    read_block,
+    remove_pages,
+    to_slice,
+)
+from rag_model.errors import InputError
+
+HTML = "html"  # the content model of a page whose text is rendered HTML
+_FLUSH_BYTES, _FLUSH_PAGES = 8 << 20, 1_000  # of fetched pages, until they are written and recorded
+_OVERLAP_SECONDS = 600  # of the last changes, which are read again: some are written late
+_ANCHORS = 20  # last changes that are remembered, however old they are
+_LISTING_SECONDS = 24 * 3600  # age of a listing after which the pages are listed again
+_MAX_ID = (1 << 63) - 1
+_TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
+# Types of log entries that change, add or remove pages.
+_LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_CONTENT = {"prop": "info|revisions", "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
+_SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}
+_EVENTS = {
+    "list": "recentchanges|logevents",
+    "rcprop": "ids|title|timestamp|loginfo",
+    "rctype": "edit|new|log",
+    "leprop": "ids|title|type|details|timestamp",
+}
+_RENDER = {"prop": "text|revid", "disablelimitreport": 1, "disableeditsection": 1, "disabletoc": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """The new entries of the recent changes and of the log."""
+
+    siteinfo: Siteinfo
+    licence: str
+    site_time: int
+    changes: tuple[SeenChange, ...]  # all of the window, also those that were seen before
+    logs: tuple[tuple[int, str], ...]
+    pages: frozenset[int] = frozenset()  # ids and titles that new entries name
+    titles: frozenset[str] = frozenset()
+    templates: frozenset[str] = frozenset()  # titles of changed templates and modules
+
+
+class SiteFollower:
+    """Brings the mirror of a site up to date."""
+
+    def __init__(
+        self, client: WikiClient, mirror: Mirror, settings: SiteSettings, now: Callable[[], datetime] | None = None
+    ) -> None:
+        """Set the site, the mirror, what is read of the site, and the clock."""
+        self._client, self._mirror, self._settings = client, mirror, settings
+        self._now = now or (lambda: datetime.now(UTC))
+        self._namespaces = frozenset(settings.namespaces)
+        self.fetched_pages = 0
+
+    def follow(self, state: MirrorState) -> tuple[MirrorState, Siteinfo, str]:
+        """Fetch what changed since a state of the mirror; return the new state, siteinfo and licence.
+
+        Raises:
+            InputError: The site's replies are wrong, or it may not be read.
+            UnreachableError: The site cannot be reached; what was fetched is recorded.
+        """
+        now = int(self._now().timestamp())
+        events = self._read_events(state.cursor)
+        removed = self._mirror.list_removed_pages(events.siteinfo.dbname)
+        cursor = state.cursor
+        if cursor and now < cursor.listed_at + _LISTING_SECONDS and not _lost_changes(cursor, events):
+            listed_at, site_time = cursor.listed_at, cursor.site_time
+            updated_state = self._fetch_changes(state, events, removed)
+        else:
+            listed_at, site_time = now, events.site_time
+            updated_state = self._fetch_listed(state, events, removed)
+        recent = _keep_recent(events.changes, lambda change: change.timestamp)
+        logs = _keep_recent(events.logs, lambda entry: entry[1])
+        new_cursor = Cursor(now, listed_at, site_time, recent, logs)
+        new_state = MirrorState(updated_state.blocks, new_cursor, events.siteinfo.dbname, self._client.api_path)
+        if cursor is None or listed_at == now or self.fetched_pages or new_state.blocks != state.blocks:
+            self._mirror.save(new_state)
+            return new_state, events.siteinfo, events.licence
+        return state, events.siteinfo, events.licence  # an idle site leaves no records
+
+    def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
+        """Fetch pages by title until there are `limit` articles; nothing is recorded."""
+        events, changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
+        for listed in self._list_pages():
+            for page_id, page in self._fetch_pages(sorted(listed), events.siteinfo):
+                changes[page_id] = page
+                n_articles += page is not None and FORMAT.classify(page, events.siteinfo) is page
+                if n_articles == limit:
+                    break
+            if n_articles == limit:
+                break
+        return apply_changes(self._mirror, MirrorState(), changes), events.siteinfo, events.licence
+
+    def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
+        """Return the pages of the site as runs without files, for a rehearsal."""
+        events = self._read_events(None)
+        runs = [
+            PageRun(Slice(self._client.url, 0, size, "none", page_id, page_id), max(1, size // COMPRESSION_RATIO), True)
+            for listed in self._list_pages()
+            for page_id, (_, _, _, _, size) in listed.items()
+        ]
+        return sorted(runs, key=lambda run: run.slice.first_page), events.siteinfo
+
+    def _read_events(self, cursor: Cursor | None) -> _Events:
+        """Read the siteinfo, and the changes since the cursor, or the last ones without a cursor."""
+        window: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
+        if cursor:
+            window = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
+            window |= {"rcstart": cursor.changes[0].timestamp} if cursor.changes else {}
+            window |= {"lestart": cursor.logs[0][1]} if cursor.logs else {}
+        replies: list[Reply] = []
+        general: Reply = {}
+        for reply in self._client.query_all(**_SITEINFO, **_EVENTS, **window, curtimestamp=1):
+            general = general or reply
+            replies.append(reply)
+            if cursor is None:
+                break
+        changes = [self._parse_change(row) for reply in replies for row in _get_rows(reply, "recentchanges")]
+        entries = [row for reply in replies for row in _get_rows(reply, "logevents")]
+        logs = [(self._read_number(row, "logid"), _read_time(row, self._client.url)) for row in entries]
+        siteinfo, licence = self._parse_siteinfo(general)
+        site_time = parse_seconds(_read_time(general, self._client.url, "curtimestamp"))
+        all_changes = tuple(sorted((change for change, _ in changes), key=_get_order))
+        all_logs = tuple(sorted(logs, key=lambda entry: (entry[1], entry[0])))
+        if cursor is None:
+            return _Events(siteinfo, licence, site_time, all_changes, all_logs)
+        seen_changes, seen_logs = {change.id for change in cursor.changes}, {entry[0] for entry in cursor.logs}
+        new_changes = [(change, row) for change, row in changes if change.id not in seen_changes]
+        new_entries = [row for row, (log_id, _) in zip(entries, logs, strict=True) if log_id not in seen_logs]
+        pages, titles, templates = self._collect_names(new_changes, new_entries)
+        return _Events(siteinfo, licence, site_time, all_changes, all_logs, pages, titles, templates)
+
+    def _collect_names(
+        self, changes: Iterable[tuple[SeenChange, Reply]], entries: Iterable[Reply]
+    ) -> tuple[frozenset[int], frozenset[str], frozenset[str]]:
+        """Return the ids and titles of pages that may have changed, and titles of templates."""
+        pages, titles, templates = set[int](), set[str](), set[str]()
+        renders = self._settings.text == HTML
+        for change, row in changes:
+            namespace = row.get("ns")
+            if row.get("type") in {"edit", "new"} and namespace in self._namespaces:
+                pages.add(change.page)
+            if renders and row.get("type") in {"edit", "new"} and namespace in {_TEMPLATES, _MODULES}:
+                templates.add(change.title)
+        for row in entries:
+            if row.get("type") not in _LOG_TYPES:
+                continue
+            params = row.get("params") if isinstance(row.get("params"), dict) else {}
+            assert isinstance(params, dict)
+            targets = {value for name, value in params.items() if name.endswith("title") and isinstance(value, str)}
+            namespaces = {row.get("ns"), *(value for name, value in params.items() if name.endswith("_ns"))}
+            named_titles = {title for title in (row.get("title"), *targets) if isinstance(title, str) and title}
+            if self._namespaces.isdisjoint(namespaces):
+                is_template = renders and not {_TEMPLATES, _MODULES}.isdisjoint(namespaces)
+                templates |= named_titles if is_template else set()
+                continue
+            pages |= {self._read_number(row, name) for name in ("pageid", "logpage") if name in row}
+            titles |= named_titles
+        return frozenset(pages - {0}), frozenset(titles), frozenset(templates)
+
+    def _fetch_changes(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
+        page_ids = {*events.pages}
+        if events.templates:
+            page_ids |= self._find_uses(events.templates)
+        changes = chain(
+            self._fetch_pages(sorted(page_ids), events.siteinfo),
+            self._fetch_pages(sorted(events.titles), events.siteinfo, by="titles"),
+        )
+        state = self._apply_stream(state, changes, removed)
+        return remove_pages(self._mirror, state, removed)
+
+    def _fetch_listed(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
+        """List all pages, and fetch those that differ from the mirror."""
+        listed: dict[int, tuple[int, int | None, str, int, int]] = {}
+        for pages in self._list_pages():
+            listed |= pages
+        if not listed:
+            raise InputError(
+                f"{self._client.url} lists no pages in the namespaces {sorted(self._namespaces)}: check the "
+                "namespaces, and that you may read them"
+            )
+        rendered_until = state.cursor.site_time if state.cursor and self._settings.text == HTML else _MAX_ID
+        known = {page.page_id: page for block in state.blocks for page, _ in read_block(self._mirror, block)}
+        outdated = [
+            page_id
+            for page_id, (revision, revised, title, touched, _) in listed.items()
+            if page_id not in known
+            or (known[page_id].rev_id, known[page_id].revised, known[page_id].title) != (revision, revised, title)
+            or touched > rendered_until
+        ]
+        gone = dict.fromkeys((page_id for page_id in known if page_id not in listed), None)
+        del known
+        state = remove_pages(self._mirror, apply_changes(self._mirror, state, gone), removed)
+        to_fetch = sorted(page_id for page_id in outdated if page_id not in removed)
+        return self._apply_stream(state, self._fetch_pages(to_fetch, events.siteinfo), removed)
+
+    def _apply_stream(
+        self, state: MirrorState, changes: Iterable[tuple[int, Page | None]], removed: frozenset[int]
+    ) -> MirrorState:
+        """Apply fetched pages to the mirror in batches, and record each batch but the last."""
+        batch, batch_bytes = dict[int, Page | None](), 0
+        for page_id, page in changes:
+            if batch_bytes >= _FLUSH_BYTES or len(batch) >= _FLUSH_PAGES:
+                state, batch, batch_bytes = apply_changes(self._mirror, state, batch), {}, 0
+                self._mirror.save(state)
+            batch[page_id] = None if page_id in removed else page
+            batch_bytes += len(page.text) if page else 0
+        return apply_changes(self._mirror, state, batch)
+
+    def _list_pages(self) -> Iterator[dict[int, tuple[int, int | None, str, int, int]]]:
+        """Yield revision, time, title, time of the last touch and bytes of the pages by id."""
+        for namespace in sorted(self._namespaces):
+            generator = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
+            listing = {"prop": "info|revisions", "rvprop": "ids|timestamp|size"}
+            for pages in self._query_pages(**generator, **listing):
+                yield {page_id: self._parse_listed(page) for page_id, page in pages.items()}
+
+    def _parse_listed(self, page: Reply) -> tuple[int, int | None, str, int, int]:
+        revision = _get_revision(page)
+        rev_id = self._read_number(revision or page, "revid" if revision else "lastrevid")
+        revised = parse_seconds(_read_time(revision, self._client.url)) if revision else None
+        touched = parse_seconds(_read_time(page, self._client.url, "touched")) if "touched" in page else 0
+        return rev_id, revised, self._read_title(page), touched, self._read_number(page, "length")
+
+    def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
+        """Yield complete pages by id: a site may send the properties of a page in several replies."""
+        pages: dict[int, Reply] = {}
+        listed = 0
+        for reply in self._client.query_all(**parameters):
+            for page in _get_rows(reply, "pages"):
+                if "pageid" not in page or page.get("missing"):
+                    continue
+                page_id = self._read_number(page, "pageid")
+                pages[page_id] = {**pages.get(page_id, {}), **page}
+            complete = {page_id: page for page_id, page in pages.items() if "revisions" in page}
+            pages = {page_id: page for page_id, page in pages.items() if page_id not in complete}
+            listed += len(complete)
+            if complete:
+                yield complete
+        if pages:
+            yield pages  # without a revision that may be read
+
+    def _fetch_pages(
+        self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"
+    ) -> Iterator[tuple[int, Page | None]]:
+        """Yield pages by their ids or titles; None for a page that is not there, or elsewhere."""
+        for start in range(0, len(names), IDS_PER_REQUEST):
+            batch = names[start : start + IDS_PER_REQUEST]
+            missing = {name for name in batch if isinstance(name, int)}
+            for pages in self._query_pages(**_CONTENT, **{by: batch}):
+                for page_id, row in sorted(pages.items()):
+                    if by == "pageids" and page_id not in missing:
+                        raise InputError(f"{self._client.url} answers with page {page_id}, which was not requested")
+                    missing.discard(page_id)
+                    self.fetched_pages += 1
+                    page = self._parse_page(page_id, row)
+                    yield page_id, self._render(page, siteinfo) if page.namespace in self._namespaces else None
+            for page_id in sorted(missing):
+                self.fetched_pages += 1
+                yield page_id, None
+
+    def _render(self, page: Page, siteinfo: Siteinfo) -> Page | None:
+        """Return the page with the site's own HTML, if that is asked for and it is an article."""
+        if self._settings.text != HTML or FORMAT.classify(page, siteinfo) is not page:
+            return page
+        reply = self._client.request({"action": "parse", "oldid": page.rev_id, **_RENDER})
+        parsed = check_object(reply.get("parse"), self._client.url)
+        text = parsed.get("text")
+        if not isinstance(text, str):
+            raise InputError(f"{self._client.url} sends no HTML of page {page.page_id}: check the wiki")
+        return replace(page, model=HTML, text=text)
+
+    def _find_uses(self, templates: Collection[str]) -> set[int]:
+        """Return the ids of pages that use templates, after telling the site to render them again."""
+        page_ids: set[int] = set()
+        for title in sorted(templates):
+            namespaces = sorted(self._namespaces)
+            query = {"list": "embeddedin", "eititle": title, "einamespace": namespaces, "eilimit": "max"}
+            for reply in self._client.query_all(**query):
+                page_ids |= {self._read_number(row, "pageid") for row in _get_rows(reply, "embeddedin")}
+        ordered = sorted(page_ids)
+        for start in range(0, len(ordered), IDS_PER_REQUEST):
+            self._client.request({"action": "purge", "pageids": ordered[start : start + IDS_PER_REQUEST]})
+        return page_ids
+
+    def _parse_page(self, page_id: int, row: Reply) -> Page:
+        revision = _get_revision(row) or {}
+        slots = revision.get("slots")
+        slot = check_object(slots.get("main", {}) if isinstance(slots, dict) else {}, self._client.url)
+        text, model = slot.get("content", ""), slot.get("contentmodel", "wikitext")
+        if not isinstance(text, str) or not isinstance(model, str):
+            raise InputError(f"{self._client.url} sends page {page_id} without text: check the wiki")
+        return Page(
+            page_id,
+            self._read_number(revision or row, "revid" if revision else "lastrevid"),
+            parse_seconds(_read_time(revision, self._client.url)) if revision else None,
+            self._read_number(row, "ns"),
+            self._read_title(row),
+            bool(row.get("redirect")),
+            _NO_XML.sub("\ufffd", model[:100]),
+            _NO_XML.sub("\ufffd", text),
+        )
+
+    def _parse_change(self, row: Reply) -> tuple[SeenChange, Reply]:
+        revision = self._read_number(row, "revid")
+        timestamp, title = _read_time(row, self._client.url), str(row.get("title", ""))[:MAX_TITLE]
+        page = self._read_number(row, "pageid")
+        return SeenChange(self._read_number(row, "rcid"), revision, page, title, timestamp), row
+
+    def _parse_siteinfo(self, reply: Reply) -> tuple[Siteinfo, str]:
+        """Return the siteinfo as an export of the site has it, and the name of the licence."""
+        url = self._client.url
+        general = check_object(reply.get("general"), url)
+        names: dict[str, int] = {}
+        for namespace in check_object(reply.get("namespaces"), url).values():
+            key = self._read_number(check_object(namespace, url), "id", -(1 << 31))
+            for name in (namespace.get("canonical"), namespace.get("name")):
+                names |= {name.lower(): key} if isinstance(name, str) else {}
+        for alias in _get_rows(reply, "namespacealiases"):
+            names |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
+        values = {name: general.get(name) for name in ("wikiid", "lang", "base", "case")}
+        if unknown := self._namespaces - set(names.values()):
+            raise InputError(f"{url} has no namespace {min(unknown)}: give the numbers of its namespaces")
+        if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in values.values()):
+            raise InputError(f"{url} sends no description of the wiki: check that it is a MediaWiki site")
+        language = str(values["lang"])
+        namespaces = {**CANONICAL_NAMESPACES, **get_namespace_aliases(language), **names}
+        rights = reply.get("rightsinfo")
+        licence = _name_licence(rights) if isinstance(rights, dict) else ""
+        return Siteinfo(str(values["wikiid"]), language, str(values["base"]), namespaces, str(values["case"])), licence
+
+    def _read_title(self, row: Reply) -> str:
+        title = row.get("title")
+        if not isinstance(title, str) or not 0 < len(title) <= MAX_TITLE:
+            raise InputError(f"{self._client.url} sends the title {title!r:.40}: check the wiki")
+        return _NO_XML.sub("\ufffd", title)
+
+    def _read_number(self, row: Reply, name: str, minimum: int = 0) -> int:
+        value = row.get(name)
+        if type(value) is not int or not minimum <= value <= _MAX_ID:
+            raise InputError(f"{self._client.url} sends {name} {value!r:.40} instead of a number: check the wiki")
+        return value
+
+
+def _lost_changes(cursor: Cursor, events: _Events) -> bool:
+    """Return whether the site does not have the known changes any more.
+
+    The changes of a deleted page are removed too; the log names that page.
+    """
+    present = {*events.changes}
+    missing = [change for change in cursor.changes if change not in present]
+    if any(change.page not in events.pages and change.title not in events.titles for change in missing):
+        return True
+    return not {*cursor.logs} <= {*events.logs}
+
+
+def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) -> tuple[Any, ...]:
+    """Return the last entries: those of the overlap, and some more if these are few."""
+    if not entries:
+        return ()
+    start = parse_seconds(get_timestamp(entries[-1])) - _OVERLAP_SECONDS
+    return tuple(
+        entry
+        for i, entry in enumerate(entries)
+        if i >= len(entries) - _ANCHORS or parse_seconds(get_timestamp(entry)) >= start
+    )
+
+
+def _get_order(change: SeenChange) -> tuple[str, int]:
+    return change.timestamp, change.id
+
+
+def _get_rows(reply: Reply, name: str) -> list[Reply]:
+    rows = reply.get(name, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"the wiki answers {rows!r:.40} as its {name}: check that it is a MediaWiki site")
+    return rows
+
+
+def _get_revision(page: Reply) -> Reply | None:
+    revisions = page.get("revisions")
+    if not isinstance(revisions, list) or not revisions or not isinstance(revisions[0], dict):
+        return None
+    return revisions[0]
+
+
+def _read_time(row: Reply | None, url: str, name: str = "timestamp") -> str:
+    value = (row or {}).get(name)
+    try:
+        parse_seconds(str(value))
+    except ValueError as error:
+        raise InputError(f"{url} sends the time {value!r:.40}: check the wiki") from error
+    return str(value)
+
+
+_CREATIVE_COMMONS = re.compile(
+    r"(?:https?:)?//creativecommons\.org/(licenses|publicdomain)/([a-z-]+)/([0-9.]+)(?:/.*)?"
+)
+
+
+def _name_licence(rights: Reply) -> str:
+    """Return the short name of a Creative Commons licence, otherwise the wiki's own text.
+
+    >>> _name_licence({"url": "https://creativecommons.org/licenses/by-sa/4.0/", "text": "CC"})
+    'CC BY-SA 4.0'
+    """
+    address, text = str(rights.get("url", "")), " ".join(str(rights.get("text", "")).split())
+    if deed := _CREATIVE_COMMONS.fullmatch(address):
+        name = {"zero": "CC0"}.get(deed[2], f"CC {deed[2].upper()}")
+        return f"{name} {deed[3]}"
+    return "".join(filter(str.isprintable, text or address))[:100]
+
+
+class WikiSite(MediaWiki):
+    """The pages of a MediaWiki site, by its address: `mediawiki+https://wiki.example.org/`."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return False: only a URL names a site (`dump_format.detect_format`)."""
+        return False
+
+    def is_companion(self, name: str) -> bool:
+        """Return False: a site has no companion files."""
+        return False
+
+    def can_plan_fast(self, url: str) -> bool:
+        """Return True: the mirror remembers the pages."""
+        return True
+
+    def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
+        """Bring the mirror of the site up to date, and return the parts of its pages.
+
+        Raises:
+            InputError: The site's replies are wrong, or it may not be read.
+            UnreachableError: The site cannot be reached; another run continues.
+        """
+        mirror = request.mirror or StagedMirror(request)
+        known_state = mirror.load()
+        with WikiClient(urls[0], api_path=known_state.api_path) as client:
+            follower = SiteFollower(client, mirror, request.site)
+            outcome = follower.take_first(request.limit) if request.limit else follower.follow(known_state)
+        state, siteinfo, licence = outcome
+        runs = [
+            PageRun(to_slice(block, mirror.get_url(block)), max(1, block.xml_bytes // COMPRESSION_RATIO), True)
+            for block in state.blocks
+        ]
+        if not runs:
+            raise InputError(f"{urls[0]} has no pages: check the namespaces, and that you may read them")
+        boundaries = request.parent_boundaries
+        if boundaries and (boundaries.kind, boundaries.dbname) != ("wiki", siteinfo.dbname):
+            boundaries = None
+        starts = choose_starts(runs, request.part_bytes, boundaries)
+        parts = assemble_parts("wiki", runs, starts, runs[-1].slice.last_page, request.part_format)
+        read_at = format_iso(state.cursor.read_at) if state.cursor else None
+        return Plan("wiki", siteinfo, parts, licence, read_at or "")
+
+    def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
+        """Return an article of any namespace that was asked for, otherwise the reason to drop it."""
+        text, model = ("rendered", "wikitext") if page.model == HTML and page.text else (page.text, page.model)
+        verdict = classify_page(replace(page, namespace=0, text=text, model=model), siteinfo)
+        return verdict if isinstance(verdict, str) else page
+
+    def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
+        """Return the text of a page by section, from wikitext or from rendered HTML."""
+        if page.model != HTML:
+            return super().clean(page, siteinfo, anchors=anchors)
+        from rag_model.corpus.rendered_html import clean_html  # noqa: PLC0415 - imports lxml
+
+        return clean_html(page.text, siteinfo, anchors=anchors)
+
+
+FORMAT = WikiSite()

@@ -1,0 +1,338 @@
+"""A polite client of a MediaWiki site's API (`api.php`).
+
+One connection, one request at a time. Every request has `maxlag`, so a site whose databases lag
+behind turns it away. A site that asks to wait (HTTP 429 or 503, `maxlag`, `ratelimited`) is asked
+again after its `Retry-After`, otherwise after growing pauses. A reply is bounded, redirects to other
+servers are refused, and credentials come from the environment only.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any, Self
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from rag_model.errors import InputError, UnreachableError, UsageError, format_error
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body
+from rag_model.secrets import refuse_secret
+from rag_model.untrusted_text import parse_json
+
+USER = "BOOKWHEEL_WIKI_USER"  # name of a bot password, as Name@Bot
+PASSWORD = "BOOKWHEEL_WIKI_PASSWORD"
+TOKEN = "BOOKWHEEL_WIKI_TOKEN"  # OAuth 2 access token, instead of user and password
+CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
+
+IDS_PER_REQUEST = 50  # MediaWiki's limit of ids or titles in a request without a bot's rights
+MAX_REPLY_BYTES = 64 << 20  # eight times MediaWiki's own limit of a result
+_LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
+_MAX_LAG = 5  # seconds, as recommended by https://www.mediawiki.org/wiki/Manual:Maxlag_parameter
+_TIMEOUT = 60.0  # seconds without a byte
+_MAX_REPLY_SECONDS = 300.0
+_MAX_TRIES = 8
+_MAX_PAUSE = 60.0  # seconds between two tries, unless the site asks for more
+_MAX_RETRY_AFTER = 600.0  # a longer wait ends the run, which continues when it is run again
+_MAX_REDIRECTS = 5
+_BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+_DATABASE_CODES = {f"internal_api_error_DB{problem}Error" for problem in ("Query", "Connection")}
+_BUSY_CODES = {"maxlag", "ratelimited", "readonly", *_DATABASE_CODES}
+_LOGIN_CODES = {"assertuserfailed", "assertnameduserfailed", "assertbotfailed"}
+Reply = dict[str, Any]
+
+
+class _BusyError(Exception):
+    """The site asks to try again later; `seconds` is its `Retry-After`, if it sends one."""
+
+    def __init__(self, reason: str, seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.seconds = seconds
+
+
+class WikiClient:
+    """A connection to the API of one site; close it, or use it as a context manager."""
+
+    def __init__(self, url: str, sleep: Callable[[float], None] = time.sleep, api_path: str = "") -> None:
+        """Read the credentials from the environment; nothing is requested yet.
+
+        Args:
+            url: `mediawiki+https://` and the address of the site, or of its `api.php`.
+            sleep: waits before another try.
+            api_path: where an earlier client found `api.php`, relative to `url`.
+
+        Raises:
+            UsageError: The URL is invalid or may contain a secret, or credentials are incomplete or
+                would be sent unencrypted.
+        """
+        refuse_secret(url)
+        parts = urlsplit(url[len("mediawiki+") :])
+        if (
+            not url.lower().startswith(("mediawiki+https:", "mediawiki+http:"))
+            or not parts.hostname
+            or parts.query
+            or parts.fragment
+        ):
+            raise UsageError(f"{url} is no wiki's address: give one such as mediawiki+https://wiki.example.org/")
+        host, self._is_encrypted = parts.netloc.lower(), parts.scheme.lower() == "https"
+        is_loopback = host.rpartition(":")[0] in _LOOPBACK or host in _LOOPBACK
+        if not (self._is_encrypted or is_loopback):
+            raise UsageError(
+                f"{url} would be read without encryption: give mediawiki+https://{parts.netloc}{parts.path}"
+            )
+        self.url = f"{parts.scheme.lower()}://{host}{parts.path}"
+        self.requests = 0
+        self._sleep = sleep
+        root = self.url if self.url.endswith("/") else f"{self.url}/"
+        found = (urljoin(root, name) for name in (api_path, "w/api.php", "api.php") if name)
+        self._api_urls = (self.url,) if parts.path.endswith(".php") else tuple(dict.fromkeys(found))
+        self._user, self._password = os.environ.get(USER, ""), os.environ.get(PASSWORD, "")
+        token = os.environ.get(TOKEN, "")
+        if bool(self._user) != bool(self._password):
+            raise UsageError(f"only one of {USER} and {PASSWORD} is set: set both, or neither")
+        self._has_account = bool(token or self._user)
+        headers = {"User-Agent": _describe_agent(), **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._http = create_http_client(
+            httpx.Client, headers=headers, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=1)
+        )
+        self._needs_login = bool(self._user) and not token
+
+    @property
+    def api_path(self) -> str:
+        """Where `api.php` was found, relative to the site's address; empty if that is unknown."""
+        return self._api_urls[0].removeprefix(self.url).lstrip("/") if len(self._api_urls) == 1 else ""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def query(self, **parameters: Any) -> Reply:
+        """Return the reply of one request of `action=query`.
+
+        Raises:
+            InputError: The site refuses the request, or its reply is not one of MediaWiki's API.
+            UnreachableError: The site cannot be reached, or asks to wait for too long.
+        """
+        return self.request({"action": "query", **parameters})
+
+    def query_all(self, **parameters: Any) -> Iterator[Reply]:
+        """Yield the `query` object of each reply, as often as the site says that it continues.
+
+        Raises:
+            InputError: As for `query`, or the site continues without getting further.
+        """
+        continuation: dict[str, str] = {}
+        while True:
+            reply = self.query(**parameters, **continuation)
+            yield check_object(reply.get("query", {}), self.url) | {"curtimestamp": reply.get("curtimestamp")}
+            if "continue" not in reply:
+                return
+            pairs = check_object(reply["continue"], self.url).items()
+            next_continuation = {str(name): str(value) for name, value in pairs}
+            if next_continuation == continuation or not next_continuation:
+                raise InputError(f"{self.url} repeats its reply without end: check that it is a MediaWiki site")
+            continuation = next_continuation
+
+    def request(self, parameters: Mapping[str, Any]) -> Reply:
+        """Return the reply of any action; `parameters` with a token are sent by POST.
+
+        Raises:
+            InputError: As for `query`.
+            UnreachableError: As for `query`.
+        """
+        for _ in range(2):
+            if self._needs_login:
+                self._log_in()
+            reply = self._call(parameters, is_asserted=self._has_account)
+            code = self._get_error_code(reply)
+            if code not in _LOGIN_CODES or not self._user:
+                break
+            self._needs_login = True  # the session has ended
+        if code:
+            raise self._describe_refusal(code, reply)
+        return reply
+
+    def _call(self, parameters: Mapping[str, Any], *, is_asserted: bool = False) -> Reply:
+        """Return the reply of `api.php`, which is in the folder `w` of the site or at its root.
+
+        The first request finds out where.
+        """
+        problem: InputError | None = None
+        for url in self._api_urls:
+            try:
+                reply = self._retry(url, parameters, is_asserted=is_asserted)
+            except UnreachableError:
+                raise
+            except InputError as error:
+                if len(self._api_urls) == 1:
+                    raise
+                problem = problem or error
+                continue
+            self._api_urls = (url,)
+            return reply
+        raise InputError(
+            f"{self.url} has no API of MediaWiki at w/api.php or api.php ({problem}): give the "
+            f"address of its api.php, such as mediawiki+{self.url.rstrip('/')}/wiki/api.php"
+        ) from problem
+
+    def _retry(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
+        """Send a request until the site does not ask to wait; after several tries raise an error."""
+        pause = 1.0
+        for attempt in range(1, _MAX_TRIES + 1):
+            try:
+                return self._send(url, parameters, is_asserted=is_asserted)
+            except (_BusyError, httpx.TransportError) as error:
+                wait = getattr(error, "seconds", None)
+                if attempt == _MAX_TRIES or (wait or 0) > _MAX_RETRY_AFTER:
+                    asked = f", and asks to wait {wait:.0f} s" if wait else ""
+                    raise UnreachableError(
+                        f"{url} did not answer {attempt} requests in a row ({format_error(error)}{asked}): run it "
+                        "again later, and it continues"
+                    ) from error
+                self._sleep(wait if wait is not None else pause)
+                pause = min(2 * pause, _MAX_PAUSE)
+        raise AssertionError("unreachable")
+
+    def _send(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
+        fields = {
+            "format": "json",
+            "formatversion": "2",
+            "maxlag": str(_MAX_LAG),
+            **({"assert": "user"} if is_asserted else {}),
+            **{name: _join_values(value) for name, value in parameters.items()},
+        }
+        is_post = any(name in fields for name in ("lgtoken", "text")) or fields["action"] == "purge"
+        for _ in range(_MAX_REDIRECTS):
+            self.requests += 1
+            arguments: dict[str, Any] = {"data": fields} if is_post else {"params": fields}
+            sent = self._http.stream("POST" if is_post else "GET", url, **arguments)
+            with self._explain_errors(url), sent as response:
+                if response.is_redirect and not is_post:
+                    url = self._follow(url, response)
+                    continue
+                if response.status_code in _BUSY_STATUSES:
+                    raise _BusyError(f"HTTP {response.status_code}", _get_retry_after(response))
+                if response.status_code != 200:
+                    raise InputError(
+                        f"{url} answers HTTP {response.status_code}: check the address, and that you may read the wiki"
+                    )
+                return self._parse_reply(url, _read_body(response), response)
+        raise InputError(f"{url} redirects more than {_MAX_REDIRECTS} times: give the address that it leads to")
+
+    def _follow(self, url: str, response: httpx.Response) -> str:
+        """Return the target of a redirect without its parameters, which are sent again.
+
+        Raises:
+            InputError: It leads to another server, which could be sent credentials.
+        """
+        target = urlsplit(urljoin(url, response.headers.get("location", "")))
+        source = urlsplit(url)
+        if target.hostname != source.hostname or target.port != source.port or target.scheme != source.scheme:
+            raise InputError(
+                f"{url} redirects to another server, {target.scheme}://{target.netloc.rpartition('@')[2]}: use "
+                "that address if you trust it"
+            )
+        return str(target._replace(query="", fragment="").geturl())
+
+    def _parse_reply(self, url: str, body: bytes, response: httpx.Response) -> Reply:
+        try:
+            reply = parse_json(body)
+        except ValueError as error:
+            kind = response.headers.get("content-type", "no type")[:40]
+            raise InputError(f"{url} answers {kind} instead of JSON: give the address of a wiki's api.php") from error
+        reply = check_object(reply, url)
+        code = self._get_error_code(reply)
+        if code in _BUSY_CODES:
+            raise _BusyError(code, _get_retry_after(response))
+        return reply
+
+    def _get_error_code(self, reply: Reply) -> str:
+        """Return the code of an error in a reply; empty if there is none."""
+        error = reply.get("error")
+        return "" if error is None else str(check_object(error, self.url).get("code"))[:60]
+
+    def _describe_refusal(self, code: str, reply: Reply) -> InputError:
+        info = " ".join(str(reply["error"].get("info", "")).split())[:200]
+        is_denied = code in {"readapidenied", "permissiondenied", "mwoauth-invalid-authorization", *_LOGIN_CODES}
+        accounts = f"set {USER} and {PASSWORD} to a bot password, or {TOKEN} to an OAuth token, that may read it"
+        advice = accounts if is_denied else "check the wiki"
+        return InputError(f"{self.url} refuses the request ({code}: {info}): {advice}")
+
+    def _log_in(self) -> None:
+        """Log in with a bot password.
+
+        Raises:
+            InputError: The site does not accept it.
+        """
+        tokens = self._call({"action": "query", "meta": "tokens", "type": "login"})
+        token = check_object(check_object(tokens.get("query"), self.url).get("tokens"), self.url).get("logintoken")
+        fields = {"action": "login", "lgname": self._user, "lgpassword": self._password, "lgtoken": str(token)}
+        login = check_object(self._call(fields).get("login", {}), self.url)
+        if login.get("result") != "Success":
+            raise InputError(
+                f"{self.url} does not accept the account in {USER} ({str(login.get('result'))[:40]}: "
+                f"{str(login.get('reason', ''))[:200]}): set {USER} and {PASSWORD} to a bot password of the wiki"
+            )
+        self._needs_login = False
+
+    @contextmanager
+    def _explain_errors(self, url: str) -> Iterator[None]:
+        try:
+            yield
+        except ReplyTooLargeError as error:
+            raise InputError(f"{url} sends a reply of more than {MAX_REPLY_BYTES >> 20} MiB: check the wiki") from error
+        except (httpx.DecodingError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise InputError(f"{url} cannot be read ({format_error(error)}): check the address") from error
+
+
+def check_object(value: Any, url: str) -> Reply:
+    """Return a value of a reply if it is an object.
+
+    Raises:
+        InputError: It is not.
+    """
+    if not isinstance(value, dict):
+        raise InputError(f"{url} answers {value!r:.40} where MediaWiki's API has an object: check the wiki")
+    return value
+
+
+def _read_body(response: httpx.Response) -> bytes:
+    """Return the body of a reply; raise a `_BusyError` if the server sends it too slowly."""
+    end, chunks = time.monotonic() + _MAX_REPLY_SECONDS, list[bytes]()
+    for chunk in iter_body(response, MAX_REPLY_BYTES):
+        chunks.append(chunk)
+        if time.monotonic() > end:
+            raise _BusyError(f"a reply takes more than {_MAX_REPLY_SECONDS:.0f} s")
+    return b"".join(chunks)
+
+
+def _join_values(value: Any) -> str:
+    if isinstance(value, str | int):
+        return str(value)
+    texts = [str(item) for item in value]
+    # A title may not contain `|`, but an answer could smuggle one into the next request.
+    return "\x1f" + "\x1f".join(texts) if any("|" in text for text in texts) else "|".join(texts)
+
+
+def _describe_agent() -> str:
+    contact = os.environ.get(CONTACT, "")
+    if not re.fullmatch(r"[\x20-\x7e]{0,200}", contact):
+        raise UsageError(f"{CONTACT} has other characters than printable ASCII: give an address or a URL")
+    return f"bookwheel (https://pypi.org/project/bookwheel{'; ' if contact else ''}{contact})"
+
+
+def _get_retry_after(response: httpx.Response) -> float | None:
+    """Return the seconds of `Retry-After`, which is a number or a date; None if there is none."""
+    text = response.headers.get("retry-after", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None

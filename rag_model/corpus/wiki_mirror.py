@@ -1,0 +1,212 @@
+"""The mirror of a MediaWiki site: its pages, in the order of page ids, in blocks that never change.
+
+A block has about a megabyte of `<page>` elements, as an export has them. A changed page gives its
+block a new file; all other blocks, and the parts that consist of them, stay the same.
+"""
+
+import gzip
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+from xml.sax.saxutils import escape
+
+from rag_model.corpus.dump_formats.dump_format import PlanRequest
+from rag_model.corpus.dump_formats.mediawiki import PageParser
+from rag_model.corpus.records import Page, Slice
+from rag_model.corpus.source import basename, read_slice
+from rag_model.corpus.timestamps import format_iso
+from rag_model.errors import InputError
+
+BLOCK_BYTES = 1 << 20  # bytes of XML in a block, about
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A file of the mirror: the pages of a range of ids, as the `<page>` elements of an export."""
+
+    id: str  # of the blob; the first field, as in lists of blobs that `gc` reads
+    size: int  # compressed bytes
+    first_page: int
+    last_page: int
+    xml_bytes: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenChange:
+    """An entry of the recent changes that was followed."""
+
+    id: int
+    revision: int
+    page: int
+    title: str
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a site was followed: the last changes and log entries, and when."""
+
+    read_at: int  # seconds since 1970
+    listed_at: int  # when the pages were last listed
+    site_time: int  # by the site's clock, when `listed_at`
+    changes: tuple[SeenChange, ...] = ()
+    logs: tuple[tuple[int, str], ...] = ()  # id, timestamp
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `asdict` gave."""
+        changes = tuple(SeenChange(**change) for change in value["changes"])
+        return cls(**{**value, "changes": changes, "logs": tuple(map(tuple, value["logs"]))})
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """The pages of a site in the store, and how far it was followed."""
+
+    blocks: tuple[Block, ...] = ()
+    cursor: Cursor | None = None  # None: not all pages were fetched yet
+    dbname: str = ""  # of the wiki
+    api_path: str = ""  # where the site's API was found
+
+    @property
+    def pages(self) -> int:
+        """The number of pages."""
+        return sum(block.pages for block in self.blocks)
+
+
+class Mirror(Protocol):
+    """Where the pages of a site are kept between builds."""
+
+    def list_removed_pages(self, dbname: str) -> frozenset[int]:
+        """Return the ids of pages of a wiki that must not be kept."""
+        ...
+
+    def load(self) -> MirrorState:
+        """Return the newest recorded state; an empty one if there is none."""
+        ...
+
+    def save(self, state: MirrorState) -> None:
+        """Record a state."""
+        ...
+
+    def put(self, data: bytes) -> tuple[str, int]:
+        """Keep the bytes of a block; return its id and size."""
+        ...
+
+    def get_url(self, block: Block) -> str:
+        """Return the URL from which workers read a block."""
+        ...
+
+
+class StagedMirror:
+    """A mirror for one plan: nothing is remembered."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        """Set where blocks are staged."""
+        self._request, self._urls = request, dict[str, str]()
+
+    def list_removed_pages(self, dbname: str) -> frozenset[int]:
+        """Return none: a store names them."""
+        return frozenset()
+
+    def load(self) -> MirrorState:
+        """Return an empty state."""
+        return MirrorState()
+
+    def save(self, state: MirrorState) -> None:
+        """Do nothing."""
+
+    def put(self, data: bytes) -> tuple[str, int]:
+        """Stage a block."""
+        name = f"block-{len(self._urls):05d}.gz"
+        path = self._request.workdir / name
+        path.write_bytes(data)
+        self._urls[name] = self._request.stage(path)
+        return name, len(data)
+
+    def get_url(self, block: Block) -> str:
+        """Return the URL of a staged block."""
+        return self._urls[block.id]
+
+
+def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page | None]) -> MirrorState:
+    """Return the state with changed pages, and without those that are None."""
+    changes_by_block = defaultdict[int, dict[int, Page | None]](dict)
+    starts = [block.first_page for block in state.blocks]
+    for page_id in sorted(changes):
+        changes_by_block[max(0, bisect_right(starts, page_id) - 1)][page_id] = changes[page_id]
+    blocks: list[Block] = []
+    for i, block in enumerate(state.blocks or [None]):
+        if i not in changes_by_block:
+            blocks += [block] if block else []
+            continue
+        old_pages = {page.page_id: data for page, data in read_block(mirror, block)} if block else {}
+        new_pages = dict(old_pages)
+        for page_id, page in changes_by_block[i].items():
+            if page is None:
+                new_pages.pop(page_id, None)
+            else:
+                new_pages[page_id] = format_page(page)
+        blocks += [block] if block and new_pages == old_pages else _write_blocks(mirror, sorted(new_pages.items()))
+    return replace(state, blocks=tuple(blocks))
+
+
+def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterator[Block]:
+    """Write pages, in the order of their ids, as blocks of about equal size."""
+    total, position = sum(len(data) for _, data in pages), 0
+    count, done_bytes = max(1, round(total / BLOCK_BYTES)), 0
+    for i in range(1, count + 1):
+        start = position
+        while position < len(pages) and (done_bytes * count < total * i or i == count):
+            done_bytes += len(pages[position][1])
+            position += 1
+        if position == start:
+            continue
+        data = b"".join(data for _, data in pages[start:position])
+        blob, size = mirror.put(gzip.compress(data, 6, mtime=0))
+        yield Block(blob, size, pages[start][0], pages[position - 1][0], len(data), position - start)
+
+
+def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
+    """Return the pages of a block with their XML."""
+    byte_slice = to_slice(block, mirror.get_url(block))
+    where, data, parser = basename(byte_slice.url), bytearray(), PageParser(basename(byte_slice.url))
+    located: list[tuple[int, Page]] = []
+    for piece in read_slice(byte_slice):
+        data += piece
+        located += parser.feed(piece)
+        if len(data) > block.xml_bytes:
+            raise InputError(f"{where} has more than {block.xml_bytes} bytes: it is damaged, restore it")
+    parser.close()
+    ends = [offset for offset, _ in located[1:]] + [len(data)]
+    return [(page, bytes(data[offset:end])) for (offset, page), end in zip(located, ends, strict=True)]
+
+
+def remove_pages(mirror: Mirror, state: MirrorState, pages: Collection[int]) -> MirrorState:
+    """Return the state without pages."""
+    present = {page: None for page in pages if _find_block(state.blocks, page) is not None}
+    return apply_changes(mirror, state, present) if present else state
+
+
+def to_slice(block: Block, url: str) -> Slice:
+    """Return the slice of a part that reads a whole block."""
+    return Slice(url, 0, block.size, "gzip", block.first_page, block.last_page)
+
+
+def format_page(page: Page) -> bytes:
+    """Return a page as the `<page>` element of an export; equal pages give equal bytes."""
+    time = f"<timestamp>{format_iso(page.revised)}</timestamp>" if page.revised is not None else ""
+    text = escape(page.text, {"\r": "&#13;"})
+    return (
+        f"<page><title>{escape(page.title)}</title><ns>{page.namespace}</ns><id>{page.page_id}</id>"
+        f"{'<redirect/>' if page.redirect else ''}<revision><id>{page.rev_id}</id>{time}"
+        f"<model>{escape(page.model)}</model><text>{text}</text></revision></page>\n"
+    ).encode()
+
+
+def _find_block(blocks: Sequence[Block], page_id: int) -> Block | None:
+    i = bisect_right(blocks, page_id, key=lambda block: block.first_page) - 1
+    return blocks[i] if i >= 0 and page_id <= blocks[i].last_page else None

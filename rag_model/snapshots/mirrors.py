@@ -1,0 +1,113 @@
+"""The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of states.
+
+A state is a record of the memo, numbered, in a stage of its own for each site, kind of text and
+choice of namespaces. Its only output is the list of blocks, which `gc` understands. Two builds at
+once may record states of one number; the first is used, and the pages of the other are compared
+again by the next build.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rag_model.corpus.records import SiteSettings
+from rag_model.corpus.wiki_mirror import Block, Cursor, MirrorState, remove_pages
+from rag_model.digest import digest_json
+from rag_model.errors import StoreError
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import MIRROR_STAGE, Record
+from rag_model.store.store import Store
+from rag_model.untrusted_text import parse_json
+
+CODE = 1  # increase when the same pages would be kept in another form
+
+
+class StoredMirror:
+    """The mirror of one site; with `source`, states and blocks of another store are read too."""
+
+    def __init__(self, store: Store, inputs: Mapping[str, Any], source: Store | None = None) -> None:
+        """Set the store that states and blocks are written to, and the identity of the mirror."""
+        self._store, self._source, self._inputs = store, source or store, dict(inputs)
+        self._stage = f"{MIRROR_STAGE}{digest_json(self._inputs).partition(':')[2][:32]}"
+
+    def list_removed_pages(self, dbname: str) -> frozenset[int]:
+        """Return the pages of the wiki that were taken down."""
+        return frozenset(int(page) for page in self._source.takedowns.list_pages(dbname) if page.isdecimal())
+
+    def load(self) -> MirrorState:
+        """Return the newest state; its pages are listed again if a block is missing."""
+        record = _find_newest(self._source, self._stage)
+        if record is None:
+            return MirrorState()
+        try:
+            blocks = [Block(**row) for row in parse_json(self._source.blobs.read(record.outputs["blocks"]))]
+            cursor = Cursor.from_json(record.stats["cursor"]) if record.stats["cursor"] else None
+            dbname, api_path = str(record.stats["dbname"]), str(record.stats["api_path"])
+        except (ValueError, KeyError, TypeError, StoreError):
+            return MirrorState()  # of no use: fetched again
+        exist = self._source.files.map_concurrently(lambda block: self._source.blobs.exists(_ref(block)), blocks)
+        present = [block for block, exists in zip(blocks, exist, strict=True) if exists]
+        return MirrorState(tuple(present), cursor if len(present) == len(blocks) else None, dbname, api_path)
+
+    def save(self, state: MirrorState) -> None:
+        """Record a state as the newest."""
+        listing = self._store.blobs.put_bytes(json.dumps([asdict(block) for block in state.blocks]).encode())
+        stats = {
+            **self._inputs,
+            "dbname": state.dbname,
+            "api_path": state.api_path,
+            "pages": state.pages,
+            "cursor": asdict(state.cursor) if state.cursor else None,
+        }
+        key = f"{_find_newest_number(self._store, self._stage) + 1:08d}"
+        self._store.memo.write_record(self._stage, key, {"blocks": listing}, stats, self._inputs)
+
+    def put(self, data: bytes) -> tuple[str, int]:
+        """Store the bytes of a block."""
+        ref = self._store.blobs.put_bytes(data)
+        return ref.id, ref.size
+
+    def get_url(self, block: Block) -> str:
+        """Return the URL of a block."""
+        ref = _ref(block)
+        in_store = self._store is self._source or self._store.blobs.exists(ref)
+        return (self._store if in_store else self._source).blobs.url_of(ref)
+
+
+def open_mirror(store: Store, dump: str, settings: SiteSettings, source: Store | None = None) -> StoredMirror:
+    """Return the mirror of a site by its address."""
+    return StoredMirror(store, {"dump": dump, "site": asdict(settings), "code": CODE}, source)
+
+
+def redact_mirrors(store: Store) -> None:
+    """Record a state without the pages that were taken down, for each mirror that has such pages.
+
+    `gc` then deletes the blocks that have them.
+    """
+    for mirror in _iter_mirrors(store):
+        state = mirror.load()
+        kept_state = remove_pages(mirror, state, mirror.list_removed_pages(state.dbname))
+        if kept_state != state:
+            mirror.save(kept_state)
+
+
+def _iter_mirrors(store: Store) -> Iterator[StoredMirror]:
+    for stage in store.files.list_names("memo", kind="directory"):
+        record = _find_newest(store, stage) if stage.startswith(MIRROR_STAGE) else None
+        if record is not None:
+            yield StoredMirror(store, {name: record.stats[name] for name in ("dump", "site", "code")})
+
+
+def _find_newest(store: Store, stage: str) -> Record | None:
+    number = _find_newest_number(store, stage)
+    return store.memo.find(stage, f"{number:08d}") if number else None
+
+
+def _find_newest_number(store: Store, stage: str) -> int:
+    numbers = (name.partition(".")[0] for name in store.files.list_names(f"memo/{stage}"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def _ref(block: Block) -> BlobRef:
+    return BlobRef(block.id, block.size)
