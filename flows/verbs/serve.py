@@ -88,8 +88,18 @@ def serve(
     tls_key: Annotated[Path | None, Parameter(help="PEM file of its private key.")] = None,
     connections_per_client: Annotated[
         int,
-        Parameter(help="Maximum concurrent connections of one address, of 1,000 in all; raise it for a load balancer."),
-    ] = 256,
+        Parameter(help="Maximum concurrent connections of one address, of 2,000 in all."),
+    ] = 1_000,
+    max_queries: Annotated[
+        int, Parameter(help="Maximum number of queries in a request to /retrieve, which trainings of agents send.")
+    ] = 4_096,
+    pinned: Annotated[
+        int,
+        Parameter(
+            help="Snapshots beside the current one that stay open while requests to /retrieve name them; each takes "
+            "the memory of a second version."
+        ),
+    ] = 2,
     retriever: Annotated[
         tuple[str, ...],
         Parameter(
@@ -172,6 +182,8 @@ def serve(
         keep=keep,
         allowed_hosts=serving.resolve_allowed_hosts(host, allow_host),
         connections_per_client=connections_per_client,
+        max_queries=max_queries,
+        pinned_snapshots=pinned,
         **({} if override_every is None else {"override_every": override_every}),
     )
     concat = build_prompt_settings([reader], model or "", order, budget, prompt, cite)

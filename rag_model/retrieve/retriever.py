@@ -119,6 +119,11 @@ class Queries:
         self._seconds_by_encoder[id(encoder)] = self.seconds_of(encoder) + seconds
 
 
+def has_visible_text(query: str) -> bool:
+    """Return whether a query has a visible character."""
+    return any(unicodedata.category(character)[0] in _VISIBLE_CATEGORIES for character in query)
+
+
 def check_queries(queries: Sequence[str]) -> None:
     """Check that every query is a text that can be encoded.
 
@@ -126,7 +131,7 @@ def check_queries(queries: Sequence[str]) -> None:
         UsageError: a query is empty or not valid UTF-8; the message gives its number, from 1.
     """
     for number, query in enumerate(queries, start=1):
-        if not any(unicodedata.category(character)[0] in _VISIBLE_CATEGORIES for character in query):
+        if not has_visible_text(query):
             raise UsageError(f"question {number} is empty: write at least one visible character")
         try:
             query.encode()

@@ -1,13 +1,18 @@
 """The service without a transport: it follows a ref, and answers requests in batches."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from rag_model.errors import BookwheelError, UsageError
+from rag_model.retrieve.hits import Hit
 from rag_model.serving.answering import execution
-from rag_model.serving.answering.batcher import Batcher
+from rag_model.serving.answering.batcher import Batcher, QueueFullError
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
 from rag_model.serving.answering.progress import AnswerProgress
 from rag_model.serving.following.follower import (
     FolderFollower,
@@ -15,6 +20,7 @@ from rag_model.serving.following.follower import (
     PulledFolder,
     RefFollower,
 )
+from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, notify
 from rag_model.serving.runtime import (
@@ -27,6 +33,10 @@ from rag_model.serving.runtime import (
     limit_compute_threads,
 )
 from rag_model.serving.settings import ServiceSettings
+
+# A batch holds several chunks of a large request, and so also a single query of another client.
+_CHUNKS_IN_BATCH = 4
+_FULL_QUEUE_SECONDS = 0.05  # between two attempts to enter a full queue
 
 
 class Service:
@@ -53,6 +63,7 @@ class Service:
             observer or Observer(),
         )
         self.slot = SnapshotSlot(partial(notify, self.observer.on_freed))
+        self.pins = PinnedSnapshots(self.slot, self.settings)
         self.follower = self._create_follower(on_fatal)
         self._search_batcher = self._create_search_batcher()
         self._answer_batcher = self._create_answer_batcher()
@@ -75,6 +86,66 @@ class Service:
         seconds = self.settings.request_seconds
         on_queued = partial(notify, self.observer.on_queued, "search")
         return await self._search_batcher.submit(questions, k, retriever, seconds, on_queued, client)
+
+    async def retrieve(
+        self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded: LoadedSnapshot
+    ) -> list[list[Hit]]:
+        """Return the best `k` passages of any number of queries, from a snapshot that is held open.
+
+        The queries wait in the queue a few at a time, so that others are searched in between. While
+        the queue is full they wait outside of it. The time limit counts for each few, so a large
+        request may take as long as it advances.
+
+        Raises:
+            As `search`.
+        """
+        size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
+        lanes = asyncio.Semaphore(_CHUNKS_IN_BATCH * (1 + count_search_workers(self.settings)))
+        # those of one address take turns with its other requests
+        turn = f"{client}/retrieve" if len(queries) > size else client
+
+        async def search(first: int) -> list[list[Hit]]:
+            chunk = queries[first : first + size]
+            async with lanes:
+                return await self._search_when_queue_has_room(chunk, k, retriever, turn, loaded)
+
+        tasks = [asyncio.ensure_future(search(first)) for first in range(0, len(queries), size)]
+        try:
+            return [hits for chunk_hits in await asyncio.gather(*tasks) for hits in chunk_hits]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _search_when_queue_has_room(
+        self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded: LoadedSnapshot
+    ) -> list[list[Hit]]:
+        seconds = self.settings.request_seconds
+        on_queued, give_up_time = partial(notify, self.observer.on_queued, "search"), time.monotonic() + seconds
+        while True:
+            try:
+                result = await self._search_batcher.submit(
+                    queries, k, retriever, seconds, on_queued, client, loaded=loaded
+                )
+            except QueueFullError:
+                if time.monotonic() > give_up_time:
+                    raise
+                await asyncio.sleep(_FULL_QUEUE_SECONDS)
+            else:
+                return result.hits
+
+    @contextmanager
+    def hold(self, name: str | None) -> Iterator[LoadedSnapshot]:
+        """Hold a snapshot open, by its id or as `ref@number`; None: the current one.
+
+        Raises:
+            BookwheelError: As `PinnedSnapshots.hold`.
+        """
+        loaded = self.pins.hold(name)
+        try:
+            yield loaded
+        finally:
+            # in another thread, since the last release closes the snapshot's files
+            asyncio.get_running_loop().run_in_executor(None, self.slot.release, loaded)
 
     async def answer(
         self,
@@ -103,6 +174,7 @@ class Service:
         self._search_batcher.close()
         self._answer_batcher.close()
         current = self.slot.current
+        self.pins.close()
         self.slot.close()
         notify(self.observer.close)  # before the model: an override check may still call it
         if current is not None and current.model is not None:
@@ -154,8 +226,8 @@ class Service:
 
     def _create_follower(self, on_fatal: Callable[[BookwheelError], None]) -> RefFollower | FolderFollower:
         if isinstance(self.target, PulledFolder):
-            return FolderFollower(self.target, self.slot, self.settings, self.observer, on_fatal)
-        return RefFollower(self.target, self.slot, self.settings, self.observer, on_fatal)
+            return FolderFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)
+        return RefFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)
 
     def _create_search_batcher(self) -> Batcher[SearchResult]:
         threads, lone_threads = (

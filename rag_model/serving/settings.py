@@ -31,14 +31,18 @@ class ServiceSettings:
     max_question_chars: int = 2_000  # encoders truncate after some hundred tokens anyway
     max_k: int = 100  # passages a question: DPR's depth
     max_depth: int = 1_000  # passages that a request may ask of one leg, as in hnsw:1000
+    max_queries: int = 4_096  # in a request to /retrieve, which is cut into batches
+    max_retrieved: int = 131_072  # passages in a reply of /retrieve: about 100 MB
     max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
+    max_retrieve_body_bytes: int = 8 << 20
     # from a request's head to the end of its body, so that slow senders free their place
     body_seconds: float = 10.0
     # from the complete body to the reply; then the request fails with 504
     request_seconds: float = 30.0
     # open connections; each takes a file descriptor, and processes usually have 1,024
-    connections: int = 1_000
-    connections_per_client: int = 256  # of one address; raise it behind a load balancer
+    connections: int = 2_000
+    # of one address; a training sends hundreds of queries at once
+    connections_per_client: int = 1_000
     # for a client to read a reply, plus one second for each 64 KiB of it
     write_seconds: float = 10.0
     # keep-alive timeout; longer than the usual 60 s timeout of load balancers
@@ -65,6 +69,9 @@ class ServiceSettings:
     # ref
     poll_seconds: float = 10.0  # between two polls of the ref and the takedowns, one listing each
     retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
+    # snapshots that requests name, beside the current one, and how long each stays open unasked
+    pinned_snapshots: int = 2
+    pin_seconds: float = 900.0
     # pulled snapshots on the disk: the current and, for a quick rollback, the previous one
     keep: int = 2
     # shutdown
@@ -98,6 +105,10 @@ class ServiceSettings:
                     "max_k",
                     "max_depth",
                     "max_body_bytes",
+                    "max_queries",
+                    "max_retrieved",
+                    "max_retrieve_body_bytes",
+                    "pin_seconds",
                     "body_seconds",
                 ),
                 "request_seconds",
@@ -120,6 +131,7 @@ class ServiceSettings:
             "workers",
             "answer_workers",
             "threads",
+            "pinned_snapshots",
             "override_every",
             "linger_seconds",
             "drain_seconds",

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from rag_model.errors import BookwheelError
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
 from rag_model.serving.answering.progress import AnswerProgress
 from rag_model.serving.runtime import SupervisedThread
 
@@ -42,6 +43,8 @@ class QueuedRequest(Generic[_Reply]):
     client: str = ""  # requests with equal `client` share a turn
     # receives passages and text early; None: only the whole reply is sent
     progress: AnswerProgress | None = None
+    # the snapshot to search, which the caller holds open; None: the current one
+    loaded: LoadedSnapshot | None = None
 
     @property
     def is_abandoned(self) -> bool:
@@ -204,6 +207,7 @@ class Batcher(Generic[_Reply]):
         on_queued: Callable[[int, int], None] = lambda questions, waiting: None,
         client: str = "",
         progress: AnswerProgress | None = None,
+        loaded: LoadedSnapshot | None = None,
     ) -> _Reply:
         """Queue a request and return its reply, within `seconds`.
 
@@ -216,6 +220,7 @@ class Batcher(Generic[_Reply]):
                 queue.
             client: Identity of the client, for taking turns.
             progress: Receives partial results from `run_batch`.
+            loaded: The snapshot to search, held open by the caller; None: the current one.
 
         Raises:
             QueueFullError: The queue is full, or clients with fewer questions evicted this request.
@@ -225,7 +230,7 @@ class Batcher(Generic[_Reply]):
         """
         loop = asyncio.get_running_loop()
         request: QueuedRequest[_Reply] = QueuedRequest(
-            questions, k, retriever, loop, loop.create_future(), client, progress
+            questions, k, retriever, loop, loop.create_future(), client, progress, loaded
         )
         self._enqueue(request)
         on_queued(len(questions), self._queue.question_count)

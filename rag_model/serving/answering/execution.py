@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
@@ -70,14 +71,17 @@ def search_batch(
     slot: SnapshotSlot, observer: Observer, requests: Sequence[QueuedRequest[SearchResult]]
 ) -> list[SearchResult | BookwheelError]:
     """Search for all requests of a batch, together for each retriever."""
-    with slot.acquire() as loaded:
-        replies: dict[int, SearchResult | BookwheelError] = {}
-        for retriever, positions in _group_positions([request.retriever for request in requests]).items():
-            results = _search_with_retriever(
-                loaded, observer, retriever, [requests[position] for position in positions]
-            )
+    replies: dict[int, SearchResult | BookwheelError] = {}
+    with ExitStack() as stack:
+        if any(request.loaded is None for request in requests):
+            current = stack.enter_context(slot.acquire())
+        snapshots = [request.loaded or current for request in requests]
+        keys = zip(map(id, snapshots), (request.retriever for request in requests), strict=True)
+        for (_, retriever), positions in _group_positions(list(keys)).items():
+            group = [requests[position] for position in positions]
+            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group)
             replies.update(zip(positions, results, strict=True))
-        return [replies[position] for position in range(len(requests))]
+    return [replies[position] for position in range(len(requests))]
 
 
 def answer_batch(

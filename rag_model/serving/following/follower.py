@@ -44,6 +44,7 @@ from rag_model.serving.answering.loaded_snapshot import (
     check_memory,
 )
 from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.following.trials import try_encoders, try_indexes, try_model
 from rag_model.serving.monitoring.observer import Observer, Refusal, notify
@@ -124,8 +125,12 @@ class RefFollower:
         settings: ServiceSettings,
         observer: Observer,
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
+        pins: PinnedSnapshots | None = None,
     ) -> None:
         """Prepare to follow; `on_fatal` receives the error if the first version is unusable."""
+        self._pins = pins or PinnedSnapshots(slot, settings)
+        self._pins.on_request = self._wake
+        self._wake_event = threading.Event()  # polls before the next interval has passed
         self._target_ref, self._slot, self._settings, self._observer = (
             target_ref,
             slot,
@@ -155,6 +160,7 @@ class RefFollower:
     def stop(self) -> None:
         """Stop following; a pull under way is interrupted, and the next one resumes it."""
         self._stop_event.set()
+        self._wake()
         self.thread.join()
 
     def poll(self) -> None:
@@ -168,7 +174,26 @@ class RefFollower:
         else:
             self._record_poll("")
             self._update_to(store, target)
+            self._pins.update(partial(self._open_pinned, store), self._taken_down)
         self._withdraw_taken_down()
+
+    def _wake(self) -> None:
+        self._wake_event.set()
+
+    def _open_pinned(self, store: Store, name: str) -> LoadedSnapshot:
+        """Open a snapshot that requests name, and hold it open."""
+        current, identity = self._slot.current, store.snapshots.resolve_trusted(name)
+        if identity in self._taken_down:
+            raise NotFoundError(f"snapshot {name} was taken down: ask for another one")
+        if store.files.get_size(store.snapshots.manifest_path(identity)) is None:
+            raise NotFoundError(f"snapshot {name} is not in the store any more: ask for another one")
+        if current is not None and current.id == identity:
+            return self._slot.hold(current)
+        start_time, served_ref = time.monotonic(), ServedRef(name, 0, identity, "")
+        folder, _ = self._pull_and_load_model(store, _TargetVersion(served_ref, None), current)
+        loaded = self._open_warm(folder, served_ref, None, current)
+        _LOG.info("%s is open for the requests that name it, after %.1f s", name, time.monotonic() - start_time)
+        return self._slot.hold(loaded)
 
     def _update_to(self, store: Store, target: _TargetVersion) -> None:
         """Load a version unless it is current, or was refused and is not due for a retry."""
@@ -212,7 +237,9 @@ class RefFollower:
                 return
             except BaseException as failure:  # also a native panic: requests go on, and the next poll may succeed
                 self._record_poll(f"unexpected {type(failure).__name__}: {failure}")
-            if self._stop_event.wait(self._settings.poll_seconds):
+            self._wake_event.wait(self._settings.poll_seconds)
+            self._wake_event.clear()
+            if self._stop_event.is_set():
                 return
 
     def _resolve_target(self, store: Store) -> _TargetVersion:
@@ -353,12 +380,7 @@ class RefFollower:
         start_time: float,
     ) -> None:
         """Open a pulled snapshot, warm it up, and only then swap it in."""
-        loaded = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
-        try:
-            loaded.warm_up()
-        except BaseException:
-            loaded.close()
-            raise
+        loaded = self._open_warm(folder, served_ref, model, current)
         self._refused_version, seconds = None, time.monotonic() - start_time
         _LOG.info(
             "%s@%d: snapshot %s serves, after %.1f s",
@@ -370,6 +392,17 @@ class RefFollower:
         notify(self._observer.on_swap, loaded, seconds)
         self._slot.swap(loaded)
         self._has_served = True
+
+    def _open_warm(
+        self, folder: Path, served_ref: ServedRef, model: ServedModel | None, current: LoadedSnapshot | None
+    ) -> LoadedSnapshot:
+        loaded = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
+        try:
+            loaded.warm_up()
+        except BaseException:
+            loaded.close()
+            raise
+        return loaded
 
     def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
         """Record what the ref names, for a start without the store."""
@@ -435,6 +468,10 @@ class PulledFolder:
         Snapshot.from_folder(self.folder).close()
 
 
+def _refuse_pin(name: str) -> LoadedSnapshot:
+    raise NotFoundError(f"snapshot {name} is not served, since this service serves a pulled folder")
+
+
 class FolderFollower:
     """Polls a pulled folder in its own thread, and swaps to what a later pull puts there.
 
@@ -450,8 +487,10 @@ class FolderFollower:
         settings: ServiceSettings,
         observer: Observer,
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
+        pins: PinnedSnapshots | None = None,
     ) -> None:
         """Prepare to follow; `on_fatal` receives the error if the first snapshot is unusable."""
+        self._pins = pins or PinnedSnapshots(slot, settings)
         self._folder, self._slot, self._settings, self._observer = (
             target.folder,
             slot,
@@ -475,6 +514,7 @@ class FolderFollower:
 
     def poll(self) -> None:
         """Poll the folder once, and swap to a new snapshot."""
+        self._pins.update(_refuse_pin, frozenset())
         root = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
         current = self._slot.current
         if root == self._rejected_root or (current is not None and current.id == root.name):

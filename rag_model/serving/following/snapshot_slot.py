@@ -19,7 +19,7 @@ class SnapshotSlot:
     def __init__(self, on_freed: Callable[[str], None] = lambda snapshot: None) -> None:
         """Create an empty slot; `on_freed` receives the id of each snapshot that is freed."""
         self._on_freed = on_freed
-        self._condition = threading.Condition()
+        self._condition = threading.Condition(threading.RLock())
         self._current: LoadedSnapshot | None = None
         self._reader_counts: dict[int, int] = {}  # by `id` of each snapshot in memory
 
@@ -46,15 +46,31 @@ class SnapshotSlot:
         Raises:
             NotReadyError: No snapshot is loaded.
         """
-        with self._condition:
-            loaded = self._current
-            if loaded is None:
-                raise NotReadyError("no snapshot is open yet: ask again in a moment")
-            self._reader_counts[id(loaded)] += 1
+        loaded = self.hold_current()
         try:
             yield loaded
         finally:
-            self._release(loaded)
+            self.release(loaded)
+
+    def hold_current(self) -> LoadedSnapshot:
+        """Return the current snapshot, and keep it open until `release` is called.
+
+        Raises:
+            NotReadyError: No snapshot is loaded.
+        """
+        with self._condition:
+            if self._current is None:
+                raise NotReadyError("no snapshot is open yet: ask again in a moment")
+            return self.hold(self._current)
+
+    def hold(self, loaded: LoadedSnapshot) -> LoadedSnapshot:
+        """Return `loaded`, and keep it open until `release` is called.
+
+        It is the current snapshot, one that the caller holds already, or a new one.
+        """
+        with self._condition:
+            self._reader_counts[id(loaded)] = self._reader_counts.get(id(loaded), 0) + 1
+        return loaded
 
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
@@ -62,7 +78,7 @@ class SnapshotSlot:
             previous, self._current = self._current, loaded
             self._reader_counts[id(loaded)] = 1  # the slot itself counts as a reader
         if previous is not None:
-            self._release(previous)
+            self.release(previous)
 
     def update_ref(self, served_ref: ServedRef) -> None:
         """Record that the ref moved and names the current snapshot again."""
@@ -80,9 +96,10 @@ class SnapshotSlot:
         with self._condition:
             previous, self._current = self._current, None
         if previous is not None:
-            self._release(previous)
+            self.release(previous)
 
-    def _release(self, loaded: LoadedSnapshot) -> None:
+    def release(self, loaded: LoadedSnapshot) -> None:
+        """Give up one hold; the last one frees the snapshot."""
         with self._condition:
             self._reader_counts[id(loaded)] -= 1
             if self._reader_counts[id(loaded)]:

@@ -3,6 +3,7 @@
 | endpoint | reply |
 | --- | --- |
 | `POST /search`, `POST /answer` | the JSON of the verbs of that name, with its snapshot |
+| `POST /retrieve` | documents for any number of queries, as trainings of search agents send them |
 | `GET /snapshot` | the served snapshot, and a refused version if there is one |
 | `GET /healthz` | 200 while the process runs |
 | `GET /readyz` | 200 while the service can answer |
@@ -17,6 +18,7 @@ An error is `{"detail": "one sentence"}` with one of these statuses:
 | status | cause |
 | --- | --- |
 | 400, 422 | invalid request |
+| 404, 410 | no such snapshot; it expired or was taken down |
 | 401 | missing or wrong token |
 | 403, 421 | page or host that is not allowed |
 | 408, 413, 415 | body that is slow, too large, or not JSON |
@@ -34,8 +36,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -45,14 +48,18 @@ from starlette.types import Receive, Scope, Send
 
 from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply
 from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, UsageError
+from rag_model.retrieve.retriever import has_visible_text
 from rag_model.serving.answering.batcher import DeadlineError, QueueFullError, ShuttingDownError
+from rag_model.serving.following.pins import GoneError
 from rag_model.serving.following.snapshot_slot import NotReadyError
 from rag_model.serving.http import messages
 from rag_model.serving.http.connections import cancel_on_disconnect
-from rag_model.serving.http.guard import BearerTokens, RequestGuard
+from rag_model.serving.http.guard import JSON_TYPE, MSGPACK_TYPE, BearerTokens, RequestGuard
 from rag_model.serving.http.messages import (
     AnswerRequest,
     MalformedError,
+    RetrieveReply,
+    RetrieveRequest,
     SearchRequest,
     create_model,
 )
@@ -63,6 +70,7 @@ from rag_model.serving.service import Service
 _LOG = logging.getLogger(__name__)
 _STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first match counts
     (MalformedError, 422),
+    (GoneError, 410),
     (UsageError, 400),
     (QueueFullError, 429),
     (ShuttingDownError, 503),
@@ -91,6 +99,7 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_QueryT = TypeVar("_QueryT", SearchRequest, RetrieveRequest, AnswerRequest)
 _page_router = APIRouter(include_in_schema=False)
 
 
@@ -184,7 +193,7 @@ def create_health_app(service: Service, metrics: MetricsExposition | None = None
 
 
 def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
-    @app.post("/search", **_describe_endpoint(SearchRequest, SearchReply))
+    @app.post("/search", **_describe_endpoint(SearchRequest, create_model(SearchReply)))
     async def search(request: Request) -> Response:
         """Find passages for questions, best first."""
 
@@ -192,11 +201,44 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
             result = await service.search(query.questions, query.k, query.expression, _get_client(request))
             return messages.format_search_reply(query.questions, result)
 
-        return await _handle_request(service, "search", request, SearchRequest, run)
+        return await _handle_request(
+            service, "search", request, partial(messages.read_request, SearchRequest, settings=service.settings), run
+        )
+
+    @app.post("/retrieve", **_describe_endpoint(RetrieveRequest, RetrieveReply))
+    async def retrieve(request: Request) -> Response:
+        """Find documents for many queries, as Search-R1, verl and GEM send them.
+
+        The URL may name a snapshot (`?snapshot=latest@3`), which stays open while it is asked for,
+        and a `retriever`. Queries without text get no documents, long ones are cut.
+        """
+        as_msgpack = messages.is_msgpack(request.headers.get("content-type"))
+
+        def read(body: bytes) -> RetrieveRequest:
+            return messages.read_retrieve_request(body, service.settings, as_msgpack=as_msgpack)
+
+        async def run(query: RetrieveRequest) -> bytes:
+            options = messages.read_retrieve_options(request.scope["query_string"])
+            texts = {
+                position: text[: service.settings.max_question_chars]
+                for position, text in enumerate(query.questions)
+                if has_visible_text(text)
+            }
+            with service.hold(options.snapshot) as loaded:
+                found = await service.retrieve(
+                    list(texts.values()), query.topk, options.expression, _get_client(request), loaded
+                )
+            hits = dict(zip(texts, found, strict=True))
+            ordered_hits = [hits.get(position, []) for position in range(len(query.questions))]
+            return messages.format_retrieve_reply(query, loaded.id, ordered_hits, as_msgpack=as_msgpack)
+
+        media_type = MSGPACK_TYPE if as_msgpack else JSON_TYPE
+        max_bytes = service.settings.max_retrieve_body_bytes
+        return await _handle_request(service, "retrieve", request, read, run, media_type, max_bytes)
 
     @app.post(
         "/answer",
-        **_describe_endpoint(AnswerRequest, AnswerReply, other_media_type=EVENT_STREAM_TYPE),
+        **_describe_endpoint(AnswerRequest, create_model(AnswerReply), other_media_type=EVENT_STREAM_TYPE),
     )
     async def answer(request: Request) -> Response:
         """Answer questions with the service's model, each with the passages that the model read."""
@@ -209,9 +251,11 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
                 await service.answer(query.questions, query.k, query.expression, client)
             )
 
-        return await _handle_request(service, "answer", request, AnswerRequest, run)
+        return await _handle_request(
+            service, "answer", request, partial(messages.read_request, AnswerRequest, settings=service.settings), run
+        )
 
-    app.direct_endpoints = {"/search": search, "/answer": answer}
+    app.direct_endpoints = {"/search": search, "/retrieve": retrieve, "/answer": answer}
 
 
 def _add_snapshot_endpoint(app: FastAPI, service: Service) -> None:
@@ -275,22 +319,34 @@ async def _handle_request(
     service: Service,
     verb: str,
     request: Request,
-    request_type: type[SearchRequest | AnswerRequest],
-    run: Callable[[Any], Awaitable[bytes | AnswerStream]],
+    read: Callable[[bytes], _QueryT],
+    run: Callable[[_QueryT], Awaitable[bytes | AnswerStream]],
+    media_type: str = JSON_TYPE,
+    max_bytes: int | None = None,
 ) -> Response:
-    """Read a request, run it while the client is connected, and return its reply or its error."""
+    """Read a request, run it while the client is connected, and return its reply or its error.
+
+    Args:
+        service: The service.
+        verb: The endpoint, for the metrics.
+        request: The request.
+        read: Parses and checks the body.
+        run: Returns the reply's body, or a stream of it.
+        media_type: Type of the reply.
+        max_bytes: Maximum size of the body; None: as in the settings.
+    """
     start_time, question_count = time.perf_counter(), 0
     try:
-        body = await _read_body(request, service)
+        body = await _read_body(request, max_bytes or service.settings.max_body_bytes, service.settings.body_seconds)
         start_time = time.perf_counter()
-        query = messages.read_request(request_type, body, service.settings)
+        query = read(body)
         question_count = len(query.questions)
         with cancel_on_disconnect(request.scope["state"]):
             content = await run(query)
         if isinstance(content, AnswerStream):
             content.on_end = lambda status: _record_reply(service, verb, status, question_count, start_time)
             return content
-        response = Response(content, media_type="application/json")
+        response = Response(content, media_type=media_type)
     except ClientDisconnect:
         response = Response(status_code=_CLIENT_CLOSED_REQUEST)
     except _BodyError as error:
@@ -329,9 +385,8 @@ def _explain_error(error: Exception) -> tuple[int, str]:
     return status, f"{culprit} could not answer: the service's log says why"
 
 
-async def _read_body(request: Request, service: Service) -> bytes:
+async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Read a request's body within the limits of size and time."""
-    max_bytes, seconds = service.settings.max_body_bytes, service.settings.body_seconds
     too_large = _BodyError(413, f"the body is larger than {max_bytes} bytes: ask fewer questions at once")
     if request.scope["state"].get("is_body_complete"):  # the fast path needs no timer
         message = await request.receive()
@@ -357,7 +412,7 @@ async def _read_body(request: Request, service: Service) -> bytes:
 
 
 def _describe_endpoint(
-    request_type: type[messages.Request], reply_type: type, other_media_type: str = ""
+    request_type: type[BaseModel], reply_model: type[BaseModel], other_media_type: str = ""
 ) -> dict[str, Any]:
     """Return the OpenAPI description of an endpoint that reads its body itself.
 
@@ -371,7 +426,7 @@ def _describe_endpoint(
         status: {"model": Problem} for status in (400, 401, 403, 408, 413, 415, 421, 422, 429, 500, 502, 503, 504)
     }
     return {
-        "response_model": create_model(reply_type),
+        "response_model": reply_model,
         "responses": {**error_replies, **other_replies},
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     }

@@ -5,7 +5,8 @@ resolve to this machine (DNS rebinding), so `Host` is checked. Browsers send the
 `Origin`, except in a `GET` of the page's own host. If any host is allowed, `Host` proves nothing;
 then an origin, and the host of a `GET`, must be allowed by name or be one that no other site can
 have: an IP address or a name without dots. Endpoints accept only `application/json`, which a page
-of another site may not send without a CORS preflight request.
+of another site may not send without a CORS preflight request. `/retrieve` also accepts MessagePack,
+declared or, as GEM's client sends it, without a type; the `Origin` of a page is checked there too.
 """
 
 import hashlib
@@ -107,9 +108,11 @@ def _read_token_digests(path: Path) -> tuple[bytes, ...]:
 
 
 _PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
-_BODY_PATHS = frozenset(("/search", "/answer"))  # endpoints with a body
+_BODY_PATHS = frozenset(("/search", "/answer"))  # endpoints with a JSON body
+_RETRIEVE_PATH = "/retrieve"
 _READ_METHODS = frozenset(("GET", "HEAD"))
-_JSON = b"application/json"
+JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
+MSGPACK_TYPES = ("", MSGPACK_TYPE, "application/x-msgpack", "application/vnd.msgpack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,11 @@ _MISSING_TOKEN = Rejection(
     401,
     "give one of the service's tokens: Authorization: Bearer TOKEN",
     {"WWW-Authenticate": 'Bearer realm="bookwheel"'},
+)
+_WRONG_RETRIEVE_TYPE = Rejection(
+    415,
+    "the body is declared as neither JSON nor MessagePack: send it with Content-Type: application/json or "
+    "application/msgpack",
 )
 _WRONG_CONTENT_TYPE = Rejection(415, "the body is not declared as JSON: send it with Content-Type: application/json")
 
@@ -170,9 +178,7 @@ class RequestGuard:
             return _WRONG_ORIGIN
         if self._tokens is not None and not self._tokens.is_valid(authorization):
             return _MISSING_TOKEN
-        if scope["method"] == "POST" and scope["path"] in _BODY_PATHS and not _is_json(content_type):
-            return _WRONG_CONTENT_TYPE
-        return None
+        return _check_content_type(scope["path"], content_type or b"") if scope["method"] == "POST" else None
 
     def _check_host(self, host: bytes, host_count: int, is_read: bool) -> Rejection | None:
         if host_count > 1:
@@ -207,6 +213,13 @@ class RequestGuard:
         )
 
 
+def _check_content_type(path: str, content_type: bytes) -> Rejection | None:
+    media_type = content_type.partition(b";")[0].strip().lower().decode("latin-1")
+    if path == _RETRIEVE_PATH and media_type not in (JSON_TYPE, *MSGPACK_TYPES):
+        return _WRONG_RETRIEVE_TYPE
+    return _WRONG_CONTENT_TYPE if path in _BODY_PATHS and media_type != JSON_TYPE else None
+
+
 def _strip_port(host: bytes) -> bytes:
     name, colon, port = host.rpartition(b":")
     return name if colon and port.isdigit() else host
@@ -218,7 +231,3 @@ def _is_address(name: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_json(content_type: bytes | None) -> bool:
-    return content_type is not None and content_type.partition(b";")[0].strip().lower() == _JSON

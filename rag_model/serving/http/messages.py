@@ -8,9 +8,10 @@ OpenAPI and for checks in tests. The replies themselves are written by `Hit.to_j
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
+from urllib.parse import parse_qs
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -18,11 +19,13 @@ from pydantic_core import to_json
 
 from rag_model.client import replies
 from rag_model.errors import UsageError
+from rag_model.extras import require
 from rag_model.reading.answer import answer_json
 from rag_model.retrieve.expression import choose_expression
 from rag_model.retrieve.hits import Hit, LegHit
 from rag_model.retrieve.retriever import check_queries
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
+from rag_model.serving.http.guard import MSGPACK_TYPES
 from rag_model.serving.settings import ServiceSettings
 
 _MAX_WHOLE_FLOAT = 2.0**53  # larger floats are not exact
@@ -98,6 +101,51 @@ class AnswerRequest(Request):
     def expression(self) -> str | None:
         """The canonical retriever expression; None: the service's default."""
         return choose_expression(None, self.retriever)
+
+
+class RetrieveRequest(BaseModel):
+    """A request to /retrieve, as trainings of search agents send it: `queries`, or one `query`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    queries: list[str] | None = Field(None, min_length=1, examples=[["Who wrote Animal Farm?"]])
+    query: str | None = Field(None, description="A single query; `result` is then its list alone.")
+    topk: WholeNumber | None = Field(None, description="Passages a query; by default 5.")
+    return_scores: bool = Field(False, description="Whether each document is sent with its score.")
+
+    @property
+    def questions(self) -> Sequence[str]:
+        """The queries."""
+        return self.queries or [self.query or ""]
+
+
+class Document(BaseModel):
+    """A passage, as Search-R1 names its fields."""
+
+    id: str
+    contents: str = Field(description="The title, a line break, and the text.")
+
+
+class ScoredDocument(BaseModel):
+    """A document with its score."""
+
+    document: Document
+    score: float
+
+
+class RetrieveReply(BaseModel):
+    """The documents of each query, best first."""
+
+    snapshot: str = Field(description="The id of the snapshot that was searched.")
+    result: list[list[ScoredDocument]] | list[list[Document]] | list[ScoredDocument] | list[Document]
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieveOptions:
+    """The options of a request to /retrieve, which clients can only give in its URL."""
+
+    snapshot: str | None  # an id, or ref@number; None: the current one
+    expression: str | None  # canonical retriever expression; None: the service's default
 
 
 _HIT_DESCRIPTIONS = {
@@ -194,10 +242,99 @@ def check_request(request: SearchRequest | AnswerRequest, settings: ServiceSetti
     if long_question := next((text for text in request.questions if len(text) > settings.max_question_chars), ""):
         raise UsageError(f"a question has {len(long_question)} characters: ask in up to {settings.max_question_chars}")
     check_queries(request.questions)
-    if request.k is not None and request.k < 1:
-        raise UsageError(f"k is {request.k}: ask for at least 1 passage")
-    if request.k is not None and request.k > settings.max_k:
-        raise UsageError(f"k is {request.k}: ask for at most {settings.max_k} passages")
+    _check_depth("k", request.k, settings)
+
+
+def _check_depth(name: str, k: int | None, settings: ServiceSettings) -> None:
+    if k is not None and k < 1:
+        raise UsageError(f"{name} is {k}: ask for at least 1 passage")
+    if k is not None and k > settings.max_k:
+        raise UsageError(f"{name} is {k}: ask for at most {settings.max_k} passages")
+
+
+def is_msgpack(content_type: str | None) -> bool:
+    """Return whether a body is MessagePack; one without a type is, as GEM's client sends it."""
+    return (content_type or "").partition(";")[0].strip().lower() in MSGPACK_TYPES
+
+
+def read_retrieve_request(body: bytes, settings: ServiceSettings, *, as_msgpack: bool) -> RetrieveRequest:
+    """Parse a request to /retrieve, in JSON or MessagePack, and check it against the limits.
+
+    Raises:
+        UsageError: It is neither, or exceeds a limit.
+        MalformedError: It has wrong keys or types.
+    """
+    try:
+        if as_msgpack:
+            request = RetrieveRequest.model_validate(_decode_msgpack(body))
+        else:
+            request = RetrieveRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise _create_request_error(error) from None
+    if (request.queries is None) == (request.query is None):
+        raise MalformedError('queries is missing: give it, such as ["Who wrote Faust?"], or one query')
+    if len(request.questions) > settings.max_queries:
+        raise UsageError(
+            f"{len(request.questions)} queries are too many: send up to {settings.max_queries} at once, or start the "
+            "service with a larger --max-queries"
+        )
+    _check_depth("topk", request.topk, settings)
+    if len(request.questions) * (request.topk or 1) > settings.max_retrieved:
+        raise UsageError(
+            f"{len(request.questions)} queries for {request.topk} passages each are too many: the product may be up "
+            f"to {settings.max_retrieved}"
+        )
+    return request
+
+
+def _decode_msgpack(body: bytes) -> Any:
+    msgspec = require("msgspec", "serve")
+    try:
+        return msgspec.msgpack.decode(body)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"the body is not MessagePack ({error}): send JSON, declared as application/json") from None
+
+
+def read_retrieve_options(query_string: bytes) -> RetrieveOptions:
+    """Parse the options in the URL of a request to /retrieve.
+
+    Raises:
+        UsageError: An option is unknown or repeated, or the retriever is not an expression.
+    """
+    options = parse_qs(query_string.decode("latin-1"), keep_blank_values=True)
+    for name, values in options.items():
+        if name not in ("snapshot", "retriever") or len(values) > 1:
+            raise UsageError(
+                f"the URL's option {name[:_MAX_FIELD_NAME]!r} is unknown or repeated: /retrieve takes snapshot and "
+                "retriever"
+            )
+    (snapshot,), (retriever,) = options.get("snapshot", [None]), options.get("retriever", [None])
+    return RetrieveOptions(snapshot, choose_expression(None, retriever))
+
+
+def format_retrieve_reply(
+    request: RetrieveRequest, snapshot: str, hits: Sequence[Sequence[Hit]], *, as_msgpack: bool
+) -> bytes:
+    """Write a reply of /retrieve, in JSON or MessagePack."""
+    result: list[Any] = []
+    for query_hits in hits:
+        documents: list[dict[str, Any]] = [
+            {"id": hit.passage.id, "contents": f"{' '.join(hit.passage.title.split())}\n{hit.passage.text}"}
+            for hit in query_hits
+        ]
+        if request.return_scores:
+            scores = [hit.score for hit in query_hits]
+            documents = [
+                {"document": document, "score": score} for document, score in zip(documents, scores, strict=True)
+            ]
+        result.append(documents)
+    reply = {"snapshot": snapshot, "result": result if request.query is None else result[0]}
+    return _encode_msgpack(reply) if as_msgpack else to_json(reply)
+
+
+def _encode_msgpack(value: Any) -> bytes:
+    encoded: bytes = require("msgspec", "serve").msgpack.encode(value)
+    return encoded
 
 
 def format_search_reply(questions: Sequence[str], result: SearchResult) -> bytes:

@@ -1,0 +1,154 @@
+"""Keep snapshots open that requests name, beside the one that the ref names now.
+
+A training run asks for one snapshot from its first step to its last, while the ref moves on. Such a
+snapshot is pinned by the first request that names it, and stays open until nobody has asked for it
+for `pin_seconds`. The follower opens it, so the first requests are told to try again.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rag_model.errors import BookwheelError, NotFoundError, UsageError
+from rag_model.secrets import mask_secrets
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
+from rag_model.serving.following.snapshot_slot import NotReadyError, SnapshotSlot
+from rag_model.serving.settings import ServiceSettings
+from rag_model.store.versions.checks import FULL_ID
+
+_LOG = logging.getLogger(__name__)
+_RETRY_SECONDS = 30.0  # after which a snapshot that could not be opened is tried again
+_MOVE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}@[0-9]{1,8}")
+_MAX_QUOTED = 80  # characters of a name in an error message
+
+
+class GoneError(BookwheelError):
+    """The requested snapshot expired or was taken down."""
+
+
+@dataclass(slots=True)
+class _Pin:
+    """A snapshot that requests name."""
+
+    last_request: float  # monotonic clock
+    loaded: LoadedSnapshot | None = None  # None: the follower has not opened it yet
+    error: BookwheelError | None = None  # why it cannot be opened
+    failed_at: float = 0.0
+
+
+class PinnedSnapshots:
+    """The snapshots that requests name. Thread-safe."""
+
+    def __init__(self, slot: SnapshotSlot, settings: ServiceSettings) -> None:
+        """Pin nothing yet."""
+        self._slot, self._settings = slot, settings
+        self._lock = threading.Lock()
+        self._pins: dict[str, _Pin] = {}  # by the name in the requests
+        self.on_request: Callable[[], None] = lambda: None  # called if a snapshot waits to be opened
+
+    def hold(self, name: str | None) -> LoadedSnapshot:
+        """Return the snapshot `name` (an id or `ref@number`), or the current one, held open.
+
+        Call `SnapshotSlot.release` afterwards.
+
+        Raises:
+            UsageError: The name is a ref, which moves.
+            NotReadyError: The snapshot is not open yet, or too many others are pinned.
+            NotFoundError: The store has no such snapshot.
+            GoneError: It expired, or was taken down.
+        """
+        if name is None:
+            return self._slot.hold_current()
+        with self._lock:
+            pin, is_new = self._pins.get(name), name not in self._pins
+            if pin is None:
+                _check_name(name)
+                self._check_limit()
+                pin = self._pins[name] = _Pin(time.monotonic(), self._hold_current(name))
+            pin.last_request = time.monotonic()
+            if pin.loaded is not None:
+                return self._slot.hold(pin.loaded)
+            if pin.error is not None:
+                raise pin.error
+        if is_new:
+            self.on_request()
+        raise NotReadyError(f"snapshot {name} is being opened: ask again in a moment")
+
+    def update(self, open_snapshot: Callable[[str], LoadedSnapshot], taken_down: frozenset[str]) -> None:
+        """Open the snapshots that requests wait for, and give up those that nobody asks for.
+
+        Args:
+            open_snapshot: Returns a snapshot by its name, held open.
+            taken_down: Ids of the snapshots that were taken down.
+        """
+        for name, pin in list(self._pins.items()):
+            now = time.monotonic()
+            is_idle = now - pin.last_request > self._settings.pin_seconds
+            if is_idle or (pin.error is not None and now - pin.failed_at > _RETRY_SECONDS):
+                self._drop(name)
+            elif pin.loaded is not None and pin.loaded.id in taken_down:
+                self._drop(name, GoneError(f"snapshot {name} was taken down: ask for another one"))
+            elif pin.loaded is None and pin.error is None:
+                self._open(name, pin, open_snapshot)
+
+    def close(self) -> None:
+        """Give up all snapshots."""
+        for name in list(self._pins):
+            self._drop(name)
+
+    def _open(self, name: str, pin: _Pin, open_snapshot: Callable[[str], LoadedSnapshot]) -> None:
+        try:
+            loaded = open_snapshot(name)
+        except NotFoundError as error:
+            _LOG.warning("requests name %s, which cannot be opened: %s", name, error)
+            reason = "it expired, was taken down, or never existed"
+            self._record_failure(pin, GoneError(f"there is no snapshot {name}: {reason}"))
+        except BookwheelError as error:
+            _LOG.error("requests name %s, which cannot be opened: %s", name, mask_secrets(str(error)))
+            self._record_failure(
+                pin, NotReadyError(f"snapshot {name} cannot be opened now: the service's log says why")
+            )
+        else:
+            with self._lock:
+                pin.loaded = loaded
+
+    def _record_failure(self, pin: _Pin, error: BookwheelError) -> None:
+        with self._lock:
+            pin.error, pin.failed_at = error, time.monotonic()
+
+    def _hold_current(self, name: str) -> LoadedSnapshot | None:
+        """Return the current snapshot, held open, if it is the named one."""
+        if self._slot.served_ref is None:
+            return None
+        loaded = self._slot.hold_current()
+        if name in (loaded.id, f"{loaded.served_ref.ref}@{loaded.served_ref.number}"):
+            return loaded
+        self._slot.release(loaded)
+        return None
+
+    def _drop(self, name: str, error: BookwheelError | None = None) -> None:
+        with self._lock:
+            pin = self._pins.pop(name)
+            if error is not None:
+                self._pins[name] = _Pin(pin.last_request, None, error, time.monotonic())
+        if pin.loaded is not None:
+            self._slot.release(pin.loaded)
+
+    def _check_limit(self) -> None:
+        if len(self._pins) >= self._settings.pinned_snapshots:
+            names = ", ".join(sorted(self._pins))
+            raise NotReadyError(
+                f"the service keeps up to {self._settings.pinned_snapshots} snapshots for requests, now {names}: ask "
+                "for one of them, or again later"
+            )
+
+
+def _check_name(name: str) -> None:
+    if not FULL_ID.fullmatch(name) and not _MOVE.fullmatch(name):
+        raise UsageError(
+            f"snapshot {name[:_MAX_QUOTED]!r} is neither a full id nor ref@number, such as latest@3: GET /snapshot "
+            "shows both"
+        )
