@@ -1,0 +1,134 @@
+"""`POST /retrieve` under the load of trainings: 2,560 queries in a request, and hundreds of requests at once.
+
+One JSON line. `ratio` is of queries a second in one large request, beside a bare loop that encodes and searches 64 at a
+time in one process by the same library and snapshot; both take turns, and the medians of the rounds are compared. The
+load of hundreds of requests is that of GEM's reliability test: 1,000 requests of one query in MessagePack, each on a
+connection of its own. `single` is a client that asks one query at a time by /search, alone and beside a large request.
+By default the passages and questions are the demo's; in earnest
+
+    python tests/benchmarks/bench_retrieve.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 83541
+        --asked 3000 --rounds 3 --cache FOLDER
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from alone import alone
+from bench_serve import bare_best
+from served import cpu_seconds, given, load, memory_mb, offer, percentile_ms, publish, service
+
+from rag_model.store import Store
+
+BATCH = 64
+SECONDS = 4.0  # of the bare loop, and of a single client
+
+
+async def send_singles(url: str, queries: Sequence[str], at_once: int, total: int) -> list[float | None]:
+    """Send requests of one query, so many at once; return the seconds of each, None if it failed."""
+    places = asyncio.Semaphore(at_once)
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=0)
+
+    async with httpx.AsyncClient(limits=limits, timeout=30.0) as client:
+
+        async def send(number: int) -> float | None:
+            query = queries[number % len(queries)]
+            body = msgspec.msgpack.encode({"query": query, "topk": 3, "return_scores": True})
+            async with places:
+                started = time.perf_counter()
+                try:
+                    reply = await client.post(url, content=body)
+                    reply.raise_for_status()
+                    assert len(msgspec.msgpack.decode(reply.content)["result"]) == 3
+                except (httpx.HTTPError, AssertionError):
+                    return None
+                return time.perf_counter() - started
+
+        return await asyncio.gather(*(send(number) for number in range(total)))
+
+
+def retrieve(url: str, queries: Sequence[str]) -> float:
+    """Send all queries in one request, as Search-R1 does; return the seconds."""
+    started = time.perf_counter()
+    reply = httpx.post(url, json={"queries": queries, "topk": 3, "return_scores": True}, timeout=None)
+    reply.raise_for_status()
+    assert [len(documents) for documents in reply.json()["result"]] == [3] * len(queries)
+    return time.perf_counter() - started
+
+
+def describe_singles(seconds: Sequence[float | None]) -> dict[str, Any]:
+    answered = sorted(value for value in seconds if value is not None)
+    return {
+        "requests": len(seconds),
+        "failed": len(seconds) - len(answered),
+        "p50_ms": round(statistics.median(answered) * 1e3, 1),
+        "p99_ms": round(answered[int(0.99 * len(answered))] * 1e3, 1),
+    }
+
+
+def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    many = (questions * -(-options.queries // len(questions)))[: options.queries]
+    with service(str(folder / "store"), folder / "dest", "--poll", "60") as (address, process):
+        url = f"http://{address}/retrieve"
+        retrieve(url, many[:BATCH])
+        rates, bare_rates, cpu_ms = [], [], []
+        for _ in range(options.rounds):
+            spent = cpu_seconds(process)
+            rates.append(len(many) / retrieve(url, many))
+            cpu_ms.append((cpu_seconds(process) - spent) / len(many) * 1e3)
+            bare_rates.append(bare_best(str(folder / "dest"), questions, BATCH, SECONDS))
+        at_once = {
+            str(n): describe_singles(alone(_run_singles, url, questions, n, options.requests).value)
+            for n in options.at_once
+        }
+        unloaded = load(address, questions, 1, SECONDS)
+        large = threading.Thread(target=retrieve, args=(url, many))
+        large.start()
+        beside = load(address, questions, 1, SECONDS)
+        large.join()
+        peak = memory_mb(process, "VmHWM")
+    return {
+        "benchmark": "retrieve",
+        "passages": options.count,
+        "queries": len(many),
+        "ratio": round(statistics.median(rates) / statistics.median(rate.questions_s for rate in bare_rates), 3),
+        "cpu_ratio": round(statistics.median(rate.cpu_ms for rate in bare_rates) / statistics.median(cpu_ms), 3),
+        "queries_s": round(statistics.median(rates), 1),
+        "at_once": at_once,
+        "single": {
+            "p50_ms": [percentile_ms(unloaded, 50), percentile_ms(beside, 50)],
+            "p99_ms": [percentile_ms(unloaded, 99), percentile_ms(beside, 99)],
+        },
+        "peak_mb": peak,
+    }
+
+
+def _run_singles(url: str, queries: Sequence[str], at_once: int, total: int) -> list[float | None]:
+    return asyncio.run(send_singles(url, queries, at_once, total))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    offer(parser, count=3_000)
+    parser.add_argument("--queries", type=int, default=2_560, help="in the large request")
+    parser.add_argument("--requests", type=int, default=1_000, help="of one query")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[50, 128, 512])
+    parser.add_argument("--rounds", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        rows, vectors, questions = given(options, Path(name))
+        publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
+        print(json.dumps(measure(Path(name), questions, options)))
+
+
+if __name__ == "__main__":
+    main()
