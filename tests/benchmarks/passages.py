@@ -33,14 +33,20 @@ class Embedded:
     questions: Vectors  # (q, 384) float32
 
 
-def embedded(cache: Path, passages: Path | None, questions: Sequence[Path], count: int, asked: int) -> Embedded:
-    """Embed `count` passages and `asked` questions, drawn by a fixed seed, or find them in `cache`."""
+def embedded(
+    cache: Path, passages: Path | None, questions: Sequence[Path], count: int, asked: int, words: int = 0
+) -> Embedded:
+    """Embed `count` passages and `asked` questions, drawn by a fixed seed, or find them in `cache`.
+
+    With `words`, up to three pieces of so many words of every passage are embedded instead of it.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     names = [path.name for path in (passages, *questions) if path is not None]
-    key = digest_json([*names, count, asked])[-12:]
+    key = digest_json([*names, count, asked, *([words] if words else [])])[-12:]
     files = [cache / f"{kind}-{key}.npy" for kind in ("passages", "questions")]
     if not all(file.is_file() for file in files):
         rows, texts = drawn(passages, questions, count, asked)
+        rows = [piece for row in rows for piece in _cut(row, words)] if words else rows
         for file, vectors in zip(files, _encoded(rows, texts), strict=True):
             np.save(file, vectors, allow_pickle=False)
     return Embedded(np.load(files[0], mmap_mode="r"), np.load(files[1]))
@@ -75,6 +81,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def _drawn(rows: list[Any], count: int) -> list[Any]:
     chosen = np.random.default_rng(0).permutation(len(rows))[:count]
     return [rows[number] for number in np.sort(chosen)]
+
+
+def _cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
+    """Return the first three pieces of `words` words of a passage, without one of a few words."""
+    text = row["text"].split()
+    pieces = [text[first : first + words] for first in range(0, min(len(text), 3 * words), words)]
+    return [row | {"text": " ".join(piece)} for piece in pieces if 5 * len(piece) >= 2 * words]
 
 
 def _encoded(rows: Sequence[dict[str, Any]], questions: Sequence[str]) -> tuple[Vectors, Vectors]:

@@ -226,11 +226,11 @@ def lay_out_slots(
     block[starts[:, None] + np.arange(bottom.shape[1])] = bottom  # (b, 1) + (2M,) -> (b, 2M)
     nodes, targets, counts = upper
     begins = np.repeat(starts[nodes - first] + bottom.shape[1], counts)  # (u,) -> (sum of counts,)
-    block[begins + _concatenated_ranges(counts)] = targets
+    block[begins + concatenated_ranges(counts)] = targets
     return block
 
 
-def _concatenated_ranges(counts: Rows) -> Rows:
+def concatenated_ranges(counts: Rows) -> Rows:
     """Return 0 … c-1 for each count c, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)

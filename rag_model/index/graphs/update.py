@@ -25,6 +25,7 @@ from rag_model.index.graphs.graph import (
     Links,
     UpperLevels,
     bottom_links,
+    concatenated_ranges,
     count_slots,
     draw_levels,
     iter_ranges,
@@ -50,7 +51,12 @@ _NEAR_MEMBERS = 16  # of a new member, whose sources are offered the new member
 _NEAR_LINKS = 4  # of a source, whose neighbours are candidates for its links
 
 
-def update_cell_graph(plan: VectorPlan, lists: Keys, old_members: Rows, vectors: Vectors) -> CellGraph:
+def update_cell_graph(
+    plan: VectorPlan,
+    lists: Keys,
+    old_members: Rows,
+    vectors: Vectors,
+) -> CellGraph:
     """Return the graph of a cell after a change of its members.
 
     The result is a function of the arguments. It holds no number and no similarity of a dropped
@@ -70,7 +76,7 @@ def update_cell_graph(plan: VectorPlan, lists: Keys, old_members: Rows, vectors:
     new_lists = np.full((len(vectors), lists.shape[1]), NO_LINK)
     new_lists[staying] = _drop_members(plan, lists, old_members, staying, vectors)
     members = np.concatenate([staying, inserted])
-    index = _load_graph(plan, new_lists, members, len(staying), vectors)
+    index = load_graph(plan, new_lists, members, len(staying), vectors)
     if len(inserted):
         index.add(vectors[inserted])
         _rank_changed_links(plan, index, members, new_lists, vectors)
@@ -86,7 +92,7 @@ def _name_each_once(old_numbers: Rows) -> Rows:
 
 
 def _map_members(old_members: Rows, count: int) -> Links:
-    """Return (count + 1,) the new number of each old member, -1 if dropped; the last is for no link."""
+    """Return the new number of each old member, -1 if dropped; the last, -1, is for no link."""
     new_numbers = np.full(count + 1, -1, np.int32)
     stays = old_members >= 0
     new_numbers[old_members[stays]] = np.flatnonzero(stays)
@@ -98,7 +104,13 @@ def _renumber(keys: Keys, targets: Links) -> Keys:
     return np.where(targets < 0, NO_LINK, keys & SIMILARITY_BITS | targets.astype(np.uint32))
 
 
-def _drop_members(plan: VectorPlan, lists: Keys, old_members: Rows, staying: Rows, vectors: Vectors) -> Keys:
+def _drop_members(
+    plan: VectorPlan,
+    lists: Keys,
+    old_members: Rows,
+    staying: Rows,
+    vectors: Vectors,
+) -> Keys:
     """Return (len(staying), 2M) repaired lists of the staying members, by their new numbers."""
     new_numbers = _map_members(old_members, len(lists))
     remaining = np.empty((len(staying), lists.shape[1]), np.uint64)
@@ -110,32 +122,31 @@ def _drop_members(plan: VectorPlan, lists: Keys, old_members: Rows, staying: Row
         keys = _renumber(old_lists, targets)
         rows, slots = np.nonzero((targets < 0) & (old_targets >= 0))
         if len(rows):
-            lost_targets = old_targets[rows, slots]
-            affected, lost_counts = np.unique(rows, return_counts=True)
-            present = np.where(targets[affected] < 0, members[affected, None], targets[affected])  # itself if none
-            marked = (affected[:, None], present)
-            linked[marked] = True
-            linked[affected, members[affected]] = True
-            candidates = new_numbers[unpack_links(lists[lost_targets])]  # (p, 2M)
-            candidates[(candidates < 0) | linked[rows[:, None], candidates]] = -1
-            linked[marked] = False
-            linked[affected, members[affected]] = False
-            best = _rank_candidates(plan, vectors, members[affected], lost_counts, candidates)
-            count = min(best.shape[1], keys.shape[1])
-            # the dropped links are at the end of the sorted row
-            repaired = np.sort(keys[affected], axis=1)
-            free = repaired == NO_LINK
-            rank = np.cumsum(free, axis=1) - 1
-            take = free & (rank < np.minimum(lost_counts, count)[:, None])
-            places = np.nonzero(take)
-            repaired[places] = best[places[0], rank[places]]
-            keys[affected] = repaired
+            affected, counts = np.unique(rows, return_counts=True)
+            # a member is no candidate for itself, nor one that it is linked to
+            present = np.where(targets[affected] < 0, members[affected, None], targets[affected])
+            marks = affected[:, None], np.column_stack([members[affected], present])
+            linked[marks] = True
+            candidates = new_numbers[unpack_links(lists[old_targets[rows, slots]])]  # (p, 2M)
+            candidates[linked[rows[:, None], candidates]] = -1
+            linked[marks] = False
+            best = _rank_candidates(plan, vectors, members[affected], counts, candidates)
+            best = best[:, : keys.shape[1]]
+            best[np.arange(best.shape[1]) >= counts[:, None]] = NO_LINK
+            merged = np.sort(np.concatenate([keys[affected], best], axis=1), axis=1)
+            keys[affected] = merged[:, : keys.shape[1]]
         keys.sort(axis=1)
         remaining[first:last] = keys
     return remaining
 
 
-def _rank_candidates(plan: VectorPlan, vectors: Vectors, members: Rows, counts: Rows, candidates: Links) -> Keys:
+def _rank_candidates(
+    plan: VectorPlan,
+    vectors: Vectors,
+    members: Rows,
+    counts: Rows,
+    candidates: Links,
+) -> Keys:
     """Return (a, c) keys of each member's distinct candidates, nearest first.
 
     Args:
@@ -146,13 +157,17 @@ def _rank_candidates(plan: VectorPlan, vectors: Vectors, members: Rows, counts: 
         candidates: (sum of counts, 2M) members, -1 where none, in the order of `members`.
     """
     sources = np.repeat(members, counts)
-    keys = np.sort(pack_links(similarities(vectors[sources], vectors, candidates, plan.metric), candidates), axis=1)
+    keys = np.sort(
+        pack_links(similarities(vectors[sources], vectors, candidates, plan.metric), candidates),
+        axis=1,
+    )
     row = np.repeat(np.arange(len(members)), counts)
-    return _group_keys(row, keys, len(members))
+    # none of a member's `count` best is behind so many others in one row of candidates
+    return _group_keys(row, keys[:, : counts.max()], len(members))
 
 
 def _group_keys(rows: Rows, keys: Keys, count: int) -> Keys:
-    """Return (count, c) the distinct keys of each row, nearest first, from (p, w) keys for `rows`."""
+    """Return the distinct keys of each row, nearest first: (count, c), from (p, w)."""
     present = keys != NO_LINK
     flat_rows, flat_keys = np.broadcast_to(rows[:, None], keys.shape)[present], keys[present]
     order = np.lexsort((flat_keys, flat_rows))
@@ -166,7 +181,13 @@ def _group_keys(rows: Rows, keys: Keys, count: int) -> Keys:
     return grouped
 
 
-def _load_graph(plan: VectorPlan, lists: Keys, members: Rows, count: int, vectors: Vectors) -> FaissIndex:
+def load_graph(
+    plan: VectorPlan,
+    lists: Keys,
+    members: Rows,
+    count: int,
+    vectors: Vectors,
+) -> FaissIndex:
     """Return a faiss graph over the first `count` of `members`, ready for the others."""
     links, levels = links_per_node(plan), draw_levels(len(members), links_per_node(plan))
     loaded, present_levels = members[:count], levels[:count]
@@ -205,7 +226,13 @@ def _number_nodes(members: Rows) -> Links:
     return nodes
 
 
-def _rank_changed_links(plan: VectorPlan, index: FaissIndex, members: Rows, lists: Keys, vectors: Vectors) -> None:
+def _rank_changed_links(
+    plan: VectorPlan,
+    index: FaissIndex,
+    members: Rows,
+    lists: Keys,
+    vectors: Vectors,
+) -> None:
     """Rank the lists of an index whose nodes are `members`, after an insertion, in place.
 
     Args:
@@ -223,12 +250,25 @@ def _rank_changed_links(plan: VectorPlan, index: FaissIndex, members: Rows, list
         keys[is_changed] = NO_LINK
         rows, slots = np.nonzero(is_changed & (links >= 0))
         targets = numbers[links[rows, slots]]
-        for low, high in iter_ranges(len(rows)):
-            sources = vectors[block[rows[low:high]]]
-            similarity = similarities(sources, vectors, targets[low:high, None], plan.metric)
-            keys[rows[low:high], slots[low:high]] = pack_links(similarity, targets[low:high, None])[:, 0]
+        keys[rows, slots] = _pair_keys(plan, vectors, block[rows], vectors, targets)
         keys.sort(axis=1)
         lists[block] = keys
+
+
+def _pair_keys(
+    plan: VectorPlan,
+    sources: Vectors,
+    rows: Rows,
+    vectors: Vectors,
+    members: Links,
+) -> Keys:
+    """Return the keys of links between pairs of a source and a member, (p,) and (p,)."""
+    keys = np.empty(len(rows), np.uint64)
+    for first, last in iter_ranges(len(rows)):
+        targets = members[first:last, None]  # (b, 1)
+        similarity = similarities(sources[rows[first:last]], vectors, targets, plan.metric)
+        keys[first:last] = pack_links(similarity, targets)[:, 0]
+    return keys
 
 
 def update_cross_links(
@@ -271,8 +311,8 @@ def update_cross_links(
         block = changed[first:last]
         near = _select_distinct(np.concatenate([out[block], offered[first:last]], axis=1))
         ways = unpack_links(near[:, :_NEAR_LINKS])  # (b, w)
-        beyond = unpack_links(graph.lists[ways, :CANDIDATES]).reshape(len(block), -1)  # (b, w, f) -> (b, w f)
-        beyond[np.repeat(ways < 0, CANDIDATES, axis=1)] = -1
+        beyond = unpack_links(graph.lists[ways, :CANDIDATES])  # (b, w, f)
+        beyond = np.where(ways[:, :, None] < 0, -1, beyond).reshape(len(block), -1)  # (b, w f)
         keys = pack_links(similarities(sources[block], vectors, beyond, plan.metric), beyond)
         candidates = _select_distinct(np.concatenate([near, keys], axis=1))[:, :CANDIDATES]
         out[block] = select_diverse(sources[block], vectors, unpack_links(candidates), plan.metric)
@@ -302,17 +342,12 @@ def _offer_new_members(
     targets = unpack_links(out[:, :_NEAR_LINKS])  # (s, w)
     order = np.argsort(targets, axis=None, kind="stable")
     begins = np.searchsorted(targets.ravel()[order], np.arange(len(vectors) + 1))
-    counts = np.where(near < 0, 0, np.diff(begins)[near])
-    ends = np.cumsum(counts)  # (i f,)
-    positions = np.arange(int(counts.sum())) + np.repeat(begins[near.ravel()] - ends + counts.ravel(), counts.ravel())
+    counts = np.where(near < 0, 0, np.diff(begins)[near])  # (i, f) sources of each near member
+    positions = concatenated_ranges(counts.ravel()) + np.repeat(begins[near], counts.ravel())
     rows = order[positions] // targets.shape[1]
-    pairs = np.unique(np.repeat(np.arange(len(inserted)), counts.sum(axis=1)) * len(out) + rows)
-    pairs = np.stack([pairs // len(out), pairs % len(out)], axis=1)
-    members, rows = inserted[pairs[:, 0]].astype(np.int32), pairs[:, 1]
-    keys = np.empty(len(rows), np.uint64)
-    for low, high in iter_ranges(len(rows)):
-        targets = members[low:high, None]
-        keys[low:high] = pack_links(similarities(sources[rows[low:high]], vectors, targets, plan.metric), targets)[:, 0]
+    number = np.repeat(np.arange(len(inserted)), counts.sum(axis=1))
+    number, rows = np.divmod(np.unique(number * len(out) + rows), len(out))
+    keys = _pair_keys(plan, sources, rows, vectors, inserted[number].astype(np.int32))
     present = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
     nearer = keys < present.max(axis=1)
     return rows[nearer], keys[nearer]

@@ -16,8 +16,8 @@ from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 Make = Callable[..., Any]  # fixtures of conftest.py
 
 
-def plan_cells(metric: Metric = "ip", dim: int = 32, links: int = 8) -> VectorPlan:
-    return resolve(IndexRecipe(f"HNSW{links}", metric, cells=2), 10_000, dim)
+def plan_cells(metric: Metric = "ip", factory: str = "HNSW8") -> VectorPlan:
+    return resolve(IndexRecipe(factory, metric, cells=2), 10_000, 32)
 
 
 def replace_some(count: int, dropped: int, added: int, rng: np.random.Generator) -> Rows:
@@ -41,15 +41,15 @@ def find_nearest(vectors: Vectors, queries: Vectors, k: int, metric: Metric) -> 
     return rows
 
 
-def recall_at_distances(graph: CellGraph, vectors: Vectors, queries: Vectors, metric: Metric, at: float) -> float:
-    """Return recall@10 at `at` distance computations per query, interpolated."""
-    exact, points = find_nearest(vectors, queries, 10, metric), []
+def measure_recall(graph: CellGraph, vectors: Vectors, queries: Vectors, metric: Metric) -> float:
+    """Return recall@10 at 120 distance computations per query, interpolated."""
+    exact, points = find_nearest(vectors, queries, 10, metric).tolist(), []
     for ef_search in (10, 14, 20, 28, 40, 56, 80):
         faiss.cvar.hnsw_stats.reset()
-        rows = graph.search(queries, 10, ef_search)
-        hits = [len(set(row) & set(best)) for row, best in zip(rows.tolist(), exact.tolist(), strict=True)]
+        rows = graph.search(queries, 10, ef_search).tolist()
+        hits = [len(set(row) & set(best)) for row, best in zip(rows, exact, strict=True)]
         points.append((faiss.cvar.hnsw_stats.ndis / len(queries), np.mean(hits) / 10))
-    return float(np.interp(at, *np.transpose(points)))
+    return float(np.interp(120, *np.transpose(points)))
 
 
 def check_links(lists: Keys, vectors: Vectors, metric: Metric) -> None:
@@ -82,14 +82,18 @@ def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
 
     graph, vectors = update_often()
     check_links(graph.lists, vectors, metric)
-    rebuilt = recall_at_distances(CellGraph.build(plan, vectors), vectors, queries, metric, 120)
-    updated = recall_at_distances(graph, vectors, queries, metric, 120)
+    rebuilt = measure_recall(CellGraph.build(plan, vectors), vectors, queries, metric)
+    updated = measure_recall(graph, vectors, queries, metric)
     reloaded = update_cell_graph(plan, graph.lists, np.arange(3_000), vectors)
     assert updated >= rebuilt - 0.005
-    assert recall_at_distances(reloaded, vectors, queries, metric, 120) >= rebuilt - 0.01
-    monkeypatch.setattr(update, "_rank_candidates", lambda *arguments: np.full((len(arguments[2]), 1), NO_LINK))
+    assert measure_recall(reloaded, vectors, queries, metric) >= rebuilt - 0.01
+
+    def find_none(_: VectorPlan, __: Vectors, members: Rows, *___: object) -> Keys:
+        return np.full((len(members), 1), NO_LINK)
+
+    monkeypatch.setattr(update, "_rank_candidates", find_none)
     unrepaired, vectors = update_often()
-    assert recall_at_distances(unrepaired, vectors, queries, metric, 120) < updated - 0.005
+    assert measure_recall(unrepaired, vectors, queries, metric) < updated - 0.005
 
 
 def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Make) -> None:
@@ -107,7 +111,8 @@ def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Ma
     for count in (1, 2, 8):
         with use_threads(count):
             updated = update_cell_graph(plan, graph.lists, old_members, members)
-            crossing = update_cross_links(plan, links, old_members, np.arange(900), updated, members, sources)
+            reordered = np.arange(900)[::-1]
+            crossing = update_cross_links(plan, links, old_members, reordered, updated, members, sources[::-1])
         arrays = (updated.lists, crossing.out, crossing.begins, crossing.into)
         results.add(b"".join(array.tobytes() for array in arrays))
     assert len(results) == 1
@@ -115,10 +120,23 @@ def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Ma
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 @pytest.mark.parametrize(
-    "change", ["none", "all", "emptied", "one stays", "one remains", "moved", "duplicates", "named twice", "from empty"]
+    "change",
+    [
+        "none",
+        "all",
+        "emptied",
+        "one stays",
+        "one remains",
+        "moved",
+        "duplicates",
+        "named twice",
+        "from empty",
+        "few links",
+    ],
 )
 def test_hostile_changes(change: str, metric: Metric, make_vectors: Make) -> None:
-    plan, old = plan_cells(metric), make_vectors(600)
+    plan = plan_cells(metric, "HNSW4_SQ8" if change == "few links" else "HNSW8")
+    old = make_vectors(600)
     new, sources = make_vectors(200, seed=2), make_vectors(90, seed=3)
     rng, old_members = np.random.default_rng(0), np.arange(600)
     if change == "from empty":
@@ -136,6 +154,8 @@ def test_hostile_changes(change: str, metric: Metric, make_vectors: Make) -> Non
     elif change == "duplicates":
         old[100:400] = old[0]
         old_members, new = replace_some(600, 200, 200, rng), np.repeat(old[:1], 200, axis=0)
+    elif change == "few links":
+        old_members = replace_some(600, 90, 60, rng)
     elif change == "named twice":
         old_members = np.concatenate([np.arange(600), np.arange(200)])
     graph = CellGraph.build(plan, old)
@@ -147,26 +167,37 @@ def test_hostile_changes(change: str, metric: Metric, make_vectors: Make) -> Non
         np.testing.assert_array_equal(updated.lists, CellGraph.build(plan, vectors).lists)
     if change == "none":
         np.testing.assert_array_equal(updated.lists, graph.lists)
-    rows = updated.search(vectors[:1], 1, 10)
-    assert rows.tolist() == find_nearest(vectors, vectors[:1], 1, metric).tolist() or change == "duplicates"
+    if change != "duplicates" and len(vectors):
+        nearest = find_nearest(vectors, vectors[:1], 1, metric)
+        np.testing.assert_array_equal(updated.search(vectors[:1], 1, 10), nearest)
     old_sources = np.where(np.arange(90) < 60, np.arange(90)[::-1], -1)
     crossing = update_cross_links(plan, links, old_members, old_sources, updated, vectors, sources[::-1])
-    check_crossing(plan, crossing, vectors, sources[::-1], 0.2 if change == "duplicates" else 0.05)
+    # a search that begins among equal members, two thirds of all, may not leave them
+    tolerance = 0.4 if change == "duplicates" else 0.05
+    check_crossing(plan, crossing, vectors, sources[::-1], tolerance)
 
 
-def check_crossing(plan: VectorPlan, links: CrossLinks, vectors: Vectors, sources: Vectors, tolerance: float) -> None:
-    """Check the form of cross links, and that about as many nearest members are linked as by a search."""
+def check_crossing(
+    plan: VectorPlan,
+    links: CrossLinks,
+    vectors: Vectors,
+    sources: Vectors,
+    tolerance: float,
+) -> None:
+    """Check the form of cross links, and that they reach nearly as many nearest members as new ones."""
     assert (len(links.out), len(links.begins)) == (len(sources), len(vectors) + 1)
     targets, present = unpack_links(links.out), links.out != NO_LINK
     assert present[:, 0].all() or not len(vectors)
     assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in targets)
     assert targets.max(initial=-1) < len(vectors)
-    nearest = find_nearest(vectors, sources, 1, plan.metric)[:, 0] if len(vectors) else np.empty(0)
-    scores = similarities(sources, vectors, targets[:, :1], plan.metric) if len(vectors) else np.empty((0, 1))
-    best = similarities(sources, vectors, nearest[:, None], plan.metric) if len(vectors) else np.empty((0, 1))
-    fresh = link_across_border(CellGraph.build(plan, vectors), vectors, sources, plan.metric)
-    expected = similarities(sources, vectors, unpack_links(fresh.out)[:, :1], plan.metric)
-    assert not len(vectors) or (scores == best).mean() >= (expected == best).mean() - tolerance
+    if len(vectors):
+        nearest = find_nearest(vectors, sources, 1, plan.metric)
+        fresh = link_across_border(CellGraph.build(plan, vectors), vectors, sources, plan.metric)
+        scores, fresh_scores, best = (
+            similarities(sources, vectors, rows, plan.metric)
+            for rows in (targets[:, :1], unpack_links(fresh.out)[:, :1], nearest)
+        )
+        assert (scores == best).mean() >= (fresh_scores == best).mean() - tolerance
     into = unpack_links(links.into)
     members = np.repeat(np.arange(len(vectors)), np.diff(links.begins))
     assert (targets[into] == members[:, None]).any(axis=1).all()
@@ -178,9 +209,18 @@ def test_cross_links_of_updates_match_those_of_a_search(make_vectors: Make) -> N
     graph = CellGraph.build(plan, vectors)
     links = link_across_border(graph, vectors, sources[:1_000], "ip")
     for generation in range(10):
-        old_members, old_sources = replace_some(2_000, 100, 100, rng), replace_some(1_000, 50, 50, rng)
-        new, new_sources = pool[2_000 + 100 * generation :][:100], sources[1_000 + 50 * generation :][:50]
-        vectors, current = fill(old_members, vectors, new), fill(old_sources, sources[:1_000], new_sources)
+        old_members, old_sources = (
+            replace_some(2_000, 100, 100, rng),
+            replace_some(1_000, 50, 50, rng),
+        )
+        new, new_sources = (
+            pool[2_000 + 100 * generation :][:100],
+            sources[1_000 + 50 * generation :][:50],
+        )
+        vectors, current = (
+            fill(old_members, vectors, new),
+            fill(old_sources, sources[:1_000], new_sources),
+        )
         sources = np.concatenate([current, sources[1_000:]])
         updated = update_cell_graph(plan, graph.lists, old_members, vectors)
         links = update_cross_links(plan, links, old_members, old_sources, updated, vectors, current)
@@ -188,5 +228,7 @@ def test_cross_links_of_updates_match_those_of_a_search(make_vectors: Make) -> N
     check_crossing(plan, links, vectors, current, 0.06)
     searched = link_across_border(graph, vectors, current, "ip")
     nearest = find_nearest(vectors, current, 4, "ip")
-    shares = [np.mean((unpack_links(one.out)[:, :, None] == nearest[:, None]).any(axis=1)) for one in (links, searched)]
-    assert shares[0] >= shares[1] - 0.05
+    share, fresh_share = (
+        np.mean((unpack_links(one.out)[:, :, None] == nearest[:, None]).any(axis=1)) for one in (links, searched)
+    )
+    assert share >= fresh_share - 0.05

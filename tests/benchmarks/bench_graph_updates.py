@@ -1,0 +1,314 @@
+"""A graph updated in place for many generations, beside a graph that is built again, over real passages.
+
+Every generation drops `--churn` of the passages, drawn at random, and adds as many others; the pool of passages is
+used in a circle. One JSON line per measured generation. `shortfall_k` is the most by which a rebuilt index's recall@k
+is above the updated one's at equal distance computations, in points. The peer is hnswlib's `mark_deleted` and
+`add_items(replace_deleted=True)`, beside hnswlib's own rebuild; its graphs are searched by faiss, which counts
+distances. The vectors are MiniLM's and are kept in `--cache`. In earnest
+
+    python tests/benchmarks/bench_graph_updates.py --passages passages.jsonl.xz --words 30 --questions a.jsonl.xz
+        --n 100000 --generations 100 --cells 4 --cache FOLDER
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+from passages import embedded
+from synthetic import written as write_parts
+
+from rag_model.index.build import iter_slices
+from rag_model.index.exact_search import ExactIndex
+from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
+from rag_model.index.files.pieces import path_opener
+from rag_model.index.graphs.cells import Cells
+from rag_model.index.graphs.graph import (
+    NO_LINK,
+    CellGraph,
+    Keys,
+    links_per_node,
+    pack_links,
+    similarities,
+)
+from rag_model.index.graphs.kind import KIND, _load_trained
+from rag_model.index.graphs.stitch import CrossLinks, link_across_border, write_shard
+from rag_model.index.graphs.update import load_graph, update_cell_graph, update_cross_links
+from rag_model.index.quality.results import OperatingPoint
+from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, interpolate_recall
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
+
+PARTS = 4
+EF_SEARCH = {20: (20, 28, 40, 57, 80, 113, 160, 226, 320), 100: (100, 141, 200, 283, 400, 566)}
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The passages of a generation."""
+
+    rows: Rows  # (n,) numbers in the pool
+    vectors: Vectors  # (n, d) float32
+
+
+def iter_generations(pool: Vectors, n: int, churn: float, generations: int) -> Iterator[Corpus]:
+    """Yield the passages of each generation, from 0 on; new passages come last."""
+    rng, rows, after, count = np.random.default_rng(0), np.arange(n), n, round(churn * n)
+    yield Corpus(rows, pool[rows])
+    for _ in range(generations):
+        remaining = rows[np.sort(rng.permutation(n)[count:])]
+        unused = np.setdiff1d(np.arange(len(pool)), remaining)
+        added = unused[np.argsort((unused - after) % len(pool))][:count]
+        after = int(added[-1]) + 1
+        rows = np.concatenate([remaining, added])
+        yield Corpus(rows, pool[rows])
+
+
+@dataclass(slots=True)
+class Cell:
+    """The links of a cell, and the passages that they are between."""
+
+    members: Rows
+    sources: Rows
+    lists: Keys
+    crossings: CrossLinks
+
+    @classmethod
+    def build(cls, plan: VectorPlan, corpus: Corpus, members: Rows, sources: Rows) -> "Cell":
+        """Build the graph of the members, and link the sources to it."""
+        vectors = corpus.vectors[members]
+        graph = CellGraph.build(plan, vectors)
+        crossings = link_across_border(graph, vectors, corpus.vectors[sources], plan.metric)
+        return cls(corpus.rows[members], corpus.rows[sources], graph.lists, crossings)
+
+    def update(self, plan: VectorPlan, corpus: Corpus, members: Rows, sources: Rows) -> "Cell":
+        """Return the cell of another generation."""
+        old_members = match_rows(self.members, corpus.rows[members])
+        old_sources = match_rows(self.sources, corpus.rows[sources])
+        vectors, source_vectors = corpus.vectors[members], corpus.vectors[sources]
+        graph = update_cell_graph(plan, self.lists, old_members, vectors)
+        crossings = update_cross_links(plan, self.crossings, old_members, old_sources, graph, vectors, source_vectors)
+        return Cell(corpus.rows[members], corpus.rows[sources], graph.lists, crossings)
+
+
+def match_rows(old: Rows, new: Rows) -> Rows:
+    """Return the position of each new passage among the old ones, or -1."""
+    order = np.argsort(old)
+    positions = order[np.minimum(np.searchsorted(old, new, sorter=order), len(old) - 1)]
+    return np.where(old[positions] == new, positions, -1)
+
+
+def group(plan: VectorPlan, cells: Cells, corpus: Corpus) -> list[tuple[Rows, Rows]]:
+    """Return the members and the sources of each cell, as rows of the corpus."""
+    own, joins, links = cells.assign(plan.metric, corpus.vectors)
+    groups = []
+    for cell in range(plan.cells):
+        members = np.union1d(np.flatnonzero(own == cell), joins[0][joins[1] == cell])
+        groups.append((members, np.sort(links[0][links[1] == cell])))
+    return groups
+
+
+class Bookwheel:
+    """The product's stages: cells, their graphs, and the merge."""
+
+    def __init__(self, plan: VectorPlan, folder: Path, corpus: Corpus) -> None:
+        """Learn the cells and build their graphs."""
+        self.plan, self.folder, self.trained = plan, folder, folder / "trained"
+        KIND.train(plan, write_parts(folder, corpus.vectors, PARTS), self.trained)
+        self.partition = _load_trained(plan, self.trained)[0]
+        start = process_time()
+        self.cells = [Cell.build(plan, corpus, *rows) for rows in group(plan, self.partition, corpus)]
+        self.build_seconds = process_time() - start
+
+    def update(self, corpus: Corpus) -> None:
+        """Update the graphs of all cells."""
+        groups = group(self.plan, self.partition, corpus)
+        self.cells = [cell.update(self.plan, corpus, *rows) for cell, rows in zip(self.cells, groups, strict=True)]
+
+    def load(self, corpus: Corpus) -> tuple[FaissIndex, FaissIndex, Report]:
+        """Return the updated index, one that is built again, and facts about both."""
+        updated, unreachable = self._merge(corpus, self.cells)
+        rebuilt, rebuilt_unreachable = self._merge(corpus, None)
+        degree = np.mean([(cell.lists != NO_LINK).sum(axis=1).mean() for cell in self.cells])
+        facts = {
+            "unreachable": [unreachable, rebuilt_unreachable],
+            "degree": round(float(degree), 2),
+        }
+        return updated, rebuilt, facts
+
+    def _merge(self, corpus: Corpus, cells: list[Cell] | None) -> tuple[FaissIndex, int]:
+        """Merge the cells, or with None build all of them again first.
+
+        Returns:
+            the index, and how many of its nodes were unreachable.
+        """
+        plan, trained, out = self.plan, self.trained, self.folder / "index.faiss"
+        parts = write_parts(self.folder, corpus.vectors, PARTS)
+        shards = [self.folder / f"shard-{number}" for number in range(plan.cells)]
+        pieces = [self.folder / f"piece-{number}" for number in range(PARTS)]
+        for number, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
+            KIND.scatter(plan, trained, part, number, piece)
+        for number, shard in enumerate(shards):
+            if cells is None:
+                KIND.shard(plan, trained, iter_slices(pieces, plan.cells, number), number, shard)
+            else:
+                cell = cells[number]
+                write_shard(plan, trained, number, cell.lists, cell.crossings, shard)
+        openers = [path_opener(path) for path in pieces], [path_opener(path) for path in shards]
+        stats = KIND.merge(plan, trained, parts, *openers, out)
+        return faiss.read_index(str(out)), stats["unreachable_repaired"]
+
+
+class Hnswlib:
+    """The peer, whose bottom lists are searched by faiss."""
+
+    def __init__(self, plan: VectorPlan, corpus: Corpus) -> None:
+        """Add the passages to an empty index."""
+        try:
+            hnswlib = import_module("hnswlib")
+        except ImportError as error:
+            raise SystemExit("the peer is missing: pip install hnswlib, or give --no-peer") from error
+        self.plan, self.rows = plan, corpus.rows
+        start = process_time()
+        self.index = hnswlib.Index("ip", plan.d)
+        settings = {"M": links_per_node(plan), "ef_construction": plan.ef_construction}
+        self.index.init_index(len(corpus.rows), allow_replace_deleted=True, **settings)
+        self.index.set_num_threads(1)
+        self.index.add_items(corpus.vectors, corpus.rows)
+        self.build_seconds = process_time() - start
+
+    def update(self, corpus: Corpus) -> None:
+        """Delete the passages that went, and add the new ones in their place."""
+        for row in np.setdiff1d(self.rows, corpus.rows).tolist():
+            self.index.mark_deleted(row)
+        new = ~np.isin(corpus.rows, self.rows)
+        self.index.add_items(corpus.vectors[new], corpus.rows[new], replace_deleted=True)
+        self.rows = corpus.rows
+
+    def load(self, corpus: Corpus) -> tuple[FaissIndex, FaissIndex, Report]:
+        """Return the updated graph and one that is built again, as faiss indexes."""
+        return self._load_graph(corpus), Hnswlib(self.plan, corpus)._load_graph(corpus), {}
+
+    def _load_graph(self, corpus: Corpus) -> FaissIndex:
+        state = self.index.__getstate__()[0]
+        elements = state["data_level0"].view(np.uint8).reshape(-1, state["size_data_per_element"])
+        # the number of links, and 2M links
+        lists = elements[:, state["offset_level0"] : state["offset_data"]].copy().view(np.uint32)
+        labels = elements[:, state["label_offset"] :].copy().view(np.uint64)[:, 0].astype(np.int64)
+        order = np.argsort(corpus.rows)
+        rows = order[np.searchsorted(corpus.rows, labels, sorter=order)]  # of each element
+        is_link = np.arange(lists.shape[1] - 1) < (lists[:, :1] & 0xFFFF)
+        links = np.where(is_link, rows[np.where(is_link, lists[:, 1:], 0)], -1)
+        keys = np.full(links.shape, NO_LINK)
+        keys[rows] = pack_links(similarities(corpus.vectors[rows], corpus.vectors, links, "ip"), links)
+        keys.sort(axis=1)
+        return load_graph(self.plan, keys, np.arange(len(rows)), len(rows), corpus.vectors)
+
+
+def sweep(index: FaissIndex, trials: dict[int, VectorQuerySet]) -> dict[int, list[OperatingPoint]]:
+    """Return the curve of each depth, by faiss's own count of distances."""
+    curves = {}
+    for k, trial in trials.items():
+        points = []
+        for ef_search in EF_SEARCH[k]:
+            faiss.cvar.hnsw_stats.reset()
+            rows = index.search(trial.vectors, k, params=faiss.SearchParametersHNSW(efSearch=ef_search))[1]
+            distances, recall = (
+                faiss.cvar.hnsw_stats.ndis / len(rows),
+                float(trial.compute_recalls(rows).mean()),
+            )
+            points.append(OperatingPoint(f"efSearch={ef_search}", recall, recall, 0.0, distances))
+        curves[k] = points
+    return curves
+
+
+def compare(updated: dict[int, list[OperatingPoint]], rebuilt: dict[int, list[OperatingPoint]]) -> Report:
+    """Return the shortfall of an updated index in points, and both recalls at the middle of the curves."""
+    report: Report = {}
+    for k, curve in rebuilt.items():
+        middle = [point for point in curve if point.distances <= max(p.distances for p in updated[k])][len(curve) // 2]
+        report[f"shortfall_{k}"] = round(100 * compare_curves(updated[k], curve), 2)
+        report[f"at_{round(middle.distances)}_distances_{k}"] = [
+            round(interpolate_recall(updated[k], middle.distances), 4),
+            round(middle.recall_mean, 4),
+        ]
+    return report
+
+
+def main() -> None:
+    """Embed or find the vectors, and print one line per measured generation."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=Path, help="JSON lines with title and text")
+    parser.add_argument("--words", type=int, default=30, help="words of the passages that they are cut into")
+    parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
+    parser.add_argument("--asked", type=int, default=1_000, help="questions, fewer where there are fewer")
+    parser.add_argument("--n", type=int, default=4_000)
+    parser.add_argument("--generations", type=int, default=12)
+    parser.add_argument("--measure", type=int, nargs="+", default=[1, 12, 50, 100], help="generations")
+    parser.add_argument("--churn", type=float, default=0.02)
+    parser.add_argument("--cells", type=int, default=2)
+    parser.add_argument("--factory", default="HNSW32")
+    parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
+    parser.add_argument("--no-peer", action="store_true")
+    options = parser.parse_args()
+    faiss.omp_set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        vectors = embedded(
+            options.cache or Path(name),
+            options.passages,
+            options.questions,
+            1 << 30,
+            options.asked,
+            options.words,
+        )
+        n = min(options.n, len(vectors.passages) * 2 // 3)
+        pool = np.ascontiguousarray(vectors.passages[np.random.default_rng(0).permutation(len(vectors.passages))])
+        plan = resolve(IndexRecipe(options.factory, cells=options.cells), n, pool.shape[1])
+        run(plan, pool, vectors.questions, Path(name), options)
+
+
+def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, options: argparse.Namespace) -> None:
+    """Update the graphs of all generations, and measure those that the options name."""
+    generations = iter_generations(pool, plan.n, options.churn, options.generations)
+    first = next(generations)
+    sides: dict[str, Bookwheel | Hnswlib] = {"bookwheel": Bookwheel(plan, folder, first)}
+    if not options.no_peer:
+        sides["hnswlib"] = Hnswlib(plan, first)
+    seconds = dict.fromkeys(sides, 0.0)
+    for generation, corpus in enumerate(generations, 1):
+        for name, side in sides.items():
+            start = process_time()
+            side.update(corpus)
+            seconds[name] += process_time() - start
+        if generation not in options.measure:
+            continue
+        exact = ExactIndex(write_parts(folder, corpus.vectors, PARTS), plan.metric)
+        trials = {k: VectorQuerySet.from_exact_search(exact, questions, k) for k in EF_SEARCH}
+        report: Report = {
+            "benchmark": "graph_updates",
+            "generation": generation,
+            "n": plan.n,
+            "pool": len(pool),
+        }
+        for name, side in sides.items():
+            updated, rebuilt, facts = side.load(corpus)
+            spent = seconds[name] / generation
+            report[name] = (
+                compare(sweep(updated, trials), sweep(rebuilt, trials))
+                | facts
+                | {
+                    "update_cpu_s": round(spent, 3),
+                    "ratio_to_build": round(spent / side.build_seconds, 4),
+                }
+            )
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()
