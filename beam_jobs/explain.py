@@ -20,6 +20,7 @@ from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
+from rag_model.index.kind import ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.process import temporary_folder
 from rag_model.snapshots.chunking import local_paths, store_chunker
@@ -27,7 +28,7 @@ from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_parent_files
 from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
-from rag_model.snapshots.reused_training import find_reuse_obstacles
+from rag_model.snapshots.reused_training import find_reuse_obstacles, find_shard_list, read_shards
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.diff import iter_differences
 from rag_model.store.objects.blobs import BlobRef
@@ -39,8 +40,10 @@ from rag_model.store.versions.manifest import EMBEDDINGS, TEXT
 class StageReuse:
     """The results that one stage would reuse."""
 
-    stage: str  # plan, chunk, embed, or of an index: train/hnsw, index/hnsw
-    unit: str  # parts, articles, passages or indexes; `if it fits` for a trained file
+    stage: str  # plan, chunk, embed, or of an index: train/hnsw, shard/hnsw, index/hnsw
+    # parts, articles, passages or indexes; `if it fits` for a trained file, `to update` for the
+    # graphs of cells
+    unit: str
     reused: int  # units that would be reused
     total: int
     tasks: int
@@ -152,7 +155,11 @@ def explain(
     indexes = [
         stage
         for name, plan in plans.items()
-        for stage in (lookup.look_up_training(name, plan), lookup.look_up_index(name, plan))
+        for stage in (
+            lookup.look_up_training(name, plan),
+            *lookup.look_up_shards(name, plan),
+            lookup.look_up_index(name, plan),
+        )
     ]
     stages = (
         _compare_ranges(plan, parent),
@@ -248,6 +255,22 @@ class _ReuseLookup:
             changed = []
         reused = int(not changed)
         return StageReuse(f"train/{name}", "if it fits", reused, 1, 1, reused, dict.fromkeys(changed, 1))
+
+    def look_up_shards(self, name: str, plan: IndexPlan) -> list[StageReuse]:
+        """Look up the parent's graphs of cells, which are updated if the trained file still fits."""
+        if not isinstance(get_kind(plan.kind), ShardUpdatingKind):
+            return []
+        stage, unit, total = f"shard/{name}", "to update", plan.shards
+        if not self._find_changed("merge", plan):
+            return [StageReuse(stage, unit, total, total, total, total, {})]
+        encoder, manifest = self._encoders.get(plan.over), self._parent.manifest
+        obstacles = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
+        shard_list = find_shard_list(manifest, name) if manifest and not obstacles else None
+        shards = read_shards(self._store, shard_list) if shard_list else []
+        missing = [number for number, shard in enumerate(shards) if not self._store.blobs.exists(shard.blob)]
+        changed = {f"cell {number} is missing": 1 for number in missing} if shards else dict.fromkeys(obstacles, total)
+        updatable = len(shards) - len(missing)
+        return [StageReuse(stage, unit, updatable, total, total, 0, changed or {"slices": total})]
 
     def look_up_index(self, name: str, plan: IndexPlan) -> StageReuse:
         """Look up a finished index of this plan over these vectors."""

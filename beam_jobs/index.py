@@ -34,16 +34,18 @@ from rag_model.digest import digest_bytes
 from rag_model.errors import InputError
 from rag_model.index.files import engine
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, SliceTable, digest_slices, read_slice_table
-from rag_model.index.kind import DerivingKind, get_kind
+from rag_model.index.kind import DerivingKind, ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.results import TrainingStats
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.parent_index import ParentIndex
-from rag_model.snapshots.reused_training import ParentRows, ReusedTraining
+from rag_model.snapshots.reused_training import ParentRows, ReusedTraining, build_shards_entry, read_shards
+from rag_model.snapshots.stage_results import BuiltShard
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 Job = Callable[..., list[IndexInProgress]]
+_NAMED_CELLS = 5  # cells in a note
 
 
 def start_index(
@@ -148,7 +150,8 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
     if reused is None:
         raise ValueError(f"index {build.name} inherits nothing: train it")
     annotated = _with_note(build, f"trained as in snapshot {reused.snapshot[:12]}")
-    return replace(_with_trained(annotated, reused.blob, reused.stats), parent_rows=reused.parent_rows)
+    trained = _with_trained(annotated, reused.blob, reused.stats)
+    return replace(trained, parent_rows=reused.parent_rows, parent_shards=reused.shards)
 
 
 def _with_trained(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
@@ -217,10 +220,19 @@ def _scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:
 def build_shards(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Build all shards of all indexes."""
+    """Build the shards of all indexes, from the parent's where the kind can update a shard.
+
+    A shard whose slices are those of the parent's is the parent's.
+    """
     store = Store.open(launch.store_url)
+    parent_shards = [_find_parent_shards(store, build) for build in builds]
     tasks = [
-        [ShardTask(build, number, **cell) for number, cell in enumerate(_read_cells(store, build))] for build in builds
+        [
+            ShardTask(build, number, **cell, parent=shard.blob if shard else None)
+            for number, (cell, shard) in enumerate(zip(_read_cells(store, build), shards, strict=True))
+            if shard is None or shard.slices != cell["slices"]
+        ]
+        for build, shards in zip(builds, parent_shards, strict=True)
     ]
     recorded = look_up_reports(build_shard, [task for index_tasks in tasks for task in index_tasks], store)
     tasks = [
@@ -229,9 +241,60 @@ def build_shards(
     sized_launch = _with_memory(builds, "shard", launch)
     results = _run_by_index("shard", build_shard, tasks, sized_launch, on_progress, _shard_seconds, recorded)
     return [
-        replace(build, shards=_put_outputs(store, index_results))
-        for build, index_results in zip(builds, results, strict=True)
+        _with_shards(store, build, shards, [*zip(index_tasks, index_results, strict=True)])
+        for build, shards, index_tasks, index_results in zip(builds, parent_shards, tasks, results, strict=True)
     ]
+
+
+def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard | None]:
+    """Return for each shard the parent's, if it is in the store."""
+    count = len(_read_cells(store, build))
+    if build.parent_shards is None or not isinstance(get_kind(build.plan.kind), ShardUpdatingKind):
+        return [None] * count
+    shards = read_shards(store, build.parent_shards)
+    if len(shards) != count:
+        return [None] * count
+    exist = store.files.map_concurrently(store.blobs.exists, [shard.blob for shard in shards])
+    return [shard if exists else None for shard, exists in zip(shards, exist, strict=True)]
+
+
+def _with_shards(
+    store: Store,
+    build: IndexInProgress,
+    parent_shards: Sequence[BuiltShard | None],
+    results: Sequence[tuple[ShardTask, IndexStageResult]],
+) -> IndexInProgress:
+    """Return the record with its shards, the parent's or new ones, and what became of the parent's."""
+    shards = {number: shard for number, shard in enumerate(parent_shards) if shard}
+    shards |= {
+        task.number: BuiltShard.of(require_blob(result.blob), task.slices, result.stats) for task, result in results
+    }
+    ordered = [shards[number] for number in range(len(parent_shards))]
+    shard_list = store.blobs.put_bytes(json.dumps([shard.to_json() for shard in ordered]).encode())
+    build = replace(build, shards=shard_list)
+    if build.parent_shards is None or not ordered:
+        return build
+    reasons = {
+        task.number: result.stats.get("reason") if task.parent else "the parent's graph is not in the store"
+        for task, result in results
+    }
+    rebuilt = {number: str(reason) for number, reason in reasons.items() if reason}
+    metrics = {
+        "built_cells": len(rebuilt),
+        "updated_cells": len(results) - len(rebuilt),
+        "reused_cells": len(ordered) - len(results),
+        "generation": max(shard.generation for shard in ordered),
+        "replaced": max(shard.replaced for shard in ordered),
+    }
+    build = replace(build, shard_metrics=metrics)
+    return _with_note(build, _describe_rebuilt(rebuilt)) if rebuilt else build
+
+
+def _describe_rebuilt(reasons: Mapping[int, str]) -> str:
+    """Return a note that names the first of the cells that were built again, and why."""
+    named = [f"{number} ({reason})" for number, reason in [*reasons.items()][:_NAMED_CELLS]]
+    more = len(reasons) - len(named)
+    return f"graphs of cells built again: {', '.join(named)}{f' and {more:,} more' if more else ''}"
 
 
 def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
@@ -245,7 +308,14 @@ def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProg
     )
     merged = [(build, build.derived or next(results)) for build in builds]
     return [
-        BuiltIndex(build.name, build.plan, require_blob(result.blob), result.stats, _reusable_training(store, build))
+        BuiltIndex(
+            build.name,
+            build.plan,
+            require_blob(result.blob),
+            {**result.stats, **build.shard_metrics},
+            _reusable_training(store, build),
+            build_shards_entry(store, build.shards) if build.shards and build.plan.shards else None,
+        )
         for build, result in merged
     ]
 
@@ -343,7 +413,7 @@ def _scatter_seconds(task: ScatterTask) -> float:
 
 def _shard_seconds(task: ShardTask) -> float:
     plan = task.build.plan
-    return get_kind(plan.kind).seconds(plan, "shard", task.rows, 0)
+    return get_kind(plan.kind).seconds(plan, "shard", task.rows, 0, inherited=bool(task.parent))
 
 
 def _merge_seconds(build: IndexInProgress) -> float:

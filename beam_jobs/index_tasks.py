@@ -4,7 +4,7 @@ decides a piece.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from beam_jobs.launch import Report
@@ -54,13 +54,16 @@ class IndexInProgress:
     trained: BlobRef | None = None  # the trained file, which all workers read
     # With a reused trained file: the parent's rows of each part (`ReusedTraining.parent_rows`).
     parent_rows: BlobRef | None = None
+    # With a reused trained file: the parent's `BuiltShard`s (`ReusedTraining.shards`).
+    parent_shards: BlobRef | None = None
     training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
     pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order
     # Array of `SLICE_LOCATION_DTYPE`, (shards, parts): where each shard's slice of each piece is.
     slice_locations: BlobRef | None = None
     # JSON list: for each shard its rows, and digests of its slices and of their locations.
     cells: BlobRef | None = None
-    shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
+    shards: BlobRef | None = None  # JSON list of the `BuiltShard`s, in order; may be empty
+    shard_metrics: Mapping[str, Any] = field(default_factory=dict)  # if the parent's shards are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class ShardTask:
     places: str  # digest of the locations of the slices
     # Number of shards to build, this one included. If there are more cores, each shard gets several.
     concurrent_shards: int = 1
+    parent: BlobRef | None = None  # the parent's shard, which is updated
 
 
 def index_inputs(plan: IndexPlan) -> dict[str, Any]:
@@ -114,4 +118,4 @@ def require_blob(blob: BlobRef | None) -> BlobRef:
 
 def read_blob_list(store: Store, blob: BlobRef) -> list[BlobRef]:
     """Return the blobs that a list of blobs names."""
-    return [BlobRef.from_json(value) for value in json.loads(store.blobs.read(blob))]
+    return [BlobRef(value["id"], value["size"]) for value in json.loads(store.blobs.read(blob))]

@@ -34,7 +34,7 @@ from rag_model.errors import InputError, StoreError
 from rag_model.index.byte_sizes import check_disk
 from rag_model.index.files import engine
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, Opener, SliceLocation, path_opener
-from rag_model.index.kind import PieceReusingKind, PreviousPiece, get_kind
+from rag_model.index.kind import PieceReusingKind, PreviousPiece, ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality import fit
 from rag_model.index.quality.results import FitResult
@@ -173,16 +173,26 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
 
 
 def build_shard(task: ShardTask, store: Store) -> Report:
-    """Build one shard from its slices of all parts, once."""
+    """Build one shard from its slices of all parts, or update the parent's, once."""
     plan, trained, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
 
     def make(out: Path) -> IndexStats:
+        trained_path = store.blobs.get_local_path(trained)
         with engine.use_threads(max(1, count_cores() // task.concurrent_shards) if kind.threaded else 1):
-            return kind.shard(plan, store.blobs.get_local_path(trained), _iter_slices(task, store), task.number, out)
+            if task.parent is None or not isinstance(kind, ShardUpdatingKind):
+                return kind.shard(plan, trained_path, _iter_slices(task, store), task.number, out)
+            with suppress(InputError, StoreError):  # what is damaged is not used
+                parent = path_opener(store.blobs.get_local_path(task.parent))
+                return kind.update(plan, trained_path, _iter_slices(task, store), task.number, parent, out)
+            stats = kind.shard(plan, trained_path, _iter_slices(task, store), task.number, out)
+            return stats | {"reason": "the parent's graph is damaged"}
 
-    return _run_once(
-        store, "shard", piece_inputs(plan), make, slices=task.slices, trained=trained.id, number=task.number
-    ).to_json()
+    inputs = {"slices": task.slices, "trained": trained.id, "number": task.number}
+    if task.parent is not None:
+        # Without the prefix of a blob's id, so that `gc` does not keep the shards of all earlier
+        # builds, which hold traces of vectors that were removed.
+        inputs["parent"] = task.parent.id.partition(":")[2]
+    return _run_once(store, "shard", piece_inputs(plan), make, **inputs).to_json()
 
 
 def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:

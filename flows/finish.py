@@ -32,7 +32,7 @@ from rag_model.snapshots.parent_index import ParentIndex
 from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.report import write_report
-from rag_model.snapshots.reused_training import ReusedTraining
+from rag_model.snapshots.reused_training import SHARDS, ReusedTraining
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
@@ -111,10 +111,15 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         for note in describe_mixture(arithmetics):
             on_progress.say(note)
         metrics = measure_indexes(store, Manifest(content), built_indexes, recipe, launch, on_progress, build.parent)
-    provenance = {
-        **build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics),
-        **build.derived_provenance,
+    own, derived = (
+        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics),
+        build.derived_provenance,
+    )
+    # An index that is not built here keeps its shards.
+    shards = {
+        name: entry for name, entry in {**derived.get(SHARDS, {}), **own[SHARDS]}.items() if name in content.indexes
     }
+    provenance = {**own, **derived, SHARDS: shards}
     return Manifest(content, metrics.metrics(), provenance=provenance), metrics
 
 

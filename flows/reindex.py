@@ -52,6 +52,7 @@ def reindex(
     dry_run: bool = False,
     beam_options: Sequence[str] = (),
     base: str | None = None,
+    rebuild_graphs: bool = False,
 ) -> BuildOutcome:
     """Build a snapshot of `dump` in `store` and move `ref` to it.
 
@@ -66,6 +67,7 @@ def reindex(
         beam_options: options of Beam and of its runner, as on their own command lines.
         base: the ref whose snapshot is the parent, with which the gate compares; it does not move.
             By default `ref`.
+        rebuild_graphs: build every cell of a graph again instead of updating the parent's.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
@@ -97,7 +99,9 @@ def reindex(
                 embeddings[name] = embed_parts(
                     plan, passages, stored_encoder, recipe.dtype_of(name), parent, launch, on_progress
                 )
-        plans, reused_trainings = find_reused_trainings(target, parent, plans, plan, embeddings, encoders)
+        plans, reused_trainings = find_reused_trainings(
+            target, parent, plans, plan, embeddings, encoders, rebuild_graphs
+        )
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assemble_snapshot)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
@@ -174,6 +178,7 @@ def find_reused_trainings(
     plan: Plan,
     embeddings: Mapping[str, Sequence[EmbedResult]],
     encoders: Mapping[str, StoredEncoder],
+    rebuild_graphs: bool,
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
     """Find the parent's trainings to reuse; note in the other plans why there is none."""
     noted_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
@@ -182,7 +187,14 @@ def find_reused_trainings(
             space = encoders[index_plan.over].space.digest
             noted_plans[name] = note_obstacles(index_plan, find_reuse_obstacles(parent, name, index_plan, space))
             reused_training = find_reusable_training(
-                store, parent, name, index_plan, space, plan.parts, embeddings[index_plan.over]
+                store,
+                parent,
+                name,
+                index_plan,
+                space,
+                plan.parts,
+                embeddings[index_plan.over],
+                rebuild_graphs=rebuild_graphs,
             )
             reused_trainings |= {name: reused_training} if reused_training else {}
     return noted_plans, reused_trainings

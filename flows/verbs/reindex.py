@@ -46,6 +46,9 @@ def reindex(
         bool,
         Parameter(negative="", help="Report what would be reused, and what changed; chunk the dump, build nothing."),
     ] = False,
+    rebuild_graphs: Annotated[
+        bool, Parameter(negative="", help="Build all graphs again instead of updating those of the parent.")
+    ] = False,
     common: Common | None = None,
 ) -> Reply:
     """Build a snapshot from a dump, check it, publish it, and move the ref if the gate allows it.
@@ -64,7 +67,7 @@ def reindex(
         return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
     try:
         arguments = dump, store, encoder, settings, ref, limit, dry_run, beam_options
-        outcome = run_flow(reindex_flow, *arguments)
+        outcome = run_flow(reindex_flow, *arguments, rebuild_graphs=rebuild_graphs)
     except GateRefusedError as error:
         return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
     return Reply(outcome.to_json(), _format_outcome(outcome))

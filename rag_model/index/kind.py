@@ -586,3 +586,22 @@ class PieceReusingKind(Protocol):
             ResourceError: as `scatter`.
         """
         ...
+
+
+@runtime_checkable
+class ShardUpdatingKind(Protocol):
+    """A kind that can update a shard of the parent instead of building it again."""
+
+    def update(
+        self, plan: IndexPlan, trained: Path, slices: Iterable[bytes], number: int, previous: Opener, out: Path
+    ) -> IndexStats:
+        """Write shard `number` from its slices and from `previous`, the shard of an earlier build.
+
+        The earlier build had the same plan and trained file. The result depends on the arguments
+        alone. If the statistics have a `reason`, the shard was built again, for that reason.
+
+        Raises:
+            InputError: as `shard`, or the previous shard is missing or damaged.
+            ResourceError: as `shard`.
+        """
+        ...

@@ -18,7 +18,7 @@ from rag_model.index.quality.results import TrainingStats
 from rag_model.retrieve.attribution import find_licence
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
-from rag_model.snapshots.reused_training import build_training_entry
+from rag_model.snapshots.reused_training import SHARDS, build_training_entry
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.manifest import (
@@ -57,6 +57,7 @@ class BuiltIndex:
     stats: Mapping[str, Any] = field(default_factory=dict)  # the report of its merge
     # the file that its workers shared; later builds inherit it
     training: tuple[BlobRef, TrainingStats] | None = None
+    shards: Mapping[str, Any] | None = None  # what later builds have to know to update its shards
 
 
 def assemble_content(
@@ -182,6 +183,7 @@ def build_provenance(
         "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes]
         + describe_mixture(arithmetics),
         "seconds": dict(seconds),
+        SHARDS: {index.name: index.shards for index in indexes if index.shards},
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},
         "versions": get_versions(*_RECORDED_LIBRARIES),
     }

@@ -14,6 +14,7 @@ from rag_model.index.kind import RepresentationType
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe, without_none
+from rag_model.snapshots.reused_training import SHARDS
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.objects.files import MAX_REQUESTS, read_ahead
 from rag_model.store.store import Store
@@ -38,6 +39,7 @@ INHERITED_PROVENANCE = (
     "code",
     "arithmetic",
     REENCODED,
+    SHARDS,
 )  # fields of a provenance that stay true for a snapshot made from another
 
 

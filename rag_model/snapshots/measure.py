@@ -60,8 +60,8 @@ class SnapshotMetrics:
         default_factory=dict
     )  # the index's own setting, as a point of its curve
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
-    # unreachable nodes that the merge linked
-    repaired: Mapping[str, int] = field(default_factory=dict)
+    # of the build: nodes that the merge linked, and what became of the parent's cells
+    build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     kind_metrics: Mapping[str, Mapping[str, float | int]] = field(
         default_factory=dict
     )  # further metrics of the index kind
@@ -88,9 +88,7 @@ class SnapshotMetrics:
             metrics["distances"] = round(self.operating_points[index].distances, 1)
         if index in self.health:
             metrics |= self.health[index].metrics()
-        if index in self.repaired:
-            metrics["repaired"] = self.repaired[index]
-        return metrics | dict(self.kind_metrics.get(index, {}))
+        return metrics | dict(self.build_metrics.get(index, {})) | dict(self.kind_metrics.get(index, {}))
 
 
 # A function that measures all indexes of a snapshot and returns the measurements by index name.
@@ -131,7 +129,7 @@ def measure_snapshot(
         {name: measurement.curve for name, measurement in measurements.items() if measurement.curve},
         {name: measurement.setting for name, measurement in measurements.items() if measurement.setting is not None},
         {name: measurement.health for name, measurement in measurements.items() if measurement.health is not None},
-        _count_repaired(merges or {}),
+        _select_build_metrics(merges or {}),
         {name: measurement.metrics for name, measurement in measurements.items() if measurement.metrics},
         {name: score_retriever(snapshot, floor) for name, floor in recipe.questions.items()},
     )
@@ -340,9 +338,17 @@ _QUERY_SETS: dict[str, Callable[[Snapshot, GateRecipe, str, QuerySample], AnyTri
 }
 
 
-def _count_repaired(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    key = "unreachable_repaired"
-    return {name: stats[key] for name, stats in merges.items() if key in stats}
+def _select_build_metrics(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
+    return {
+        name: {metric: stats[key] for key, metric in _BUILD_METRICS.items() if key in stats}
+        for name, stats in merges.items()
+    }
+
+
+# Metrics by the names of a merge's statistics.
+_BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
+    name: name for name in ("built_cells", "updated_cells", "reused_cells", "generation", "replaced")
+}
 
 
 CODE = 2  # increase it when the same index and queries would give other search parameters

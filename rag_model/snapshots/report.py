@@ -48,7 +48,7 @@ def write_report(
         curves=metrics.curves,
         settings=metrics.operating_points,
         health=metrics.health,
-        repaired=metrics.repaired,
+        build_metrics=metrics.build_metrics,
         stages=[
             _build_stage(name, stage_seconds, is_new_by_stage.get(name, ())) for name, stage_seconds in seconds.items()
         ],

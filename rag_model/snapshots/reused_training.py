@@ -8,24 +8,27 @@ quantizers are trained on another sample.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
 from rag_model.corpus.records import Part
+from rag_model.errors import StoreError
 from rag_model.index.kind import get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.results import TrainingStats
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.stage_results import EmbedResult
+from rag_model.snapshots.stage_results import BuiltShard, EmbedResult
 from rag_model.store.diff import iter_differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, trained_path
+from rag_model.store.versions.manifest import Content, Manifest, trained_path
 
+SHARDS = "shards"  # the field of a provenance with the shards of the indexes
 NO_PARENT = "no parent"
 NO_RECORD = "no record"
 _SAMPLED_PARTS = 8  # number of changed parts, and of unchanged ones, from which vectors are sampled
@@ -63,6 +66,8 @@ class ReusedTraining:
     unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
     # JSON list: for each part with rows the parent's `ParentRows` of its pages
     parent_rows: BlobRef | None = None
+    # JSON list of the parent's `BuiltShard`s; None: it has none, or all shards are to be built
+    shards: BlobRef | None = None
 
     def fits_untested(self, drift: float) -> bool:
         """Return whether the file fits without a test: no part changed, and its cells are
@@ -102,12 +107,15 @@ def find_reusable_training(
     space: str | None,
     parts: Sequence[Part],
     embeddings: Sequence[EmbedResult],
+    *,
+    rebuild_graphs: bool = False,
 ) -> ReusedTraining | None:
     """Return the parent's trained file of an index; None if there is none or its plan or space
     differs.
 
     `embeddings` are the embed results of `parts`. Some changed and unchanged parts are sampled with
-    the plan's seed, to compare new vectors with old ones.
+    the plan's seed, to compare new vectors with old ones. With `rebuild_graphs`, the parent's
+    shards are left out.
     """
     if parent.manifest is None or space is None or not get_kind(plan.kind).learns:
         return None
@@ -130,7 +138,32 @@ def find_reusable_training(
         tuple((vectors, _parent_vectors(store, parent, part, space)) for part, vectors in changed_parts),
         tuple(_sample([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
         _store_parent_rows(store, content, over, [part for part, _ in encoded_parts]),
+        None if rebuild_graphs else find_shard_list(parent.manifest, name),
     )
+
+
+def find_shard_list(manifest: Manifest, name: str) -> BlobRef | None:
+    """Return the list of an index's `BuiltShard`s that a snapshot's build recorded, if it did."""
+    with suppress(StoreError, KeyError, TypeError):
+        return BlobRef.from_json(manifest.provenance[SHARDS][name]["list"])
+    return None
+
+
+def read_shards(store: Store, shard_list: BlobRef) -> list[BuiltShard]:
+    """Return the shards of a list; [] if it is missing or damaged.
+
+    They are origins of the snapshot, which `gc` keeps while a ref names it.
+    """
+    with suppress(StoreError, ValueError, KeyError, TypeError):
+        return [BuiltShard.from_json(value) for value in json.loads(store.blobs.read(shard_list))]
+    return []
+
+
+def build_shards_entry(store: Store, shard_list: BlobRef) -> dict[str, Any]:
+    """Return the provenance of an index's shards: their list, and the history of each."""
+    shards = read_shards(store, shard_list)
+    histories = {name: [getattr(shard, name) for shard in shards] for name in ("generation", "replaced")}
+    return {"list": shard_list.to_json(), **histories}
 
 
 def note_obstacles(plan: IndexPlan, obstacles: Sequence[str]) -> IndexPlan:

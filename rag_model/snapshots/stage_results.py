@@ -1,4 +1,4 @@
-"""The results of the chunk and embed jobs for one part: records, and JSON only in the store."""
+"""The results of the jobs for one part, or one shard of an index: records, and JSON in the store."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -92,3 +92,30 @@ class EmbedResult:
         """Read back what `to_json` wrote."""
         counts = value["rows"], value["encoded"], value["made"], value["truncated"]
         return cls(BlobRef.from_json(value["vectors"]), *counts, value["arithmetic"])
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltShard:
+    """A shard of an index in the store, with what a later build has to know to update it."""
+
+    blob: BlobRef
+    slices: str  # digest of the slices that it was built from
+    generation: int = 0  # number of updates since it was built
+    replaced: float = 0.0  # share of it that was replaced since then
+
+    @classmethod
+    def of(cls, blob: BlobRef, slices: str, stats: Mapping[str, Any]) -> Self:
+        """Return a shard with the statistics of its stage."""
+        return cls(blob, slices, stats.get("generation", 0), stats.get("replaced", 0.0))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values: an item of a list of blobs, with further fields."""
+        return {**self.blob.to_json(), **{name: getattr(self, name) for name in _SHARD_FIELDS}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        return cls(BlobRef(value["id"], value["size"]), *(value[name] for name in _SHARD_FIELDS))
+
+
+_SHARD_FIELDS = ("slices", "generation", "replaced")

@@ -85,6 +85,7 @@ def test_an_empty_store_has_nothing(dumps: Dumps, tiny: Path, tmp_path: Path) ->
         "chunk": {"no record"},
         "embed": {"no record"},
         "train/hnsw": {"no parent"},
+        "shard/hnsw": {"no parent"},
         "index/hnsw": {"no record"},
     }
     assert all(row.reused == 0 for row in found.stages)

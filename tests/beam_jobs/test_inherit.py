@@ -17,6 +17,7 @@ from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.reused_training import ParentRows, ReusedTraining
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Record
 from rag_model.store.store import Store
 
@@ -60,6 +61,11 @@ def nearest(vectors: Any) -> Any:
     return vectors[:, :3].argmax(axis=1)
 
 
+def graphs_of(built: BuiltIndex) -> BlobRef | None:
+    """Return the list of an index's shards."""
+    return BlobRef.from_json(built.shards["list"]) if built.shards else None
+
+
 def build(store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = (), old: Sequence[Path] = ()) -> Any:
     """Return the finished indexes, and the builds, of which `before` gives what is inherited."""
     vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
@@ -70,7 +76,7 @@ def build(store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = ()
     listed = store.blobs.put_bytes(json.dumps(earlier).encode()) if known else None
     heirlooms = {
         built.name: ReusedTraining(
-            "0" * 64, *built.training, changed, tuple(ref for ref in vectors if ref in known), listed
+            "0" * 64, *built.training, changed, tuple(ref for ref in vectors if ref in known), listed, graphs_of(built)
         )
         for built in before
         if built.training
@@ -197,6 +203,90 @@ def test_the_same_again_makes_nothing(store: Store, months: Months) -> None:
     assert [built.blob for built in second] == [built.blob for built in again] == [built.blob for built in third]
     assert [built.training for built in second] == [built.training for built in third]
     assert sorted(store.files.local_path("memo").rglob("*")) == files
+
+
+@pytest.fixture
+def later(tmp_path: Path, months: Months) -> list[Path]:
+    """Parts of a third month: of every direction some vectors are gone and some are new; some are there twice."""
+    parts = [np.load(path) for path in months[1]]
+    parts[1] = np.concatenate([parts[1][25:], clouds(20, 31), parts[1][40:43]])
+    return saved(tmp_path / "later", parts)
+
+
+def stats_of(store: Store) -> list[dict[str, Any]]:
+    """Return what each recorded shard says of itself."""
+    keys = [name.removesuffix(".json") for name in store.files.list_names("memo/shard")]
+    return [dict(record.stats) for key in keys if (record := store.memo.find("shard", key))]
+
+
+def count_cells(built: BuiltIndex) -> list[float]:
+    names = ("built_cells", "updated_cells", "reused_cells", "generation")
+    return [built.stats.get(name, -1) for name in names]
+
+
+def test_the_graph_of_a_cell_is_updated_from_update_to_update(
+    store: Store, months: Months, later: list[Path], tmp_path: Path
+) -> None:
+    (first, _), _ = build(store, months[0])
+    assert count_cells(first) == [-1, -1, -1, -1], "nothing to update"
+    (second, _), _ = build(store, months[1], [first], months[0])
+    assert count_cells(second) == [0, 1, 2, 1]
+    (third, _), builds = build(store, later, [second], months[1])
+    assert count_cells(third) == [0, 3, 0, 2]
+    assert sorted(one["generation"] for one in stats_of(store)) == [0, 0, 0, 1, 1, 1, 2]
+    assert all(0 < one["inserted"] < 20 for one in stats_of(store) if one["generation"])
+    assert third.shards
+    assert sorted(third.shards["generation"]) == [1, 1, 2]
+    assert third.stats["replaced"] == max(third.shards["replaced"]) < 0.1
+
+    # Killed after two of the three cells, and without the merge: the same bytes.
+    shards = listed(store, builds, "hnsw", "shards")
+    for stage, output in (("shard", shards[1]), ("merge", third.blob)):
+        for path in store.files.local_path(f"memo/{stage}").glob("*.json"):
+            if output.id in path.read_text():
+                path.unlink()
+    store.files.local_path(shards[1].path).unlink()
+    (resumed, _), _ = build(store, later, [second], months[1])
+    assert (resumed.blob, resumed.shards) == (third.blob, third.shards)
+
+    # After a rollback to the first month, the second comes again, and then goes on to the third.
+    (again, _), _ = build(store, months[1], [first], months[0])
+    assert (again.blob, again.shards) == (second.blob, second.shards)
+    (from_first, _), _ = build(store, later, [first], months[0])
+    assert count_cells(from_first) == [0, 3, 0, 1]
+
+    whole, _ = build(Store.open(str(tmp_path / "other"), create=True), later)
+    _, exact = ExactIndex(later).search(questions := clouds(200, 21), 10)
+    recalls = []
+    for path in (store.blobs.get_local_path(third.blob), tmp_path / "other" / whole[0].blob.path):
+        found = open_index(path, defaults=third.plan.search).search(questions, 10)[1]
+        recalls.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]))
+    assert recalls[0] > recalls[1] - 0.01, recalls
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"), [("damage", "the parent's graph is damaged"), ("loss", "the parent's graph is not in the store")]
+)
+def test_without_the_graph_of_the_parent_a_cell_is_built_again(
+    harm: str, why: str, store: Store, months: Months, later: list[Path]
+) -> None:
+    (first, _), builds = build(store, months[0])
+    shard = store.files.local_path(listed(store, builds, "hnsw", "shards")[1].path)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?") if harm == "damage" else shard.unlink()
+    (second, _), _ = build(store, later, [first], months[0])
+    assert count_cells(second) == [1, 2, 0, 1]
+    assert f"graphs of cells built again: 1 ({why})" in second.plan.notes
+    assert second.shards
+    assert second.shards["generation"][1] == 0
+
+
+def test_of_a_month_of_other_vectors_all_cells_are_built_again(store: Store, months: Months, tmp_path: Path) -> None:
+    (first, _), _ = build(store, months[0])
+    files = saved(tmp_path / "strange", [clouds(size, 50 + seed) for seed, size in enumerate(SIZES)])
+    (second, _), _ = build(store, files, [first], months[0])
+    assert count_cells(second) == [3, 0, 0, 0]
+    (note,) = (note for note in second.plan.notes if "built again" in note)
+    assert note.count("(most of its vectors are new)") == 3
 
 
 def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months, tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def test_explain_says_what_is_there_and_builds_nothing(
         "chunk": (3, 3, {}),
         "embed": (247, 247, {}),
         "train/hnsw": (1, 1, {}),
+        "shard/hnsw": (1, 1, {}),
         "index/hnsw": (1, 1, {}),
     }
     given = ["--dump", mini_dump, "--encoder", tiny, "--store", library]
@@ -218,6 +219,7 @@ def test_explain_says_what_is_there_and_builds_nothing(
         "chunk",
         "embed",
         "train/hnsw",
+        "shard/hnsw",
         "index/hnsw",
         "train/ivfpq",
         "index/ivfpq",
@@ -240,7 +242,7 @@ def edited_dump(mini_dump: Path, tmp_path: Path) -> Path:
 
 
 def test_the_next_month_keeps_what_was_trained_and_the_pieces_of_what_did_not_change(
-    tmp_path: Path, reindex: Any, recipe: Path, edited_dump: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reindex: Any, bookwheel: Any, recipe: Path, edited_dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "rag_model.index.lists.kind._MIN_LISTS_TO_REUSE", 4
@@ -257,8 +259,14 @@ def test_the_next_month_keeps_what_was_trained_and_the_pieces_of_what_did_not_ch
         "train/hnsw": 1,
         "train/lists": 1,
     }
+    (graphs,) = [row for row in foretold if row["stage"] == "shard/hnsw"]
+    assert (graphs["reused"], graphs["total"], graphs["recorded"], graphs["unit"]) == (1, 1, 0, "to update")
     second = reindex(store, recipe=two, dump=edited_dump).json
     assert 0 < second["counts"]["embedded"] < 20
+    metrics = second["metrics"]["hnsw"]
+    assert [metrics[name] for name in ("built_cells", "updated_cells", "reused_cells", "generation")] == [0, 1, 0, 1]
+    assert 0 < metrics["replaced"] < 0.1
+    assert metrics["recall@20"] > 0.95
     now = records(store)
     assert {stage: now[stage] - made[stage] for stage in ("train", "scatter", "shard", "merge")} == {
         "train": 0,
@@ -273,6 +281,14 @@ def test_the_next_month_keeps_what_was_trained_and_the_pieces_of_what_did_not_ch
     for path in ("trained/hnsw", "trained/lists"):
         assert after.files[path] == before.files[path]
     assert notes == [f"index {name}: trained as in snapshot {first[:12]}" for name in ("hnsw", "lists")]
+    shown = bookwheel("show", "latest", "--store", store).out
+    assert "updated_cells 1, reused_cells 0, generation 1" in shown
+    assert "cells whose graph was updated" in Path(second["report"].removeprefix("file://")).read_text()
+
+    again = reindex(store, "--rebuild-graphs", recipe=two, dump=edited_dump).json
+    assert again["snapshot"] != second["snapshot"]
+    assert "generation" not in again["metrics"]["hnsw"]
+    assert records(store)["shard"] - now["shard"] == 1
 
     seeded = tmp_path / "seeded.toml"
     seeded.write_text(two.read_text().replace("[index.lists]", "[index.lists]\nseed = 1"))

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import time
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ def pages_of(snapshot: Snapshot) -> set[str]:
 
 
 def vectors_of(store: Path, snapshot: Snapshot, page: str) -> list[bytes]:
-    """The vectors of a page, as float16 and as float32: what no file may hold afterwards."""
+    """The vectors of a page, as float16 and as float32, and the digests of both: what no file may hold afterwards."""
     rows = [row for row, passage in enumerate(snapshot.passages(range(snapshot.n))) if passage.page_id == page]
     whole = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts])[rows]
-    return [vector.astype(kind).tobytes() for vector in whole for kind in (np.float16, np.float32)]
+    stored = [vector.astype(kind).tobytes() for vector in whole for kind in (np.float16, np.float32)]
+    return [*stored, *(blake2b(vector, digest_size=8).digest() for vector in stored)]
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -44,6 +46,8 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
         old, vectors, titles = before.id, vectors_of(store, before, PAGE), pages_of(before)
     assert told(store, SENTENCE.encode())
     assert PAGE in titles
+    held = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
+    assert all(any(trace in blob for blob in held) for trace in vectors[::2]), "of float16, as they are stored"
 
     (tmp_path / "asked.jsonl").write_text('{"question": "what is anarchism?", "answers": ["Proudhon"]}\n')
     measured = bookwheel("evaluate", "--store", store, "--questions", tmp_path / "asked.jsonl", "--json").json

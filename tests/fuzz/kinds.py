@@ -211,7 +211,8 @@ def _sliced(folder: Path) -> Path:
 
 
 def _read_slices(path: Path) -> object:
-    read = [unpack_slices(iter_slices([path], _SHARDS, number), D) for number in range(_SHARDS)]
+    cells = [unpack_slices(iter_slices([path], _SHARDS, number), D) for number in range(_SHARDS)]
+    read = [(rows.vectors, rows.digests) for cell in cells for rows in cell]
     with open_piece_head(path_opener(path), _SHARDS, "stamp", 2, str(path)) as piece:
         return read, piece.read(0), piece.read(1)
 

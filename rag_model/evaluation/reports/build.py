@@ -55,7 +55,7 @@ class BuildReport:
     # Index -> statistics of its file.
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
     # Index -> nodes unreachable before repair.
-    repaired: Mapping[str, int] = field(default_factory=dict)
+    build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     stages: Sequence[BuildStage] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
     # dump, recipe, space, parent, versions.
@@ -74,7 +74,7 @@ def _sections(report: BuildReport) -> Iterator[Node]:
     if report.curves:
         yield _recall_section(report.curves, report.settings, report.k)
     if report.health:
-        yield _health_section(report.health, report.repaired)
+        yield _health_section(report.health, report.build_metrics)
     yield columns(
         _lengths_section(report.lengths),
         _stages_section(report.stages),
@@ -133,19 +133,20 @@ _STATISTICS: Mapping[str, str] = {  # keys of IndexHealth.metrics, and of the me
     "unlinked": "nodes without a link from another node",
     "repaired": "nodes unreachable before repair",
     "unreachable": "nodes unreachable",
+    "built_cells": "cells whose graph was built again",
+    "updated_cells": "cells whose graph was updated",
+    "reused_cells": "cells with the parent's graph",
+    "generation": "updates since a cell was built, the most",
+    "replaced": "share of a cell replaced since it was built, the most",
     "imbalance": "imbalance of the lists (1: all equal)",
     "largest_list": "vectors in the largest list",
     "quantization_error": "error of the codes, |x - x̂|² / |x|²",
 }
 
 
-def _health_section(health: Mapping[str, IndexHealth], repaired: Mapping[str, int]) -> Node:
+def _health_section(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
     """Show the statistics of each index file, then the distribution of its links or lists."""
-    figures_by_index = {name: health_of_index.metrics() for name, health_of_index in health.items()}
-    figures_by_index = {
-        name: figures_by_index[name] | ({"repaired": repaired[name]} if name in repaired else {})
-        for name in figures_by_index
-    }
+    figures_by_index = {name: {**own.metrics(), **build_metrics.get(name, {})} for name, own in health.items()}
     rows = [
         (title, *(_format_statistic(figures.get(figure_key)) for figures in figures_by_index.values()))
         for figure_key, title in _STATISTICS.items()

@@ -14,6 +14,7 @@ counts and the bytes per component.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +41,7 @@ _MAX_IMBALANCE = 1.5  # largest accepted cell, as a multiple of the mean
 _MAX_SPLITS = 2  # per cell
 
 CellIds = npt.NDArray[np.int64]
+Digests = npt.NDArray[np.uint64]  # 8 bytes of the digest of a vector's bytes
 Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vector numbers and their cells
 
 
@@ -212,13 +214,22 @@ def _pack_slice(vectors: Vectors, members: int) -> bytes:
     return b"".join((counts.tobytes(), vectors.data.cast("B")))
 
 
-def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
-    """Return a cell's members and linked vectors, (m, d) and (l, d) float32, in row order.
+@dataclass(frozen=True, slots=True)
+class CellVectors:
+    """Some vectors of a cell, in row order."""
+
+    vectors: Vectors  # (m, d) float32
+    digests: Digests  # (m,) of their bytes as stored: equal vectors have equal digests
+
+
+def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellVectors]:
+    """Return a cell's members and the vectors linked into it.
 
     Raises:
         InputError: a slice does not hold vectors of `dim` dimensions.
     """
     members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
+    member_digests, linked_digests = ([np.empty(0, np.uint64)] for _ in range(2))
     for data in slices:
         member_count, linked_count, width = (
             np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= _COUNTS.itemsize else (0, 0, 0)
@@ -235,7 +246,19 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[Vectors, Vectors]:
         vectors = np.frombuffer(data, f"<f{width}", offset=_COUNTS.itemsize).reshape(-1, dim).astype(np.float32)
         members.append(vectors[:member_count])
         linked.append(vectors[member_count:])
-    return np.concatenate(members), np.concatenate(linked)
+        digests = _digest_vectors(data[_COUNTS.itemsize :], dim * width)
+        member_digests.append(digests[:member_count])
+        linked_digests.append(digests[member_count:])
+    return (
+        CellVectors(np.concatenate(members), np.concatenate(member_digests)),
+        CellVectors(np.concatenate(linked), np.concatenate(linked_digests)),
+    )
+
+
+def _digest_vectors(data: bytes, size: int) -> Digests:
+    """Return the digests of vectors of `size` bytes each."""
+    digests = (blake2b(data[start : start + size], digest_size=8).digest() for start in range(0, len(data), size))
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:

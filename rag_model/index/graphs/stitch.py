@@ -30,6 +30,8 @@ from rag_model.index.graphs.graph import (
     similarities,
     unpack_links,
 )
+from rag_model.index.graphs.history import ARRAYS as HISTORY_ARRAYS
+from rag_model.index.graphs.history import CellHistory
 from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # links of a vector into the other cell
@@ -119,17 +121,44 @@ def add_reverse_links(out: Keys, members: int) -> CrossLinks:
     return CrossLinks(out, begins, back[nearest])
 
 
-_LISTS, _OUT, _BEGINS, _INTO = range(4)  # the arrays of a shard
+# The arrays of a shard; those of the cell's history follow.
+_LISTS, _OUT, _BEGINS, _INTO = range(4)
+_COUNT = 4 + HISTORY_ARRAYS
 
 
-def write_shard(plan: VectorPlan, trained: Path, number: int, lists: Keys, crossings: CrossLinks, out: Path) -> None:
-    """Write a cell's shard: the keys of its members' `lists`, (m, 2M), and its `crossings`.
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A cell's links and its history."""
 
-    Raises:
-        ResourceError: the file cannot be written.
-    """
-    arrays = [lists, crossings.out, crossings.begins, crossings.into]
-    write_piece(out, compute_stamp(plan, trained, "shard", number), arrays)
+    lists: Keys  # (m, 2M) links of each member, nearest first
+    crossings: CrossLinks
+    history: CellHistory
+
+    def write(self, plan: VectorPlan, trained: Path, number: int, out: Path) -> None:
+        """Write the shard of cell `number`.
+
+        Raises:
+            ResourceError: the file cannot be written.
+        """
+        arrays = [self.lists, self.crossings.out, self.crossings.begins, self.crossings.into]
+        write_piece(out, compute_stamp(plan, trained, "shard", number), [*arrays, *self.history.to_arrays()])
+
+    @classmethod
+    def read(cls, plan: VectorPlan, trained: Path, opener: Opener, number: int) -> Self:
+        """Read the shard of cell `number`.
+
+        Raises:
+            InputError: the shard is missing, truncated, or of another build.
+        """
+        with _open_shard(plan, trained, opener, number) as piece:
+            lists, *crossings = map(piece.read, range(_LISTS, _INTO + 1))
+            history = CellHistory.from_arrays([piece.read(array) for array in range(_INTO + 1, _COUNT)])
+        return cls(lists, CrossLinks(*crossings), history)
+
+
+def _open_shard(plan: VectorPlan, trained: Path, opener: Opener, number: int) -> PieceReader:
+    stamp = compute_stamp(plan, trained, "shard", number)
+    return PieceReader.open(opener, stamp, _COUNT, f"shard {number} of {plan.factory}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +185,10 @@ class GraphShard:
         Raises:
             InputError: the shard is missing, truncated, of another build, or of other rows.
         """
-        name = f"shard {number} of {plan.factory}"
-        piece = PieceReader.open(opener, compute_stamp(plan, trained, "shard", number), 4, name)
+        piece = _open_shard(plan, trained, opener, number)
         if (piece.count_rows(_LISTS), piece.count_rows(_OUT)) != (len(members), len(sources)):
             piece.close()
-            raise InputError(f"{name} does not match the scattered vectors: build it again")
+            raise InputError(f"shard {number} of {plan.factory} does not match the scattered vectors: build it again")
         return cls(piece, members, sources)
 
     def iter_candidates(self, first: int, last: int) -> Iterator[CandidateLinks]:

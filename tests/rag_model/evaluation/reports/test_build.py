@@ -50,7 +50,7 @@ def report() -> BuildReport:
             "hnsw": IndexHealth("hnsw", 9, graph=GraphStats((0, 3, 6), 1, 0), quantization_error=0.0),
             EVIL: IndexHealth("ivf", 9, lists=ListStats(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625),
         },
-        repaired={"hnsw": 2},
+        build_metrics={"hnsw": {"repaired": 2}},
         stages=[BuildStage("chunk", 12.5, 4, 2), BuildStage(EVIL, 0.0, 0, 0)],
         sizes={"passages": 1_234_567, "embeddings": 0},
         lineage={"dump": EVIL},

@@ -1,4 +1,6 @@
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from rag_model.index.graphs.graph import draw_levels, pack_links, select_best_li
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.kind import KIND
 from rag_model.index.graphs.reach import ReachabilityTree, link_unreachable_nodes
+from rag_model.index.graphs.stitch import Shard
 from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, sweep_settings
 from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, resolve
 from rag_model.index.search import open_index
@@ -174,7 +177,7 @@ def test_unpack_slices_in_row_order(make_vectors: Make, write_parts: Make, tmp_p
     assert set(np.concatenate(rows[::2])) == set(range(1500))
     for group, own in enumerate(rows):
         assert np.all(np.diff(own) > 0)
-        read = unpack_slices(iter_slices(pieces, plan.shards, group // 2), plan.d)[group % 2]
+        read = unpack_slices(iter_slices(pieces, plan.shards, group // 2), plan.d)[group % 2].vectors
         np.testing.assert_array_equal(read, vectors[own].astype(np.float32))
 
 
@@ -182,7 +185,7 @@ def test_unpack_slices_in_row_order(make_vectors: Make, write_parts: Make, tmp_p
 def test_unpack_refuses_invalid_slices(head: tuple[int, int, int]) -> None:
     """Two vectors of three float32, and a head that says something else; then no head at all."""
     sound = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes()
-    assert [len(one) for one in unpack_slices([sound], 3)] == [1, 1]
+    assert [len(one.vectors) for one in unpack_slices([sound], 3)] == [1, 1]
     for data in (np.array(head).tobytes() + sound[24:], sound[:23], sound[:-1]):
         with pytest.raises(InputError, match="does not hold vectors of 3 dimensions"):
             unpack_slices([data], 3)
@@ -317,3 +320,88 @@ def test_cagra_builds_graphs_of_distances_and_of_unit_vectors(
     vectors = make_vectors(count, unit=unit)
     halves = vectors.astype(np.float16).astype(np.float32)  # as they are stored
     assert engine.can_build_graph(halves, metric) is expected
+
+
+def scatter_and_write(plan: Any, folder: Path, vectors: Any, name: str) -> Path:
+    np.save(folder / f"{name}.npy", vectors)
+    hnsw.KIND.scatter(plan, folder / "trained", folder / f"{name}.npy", 0, folder / name)
+    return folder / name
+
+
+@pytest.fixture
+def one_cell(make_vectors: Make, tmp_path: Path) -> tuple[Any, Any]:
+    """The plan of an index of one cell, whose trained file and first shard are written, and its vectors."""
+    vectors = make_vectors(600).astype(np.float16)
+    vectors[100:120] = vectors[0]
+    plan = resolve(IndexRecipe("HNSW8", cells=1), 600, 32)
+    np.save(tmp_path / "rows.npy", vectors)
+    hnsw.KIND.train(plan, [tmp_path / "rows.npy"], tmp_path / "trained")
+    piece = scatter_and_write(plan, tmp_path, vectors, "piece")
+    hnsw.KIND.shard(plan, tmp_path / "trained", iter_slices([piece], 1, 0), 0, tmp_path / "shard")
+    return plan, vectors
+
+
+@pytest.mark.parametrize(
+    ("change", "inserted", "generation", "reason"),
+    [
+        (lambda old, new: np.vstack([old[1:100], old[140:], new[:9]]), 9, 1, None),
+        (lambda old, new: np.vstack([old, old[:9]]), 9, 1, None),
+        (lambda old, new: old[::-1], 0, 1, None),
+        (lambda old, new: old[: 600 // 4], 150, 0, "75% of its vectors were replaced since it was built"),
+        (lambda old, new: new, 600, 0, "most of its vectors are new"),
+        (lambda old, new: old[:0], 0, 0, "it has no vectors"),
+    ],
+    ids=["duplicates go", "duplicates come", "another order", "most go", "all new", "emptied"],
+)
+def test_an_update_of_a_cell(
+    change: Callable[[Any, Any], Any],
+    inserted: int,
+    generation: int,
+    reason: str | None,
+    one_cell: tuple[Any, Any],
+    make_vectors: Make,
+    tmp_path: Path,
+) -> None:
+    plan, old = one_cell
+    vectors = np.ascontiguousarray(change(old, make_vectors(600, seed=3).astype(np.float16)))
+    piece, written = scatter_and_write(plan, tmp_path, vectors, "changed"), []
+    for number in range(2):
+        arguments = iter_slices([piece], 1, 0), 0, path_opener(tmp_path / "shard"), tmp_path / f"updated-{number}"
+        stats = hnsw.KIND.update(plan, tmp_path / "trained", *arguments)
+        assert (stats["inserted"], stats["generation"], stats.get("reason")) == (inserted, generation, reason)
+        written.append((tmp_path / f"updated-{number}").read_bytes())
+    assert written[0] == written[1]
+    if not len(vectors):
+        return
+    shards = [path_opener(tmp_path / "updated-0")]
+    changed = resolve(IndexRecipe("HNSW8", cells=1), len(vectors), 32)
+    rows = [tmp_path / "changed.npy"]
+    hnsw.KIND.merge(changed, tmp_path / "trained", rows, [path_opener(piece)], shards, tmp_path / "index")
+    trial = VectorQuerySet.from_exact_search(ExactIndex(rows), make_vectors(100, seed=7), 10)
+    found = open_index(tmp_path / "index").search(trial.vectors, 10, efSearch=64)[1]
+    assert trial.compute_recalls(found).mean() > 0.98
+    removed = {row.tobytes() for row in old} - {row.tobytes() for row in vectors}
+    digests = {blake2b(row, digest_size=8).digest() for row in removed}
+    assert not [1 for trace in removed | digests if trace in written[0]]
+
+
+def test_a_cell_whose_graph_is_worse_than_built_is_built_again(
+    one_cell: tuple[Any, Any], make_vectors: Make, tmp_path: Path
+) -> None:
+    plan, old = one_cell
+    vectors = np.vstack([old[5:], make_vectors(5, seed=3).astype(np.float16)])
+    piece = scatter_and_write(plan, tmp_path, vectors, "changed")
+    shard = Shard.read(plan, tmp_path / "trained", path_opener(tmp_path / "shard"), 0)
+    for name, value, told in (
+        ("degree", shard.history.built.degree * 1.5, "its vectors have fewer links"),
+        ("unreachable", -1.0, "a search cannot reach"),
+        ("recall", 1.5, "its recall is"),
+    ):
+        built = replace(shard.history.built, **{name: value})
+        replace(shard, history=replace(shard.history, built=built)).write(
+            plan, tmp_path / "trained", 0, tmp_path / "worse"
+        )
+        arguments = iter_slices([piece], 1, 0), 0, path_opener(tmp_path / "worse"), tmp_path / "out"
+        stats = hnsw.KIND.update(plan, tmp_path / "trained", *arguments)
+        assert stats["reason"].startswith(told)
+        assert stats["generation"] == 0

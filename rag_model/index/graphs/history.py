@@ -1,0 +1,159 @@
+"""The history of a cell: the vectors that its graph was made of, and when the graph is built again.
+
+A later build updates the graph of a cell instead of building it again (`update`). For that, a shard
+holds a digest of each vector, which tells which of the later vectors are the same, and what the
+graph was like when it was built. Each update replaces some members, and repairs the links of others
+as well as it can. A graph is built again before too little of it is left, or if it is measurably
+worse than when it was built.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.index.files import engine
+from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
+from rag_model.index.files.pieces import Array
+from rag_model.index.graphs.cells import CellVectors, Digests
+from rag_model.index.graphs.graph import CellGraph, Links, unpack_links
+from rag_model.index.quality.results import compute_recall
+
+MAX_REPLACED = 0.75  # share of a cell replaced since its build, from which it is built again
+_MAX_INSERTED = 0.5  # share of new members from which an update costs about as much as a build
+_MIN_DEGREE = 0.85  # of an updated cell, as a share of its degree when it was built
+_MAX_UNREACHABLE = 0.01  # more unreachable members than when it was built, as a share
+_MAX_RECALL_LOSS = 0.05  # three times the random error of the sample
+_QUERIES, _DEPTH, _EF_SEARCH = 64, 20, 64  # of the recall that decides whether to build again
+
+ARRAYS = 4  # the number of arrays that `CellHistory.to_arrays` returns
+
+
+@dataclass(frozen=True, slots=True)
+class CellQuality:
+    """What is measured of a cell's graph."""
+
+    degree: float  # mean number of links per member
+    unreachable: float  # share of the members that no walk from the entry point reaches
+    recall: float  # of sampled members as queries, at a fixed search setting
+
+    @classmethod
+    def measure(cls, graph: CellGraph, vectors: Vectors, metric: Metric) -> Self:
+        """Measure a graph over `vectors`, (m, d) float32."""
+        targets, entry = unpack_links(graph.lists), int(graph.index.hnsw.entry_point)
+        if entry < 0:
+            return cls(0.0, 0.0, 1.0)
+        unreachable = _count_unreachable(targets, int(graph.members[entry])) / len(targets)
+        degree = float((targets >= 0).sum(axis=1).mean())
+        return cls(degree, unreachable, _measure_recall(graph, vectors, metric))
+
+    def explain_decay(self, built: "CellQuality") -> str | None:
+        """Return why a cell is built again, whose graph was `built` at first; None if it is good."""
+        if self.degree < _MIN_DEGREE * built.degree:
+            return f"its vectors have fewer links, {self.degree:.1f} instead of {built.degree:.1f}"
+        if self.unreachable > built.unreachable + _MAX_UNREACHABLE:
+            return f"a search cannot reach {self.unreachable:.1%} of its vectors"
+        if self.recall < built.recall - _MAX_RECALL_LOSS:
+            return f"its recall is {self.recall:.3f} instead of {built.recall:.3f}"
+        return None
+
+
+def _count_unreachable(targets: Links, entry: int) -> int:
+    """Return the number of nodes that no walk along (m, w) `targets` reaches, -1 where no link is."""
+    reached = np.zeros(len(targets) + 1, np.bool_)  # the last is for no link
+    reached[[entry, -1]] = True
+    front = np.array([entry])
+    while len(front):
+        is_new = np.zeros_like(reached)
+        is_new[targets[front]] = True
+        front = np.flatnonzero(is_new & ~reached)
+        reached[front] = True
+    return int((~reached).sum())
+
+
+def _measure_recall(graph: CellGraph, vectors: Vectors, metric: Metric) -> float:
+    queries = vectors[:: -(-len(vectors) // _QUERIES)]
+    k = min(_DEPTH, len(vectors))
+    distances, rows = faiss.knn(queries, vectors, min(2 * k, len(vectors)), metric=engine.faiss_metric(metric))
+    scores = distances if metric == "ip" else -distances
+    return float(compute_recall(graph.search(queries, k, _EF_SEARCH), rows, scores, k).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class CellHistory:
+    """The vectors of a cell's graph, and what has become of the graph that was built."""
+
+    generation: int  # number of updates since the build
+    built_members: int  # number of members at the build
+    built: CellQuality
+    is_original: npt.NDArray[np.bool_]  # (m,): whether a member is there since the build
+    members: Digests  # (m,)
+    sources: Digests  # (s,) of the vectors linked into the cell
+
+    @classmethod
+    def of_build(cls, members: CellVectors, sources: CellVectors, built: CellQuality) -> Self:
+        """Return the history of a graph that has just been built."""
+        count = len(members.digests)
+        return cls(0, count, built, np.ones(count, np.bool_), members.digests, sources.digests)
+
+    def after_update(self, old_members: Rows, members: CellVectors, sources: CellVectors) -> Self:
+        """Return the history after an update to other vectors.
+
+        `old_members` has the number that each member had before, or -1.
+        """
+        is_original = np.append(self.is_original, False)[old_members]
+        return type(self)(
+            self.generation + 1, self.built_members, self.built, is_original, members.digests, sources.digests
+        )
+
+    @property
+    def replaced(self) -> float:
+        """The share of the cell that was replaced since its build."""
+        larger = max(self.built_members, len(self.members))
+        return 1 - float(self.is_original.sum()) / larger if larger else 0.0
+
+    def explain_rebuild(self, inserted: int) -> str | None:
+        """Return why a cell is built again rather than given `inserted` new members; None: it is not.
+
+        The history is that after the update.
+        """
+        if not len(self.members):
+            return "it has no vectors"
+        if inserted >= _MAX_INSERTED * len(self.members):
+            return "most of its vectors are new"
+        if self.replaced >= MAX_REPLACED:
+            return f"{self.replaced:.0%} of its vectors were replaced since it was built"
+        return None
+
+    def to_arrays(self) -> list[Array]:
+        """Return the history as arrays."""
+        numbers = np.array([self.generation, self.built_members, *astuple(self.built)], np.float64)
+        return [numbers, self.is_original, self.members, self.sources]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[Array]) -> Self:
+        """Return the history from the result of `to_arrays`."""
+        numbers, is_original, members, sources = arrays
+        generation, built_members, *built = numbers.tolist()
+        return cls(int(generation), int(built_members), CellQuality(*built), is_original, members, sources)
+
+
+def match_digests(old: Digests, new: Digests) -> Rows:
+    """Return (n,) the position in `old` of each of `new`, -1 if there is none.
+
+    Of equal digests, the first of `new` is the first of `old`, and so on, so that each position is
+    there once.
+    """
+    if not len(old):
+        return np.full(len(new), -1)
+    old_order, new_order = (np.argsort(digests, kind="stable") for digests in (old, new))
+    old_sorted, new_sorted = old[old_order], new[new_order]
+    rank = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)  # among equal ones
+    places = np.searchsorted(old_sorted, new_sorted) + rank
+    is_found = places < len(old)
+    is_found[is_found] = old_sorted[places[is_found]] == new_sorted[is_found]
+    positions = np.full(len(new), -1)
+    positions[new_order[is_found]] = old_order[places[is_found]]
+    return positions
