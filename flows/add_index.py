@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
+from beam_jobs import corpus
 from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish_build
@@ -67,7 +68,7 @@ def add_index(
         chosen_indexes = choose_indexes(effective_recipe, indexes)
         check_recipe(old.content, replace(effective_recipe, index=chosen_indexes))
         with clock("look"), Snapshot.from_manifest(target, old) as old_snapshot:
-            passages, embeddings = read_results(target, old.content)
+            passages, embeddings = read_results(target, old.content, launch)
             widths = read_dimensions(old_snapshot)
         plans = plan_indexes(chosen_indexes, passages, widths, worker_memory(beam_options))
         provenance = inherited_provenance(old)
@@ -100,9 +101,11 @@ def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecip
 
 
 @stage
-def read_results(store: Store, content: Content) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
+def read_results(
+    store: Store, content: Content, launch: Launch
+) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
     """Return the reports of the jobs that made the snapshot's parts, read from its files."""
-    return read_stage_results(store, content)
+    return read_stage_results(store, content, partial(corpus.run, launch=launch))
 
 
 def check_recipe(content: Content, recipe: Recipe) -> None:

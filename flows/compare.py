@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from beam_jobs.launch import OnProgress
+from beam_jobs import corpus
+from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
 from flows.evaluation_records import REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CompareOutcome
@@ -174,7 +175,9 @@ def open_retrievers_on_questions(
     run = ComparisonRun(target, snapshot, names, opened_retrievers, depth)
     for retriever in run.retrievers:
         retriever.check_depth(depth)  # check all of them before the first search
-    run.question_set, run.judge, run.groups = question_set, judge, group_questions(snapshot, question_set, judge)
+    runner = partial(corpus.run, launch=Launch.new(target.url))
+    run.question_set, run.judge = question_set, judge
+    run.groups = group_questions(snapshot, question_set, judge, runner)
     run.batches = QueryBatches(question_set.questions)
     run.subject = retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
     return run

@@ -58,7 +58,7 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         old = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
         recipe = read_reencode_recipe(old.content)
         with clock("look"):
-            passages, _ = read_results(target, old.content)
+            passages, _ = read_results(target, old.content, launch)
             encoding = prepare_encoder(target, encoder, recipe)
         widths = {EMBEDDINGS: encoding.space.dim}
         plans = plan_indexes(list_stale_indexes(old.content, recipe), passages, widths, worker_memory(beam_options))

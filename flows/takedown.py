@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from beam_jobs import redact
+from beam_jobs import corpus, redact
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
@@ -153,7 +153,7 @@ def prepare_takedown_build(
 ) -> Build:
     """Plan the indexes of a snapshot that is derived from another."""
     recipe, provenance = read_snapshot_recipe(old.content), inherited_provenance(old)
-    passages, embeddings = read_stage_results(store, content)
+    passages, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
     with Snapshot.from_manifest(store, old) as snapshot:
         plans = plan_indexes(recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags))
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))

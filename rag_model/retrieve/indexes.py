@@ -145,7 +145,7 @@ def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
 
 def open_vector_rows(snapshot: Snapshot, representation: str) -> VectorRows:
     """Return the vectors of a representation, to read few rows of: by range from an object store."""
-    if snapshot.read_range is None:
+    if not snapshot.is_remote:
         return VectorFiles(snapshot.row_files(representation))
     content = snapshot.manifest.content
     names = [content.rows_path(representation, part.name) for part in snapshot.parts]

@@ -1,12 +1,12 @@
 """Continue from an existing snapshot: its recipe, and stage results for its parts."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, get_args
 
 from rag_model.corpus.chunk import LENGTH_BIN, ChunkStats
+from rag_model.corpus.passages import PassageFile
 from rag_model.encoders import embed
 from rag_model.errors import RefusedError
 from rag_model.evaluation.gate import GateRecipe
@@ -16,7 +16,7 @@ from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe, without_none
 from rag_model.snapshots.reused_training import SHARDS
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
-from rag_model.store.objects.files import MAX_REQUESTS, read_ahead
+from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import (
     EMBEDDINGS,
@@ -67,11 +67,30 @@ def inherited_provenance(manifest: Manifest) -> dict[str, Any]:
     return {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
 
 
-def read_stage_results(store: Store, content: Content) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
+@dataclass(frozen=True, slots=True)
+class PassageStatsTask(PartTask):
+    """A part whose articles and lengths of passages are counted."""
+
+    stage: ClassVar[str] = "passage-stats"
+    code: ClassVar[int] = 1
+
+    def compute(self, store: Store) -> dict[str, Any]:
+        """Return the fields `articles` and `lengths` of `ChunkStats`."""
+        pages, lengths = set[str](), Counter[int]()
+        with PassageFile(store.blobs.get_local_path(self.file)) as file:
+            for batch in file.iter_batches(["page_id", "n_words"]):
+                pages.update(batch["page_id"].to_pylist())
+                lengths.update(words // LENGTH_BIN * LENGTH_BIN for words in batch["n_words"].to_pylist())
+        return {"articles": len(pages), "lengths": {str(length): count for length, count in sorted(lengths.items())}}
+
+
+def read_stage_results(
+    store: Store, content: Content, runner: TaskRunner | None = None
+) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
     """Return one report per part, as of the chunk job and, by representation, of the embed job;
     `made` is False.
 
-    Reads two columns of the passages, part by part.
+    `runner` reads two columns of the passages on workers; None: this process does.
 
     Raises:
         RefusedError: the snapshot has no vectors.
@@ -81,8 +100,13 @@ def read_stage_results(store: Store, content: Content) -> tuple[list[ChunkResult
     vector_paths = [content.rows_path(name, part.name) for part in content.parts for name in spaces]
     if not {*vector_paths} <= {*content.files} or EMBEDDINGS not in spaces or not content.parts:
         raise RefusedError("the snapshot holds no vectors to build an index over: rebuild it with `reindex`")
-    with Snapshot.from_manifest(store, Manifest(content)) as snapshot:
-        passages = list(_iter_chunk_results(snapshot))
+    files = [content.files[passages_path(part.name)] for part in content.parts]
+    newest_revision = content.corpus.get("newest_revision") or ""
+    results = run_tasks(store, [*map(PassageStatsTask, files)], runner)
+    passages = [
+        ChunkResult(file, ChunkStats(rows=part.rows, newest_revision=newest_revision, **result))
+        for file, part, result in zip(files, content.parts, results, strict=True)
+    ]
     return passages, {name: [_embed_result(content, part, name) for part in content.parts] for name in spaces}
 
 
@@ -105,24 +129,6 @@ def read_dimensions(snapshot: Snapshot) -> dict[str, int]:
 
 def _embed_result(content: Content, part: PartEntry, representation: str) -> EmbedResult:
     return EmbedResult(content.files[content.rows_path(representation, part.name)], part.rows)
-
-
-def _iter_chunk_results(snapshot: Snapshot) -> Iterator[ChunkResult]:
-    return read_ahead(partial(_chunk_result, snapshot), snapshot.parts, MAX_REQUESTS)
-
-
-def _chunk_result(snapshot: Snapshot, part: PartEntry) -> ChunkResult:
-    content, pages, lengths = snapshot.manifest.content, set[str](), Counter[int]()
-    for batch in snapshot.batches(part.name, ["page_id", "n_words"]):
-        pages.update(batch["page_id"].to_pylist())
-        lengths.update(words // LENGTH_BIN * LENGTH_BIN for words in batch["n_words"].to_pylist())
-    facts = ChunkStats(
-        rows=part.rows,
-        articles=len(pages),
-        newest_revision=content.corpus.get("newest_revision") or "",
-        lengths={str(length): count for length, count in sorted(lengths.items())},
-    )
-    return ChunkResult(content.files[passages_path(part.name)], facts)
 
 
 def _index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:

@@ -1,7 +1,10 @@
 """Jobs over a corpus and over blocks of texts: the same results as in one process, and recorded."""
 
 import bz2
+import random
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +17,16 @@ import pytest
 
 from beam_jobs import corpus
 from beam_jobs.launch import Launch
-from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.corpus.chunk import LENGTH_BIN, ChunkRecipe
 from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.sparse_spec import read_vocabulary_size
-from rag_model.errors import InputError
+from rag_model.errors import InputError, ReadOnlyError
+from rag_model.evaluation.retrieval.comparison import read_gold_texts
+from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.generate.load import load_generator
 from rag_model.index.kind import IndexFiles, get_kind
 from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.existing import read_stage_results
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import Files
@@ -28,7 +34,9 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import BLOCK, ScoringExample, score_answers, score_example
 from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
+from rag_model.training.data.statements import Statement, first_sentence, sample_leads
 from rag_model.training.data.temporary_index import open_temporary_index
+from rag_model.training.data.texts import SalientSpans
 from tests.fixtures.months import build
 from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_llama
@@ -127,14 +135,15 @@ def snapshot(library: Snapshot, tmp_path: Path) -> Snapshot:
 
 @contextmanager
 def record_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Yield the paths in the store that this process reads, or asks for the local path of."""
-    paths = set[str]()
+    """Yield the paths in the store that this thread reads, or asks for the local path of."""
+    paths, launcher = set[str](), threading.get_ident()
     with monkeypatch.context() as patched:
         for name in ("local_path", "open", "read", "read_range", "iter_chunks"):
             method: Callable[..., Any] = getattr(Files, name)
 
             def record(files: Files, path: str, *more: Any, method: Callable[..., Any] = method) -> Any:
-                paths.add(path)
+                if threading.get_ident() == launcher:
+                    paths.add(path)
                 return method(files, path, *more)
 
             patched.setattr(Files, name, record)
@@ -154,7 +163,7 @@ def test_workers_build_the_index_that_one_process_builds(
     folder = save_sidr(tmp_path / "sidr") if bags else None
     kind, size = (get_kind("impact"), read_vocabulary_size(folder)) if folder else (get_kind("bm25"), 0)
     plan = kind.plan(IndexRecipe("Impact1" if bags else "BM25"), snapshot.n, size)
-    launch = Launch.new(str(snapshot.location), ["--direct_num_workers=2" if bags else "--runner=FnApiRunner"])
+    launch = Launch.new(snapshot.store.url, ["--runner=FnApiRunner"])
     expected = open_temporary_index(snapshot, plan, folder)
     with record_reads(monkeypatch) as paths:
         path = corpus.build_index(plan, folder, snapshot=snapshot, launch=launch)
@@ -162,5 +171,72 @@ def test_workers_build_the_index_that_one_process_builds(
     for name in ("lengths", "lists", "dictionary", "groups"):
         np.testing.assert_array_equal(getattr(found.file, name), getattr(expected.file, name))
     assert paths
-    if bags:  # the other workers are threads of this process
-        assert not paths & list_part_files(snapshot)
+    assert not paths & list_part_files(snapshot)
+
+
+def draw_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:
+    """Draw leads by reservoir sampling over all passages, read one by one."""
+    rng, drawn, number, page = random.Random(seed), dict[int, Statement](), 0, ""
+    for passage in snapshot.passages(range(snapshot.n)):
+        sentence = first_sentence(passage.text) if passage.page_id != page else ""
+        page = passage.page_id
+        if len(sentence.split()) >= 5:
+            slot = number if number < limit else rng.randrange(number + 1)
+            number += 1
+            if slot < limit:
+                drawn[slot] = Statement(passage.page_id, sentence)
+    return sorted(drawn.values(), key=lambda statement: statement.id)
+
+
+def test_workers_read_the_corpus_and_the_launcher_reads_no_part(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = SalientSpans(snapshot)
+    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--direct_num_workers=2"]))
+    with record_reads(monkeypatch) as paths:
+        leads = sample_leads(snapshot, 7, 3, runner)
+        rows = spans.find_rows(runner)
+    assert paths
+    assert not paths & list_part_files(snapshot)
+    assert leads == draw_leads(snapshot, 7, 3)
+    assert len(leads) == 7
+    assert rows.tolist() == [row for row, own in enumerate(spans.read_spans(range(snapshot.n))) if own]
+    assert 0 < len(rows) < snapshot.n
+    snapshot.store.memo = replace(snapshot.store.memo, can_produce=False)
+    assert sample_leads(snapshot, 7, 3) == leads, "a run that resumes reads the records"
+
+
+@pytest.mark.parametrize("judged_by", ["pages", "passages"])
+def test_workers_look_up_relevant_passages(snapshot: Snapshot, judged_by: Any) -> None:
+    every, column = snapshot.passages(range(snapshot.n)), "page_id" if judged_by == "pages" else "id"
+    ids = {getattr(every[row], column) for row in (0, 40, snapshot.n - 1)}
+    judge = RetrievalJudge(judged_by, {"q": dict.fromkeys([*ids, "no such id"], 1)})
+    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
+    found = read_gold_texts(snapshot, judge, runner)
+    expected = dict[str, list[str]]()
+    for passage in every:
+        if (name := getattr(passage, column)) in ids:
+            expected.setdefault(name, []).append(f"{passage.title} {passage.text}")
+    assert list(found.items()) == list(expected.items())
+
+
+def test_relevant_passages_of_a_read_only_store_are_read_here(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(files: Files, path: str, data: bytes) -> None:
+        raise ReadOnlyError("the store is read-only")
+
+    monkeypatch.setattr(Files, "write", refuse)
+    passage = snapshot.passages([5])[0]
+    found = read_gold_texts(snapshot, RetrievalJudge("passages", {"q": {passage.id: 1}}))
+    assert found == {passage.id: [f"{passage.title} {passage.text}"]}
+
+
+def test_the_stage_results_of_a_snapshot_are_counted_on_workers(snapshot: Snapshot) -> None:
+    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
+    results, _ = read_stage_results(snapshot.store, snapshot.manifest.content, runner)
+    every = snapshot.passages(range(snapshot.n))
+    assert sum(result.stats.articles for result in results) == len({passage.page_id for passage in every})
+    lengths = sum((Counter(result.stats.lengths) for result in results), Counter[str]())
+    assert lengths == Counter(str(passage.n_words // LENGTH_BIN * LENGTH_BIN) for passage in every)
+    assert [result.rows for result in results] == [part.rows for part in snapshot.parts]

@@ -6,11 +6,19 @@ their
 passage: a question that was written with its passage in view repeats its words, which favours BM25.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
 
-from rag_model.errors import InputError, MissingExtraError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rag_model.corpus.passages import PassageFile
+from rag_model.errors import InputError, MissingExtraError, StoreError
 from rag_model.evaluation.bootstrap import (
     DEFAULT_RESAMPLING,
     Estimate,
@@ -23,6 +31,10 @@ from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import Qrels, RetrievalJudge, rank_metrics
 from rag_model.evaluation.retrieval.staged import RetrieverMetrics, StageMetrics
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 MAX_SHARED_STEMS = 2  # stems
@@ -34,10 +46,48 @@ _QUESTION_STOP_WORDS = (
 )
 
 
-def read_gold_texts(snapshot: Snapshot, judge: RetrievalJudge) -> dict[str, list[str]]:
+@dataclass(frozen=True, slots=True)
+class GoldTextTask(PartTask):
+    """A part in which to look for relevant passages."""
+
+    ids: BlobRef  # JSON list of the ids of passages or pages, sorted
+    column: str  # `id` or `page_id`
+
+    stage: ClassVar[str] = "gold"
+    code: ClassVar[int] = 1
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the texts."""
+        inputs = super(GoldTextTask, self).inputs()  # plain `super()` fails in a slotted dataclass
+        return {**inputs, "ids": self.ids.id, "column": self.column}
+
+    def compute(self, store: Store) -> list[tuple[str, str]]:
+        """Return the id and the text of each relevant passage, in row order."""
+        ids = json.loads(store.blobs.read(self.ids))
+        return _find_texts(store.blobs.get_local_path(self.file), self.column, ids)
+
+
+def _find_texts(passages: Path, column: str, ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the id with title and text of each passage that has one of the ids."""
+    relevant_ids, rows, first_row = pa.array(ids, pa.string()), list[int](), 0
+    with PassageFile(passages) as file:
+        for batch in file.iter_batches([column]):
+            rows += (np.flatnonzero(pc.is_in(batch[column], relevant_ids)) + first_row).tolist()
+            first_row += batch.num_rows
+        return [
+            (name, f"{title} {text}")
+            for batch in file.iter_selected(rows, [column, "title", "text"])
+            for name, title, text in zip(*(values.to_pylist() for values in batch.columns), strict=True)
+        ]
+
+
+def read_gold_texts(
+    snapshot: Snapshot, judge: RetrievalJudge, runner: TaskRunner | None = None
+) -> dict[str, list[str]]:
     """Return title and text of each relevant passage, by its id or the id of its page.
 
-    The corpus is read once. Ids that the snapshot does not have are left out.
+    `runner` reads the parts on workers; None: this process reads them, and so it does if the store
+    is read-only. Ids that the snapshot does not have are left out.
 
     Raises:
         InputError: the snapshot has none of the ids.
@@ -45,25 +95,25 @@ def read_gold_texts(snapshot: Snapshot, judge: RetrievalJudge) -> dict[str, list
     """
     relevant_ids = {name for grades in judge.qrels.values() for name, grade in grades.items() if grade > 0}
     column = "page_id" if judge.judged_by == "pages" else "id"
+    ids, files = sorted(relevant_ids), snapshot.manifest.content.files
+    blobs = [files[passages_path(part.name)] for part in snapshot.parts if part.rows]
+    store = snapshot.store
+    try:
+        ids_blob = store.blobs.put_bytes(json.dumps(ids).encode())
+        results = [*run_tasks(store, [GoldTextTask(blob, ids_blob, column) for blob in blobs], runner)]
+    except StoreError:
+        results = [_find_texts(store.blobs.get_local_path(blob), column, ids) for blob in blobs]
     texts: dict[str, list[str]] = {}
-    name = ""
-    for name, text in _iter_passage_texts(snapshot, column):
-        if name in relevant_ids:
-            texts.setdefault(name, []).append(text)
+    for name, text in chain.from_iterable(results):
+        texts.setdefault(name, []).append(text)
     if relevant_ids and not texts:
+        example_id = getattr(snapshot.passages([snapshot.n - 1])[0], column) if snapshot.n else ""
         raise InputError(
             f"snapshot {snapshot.id[:12]} has none of the {len(relevant_ids):,} {judge.judged_by} "
             f"that the questions name, such as {min(relevant_ids)!r}: use ids of this corpus, such "
-            f"as {name!r}, or judge by answers"
+            f"as {example_id!r}, or judge by answers"
         )
     return texts
-
-
-def _iter_passage_texts(snapshot: Snapshot, column: str) -> Iterator[tuple[str, str]]:
-    for part in snapshot.parts:
-        for batch in snapshot.batches(part.name, [column, "title", "text"]):
-            ids, titles, texts = (batch.column(column_index).to_pylist() for column_index in range(3))
-            yield from ((name, f"{title} {text}") for name, title, text in zip(ids, titles, texts, strict=True))
 
 
 def count_unknown(judge: RetrievalJudge, texts: dict[str, list[str]]) -> int:
@@ -117,7 +167,9 @@ class QuestionGroups:
     notes: tuple[str, ...] = ()
 
 
-def group_questions(snapshot: Snapshot, question_set: QuestionSet, judge: RetrievalJudge) -> QuestionGroups:
+def group_questions(
+    snapshot: Snapshot, question_set: QuestionSet, judge: RetrievalJudge, runner: TaskRunner | None = None
+) -> QuestionGroups:
     """Group questions by source and, if passages or pages are judged, by low overlap with them.
 
     Raises:
@@ -129,7 +181,7 @@ def group_questions(snapshot: Snapshot, question_set: QuestionSet, judge: Retrie
             positions.setdefault(f"source {question.source}", []).append(position)
     if judge.judged_by == "answers":
         return QuestionGroups(positions)
-    texts, notes = read_gold_texts(snapshot, judge), []
+    texts, notes = read_gold_texts(snapshot, judge, runner), []
     if n_unknown := count_unknown(judge, texts):
         count = f"{n_unknown:,} of {len(question_set.questions):,} questions"
         notes.append(f"{count} name no {judge.judged_by} of this snapshot; they count as missed")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rag_model.arrays import Partition, map_npy
 from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
-from rag_model.errors import InputError, StoreError, format_error
+from rag_model.errors import InputError, StoreError, UsageError, format_error
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.pulling.folder import (
     CURRENT,
@@ -61,14 +61,14 @@ class Snapshot:
         location: str | Path,
         mapped_copy: Callable[[str], Path | None] = lambda file: None,
         concurrency: int = 1,
-        read_range: Callable[[str, int, int], bytes] | None = None,
+        store: Store | None = None,
     ) -> None:
         """Read files through `path` (local path of a file) and `source` (path or Parquet handle).
 
         `mapped_copy` returns the path of a passage file's memory-mapped copy, if there is one.
         `concurrency` is the number of files to read at a time: many from an object store, where
-        latency dominates, and one from a local disk. `read_range` reads the bytes [start, end) of a
-        remote file, or all bytes of a shorter one; None: the files are on this machine.
+        latency dominates, and one from a local disk. `store` is that of the files; None: they were
+        pulled.
 
         Call `Snapshot.open`, `from_store` or `from_folder` instead.
         """
@@ -76,7 +76,7 @@ class Snapshot:
         self.id = manifest.id
         self.location = location  # the store's URL, or the pulled folder
         self.concurrency = concurrency
-        self.read_range = read_range
+        self._store = store
         self._path = path
         self._source = source
         self._mapped_copy = mapped_copy
@@ -107,16 +107,13 @@ class Snapshot:
         def source(file: str) -> Path | IO[bytes]:
             return blobs.get_local_path(files[file]) if store.files.is_local else blobs.open(files[file])
 
-        def read_range(file: str, start: int, end: int) -> bytes:
-            return blobs.read_range(files[file], start, min(end, files[file].size))
-
         return cls(
             manifest,
             lambda file: blobs.get_local_path(files[file]),
             source,
             store.url,
             concurrency=store.files.concurrency,
-            read_range=None if store.files.is_local else read_range,
+            store=store,
         )
 
     @classmethod
@@ -162,6 +159,22 @@ class Snapshot:
         if lock is not None:
             snapshot._release = weakref.finalize(snapshot, os.close, lock)
         return snapshot
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files are copied from an object store before they are read."""
+        return self._store is not None and not self._store.files.is_local
+
+    @property
+    def store(self) -> Store:
+        """The store of the snapshot.
+
+        Raises:
+            UsageError: the snapshot was pulled to a folder.
+        """
+        if self._store is None:
+            raise UsageError(f"snapshot {self.id[:12]} in {self.location} was pulled: name its store instead")
+        return self._store
 
     @property
     def n(self) -> int:
@@ -242,6 +255,15 @@ class Snapshot:
         if vectors.ndim != 2 or vectors.shape[0] != rows:
             raise StoreError(f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {rows} passages")
         return vectors
+
+    def read_range(self, file: str, start: int, end: int) -> bytes:
+        """Return the bytes [start, end) of a file of the store, or all of a shorter one, unverified.
+
+        Raises:
+            StoreError: the file is missing or cut short.
+        """
+        blob = self.manifest.content.files[self._check_file(file)]
+        return self.store.blobs.read_range(blob, start, min(end, blob.size))
 
     def passages(self, rows: Sequence[int]) -> list[Passage]:
         """Return the passages of global rows (0 <= row < n) in this order; reads their row groups.

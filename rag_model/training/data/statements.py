@@ -5,14 +5,23 @@ import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, starmap
+from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
+import numpy as np
 
+from rag_model.arrays import Partition
 from rag_model.corpus.chunkers.article_words import ends_sentence
+from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.source import add_client_errors
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, format_error
 from rag_model.secrets import refuse_secret
+from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.json_values import iter_json_values
 
@@ -51,19 +60,68 @@ def read_statements(source: str) -> list[Statement]:
     return statements
 
 
-def sample_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:
+@dataclass(frozen=True, slots=True)
+class LeadCountTask(PartTask):
+    """A part whose leads are counted."""
+
+    stage: ClassVar[str] = "count-leads"
+    code: ClassVar[int] = 1
+
+    def compute(self, store: Store) -> dict[str, Any]:
+        """Return the number of leads, the first and the last page, and whether row 0 is a lead."""
+        path = store.blobs.get_local_path(self.file)
+        with PassageFile(path) as file:
+            first, last = (passage.page_id for passage in file.read_rows([0, file.n_rows - 1]))
+        rows = [row for row, _, _ in _iter_leads(path)]
+        return {"leads": len(rows), "first": first, "last": last, "starts_with_lead": rows[:1] == [0]}
+
+
+@dataclass(frozen=True, slots=True)
+class LeadTask(PartTask):
+    """A part some of whose leads are read."""
+
+    numbers: tuple[int, ...]  # of the leads, ascending
+
+    stage: ClassVar[str] = "leads"
+    code: ClassVar[int] = 1
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the leads."""
+        inputs = super(LeadTask, self).inputs()  # plain `super()` fails in a slotted dataclass
+        return {**inputs, "numbers": self.numbers}
+
+    def compute(self, store: Store) -> list[tuple[str, str]]:
+        """Return the page and the sentence of each lead."""
+        leads = [*_iter_leads(store.blobs.get_local_path(self.file))]
+        return [leads[number][1:] for number in self.numbers]
+
+
+def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner | None = None) -> list[Statement]:
     """Draw up to `limit` leads, the first sentences of pages, in the order of the pages.
 
-    Reads two columns of all passages, batch by batch, and holds `limit` statements. Sentences of
-    fewer than 5 words are left out.
+    Sentences of fewer than 5 words are left out. `runner` reads the parts on workers, which count
+    the leads and then read the drawn ones; None: this process does.
     """
-    rng, reservoir = random.Random(seed), dict[int, Statement]()
+    files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
+    counts, skipped, previous_page = list[int](), list[int](), ""
+    for result in run_tasks(snapshot.store, [LeadCountTask(file) for file in files], runner):
+        # The page may begin in the part before.
+        skipped.append(int(result["starts_with_lead"] and result["first"] == previous_page))
+        counts.append(result["leads"] - skipped[-1])
+        previous_page = result["last"]
+    rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(counts)
     # reservoir sampling (Vitter's algorithm R)
-    for number, statement in enumerate(_iter_leads(snapshot)):
+    for number in range(partition.n):
         slot = number if number < limit else rng.randrange(number + 1)
         if slot < limit:
-            reservoir[slot] = statement
-    return sorted(reservoir.values(), key=lambda statement: statement.id)
+            reservoir[slot] = number
+    numbers = np.sort(np.array([*reservoir.values()], np.int64))
+    tasks = [
+        LeadTask(files[part], tuple((local + skipped[part]).tolist())) for part, _, local in partition.split(numbers)
+    ]
+    results = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
+    statements = dict(zip(numbers.tolist(), starmap(Statement, results), strict=True))
+    return sorted((statements[number] for number in reservoir.values()), key=lambda statement: statement.id)
 
 
 def digest_statements(statements: list[Statement]) -> str:
@@ -84,12 +142,13 @@ def first_sentence(text: str) -> str:
     return " ".join(words)
 
 
-def _iter_leads(snapshot: Snapshot) -> Iterator[Statement]:
-    page = ""
-    for part in snapshot.parts:
-        for batch in snapshot.batches(part.name, ["page_id", "text"]):
+def _iter_leads(passages: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield the row, the page and the sentence of each lead of a part."""
+    page, row = None, 0
+    with PassageFile(passages) as file:
+        for batch in file.iter_batches(["page_id", "text"]):
             for page_id, text in zip(batch["page_id"].to_pylist(), batch["text"].to_pylist(), strict=True):
                 sentence = first_sentence(text) if page_id != page else ""
-                page = page_id
                 if len(sentence.split()) >= _MIN_WORDS:
-                    yield Statement(page_id, sentence)
+                    yield row, page_id, sentence
+                page, row = page_id, row + 1

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from rag_model.corpus.chunkers.article_words import ends_sentence
 from rag_model.corpus.records import Passage
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
 from rag_model.errors import InputError, StoreError, UsageError
+from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
+from rag_model.store.store import Store
 from rag_model.store.versions.manifest import spans_path
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -144,40 +146,72 @@ def passages_overlap(first: Passage, second: Passage) -> bool:
     return first.page_id == second.page_id and shares_words
 
 
+@dataclass(frozen=True, slots=True)
+class SpanRowsTask(PartTask):
+    """A part's span file, to find the passages that have a span."""
+
+    stage: ClassVar[str] = "span-rows"
+    code: ClassVar[int] = 1
+
+    def compute(self, store: Store) -> str:
+        """Return the rows in the part, as hex digits of a bitmap."""
+        rows = SpanFile(store.blobs.get_local_path(self.file)).rows
+        return np.packbits(np.bincount(rows).astype(np.bool_)).tobytes().hex()
+
+
 class SalientSpans:
-    """Salient spans (names and dates) of a snapshot's passages, read by row from mapped files."""
+    """Salient spans (names and dates) of a snapshot's passages, read by row.
+
+    The span file of a part is fetched and mapped when a passage of it is first read.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        """Open the files.
+        """Check that the snapshot has spans.
 
         Raises:
-            StoreError: a file is missing or damaged.
             UsageError: the snapshot has no spans.
         """
-        files = [spans_path(part.name) for part in snapshot.parts]
-        if not {*files} <= {*snapshot.manifest.content.files}:
+        self._snapshot, content_files = snapshot, snapshot.manifest.content.files
+        self._paths = [spans_path(part.name) for part in snapshot.parts]
+        if not {*self._paths} <= {*content_files}:
             raise UsageError(
                 f"snapshot {snapshot.id[:12]} has no spans of links and dates: build it with spans "
                 "= true in [chunk] "
                 'of the recipe, or set masks = "random"'
             )
-        try:
-            self._files = [SpanFile(snapshot.path(file)) for file in files]
-        except InputError as error:
-            raise StoreError(f"cannot read the spans of snapshot {snapshot.id[:12]} ({error}): run `verify`") from error
+        self._files: dict[int, SpanFile] = {}
         self._partition = Partition(part.rows for part in snapshot.parts)
 
-    @property
-    def rows(self) -> Rows:
-        """Rows of the passages that have a span, ascending."""
-        part_rows = [start + file.rows for start, file in zip(self._partition.starts, self._files, strict=False)]
-        return np.concatenate(part_rows) if part_rows else np.zeros(0, np.int64)
+    def find_rows(self, runner: TaskRunner | None = None) -> Rows:
+        """Return the rows of the passages that have a span, ascending.
+
+        `runner` reads the files on workers; None: this process does.
+        """
+        blobs = [self._snapshot.manifest.content.files[path] for path in self._paths]
+        bitmaps = run_tasks(self._snapshot.store, [*map(SpanRowsTask, blobs)], runner)
+        bits = (np.unpackbits(np.frombuffer(bytes.fromhex(bitmap), np.uint8)) for bitmap in bitmaps)
+        part_rows = [start + np.flatnonzero(part) for start, part in zip(self._partition.starts, bits, strict=False)]
+        return np.concatenate([np.zeros(0, np.int64), *part_rows])
 
     def read_spans(self, rows: Sequence[int]) -> list[list[SalientSpan]]:
-        """Return the spans of the passages in these rows, in the order of `rows`."""
+        """Return the spans of the passages in these rows, in the order of `rows`.
+
+        Raises:
+            StoreError: a file is missing or damaged.
+        """
         unique_rows = np.unique(np.asarray(rows, np.int64))
         spans_by_row: dict[int, list[SalientSpan]] = {}
         for part_index, span, local_rows in self._partition.split(unique_rows):
-            part_spans = [self._files[part_index].get_spans(row) for row in local_rows.tolist()]
+            file = self._files.get(part_index) or self._open(part_index)
+            part_spans = [file.get_spans(row) for row in local_rows.tolist()]
             spans_by_row |= dict(zip(unique_rows[span].tolist(), part_spans, strict=True))
         return [spans_by_row[row] for row in rows]
+
+    def _open(self, part: int) -> SpanFile:
+        try:
+            self._files[part] = SpanFile(self._snapshot.path(self._paths[part]))
+        except InputError as error:
+            raise StoreError(
+                f"cannot read the spans of snapshot {self._snapshot.id[:12]} ({error}): run `verify`"
+            ) from error
+        return self._files[part]

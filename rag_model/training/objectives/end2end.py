@@ -366,7 +366,7 @@ def load_statements(job: Job[End2EndTraining]) -> list[Statement]:
         return []
     if settings.statements != LEADS:
         return read_statements(settings.statements)
-    statements = sample_leads(job.snapshot, settings.most, job.settings.rag.seed)
+    statements = sample_leads(job.snapshot, settings.most, job.settings.rag.seed, job.runner)
     if not statements:
         raise UsageError(
             "no page of the snapshot begins with a sentence of 5 words or more: give a file of "

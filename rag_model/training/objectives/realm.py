@@ -25,6 +25,7 @@ from rag_model.evaluation.answers.collapse import measure_collapse
 from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, estimate_weight_bytes
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import choose_expression
+from rag_model.store.recorded_tasks import TaskRunner
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
@@ -137,12 +138,13 @@ class RealmTask(TextTask):
         digests: Mapping[str, str] | None = None,
         moving: MovingSettings | None = None,
         index: Callable[[MovingIndexHooks], MovingIndex] | None = None,
+        runner: TaskRunner | None = None,
     ) -> None:
         """Choose the texts, which stay those of `snapshot` when the index moves.
 
         `digests` are those of the initial models' files. `index` builds the moving index, with the
         settings `moving`, from the hooks of this task; without it `snapshot` is searched to the
-        end.
+        end. `runner` finds the texts with salient spans on workers; None: this process does.
 
         Raises:
             UsageError: masks are salient but the snapshot has no spans, or the retriever expression
@@ -150,7 +152,7 @@ class RealmTask(TextTask):
         """
         self.module = realm
         self._salient = SalientSpans(snapshot) if recipe.masks == "salient" else None
-        rows = np.arange(snapshot.n) if self._salient is None else self._salient.rows
+        rows = np.arange(snapshot.n) if self._salient is None else self._salient.find_rows(runner)
         if not len(rows):
             raise UsageError(f'no passage of snapshot {snapshot.id[:12]} has a link or a date: set masks = "random"')
         super().__init__(snapshot, rows, recipe, digests)
@@ -325,7 +327,7 @@ class RealmObjective(Objective[RealmTraining]):
         realm = Realm(encoders, TrainableMaskedLM.load(names[MASKED_LM]), frozen=recipe.freeze_encoders)
         moving = _moving_settings(job.settings)
         index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
-        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, index)
+        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, index, job.runner)
 
     def costs(self, job: Job[RealmTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding texts and candidates, and of reading their pairs."""
