@@ -15,7 +15,7 @@ an `Exception` in Python. There are three guards:
 import base64
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -187,50 +187,74 @@ class GuardedTokenizer:
     def post_processor(self, value: Any) -> None:
         self._tokenizer.post_processor, self._worker = value, None
 
-    def enable_truncation(self, *arguments: Any, **settings: Any) -> None:
-        """Truncate texts from now on, as the wrapped tokenizer does."""
-        self._worker = None
-        self._tokenizer.enable_truncation(*arguments, **settings)
+    @property
+    def encode_special_tokens(self) -> bool:
+        """Whether the names of special tokens in a text are split like other words."""
+        return bool(self._tokenizer.encode_special_tokens)
 
-    def no_truncation(self) -> None:
-        """Stop truncating texts."""
-        self._worker = None
-        self._tokenizer.no_truncation()
+    @encode_special_tokens.setter
+    def encode_special_tokens(self, value: bool) -> None:
+        self._tokenizer.encode_special_tokens = value
 
-    def no_padding(self) -> None:
-        """Stop padding texts."""
+    def add_tokens(self, tokens: Sequence[Any]) -> int:
+        """Add tokens to the vocabulary; return how many are new."""
         self._worker = None
-        self._tokenizer.no_padding()
+        return self._tokenizer.add_tokens(list(tokens))
+
+    def add_special_tokens(self, tokens: Sequence[Any]) -> int:
+        """Add special tokens to the vocabulary; return how many are new."""
+        self._worker = None
+        return self._tokenizer.add_special_tokens(list(tokens))
 
     def encode(self, sequence: Any, pair: Any = None, *, add_special_tokens: bool = True) -> Any:
         """Split a text, or a pair of texts."""
         text = sequence if pair is None else (sequence, pair)
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
-    def encode_batch(self, inputs: Sequence[Any], *, add_special_tokens: bool = True) -> list[Any]:
+    def encode_batch(
+        self, inputs: Sequence[Any], *, add_special_tokens: bool = True, is_pretokenized: bool = False
+    ) -> list[Any]:
         """Split each text or pair of texts.
 
         Raises:
             InputError: the tokenizer fails, or takes too long or too much memory.
         """
+        if is_pretokenized:
+            raise InputError("the model's tokenizer has patterns of its own, which split whole texts only")
         n_characters = sum(len(text) for item in inputs for text in ([item] if isinstance(item, str) else item))
+        rules = self._tokenizer
+        settings = [rules.truncation, rules.padding, rules.encode_special_tokens]
+        replies = self._call("encode", [list(inputs), add_special_tokens, settings], n_characters)
+        return [_build_encoding(reply) for reply in replies]
+
+    encode_batch_fast = encode_batch
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens.
+
+        Raises:
+            InputError: as for `encode_batch`.
+        """
+        ids = [int(number) for number in ids]
+        n_characters = sum(len(self._tokenizer.id_to_token(number) or "") for number in ids)
+        return str(self._call("decode", [ids, skip_special_tokens], n_characters))
+
+    def _call(self, method: str, arguments: list[Any], n_characters: int) -> Any:
         if self._worker is None:
             self._worker = ChildWorker(__name__, self._tokenizer.to_str(), memory=_MEMORY)
         try:
-            replies = self._worker.call(
-                [list(inputs), add_special_tokens], _CALL_SECONDS + n_characters / _CHARACTERS_PER_SECOND
-            )
+            return self._worker.call([method, *arguments], _CALL_SECONDS + n_characters / _CHARACTERS_PER_SECOND)
         except ChildDiedError as error:
             raise InputError(
                 f"the model's tokenizer {error} on {n_characters:,} characters: one of its patterns is too "
                 "slow, so use another model"
             ) from error
-        return [_build_encoding(reply) for reply in replies]
-
-    encode_batch_fast = encode_batch
 
 
-_ENCODING_FIELDS = ("ids", "tokens", "type_ids", "special_tokens_mask", "sequence_ids", "offsets")
+_ENCODING_FIELDS = (
+    *("ids", "tokens", "type_ids", "attention_mask", "special_tokens_mask", "sequence_ids"),
+    *("n_sequences", "offsets"),
+)
 
 
 def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
@@ -240,19 +264,45 @@ def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
     return SimpleNamespace(**fields, overflowing=[None] * overflow_count)  # only their number is known
 
 
-def _open_encoder(rules: str) -> Any:
+def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
+    """Load a tokenizer of transformers from the folder of `file`, its `tokenizer.json` if it has one.
+
+    If it has patterns that no common model has, it splits texts in a child process.
+
+    Raises:
+        InputError: as for `load_tokenizer_file`, or `load` raised it.
+    """
+    has_patterns = file.is_file() and check_patterns(file)
+    tokenizer = load()
+    if has_patterns and tokenizer.is_fast:
+        tokenizer._tokenizer = GuardedTokenizer(tokenizer._tokenizer)
+    return tokenizer
+
+
+def _open_tokenizer(rules: str) -> Any:
     tokenizer = require("tokenizers", "model").Tokenizer.from_str(rules)
 
-    def encode(value: Any) -> Any:
-        inputs = [text if isinstance(text, str) else tuple(text) for text in value[0]]
-        with explain_tokenizer_errors():
-            encodings = tokenizer.encode_batch(inputs, add_special_tokens=value[1])
+    def encode(inputs: Sequence[Any], add_special_tokens: bool, settings: Sequence[Any]) -> Any:
+        truncation, padding, tokenizer.encode_special_tokens = settings
+        _ = tokenizer.enable_truncation(**truncation) if truncation else tokenizer.no_truncation()
+        _ = tokenizer.enable_padding(**padding) if padding else tokenizer.no_padding()
+        encodings = tokenizer.encode_batch(
+            [text if isinstance(text, str) else tuple(text) for text in inputs], add_special_tokens=add_special_tokens
+        )
         return [
             [*(getattr(encoding, name) for name in _ENCODING_FIELDS), len(encoding.overflowing)]
             for encoding in encodings
         ]
 
-    return encode
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> Any:
+        return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def call(value: Any) -> Any:
+        method, *arguments = value
+        with explain_tokenizer_errors():
+            return (encode if method == "encode" else decode)(*arguments)
+
+    return call
 
 
 @cache
@@ -399,6 +449,6 @@ def _encode_trial_texts(file: str) -> None:
 
 if __name__ == "__main__":
     if is_served_for_calls():
-        serve_calls(_open_encoder)
+        serve_calls(_open_tokenizer)
     else:
         serve_call(_encode_trial_texts)

@@ -9,6 +9,7 @@ pickled weights can execute code.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from rag_model.generate.prompts import (
     template_from_json,
 )
 from rag_model.generate.seq2seq import Seq2SeqGenerator
-from rag_model.tokenizer import check_patterns
+from rag_model.tokenizer import load_with_guard
 
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -168,9 +169,8 @@ def _check_is_generator(folder: Path, config: Any) -> None:
 
 
 def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
-    if (folder / TOKENIZER).is_file():
-        check_patterns(folder / TOKENIZER)
-    tokenizer = _load_with(folder, transformers.AutoTokenizer, weight_source)
+    load = partial(_load_with, folder, transformers.AutoTokenizer, weight_source)
+    tokenizer = load_with_guard(folder / TOKENIZER, load)
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
     if tokenizer.eos_token_id is None:

@@ -13,6 +13,7 @@ in it. Such a reader is wrong if no passage holds an answer, and has no answer w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +36,7 @@ from rag_model.reading.reader import (
     retrieve_hits,
 )
 from rag_model.retrieve.hits import Hit, Retriever
-from rag_model.tokenizer import check_patterns
+from rag_model.tokenizer import load_with_guard
 
 EXTRACTIVE_K = 5  # default passages per question, as for a RAG model
 _DPR = "dpr"
@@ -67,9 +68,8 @@ class SpanModel:
             raise InputError(f"model {folder} has no head for spans ({head}): give one trained to answer questions")
         loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
-        if (folder / TOKENIZER).is_file():
-            check_patterns(folder / TOKENIZER)
-        tokenizer = load_pretrained(transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
+        load = partial(load_pretrained, transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
+        tokenizer = load_with_guard(folder / TOKENIZER, load)
         return cls(module.eval(), tokenizer, kind)
 
     @property

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import InputError
+from rag_model.generate.load import load_generator
+from rag_model.reading.extractive import SpanModel
 from rag_model.tokenizer import GuardedTokenizer, _bound_growth, load_tokenizer_file
-from tests.fixtures.tiny import add_tokenizer
+from tests.fixtures.tiny import add_tokenizer, write_json
+from tests.fixtures.tiny_generators import save_llama
+from tests.fixtures.tiny_spans import save_span_model
 
 
 @pytest.fixture
@@ -162,16 +167,58 @@ def test_a_pattern_of_its_own_runs_in_a_child_and_gives_the_same(tmp_path: Path,
     assert len(guarded.encode("king " * 99, add_special_tokens=False).ids) >= 99
 
 
+OWN_PATTERN = r"(?:\x{7A}+\x{7A}+)+\x{79}\b"  # no trial writes a run of z
+HOSTILE = "z" * 20_000 + " "
+
+
 def test_a_text_that_no_trial_has_is_one_sentence_and_the_next_is_split(
     tmp_path: Path, tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The characters of a pattern can be written so that no trial finds them."""
     monkeypatch.setattr("rag_model.tokenizer._CALL_SECONDS", 1.0)
-    written(tmp_path, tokenizer, pre_tokenizer=split(r"(?:\x{7A}+\x{7A}+)+\x{79}\b"))
+    written(tmp_path, tokenizer, pre_tokenizer=split(OWN_PATTERN))
     loaded = load_tokenizer(tmp_path, 64)
     with pytest.raises(InputError, match=r"^the model's tokenizer [^\n]+$"):
-        tokenize(loaded, ["z" * 20_000 + " "])
+        tokenize(loaded, [HOSTILE])
     assert len(tokenize(loaded, ["a king"])) == 1
+
+
+@pytest.mark.parametrize("kind", ["generator", "spans"])
+def test_a_model_of_transformers_runs_a_pattern_of_its_own_in_a_child(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As encoders do; its results are those of the same tokenizer in this process."""
+    monkeypatch.setattr("rag_model.tokenizer._CALL_SECONDS", 1.0)
+    folder = save_llama(tmp_path / "model") if kind == "generator" else save_span_model(tmp_path / "model", "bert")
+    rules = json.loads((folder / "tokenizer.json").read_bytes())
+    (folder / "tokenizer.json").unlink()  # a link to that of all tiny models
+    steps = {"type": "Sequence", "pretokenizers": [split(OWN_PATTERN), rules["pre_tokenizer"]]}
+    written(folder, rules, pre_tokenizer=steps, model={**rules["model"], "max_input_chars_per_word": 100})
+    settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+    # A class of one model, such as BertTokenizer, would replace the patterns by its own.
+    (folder / "tokenizer_config.json").unlink()
+    write_json(folder / "tokenizer_config.json", {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
+    plain = AutoTokenizer.from_pretrained(folder)
+    model: Any = load_generator(folder) if kind == "generator" else SpanModel.load(folder)
+    guarded = model.tokenizer
+    assert type(guarded.backend_tokenizer) is GuardedTokenizer
+    pair = (["a king", "who?"], ["of a river " * 9, "12"])
+    for arguments, options in (
+        ((["king of rivers 12", "", "é漢"],), {"add_special_tokens": False}),
+        (pair, {"truncation": "only_second", "max_length": 12, "return_offsets_mapping": True}),
+        (("king [SEP] of",), {"split_special_tokens": True}),
+        (pair, {}),
+    ):
+        ours, theirs = guarded(*arguments, **options), plain(*arguments, **options)
+        assert dict(ours) == dict(theirs)
+        assert [ours.sequence_ids(row) for row in range(len(ours.encodings))] == [
+            theirs.sequence_ids(row) for row in range(len(theirs.encodings))
+        ]
+    assert guarded.decode(ours["input_ids"][0]) == plain.decode(ours["input_ids"][0])
+    with pytest.raises(InputError, match=r"^the model's tokenizer [^\n]+$"):
+        model.encode_targets([HOSTILE]) if kind == "generator" else model.score(HOSTILE, ["a text"])
+    guarded.save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "tokenizer.json").read_bytes())["pre_tokenizer"] == steps
 
 
 @pytest.mark.parametrize("trie", [b"", b"\xff" * 4, b"\x01\0\0\0\xff\x0f\0\x80"])
