@@ -28,11 +28,11 @@ from apache_beam.options.pipeline_options import (
     PipelineOptions,
     PortableOptions,
     SparkRunnerOptions,
-    StandardOptions,
 )
 from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, FlinkJarJobServer, FlinkRunner
 from apache_beam.runners.portability.spark_runner import SparkJarJobServer, SparkRunner
 
+from beam_jobs.options import runner_name
 from rag_model import errors
 
 _RUN_UNTIL_STDIN_CLOSES = (  # runs a command until it ends or standard input is closed
@@ -61,7 +61,7 @@ class JobServer:
         Raises:
             ResourceError: the server does not start.
         """
-        self._engine, jar_server = _ENGINES[options.view_as(StandardOptions).runner]
+        self._engine, jar_server = _ENGINES[runner_name(options)]
         name = self._engine.lower()
         self._folder = tempfile.TemporaryDirectory(prefix=f"bookwheel-{name}-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "log"
@@ -128,7 +128,7 @@ def cancel_job(options: PipelineOptions, name: str) -> None:
         options: the job's options, as `set_job_server` changed them.
         name: the job's name.
     """
-    if options.view_as(StandardOptions).runner != FlinkRunner.__name__:
+    if runner_name(options) != FlinkRunner.__name__:
         return
     for server in _servers.values():
         if server.endpoint == options.view_as(PortableOptions).job_endpoint:
@@ -162,7 +162,7 @@ def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
         ResourceError: there is no job server, and none can be started.
     """
     flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
-    runner = options.view_as(StandardOptions).runner
+    runner = runner_name(options)
     if runner not in _ENGINES:
         return
     options.view_as(DebugOptions).add_experiment(_STAGE_NOTHING)  # type: ignore[no-untyped-call]

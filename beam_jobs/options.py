@@ -91,6 +91,12 @@ def is_local(options: PipelineOptions) -> bool:
     return options.view_as(StandardOptions).runner is None
 
 
+def runner_name(options: PipelineOptions) -> str:
+    """Return the class name of the runner, `FlinkRunner` also for `--runner=flink`; "" for local workers."""
+    runner = options.view_as(StandardOptions).runner
+    return type(create_runner(runner)).__name__ if runner else ""
+
+
 def local_runner(log: Path) -> FnApiRunner:
     """Return the runner of local worker processes, whose output goes to `log` instead of the
     terminal.

@@ -55,6 +55,9 @@ _ENGINE_FAILURES = (
 _RAISED_ERROR = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # in a trace
 
 
+_JAVA_FRAME = re.compile(r"(at )?[\w.$/<>]+\([\w .]+(:\d+)?\)|\.\.\. \d+ more")
+
+
 def explain_failure(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
     """Return the error to show to the user.
 
@@ -82,14 +85,16 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
         if pattern.search(str(failure)):
             return error_class(f"the {stage} job {sentence}")
     return errors.BookwheelError(
-        f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
+        f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_message(failure)}): "
         "finished work is recorded; run it again with --debug for the trace"
     )
 
 
-def _last_line(failure: BaseException) -> str:
+def _last_message(failure: BaseException) -> str:
+    """Return the last line of an exception that is neither a frame of a Java trace nor a heading."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    messages = [line for line in lines if not line.endswith(":") and not _JAVA_FRAME.fullmatch(line)]
+    return (messages or lines or ["no message"])[-1]
 
 
 # seconds that an interrupted launcher waits for the submission of a job, to cancel it

@@ -32,7 +32,7 @@ MEMORY_VARIABLE = "BOOKWHEEL_WORKER_MEMORY"
 START_VARIABLE = "BOOKWHEEL_START_SECONDS"
 # core seconds below which starting local workers costs more than they save
 LOCAL_START_SECONDS = 4.0
-_START_SECONDS = {"flinkrunner": 10.0, "flink": 10.0}  # core seconds of an empty job, measured
+_START_SECONDS = {"flink": 10.0, "spark": 17.0}  # core seconds of an empty job on a cluster, measured
 
 
 def is_local(flags: Sequence[str]) -> bool:
@@ -41,10 +41,10 @@ def is_local(flags: Sequence[str]) -> bool:
 
 
 def _runner(flags: Sequence[str]) -> str | None:
-    """Return the last runner in Beam's flags, in lower case and without its module."""
+    """Return the last runner in Beam's flags without its module: `flink` for `FlinkRunner`."""
     words = [word for flag in flags for word in flag.split("=", 1)]
     runners = [value for word, value in pairwise([*words, ""]) if word == _RUNNER]
-    return runners[-1].lower().rpartition(".")[2] if runners else None
+    return runners[-1].lower().rpartition(".")[2].removesuffix("runner") if runners else None
 
 
 def start_seconds(flags: Sequence[str]) -> float:

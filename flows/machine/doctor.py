@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
 
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions, WorkerOptions
+from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from beam_jobs.options import check_flags
+from beam_jobs.options import check_flags, runner_name
 from beam_jobs.workers import worker_memory
 from flows.machine import cluster
 from flows.machine.cluster import AMISS, Finding, fetch_json, report_no_answer
@@ -187,7 +187,7 @@ def _check_beam(flags: Sequence[str]) -> Iterator[Finding]:
     except BookwheelError as error:
         yield Finding("beam", False, str(error), "correct the options after `--`")
         return
-    runner = options.view_as(StandardOptions).runner
+    runner = runner_name(options)
     yield Finding("beam", True, runner or f"local workers, one per core ({count_cores()})")
     if runner == "FlinkRunner":
         yield from cluster.check_cluster(options)

@@ -94,6 +94,23 @@ def test_a_store_that_only_the_launcher_sees(launch: Launch, tmp_path: Path) -> 
 LOST = "failed in state FAILED: org.apache.beam.vendor.grpc.StatusRuntimeException: CANCELLED: client cancelled"
 NO_SLOTS = "failed in state FAILED: java.util.concurrent.TimeoutException: Timeout has occurred: 300000 ms"
 CANCELLED = "FAILED: org.apache.flink.runtime.client.JobCancellationException: Job was cancelled."
+SPARK_STOPPED = """Pipeline x failed in state FAILED: java.lang.IllegalStateException: the context is stopped.
+This stopped SparkContext was created at:
+
+org.apache.spark.api.java.JavaSparkContext.<init>(JavaSparkContext.scala:58)
+org.apache.beam.vendor.guava.TrustedListenableFutureTask$Interruptible.run(TrustedListenableFutureTask.java:82)
+java.base/java.lang.Thread.run(Thread.java:840)
+"""
+SPARK_FAILED = """java.lang.RuntimeException: Error received from SDK harness: Traceback (most recent call last):
+  File "chunk.py", line 1, in chunk
+ZeroDivisionError: division by zero
+
+\tat org.apache.spark.rdd.RDD.$anonfun$mapPartitions$2$adapted(RDD.scala:858)
+\tat java.base/java.lang.reflect.Method.invoke(Unknown Source)
+\t... 11 more
+
+Driver stacktrace:
+"""
 RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [while running 'Cut']"
 
 
@@ -103,6 +120,8 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
         (LOST, ResourceError, "lost workers more often"),
         (NO_SLOTS, ResourceError, "timed out waiting for as many slots as --parallelism requests"),
         (CANCELLED, BookwheelError, "was cancelled on its engine"),
+        (SPARK_STOPPED, BookwheelError, r"IllegalStateException: the context is stopped\.\)"),
+        (SPARK_FAILED, BookwheelError, r"\(RuntimeError: ZeroDivisionError: division by zero\)"),
         (RAISED, InputError, "^so$"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Flink's job server, played by a script in the place of Java: one for all jobs, gone with its launcher."""
+"""Flink's and Spark's job server, played by a script in the place of Java: one for all jobs, gone with its launcher.
+
+And a build on a real Spark, where the machine has one.
+"""
 
 import json
 import os
@@ -19,7 +22,9 @@ from apache_beam.options.pipeline_options import PipelineOptions, PortableOption
 from apache_beam.transforms.environments import python_sdk_dependencies
 
 from beam_jobs.flink import cancel_job, set_job_server
+from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import ResourceError
+from tests.fixtures.wanted import SPARK_JARS, missing
 
 LISTENS = (
     "import signal, socket, sys; port = sys.argv[sys.argv.index('--job-port') + 1]; "
@@ -102,9 +107,10 @@ def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:
     until(lambda: not server.is_running())
 
 
-def test_spark_gets_its_server_from_any_thread(flags: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", ["SparkRunner", "spark"])
+def test_spark_gets_its_server_from_any_thread(flags: list[str], runner: str, tmp_path: Path) -> None:
     jar = f"--spark_job_server_jar={tmp_path / 'server.jar'}"
-    spark_flags, endpoints = ["--runner=SparkRunner", jar, flags[2]], list[str | None]()
+    spark_flags, endpoints = [f"--runner={runner}", jar, flags[2]], list[str | None]()
     thread = threading.Thread(target=lambda: endpoints.append(reached(spark_flags)))
     thread.start()
     thread.join()
@@ -112,6 +118,26 @@ def test_spark_gets_its_server_from_any_thread(flags: list[str], tmp_path: Path)
     (server,) = servers(spark_flags)
     assert "--spark-master-url" in words(server)
     server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_build_on_spark_gives_the_snapshot_of_a_local_build(mini_dump: Path, tiny: Path, tmp_path: Path) -> None:
+    jar = os.environ.get(SPARK_JARS) or missing("spark", f"name the jar of Beam's job server for Spark in {SPARK_JARS}")
+    (tmp_path / "recipe.toml").write_text('part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n')
+    given = ["--dump", str(mini_dump), "--encoder", str(tiny), "--recipe", str(tmp_path / "recipe.toml"), "--json"]
+    spark = ["--runner=SparkRunner", f"--spark_job_server_jar={jar}", "--spark_master_url=local[2]"]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(tmp_path / "cache"), START_VARIABLE: "0"}
+    alone.pop("PREFECT_API_URL", None)
+    built = []
+    for options in ([*spark, "--environment_type=LOOPBACK"], ["--runner=FnApiRunner"]):
+        store = ["--store", str(tmp_path / f"store-{len(built)}")]
+        words = [Path(sys.executable).with_name("bookwheel"), "reindex", *store, *given, "--", *options]
+        ended = subprocess.run(words, env=alone, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        built.append(json.loads(ended.stdout))
+    assert built[0]["snapshot"] == built[1]["snapshot"]
+    assert built[0]["counts"] == built[1]["counts"]
 
 
 @pytest.mark.parametrize("others", [[], ["--runner=FlinkRunner", "--job_endpoint=elsewhere:8099"]])
