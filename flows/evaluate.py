@@ -24,6 +24,7 @@ from flows.outcome import CollapseRefusedError, EvaluateOutcome
 from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.stage import deployment_flow, stage
+from rag_model.encoders.model import list_inference_inputs
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.abstaining import describe_abstention
 from rag_model.evaluation.answers.examination import (
@@ -191,6 +192,7 @@ def prepare_answer_run(
         "model": _model_identity(model_id),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
         "versions": {name: version(name) for name in ("torch", "transformers")},
+        **list_inference_inputs(),
     }
     readers = {
         name: reading_model.open_reader(retriever, settings_of_reader)

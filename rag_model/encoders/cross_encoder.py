@@ -156,32 +156,32 @@ class CrossEncoder:
     folder: Path | None = None  # None for a model in training
 
     @classmethod
-    def load(cls, folder: Path, *, device: str | None = None) -> Self:
-        """Load a sequence classifier with one label, in float32 or in the precision of its ONNX
-        graph.
+    def load(cls, folder: Path, *, device: str | None = None, dtype: str | None = None) -> Self:
+        """Load a sequence classifier with one label.
 
-        `device` (`cpu`, `cuda:1`): by default a GPU, else the CPU. A folder with safetensors is run
+        `device` (`cpu`, `cuda:1`): by default a GPU, else the CPU. `dtype` is by default that of
+        `choose_inference_dtype`; an ONNX graph has its own. A folder with safetensors is run
         by torch; one with `model.onnx`, or both where torch is not installed, by onnxruntime.
 
         Raises:
             InputError: a file is missing or corrupt, or it is another kind of model, such as a
                 bi-encoder.
             MissingExtraError: neither the model nor the onnx extra is installed.
-            UsageError: this machine has no such device.
+            UsageError: this machine has no such device, or torch has no such dtype.
         """
         model: PairModel
         if runs_on_onnx(folder):
             model = import_module("rag_model.encoders.onnx_cross_encoder").OnnxPairModel.load(folder, device)
         else:
             require("torch", "model")
-            model = import_module("rag_model.encoders.torch_cross_encoder").TorchPairModel.load(folder, device)
+            model = import_module("rag_model.encoders.torch_cross_encoder").TorchPairModel.load(folder, device, dtype)
         return cls(PairTokenizer.load(folder), model, folder)
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> Scores:
         """Return the (n,) float32 logits of n pairs of a question and a passage, in order; larger
         is better.
 
-        A score does not depend on the other pairs, up to 1e-4. `PairTokenizer.encode` truncates
+        A score does not depend on the other pairs, in float32 up to 1e-4. `PairTokenizer.encode` truncates
         pairs. They are batched by length, one window at a time, so memory does not grow with n.
         """
         out = np.empty(len(questions), np.float32)

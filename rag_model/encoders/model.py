@@ -4,6 +4,7 @@
 because there is little to compute.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -39,6 +40,7 @@ from rag_model.process import claim_gpu
 # little.
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
+PRECISION_VARIABLE = "BOOKWHEEL_PRECISION"
 _CAPABILITIES_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # as torch names CPU capabilities
 
 
@@ -258,6 +260,44 @@ def fastest_dtype(device: torch.device) -> torch.dtype:
     lacks_avx512 = torch.backends.cpu.get_cpu_capability() in _CAPABILITIES_WITHOUT_AVX512
     has_fast_bf16 = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not lacks_avx512)
     return torch.bfloat16 if has_fast_bf16 else torch.float32
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of a name.
+
+    Raises:
+        UsageError: torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype {name!r} is unknown: use float32, bfloat16 or float16")
+    return dtype
+
+
+def choose_inference_dtype(device: str | torch.device | None = None) -> str:
+    """Return the dtype of a cross-encoder or a generator that is not trained.
+
+    It is bfloat16 on a GPU that computes in it, else float32. `BOOKWHEEL_PRECISION=float32` in the
+    environment selects float32 everywhere. `device` is as in `resolve_device`.
+
+    Raises:
+        UsageError: the environment names another precision.
+    """
+    precision = os.environ.get(PRECISION_VARIABLE) or "auto"
+    if precision not in ("auto", "float32"):
+        raise UsageError(f"{PRECISION_VARIABLE} is {precision!r}: use auto or float32")
+    uses_gpu = torch.cuda.is_available() if device is None else str(device).startswith("cuda")
+    has_bf16 = uses_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if precision == "auto" and has_bf16 else "float32"
+
+
+def list_inference_inputs() -> dict[str, str]:
+    """Return the dtype of `choose_inference_dtype` as an input of a memo key; nothing for float32.
+
+    Results of different dtypes must not be mixed; most are of float32, which needs no mention.
+    """
+    dtype = choose_inference_dtype()
+    return {} if dtype == "float32" else {"dtype": dtype}
 
 
 def _move_to(tensor: Tensor, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.encoders.cross_encoder import CrossEncoder, PairBatch, PairTokenizer, check_is_cross_encoder
 from rag_model.encoders.files import CONFIG, read_json_object, resolve_folder
-from rag_model.encoders.model import CUDA_BATCH_TOKENS, resolve_device
+from rag_model.encoders.model import CUDA_BATCH_TOKENS, choose_inference_dtype, parse_dtype, resolve_device
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.tokens import copy_tokenizer
 from rag_model.encoders.weights import list_weight_files
@@ -66,28 +66,30 @@ class TorchPairModel:
     transformers_model: Any  # maps token ids, attention mask and token types to (b, 1) logits
 
     @classmethod
-    def load(cls, folder: Path, device: str | None = None) -> Self:
-        """Load the model of `folder` in float32, by default on one of the GPUs, else on the CPU.
+    def load(cls, folder: Path, device: str | None = None, dtype: str | None = None) -> Self:
+        """Load the model of `folder`, by default on one of the GPUs, else on the CPU.
+
+        `dtype` is by default that of `choose_inference_dtype`.
 
         Raises:
             InputError: a file is missing or corrupt, or it is another kind of model, such as a
                 bi-encoder.
-            UsageError: this machine has no such device.
+            UsageError: this machine has no such device, or torch has no such dtype.
         """
         list_weight_files(folder)
         read_json_object(folder / CONFIG)
         check_is_cross_encoder(folder)
         resolved_device = resolve_device(device)
+        resolved_dtype = parse_dtype(dtype or choose_inference_dtype(resolved_device))
         transformers_model, missing_tensors = load_classifier(folder)
         if missing_tensors:
             raise InputError(
                 f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, "
                 f"{missing_tensors[0]} first: fetch it again"
             )
-        transformers_model = transformers_model.to(resolved_device).eval().requires_grad_(False)
-        return cls(
-            replace_linear_by_onednn(transformers_model) if resolved_device.type == "cpu" else transformers_model
-        )
+        transformers_model = transformers_model.to(resolved_device, resolved_dtype).eval().requires_grad_(False)
+        uses_onednn = resolved_device.type == "cpu" and resolved_dtype == torch.float32
+        return cls(replace_linear_by_onednn(transformers_model) if uses_onednn else transformers_model)
 
     @property
     def batch_tokens(self) -> int:

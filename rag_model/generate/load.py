@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rag_model.chat_template import TemplateRefusalError, render_chat_template
 from rag_model.encoders.files import CONFIG, TOKENIZER, read_json_object, read_optional_json, resolve_folder
 from rag_model.encoders.gguf_file import check_gguf_file
-from rag_model.encoders.model import resolve_device
+from rag_model.encoders.model import choose_inference_dtype, parse_dtype, resolve_device
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.weights import read_tensor_headers
@@ -52,7 +51,8 @@ def load_generator(
     to train it.
 
     `template` replaces the template of the folder. `device` is `cpu` or `cuda:1`, by default a GPU
-    if there is one, else the CPU. `dtype` is by default float32, as training needs.
+    if there is one, else the CPU. `dtype` is by default that of `choose_inference_dtype`; training
+    needs `float32`.
 
     Raises:
         InputError: the model is not found, a file is missing, pickled or corrupt, or it is not a
@@ -62,12 +62,13 @@ def load_generator(
         MissingExtraError: the folder holds a GGUF file, and the package `gguf` is not installed.
     """
     folder, resolved_device = resolve_folder(name), resolve_device(device)
+    resolved_dtype = parse_dtype(dtype or choose_inference_dtype(resolved_device))
     weight_source = _find_weight_source(folder)
     config = _load_with(folder, transformers.AutoConfig, weight_source)
     _check_is_generator(folder, config)
     tokenizer = _load_tokenizer(folder, weight_source)
     family = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    module = _load_module(folder, family, {**weight_source, "dtype": _dtype(dtype)}).to(resolved_device).eval()
+    module = _load_module(folder, family, {**weight_source, "dtype": resolved_dtype}).to(resolved_device).eval()
     chosen_template = template or _read_own_template(folder, config, tokenizer)
     if config.is_encoder_decoder:
         return _build_seq2seq(folder, module, tokenizer, chosen_template)
@@ -191,13 +192,6 @@ def _load_module(folder: Path, family: Any, arguments: dict[str, Any]) -> Any:
         if hasattr(module.config, "quantization_config"):
             del module.config.quantization_config
     return module
-
-
-def _dtype(name: str | None) -> torch.dtype:
-    dtype = getattr(torch, name or "float32", None)
-    if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"dtype {name!r} is unknown: use float32, bfloat16 or float16")
-    return dtype
 
 
 def _read_own_template(folder: Path, config: Any, tokenizer: Any) -> PromptTemplate:

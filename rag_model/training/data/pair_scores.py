@@ -125,6 +125,7 @@ class PairBlock(ScoreBlock):
 
     cpu: bool = False  # do not use a GPU
     onnx: bool = False  # onnxruntime runs the cross-encoder, not torch
+    dtype: str = "float32"  # of the cross-encoder's weights; an ONNX graph has its own
 
     stage: ClassVar[str] = "teach"
     code: ClassVar[Any] = 2  # since 2, tokenizer_config.json is read
@@ -139,6 +140,11 @@ class PairBlock(ScoreBlock):
         """The libraries that compute the scores."""
         return ONNX_LIBRARIES if self.onnx else TORCH_LIBRARIES
 
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the scores, up to rounding."""
+        inputs = super(PairBlock, self).inputs()  # plain `super()` fails in a slotted dataclass
+        return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
+
     def compute(self, store: Store) -> list[float]:
         """Return the score of each pair.
 
@@ -146,7 +152,7 @@ class PairBlock(ScoreBlock):
             InputError: the cross-encoder's files are damaged, or a score is not finite; nothing is
                 recorded then.
         """
-        scores = _load_cross_encoder(store.url, self.model, self.cpu).scores(
+        scores = _load_cross_encoder(store.url, self.model, self.cpu, self.dtype).scores(
             *json.loads(store.blobs.read(self.content))
         )
         check_teacher_scores(scores)
@@ -165,6 +171,7 @@ class WorkerPairScorer:
     cpu: bool = False
     block: int = BLOCK  # pairs a block
     onnx: bool = False  # `runs_on_onnx` of the folder; the graph must be a single file
+    dtype: str = "float32"
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 scores of n pairs, in order.
@@ -190,7 +197,7 @@ class WorkerPairScorer:
     ) -> PairBlock:
         pairs = [list(questions[part]), list(titles[part]), list(texts[part])]
         blob = self.store.blobs.put_bytes(json.dumps(pairs, ensure_ascii=False).encode())
-        return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu, onnx=self.onnx)
+        return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu, onnx=self.onnx, dtype=self.dtype)
 
     def _put_files(self) -> Files:
         files = list_cross_encoder_files(self.folder)
@@ -198,10 +205,10 @@ class WorkerPairScorer:
 
 
 @lru_cache(maxsize=1)  # a worker loads the cross-encoder once
-def _load_cross_encoder(store_url: str, files: Files, cpu: bool) -> CrossEncoder:
+def _load_cross_encoder(store_url: str, files: Files, cpu: bool, dtype: str) -> CrossEncoder:
     blobs = Store.open(store_url).blobs
     folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})
-    return CrossEncoder.load(folder, device="cpu" if cpu else None)
+    return CrossEncoder.load(folder, device="cpu" if cpu else None, dtype=dtype)
 
 
 def check_teacher_scores(scores: npt.NDArray[np.float32]) -> None:

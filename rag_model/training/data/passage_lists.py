@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
+from rag_model.encoders.model import list_inference_inputs
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
@@ -90,6 +91,7 @@ class PassageLister:
             "texts": digest_json([[example.text, example.source.id if example.source else ""] for example in examples]),
             "k": k,
             "code": VERSION,
+            **list_inference_inputs(),  # of a cross-encoder in the expression
         }
 
         def produce(workdir: Path) -> StageResult:

@@ -126,7 +126,7 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     lister = _open_lister(job, question)
     # may fail, so it comes before the slow lists
     dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)
-    generator = load_generator(job.origins.names["generator"], device=device)
+    generator = load_generator(job.origins.names["generator"], device=device, dtype="float32")
     passage_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
     return LmTask(
         question, generator, job.snapshot, passage_lists, dev, settings.lm, settings.ra_dit, _build_data_identity(job)
@@ -202,7 +202,7 @@ def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
     return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
 
 
-def _load_generator(job: Job[RaDitTraining], tuned: Path | None, dtype: str | None = None) -> Any:
+def _load_generator(job: Job[RaDitTraining], tuned: Path | None, dtype: str = "float32") -> Any:
     """Load the generator of LM-ft, or the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
     if tuned is not None:

@@ -30,6 +30,7 @@ from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.negatives import NegativesRecipe, estimate_mining_bytes
 from rag_model.training.data.pair_scores import CachedPairScorer, WorkerPairScorer
 from rag_model.training.data.texts import EpochBatches, Rows, TextBatch, TextSplit
+from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import check_choices
 from rag_model.training.loop.task import Goal
 from rag_model.training.objectives.objective import TRAINED_COPIES, TRAINING_PASSES, Job, TrainingCosts
@@ -200,11 +201,13 @@ def load_teacher(job: Job[Any]) -> PairScorer:
         InputError: a file is missing or corrupt, or the model is not a cross-encoder.
     """
     folder, identity, cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
-    # a wrong teacher fails before any work
-    teacher = CrossEncoder.load(folder, device="cpu" if cpu else None)
     onnx = runs_on_onnx(folder)
+    dtype = "float32" if onnx else choose_frozen_dtype(job.settings.loop)
+    # a wrong teacher fails before any work
+    teacher = CrossEncoder.load(folder, device="cpu" if cpu else None, dtype=dtype)
     if job.runner is not None and identity and not (onnx and may_have_external_data(folder)):
-        return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx)
+        return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx, dtype=dtype)
+    identity += "" if dtype == "float32" else f" {dtype}"  # scores of different dtypes must not be mixed
     return CachedPairScorer(teacher, identity, job.work, job.on_progress) if job.work else teacher
 
 

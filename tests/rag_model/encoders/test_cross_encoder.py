@@ -17,6 +17,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rag_model.encoders.cross_encoder import CrossEncoder, PairBatch, PairModel, Scores
+from rag_model.encoders.model import choose_inference_dtype, list_inference_inputs
 from rag_model.encoders.onnx_cross_encoder import OnnxPairModel
 from rag_model.encoders.torch_cross_encoder import TorchPairModel
 from rag_model.errors import InputError, UsageError
@@ -93,6 +94,41 @@ def test_what_is_scored_beside_changes_nothing(scorer: CrossEncoder, budget: int
     alone = [scorer.scores([q], [t], [x])[0] for q, t, x in zip(QUESTIONS, TITLES, TEXTS, strict=True)]
     np.testing.assert_allclose(together, alone, atol=1e-4)
     assert scorer.scores([], [], []).shape == (0,)
+
+
+def test_scores_in_bfloat16_are_near(folder: Path) -> None:
+    wide, narrow = (
+        CrossEncoder.load(folder, device="cpu", dtype=dtype).scores(QUESTIONS, TITLES, TEXTS)
+        for dtype in (None, "bfloat16")
+    )
+    assert narrow.dtype == np.float32
+    assert 0 < np.abs(narrow - wide).max() < 0.05 * np.abs(wide).max()
+    with pytest.raises(UsageError, match="dtype 'int9' is unknown"):
+        CrossEncoder.load(folder, device="cpu", dtype="int9")
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "has_bf16", "device", "precision", "expected"),
+    [
+        (True, True, None, "", "bfloat16"),
+        (True, True, "cuda:1", "auto", "bfloat16"),
+        (True, True, "cpu", "", "float32"),
+        (True, False, None, "", "float32"),
+        (False, True, None, "", "float32"),
+        (True, True, None, "float32", "float32"),
+    ],
+)
+def test_a_gpu_that_computes_in_bfloat16_scores_in_it(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, has_bf16: bool, device: str | None, precision: str, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    monkeypatch.setenv("BOOKWHEEL_PRECISION", precision)
+    assert choose_inference_dtype(device) == expected
+    assert device or list_inference_inputs() == ({} if expected == "float32" else {"dtype": expected})
+    monkeypatch.setenv("BOOKWHEEL_PRECISION", "half")
+    with pytest.raises(UsageError, match="BOOKWHEEL_PRECISION is 'half': use auto or float32"):
+        choose_inference_dtype(device)
 
 
 def test_a_graph_that_quantises_batches_reads_one_pair_at_a_time(quantised: Path, graph: Path) -> None:

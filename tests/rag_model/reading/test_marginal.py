@@ -1,7 +1,7 @@
 """Answers with their provenance: over a small shelf of passages, by generators small enough to check by hand."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rag_model.errors import StoppedError, UsageError
 from rag_model.generate.decoding import DecodingSettings, Sampling
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate
-from rag_model.generate.rag import Rag, RagSettings
+from rag_model.generate.rag import Rag, RagSettings, Variant
 from rag_model.reading.answer import CLOSED_BOOK, Answer
 from rag_model.reading.confidence import add_closed_book
 from rag_model.reading.marginal import MarginalReader
@@ -229,6 +229,23 @@ def test_an_answer_that_never_ends_is_cut_where_the_generator_has_no_room_for_mo
     asked = MarginalReader(SHELF, Rag(nn.Identity(), generator, RagSettings("token", k=2)), DecodingSettings(beams=2))
     (answer,) = asked.answer(["why " * 400])
     assert (answer.ended, len(answer.tokens)) == (False, 9)
+
+
+@pytest.mark.parametrize("save", [save_bart, save_llama])
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+@pytest.mark.parametrize("decoding", [SHORT, DecodingSettings(max_new_tokens=6, beams=3, mode="fast")])
+def test_a_generator_in_bfloat16_answers_with_its_likelihood(
+    save: Callable[..., Path], kind: Variant, decoding: DecodingSettings, tmp_path: Path
+) -> None:
+    save(tmp_path)
+    settings = RagSettings(kind=kind, k=2)
+    answers = {}
+    for dtype in ("float32", "bfloat16"):
+        generator = load_generator(tmp_path, device="cpu", dtype=dtype)
+        answers[dtype] = MarginalReader(SHELF, Rag(nn.Identity(), generator, settings), decoding).answer(QUESTIONS[:2])
+    for wide, narrow in zip(*answers.values(), strict=True):
+        assert wide.log_likelihood is not None
+        assert narrow.log_likelihood == pytest.approx(wide.log_likelihood, rel=0.1)
 
 
 def test_dropout_is_off_while_answering_and_back_on_after(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
+from rag_model.encoders import torch_cross_encoder
 from rag_model.encoders.cross_encoder import CrossEncoder, runs_on_onnx
 from rag_model.encoders.onnx_cross_encoder import may_have_external_data
 from rag_model.errors import InputError
@@ -108,6 +110,36 @@ def test_they_are_those_of_the_cross_encoder(store: Store, teacher: Path) -> Non
     assert whole.block == BLOCK
     assert (whole.scores(*PAIRS) == alone).all(), "a block is a window of the cross-encoder"
     assert not whole.scores([], [], []).size
+
+
+def test_scores_of_another_dtype_are_others(store: Store, teacher: Path) -> None:
+    workers = Workers(store)
+    wide, narrow = (
+        WorkerPairScorer(store, teacher, "a", workers, cpu=True, dtype=dtype).scores(*PAIRS)
+        for dtype in ("float32", "bfloat16")
+    )
+    assert (narrow == CrossEncoder.load(teacher, device="cpu", dtype="bfloat16").scores(*PAIRS)).all()
+    assert (narrow != wide).any()
+    assert [block.inputs().get("dtype") for block in workers.blocks] == [None, "bfloat16"]
+
+
+def test_a_training_in_bf16_on_a_gpu_has_a_teacher_in_it(
+    store: Store, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch_cross_encoder, "resolve_device", lambda _: torch.device("cpu"))
+    job: Any = Job(
+        store, None, InitialModels({TEACHER: str(teacher)}), MarginMseTraining(), {}, {TEACHER: "a"}, tmp_path
+    )  # type: ignore[arg-type]
+    scorer, on_workers = load_teacher(job), load_teacher(replace(job, runner=Workers(store)))
+    assert isinstance(scorer, CachedPairScorer)
+    assert isinstance(on_workers, WorkerPairScorer)
+    assert on_workers.dtype == "bfloat16"
+    narrow = CrossEncoder.load(teacher, device="cpu", dtype="bfloat16").scores(*PAIRS)
+    assert (scorer.scores(*PAIRS) == narrow).all()
+    settings = replace(job.settings, loop=replace(job.settings.loop, precision="no"))
+    assert (load_teacher(replace(job, settings=settings)).scores(*PAIRS) != narrow).any(), "the cache keeps both"
 
 
 def test_no_block_is_scored_twice(store: Store, teacher: Path) -> None:
