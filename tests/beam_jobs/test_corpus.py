@@ -33,6 +33,15 @@ from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import BLOCK, ScoringExample, score_answers, score_example
+from rag_model.training.data.examples import Example, build_passage
+from rag_model.training.data.judging import (
+    Judge,
+    JudgeBlock,
+    JudgeSettings,
+    collect_gold_answers,
+    iter_judged,
+    judge_passages,
+)
 from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
 from rag_model.training.data.statements import Statement, first_sentence, sample_leads
 from rag_model.training.data.temporary_index import open_temporary_index
@@ -103,6 +112,25 @@ def test_workers_teach_as_one_process_does(onnx: bool, store: Store, tmp_path: P
     found = WorkerPairScorer(store, teacher, "a", by_workers, cpu=True, block=4, onnx=onnx).scores(*pairs)
     np.testing.assert_allclose(found, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
     assert len([*store.files.list_names("memo/teach")]) == 2
+
+
+@pytest.mark.parametrize("choices", [(), ("york", "king")])
+def test_workers_judge_as_one_process_does(store: Store, generator: Any, choices: tuple[str, ...]) -> None:
+    examples = [Example(f"q{n}", f"who was king {n % 5}?", ("york",) if n else ("king", "york")) for n in range(6)]
+    retrieved = [[build_passage(f"{n} {m}", f"the king {m}" * n) for m in range(9)] for n in range(6)]
+    settings, block = JudgeSettings(choices, max_new_tokens=3), partial(JudgeBlock, identity="a", cpu=True)
+    gold = collect_gold_answers(examples, settings)
+    runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    pairs = [*zip(examples, retrieved, strict=True)]
+    judged = [*iter_judged(store, pairs, gold, settings, lambda: generator, block, runner)]
+    judge = Judge(generator, examples, settings)
+    assert [(example, passages) for example, passages, _ in judged] == pairs
+    for (example, passages), (_, _, verdicts) in zip(pairs, judged, strict=True):
+        batches = passages[:8], passages[8:]
+        assert verdicts == [one for batch in batches for one in judge_passages(judge, example.question, batch)]
+    assert len([*store.files.list_names("memo/judge")]) == 2
+    store.memo = replace(store.memo, can_produce=False)
+    assert [*iter_judged(store, pairs, gold, settings, lambda: generator, block)] == judged
 
 
 @pytest.mark.parametrize(("cpu", "workers"), [(False, ("--direct_num_workers=1",)), (True, ())])

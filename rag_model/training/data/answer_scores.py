@@ -74,7 +74,7 @@ class AnswerBlock(ScoreBlock):
         Raises:
             InputError: the generator's files are damaged, or a score is not finite.
         """
-        generator = _load_generator(store.url, self.model, self.dtype)
+        generator = load_stored_generator(store.url, self.model, self.dtype)
         scores = [score_example(generator, example) for example in _load_examples(store, self.content)]
         return [[list(scores_.log_p), scores_.tokens] for scores_ in scores]
 
@@ -103,7 +103,7 @@ def score_answers(
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )
-    _load_generator.cache_clear()  # this process may have scored a small job itself
+    load_stored_generator.cache_clear()  # this process may have scored a small job itself
     return [AnswerScores(tuple(log_p), tokens) for scores in block_scores for log_p, tokens in scores]
 
 
@@ -181,7 +181,8 @@ def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
 
 
 @lru_cache(maxsize=1)  # a worker loads the generator once
-def _load_generator(store_url: str, files: Files, dtype: str) -> Generator:
+def load_stored_generator(store_url: str, files: Files, dtype: str, cpu: bool = False) -> Generator:
+    """Load the generator whose files `put_generator` stored; with `cpu` not on a GPU."""
     blobs = Store.open(store_url).blobs
     folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})
-    return load_generator(folder, dtype=dtype)
+    return load_generator(folder, device="cpu" if cpu else None, dtype=dtype)

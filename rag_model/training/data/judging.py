@@ -1,16 +1,20 @@
 """Judge passages with a frozen generator, and build the pools of OpenRAG from the verdicts.
 
 A verdict is OpenRAG's RAG label, whether the generator answers right with the passage, and its RAG
-score, how likely the gold answer is. A judge is a `PairScorer` with two numbers a pair, so that
-`CachedPairScorer` can cache its scores: judging dominates the cost of the training. The pools are
+score, how likely the gold answer is. Judging dominates the cost of the training. Before the
+training, workers judge blocks of questions (`iter_judged`), and the store records each block. A
+judge is also a `PairScorer` with two numbers a pair, so that `CachedPairScorer` can cache the
+scores during the training. The pools are
 the offline half of Zhou and Chen 2025, "OpenRAG: Optimizing RAG End-to-End via In-Context Retrieval
 Learning" (arXiv 2503.08398), section 3: the passages with which the generator answers right, and
 those with which it answers wrong.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import overload
+from itertools import islice
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +29,16 @@ from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.generator import Contexts, Generator
 from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.rag_decoding import decode_sequence
+from rag_model.generate.rag_folder import SavableGenerator
 from rag_model.retrieve.models import PairScorer
+from rag_model.store.recorded_tasks import OnProgress, TaskRunner
+from rag_model.store.store import Store
+from rag_model.training.data.answer_scores import load_stored_generator, put_generator
+from rag_model.training.data.blocks import ScoreBlock, score_blocks
 from rag_model.training.data.examples import Example, build_passage
 
+_BLOCK = 4  # questions a block: with 100 passages each, minutes of a core at 135 million weights
+_BATCH = 8  # pairs of one question that a generator judges in a batch
 VERSION = 1  # increase it when the same pairs would get different scores
 _CHANCE_AGREEMENT = 0.5  # probability that a random score orders a right and a wrong passage
 _MIN_QUESTIONS = 5  # an interval of fewer questions says nothing
@@ -79,16 +90,7 @@ class Judge:
             InputError: an answer is not among the choices.
         """
         self._generator, self._settings, self._generates_answers = generator, settings, generates_answers
-        self._gold_answers: dict[str, tuple[str, ...]] = {}
-        for example in examples:
-            self._gold_answers[example.question] = tuple(
-                dict.fromkeys((*self._gold_answers.get(example.question, ()), *example.answers))
-            )
-            if settings.choices and not set(example.answers) & set(settings.choices):
-                raise InputError(
-                    f"example {example.id} has the answers {', '.join(example.answers)}, and the "
-                    f"choices are {', '.join(settings.choices)}: correct either"
-                )
+        self._gold_answers = collect_gold_answers(examples, settings)
 
     def identity(self, digest: str) -> str:
         """Return the digest of a verdict's inputs except the pair; `digest` is the generator's.
@@ -137,6 +139,122 @@ class Judge:
         answer_log_p = log_p[:, 0].masked_fill(~targets.mask, 0).sum(1)
         scores: npt.NDArray[np.float32] = answer_log_p.float().cpu().numpy()
         return scores
+
+
+def collect_gold_answers(examples: Sequence[Example], settings: JudgeSettings) -> dict[str, tuple[str, ...]]:
+    """Return the gold answers by question; equal questions share their answers.
+
+    Raises:
+        InputError: an answer is not among the choices.
+    """
+    gold_answers: dict[str, tuple[str, ...]] = {}
+    for example in examples:
+        known_answers = gold_answers.get(example.question, ())
+        gold_answers[example.question] = tuple(dict.fromkeys((*known_answers, *example.answers)))
+        if settings.choices and not set(example.answers) & set(settings.choices):
+            raise InputError(
+                f"example {example.id} has the answers {', '.join(example.answers)}, and the "
+                f"choices are {', '.join(settings.choices)}: correct either"
+            )
+    return gold_answers
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeBlock(ScoreBlock):
+    """A block of questions whose passages a generator judges."""
+
+    dtype: str = "float32"  # of the generator's weights
+    cpu: bool = False  # do not use a GPU
+
+    stage: ClassVar[str] = "judge"
+    code: ClassVar[Any] = VERSION
+
+    @property
+    def uses_cpu_only(self) -> bool:
+        """Whether the block must not use a GPU."""
+        return self.cpu
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the verdicts, up to rounding."""
+        inputs = super(JudgeBlock, self).inputs()  # plain `super()` fails in a slotted dataclass
+        return {**inputs, "dtype": self.dtype}
+
+    def compute(self, store: Store) -> list[list[tuple[bool, float]]]:
+        """Return for each question the label and the score of each passage.
+
+        Raises:
+            InputError: the generator's files are damaged, or a score is not finite.
+        """
+        content = json.loads(store.blobs.read(self.content))
+        examples = [Example("", question, tuple(answers)) for question, answers, _ in content["questions"]]
+        settings = JudgeSettings(**{**content["settings"], "choices": tuple(content["settings"]["choices"])})
+        judge = Judge(load_stored_generator(store.url, self.model, self.dtype, self.cpu), examples, settings)
+        return [
+            [(verdict.right, verdict.log_p) for verdict in _judge_question(judge, question, map(_to_passage, passages))]
+            for question, _, passages in content["questions"]
+        ]
+
+
+def iter_judged(
+    store: Store,
+    retrieved: Iterable[tuple[Example, Sequence[Passage]]],
+    gold_answers: Mapping[str, tuple[str, ...]],
+    settings: JudgeSettings,
+    generator: Callable[[], SavableGenerator],
+    block: Callable[..., JudgeBlock],
+    runner: TaskRunner | None = None,
+    on_progress: OnProgress = lambda _, __: None,
+) -> Iterator[tuple[Example, Sequence[Passage], Sequence[Verdict]]]:
+    """Yield each example with its passages and a generator's verdicts on them.
+
+    No more passages than those of a block are in memory.
+
+    Args:
+        store: gets the blocks and the verdicts.
+        retrieved: the examples with their passages.
+        gold_answers: of each question.
+        settings: of the judge.
+        generator: loads the generator; called if a block is not recorded.
+        block: returns the task of a block with a `content` and a number of `contexts`.
+        runner: runs the blocks on workers; None: this process runs them.
+        on_progress: called with the number of judged questions and of all questions.
+
+    Raises:
+        InputError: a score is not finite.
+    """
+    examples, blocks, remaining = list[Example](), list[JudgeBlock](), iter(retrieved)
+    while group := list(islice(remaining, _BLOCK)):
+        questions = [
+            [example.question, gold_answers[example.question], [*map(asdict, passages)]] for example, passages in group
+        ]
+        content = {"settings": asdict(settings), "questions": questions}
+        blob = store.blobs.put_bytes(json.dumps(content, ensure_ascii=False).encode())
+        # An answer is generated, and the gold one is scored.
+        blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in group)))
+        examples += [example for example, _ in group]
+
+    def report(done: int, _: int) -> None:
+        on_progress(min(done * _BLOCK, len(examples)), len(examples))
+
+    results = score_blocks(store, blocks, lambda: put_generator(store, generator()), runner, report)
+    load_stored_generator.cache_clear()  # this process may have judged a small job itself
+    remaining_examples = iter(examples)
+    for task, block_verdicts in zip(blocks, results, strict=True):
+        questions = json.loads(store.blobs.read(task.content))["questions"]
+        for (_, _, passages), verdicts in zip(questions, block_verdicts, strict=True):
+            yield next(remaining_examples), [*map(_to_passage, passages)], [Verdict(*verdict) for verdict in verdicts]
+
+
+def _to_passage(fields_by_name: Mapping[str, Any]) -> Passage:
+    return Passage(**fields_by_name)
+
+
+def _judge_question(judge: PairScorer, question: str, passages: Iterable[Passage]) -> list[Verdict]:
+    """Judge the passages of a question; the batches do not depend on other questions."""
+    remaining, verdicts = iter(passages), list[Verdict]()
+    while batch := list(islice(remaining, _BATCH)):
+        verdicts += judge_passages(judge, question, batch)
+    return verdicts
 
 
 def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[Verdict]:

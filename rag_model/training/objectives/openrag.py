@@ -43,13 +43,15 @@ from rag_model.training.data.examples import Example, index_passages
 from rag_model.training.data.judging import (
     ExamplePools,
     Judge,
+    JudgeBlock,
     JudgeSettings,
     PooledExample,
     Verdict,
     build_pools,
     check_agreement,
+    collect_gold_answers,
+    iter_judged,
     judge_pairs,
-    judge_passages,
 )
 from rag_model.training.data.pair_scores import CachedPairScorer
 from rag_model.training.data.temporary_index import BagMemory, estimate_proposal_bytes
@@ -72,8 +74,7 @@ GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
 """Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
 _AT_ONCE = 256  # questions
-_JUDGE_BATCH = 8  # offline: pairs of one question that a generator judges in a batch
-_ONLINE_BATCH = 32  # online: pairs of different questions that a generator judges in a batch
+_ONLINE_BATCH = 32  # pairs of different questions that a generator judges in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +412,7 @@ class OpenRag(Objective[OpenRagTraining]):
         if not isinstance(pools, ExamplePools):
             raise UsageError("the examples of an OpenRAG training have no pools: call `prepare` first")
         pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
-        build_judge = partial(_build_judge, job, generator, all_examples, is_online=True)
+        build_judge = partial(_build_online_judge, job, generator, all_examples)
         judge, scorer = build_judge(), None if settings.judge.choices else build_judge(generates_answers=False)
         memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms, job.indexer)
         online = OnlineJudging(memory, judge, settings.judge, scorer)
@@ -462,49 +463,37 @@ def _load_pair(job: Job[OpenRagTraining]) -> SidrPair:
     return SidrPair.load(resolve_folder(names[QUESTION]), resolve_folder(names[PASSAGE]))
 
 
-def _load_generator(job: Job[OpenRagTraining]) -> Generator:
+def _load_generator(job: Job[OpenRagTraining]) -> Any:
     loop = job.settings.loop
     device, dtype = "cpu" if loop.cpu else None, choose_frozen_dtype(loop)
     return load_generator(job.origins.names[GENERATOR], device=device, dtype=dtype)
 
 
-def _build_judge(
-    job: Job[OpenRagTraining],
-    generator: Generator,
-    examples: Sequence[Example],
-    *,
-    generates_answers: bool = True,
-    is_online: bool = False,
+def _build_online_judge(
+    job: Job[OpenRagTraining], generator: Generator, examples: Sequence[Example], *, generates_answers: bool = True
 ) -> PairScorer:
     """Build a judge; with a work folder its verdicts are cached.
 
-    Offline they are cached by block. Online they are cached by pair, because a later step may judge
-    the same pair together with other pairs.
+    They are cached by pair, because a later step may judge the same pair together with other pairs.
     """
-    judge = Judge(
-        generator,
-        [example for example in examples if example.answers],
-        job.settings.judge,
-        generates_answers=generates_answers,
-    )
+    answerable = [example for example in examples if example.answers]
+    judge = Judge(generator, answerable, job.settings.judge, generates_answers=generates_answers)
     if not job.work:
         return judge
-    identity, block = judge.identity(job.digests.get(GENERATOR, "")), 1 if is_online else _JUDGE_BATCH
-    return CachedPairScorer(judge, identity, job.work, block=block, joins_blocks=is_online)
+    identity = judge.identity(job.digests.get(GENERATOR, ""))
+    return CachedPairScorer(judge, identity, job.work, block=1, joins_blocks=True)
 
 
 def _iter_judged(
     job: Job[OpenRagTraining], train: Sequence[Example]
 ) -> Iterator[tuple[Example, Sequence[Passage], Sequence[Verdict]]]:
     """Yield each example with its retrieved passages and their verdicts."""
-    judge = _build_judge(job, _load_generator(job), train)
-    for example, passages in _iter_retrieved(job, train):
-        yield example, passages, _judge_in_blocks(judge, example.question, passages)
-
-
-def _judge_in_blocks(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[Verdict]:
-    blocks = [passages[first : first + _JUDGE_BATCH] for first in range(0, len(passages), _JUDGE_BATCH)]
-    return [verdict for block in blocks for verdict in judge_passages(judge, question, block)]
+    settings, loop = job.settings.judge, job.settings.loop
+    digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
+    block = partial(JudgeBlock, identity=digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)
+    gold_answers, retrieved = collect_gold_answers(train, settings), _iter_retrieved(job, train)
+    load = partial(_load_generator, job)
+    return iter_judged(job.store, retrieved, gold_answers, settings, load, block, job.runner, job.on_progress)
 
 
 def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iterator[tuple[Example, Sequence[Passage]]]:
@@ -522,9 +511,7 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
             results = [
                 [hit.passage for hit in hits] for hits in retriever.search(questions, min(depth, retriever.most))
             ]
-        for index, (example, passages) in enumerate(zip(batch, results, strict=True), start=first):
-            job.on_progress(index, len(train))
-            yield example, passages
+        yield from zip(batch, results, strict=True)
 
 
 OPENRAG = OpenRag()
