@@ -1,13 +1,14 @@
 """Keep a library current: watch for new dumps, rebuild, and expire old versions by policy.
 
-Purpose: two scheduled jobs. `watch` looks for a new dump, with one request if there is none, and
-rebuilds; `upkeep` expires versions and collects garbage.
+Purpose: two scheduled jobs. `watch` looks for a new dump or for changes of a wiki, with one request
+if there are none, and rebuilds; `upkeep` expires versions and collects garbage.
 Caching: the store's memo and the files on disk; an interrupted run continues when it is run again.
 Requires: a folder for downloads that outlives a run, and a store that this machine and the workers
 both reach.
 """
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,11 @@ from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import deployment_flow, stage
 from rag_model.corpus.dump_catalog import ARTICLES_JOB, OnProgress, PublishedDump, fetch_dump, find_newest
+from rag_model.corpus.records import is_wiki_site
+from rag_model.errors import UsageError
 from rag_model.resources import RunLimits
+from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.planning import plan_parts
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, ExpireReport, expire_store
@@ -32,10 +37,10 @@ _DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # in the name of a dump, or of it
 
 @dataclass(frozen=True, slots=True)
 class WatchOutcome:
-    """The result of a check of the published dumps."""
+    """The result of a check of the published dumps, or of a wiki."""
 
-    known: str  # date of the dump that the ref was built from; empty: none
-    dump: str | None  # date of the dump that was built now; None: there is no new one
+    known: str  # date of the dump, or time of the wiki, that the ref was built from; empty: none
+    dump: str | None  # date or time of what was built now; None: there is nothing new
     built: BuildOutcome | None
     launched: LaunchedRun | None = None  # the run that builds it instead
 
@@ -53,7 +58,7 @@ class UpkeepOutcome:
 def watch(
     wiki: Url,
     store: Url,
-    downloads: str,
+    downloads: str = "",
     encoder: Url = DEFAULT_ENCODER,
     recipe: Recipe | None = None,
     ref: str = "latest",
@@ -66,10 +71,14 @@ def watch(
 ) -> WatchOutcome:
     """Rebuild the snapshot if there is a newer complete dump than that of `ref`, by its file name.
 
+    With the address of a wiki itself, rebuild it if the wiki's pages changed.
+
     Args:
-        wiki: URL of a wiki's dumps, as https://dumps.wikimedia.org/enwiki/.
+        wiki: URL of a wiki's dumps, as https://dumps.wikimedia.org/enwiki/, or of a wiki, as
+            mediawiki+https://wiki.example.org/.
         store: URL or folder of the store; made if there is none.
         downloads: folder for the dump's files; downloads of an interrupted run are continued.
+            Not for the address of a wiki.
         encoder: folder or hub name of the passage encoder.
         recipe: all other settings that decide the snapshot.
         ref: the ref to move to the new snapshot.
@@ -85,25 +94,34 @@ def watch(
         GateRefusedError: the snapshot is published, but the ref did not move.
         BookwheelError: the dump cannot be fetched, or a stage failed; run it again to continue.
     """
-    clock = StageClock()
-    with clock("look"):
-        known_date = get_dump_date(Store.open(store, create=True), ref)
-        new_dump = find_new_dump(wiki, known_date, job)
-    if new_dump is None:
+    clock, target = StageClock(), Store.open(store, create=True)
+    if is_wiki_site(wiki):
+        with clock("look"):
+            known_date, new_date = find_site_changes(target, wiki, recipe or Recipe(), ref, limit)
+        dump = wiki
+    elif not downloads:
+        raise UsageError("dumps are fetched into a folder: give one as `downloads`")
+    else:
+        with clock("look"):
+            known_date = get_dump_date(target, ref)
+            new_dump = find_new_dump(wiki, known_date, job)
+        new_date = new_dump.date if new_dump else None
+        if new_dump:
+            with clock("download") as on_progress:
+                dump = download_dump(new_dump, Path(downloads) / new_dump.date, on_progress)
+    if new_date is None:
         return WatchOutcome(known_date, None, None)
-    with clock("download") as on_progress:
-        dump = download_dump(new_dump, Path(downloads) / new_dump.date, on_progress)
     rebuild_arguments = (dump, store, encoder, recipe, ref, limit)
     if deployment is not None:
         launch_arguments = {"deployment": deployment, "most": most, "hours": hours}
         return WatchOutcome(
             known_date,
-            new_dump.date,
+            new_date,
             None,
             launch.fn(*rebuild_arguments, beam_options=beam_options, **launch_arguments),
         )
     return WatchOutcome(
-        known_date, new_dump.date, reindex.fn(*rebuild_arguments, False, beam_options)
+        known_date, new_date, reindex.fn(*rebuild_arguments, False, beam_options)
     )  # its stages belong to this run
 
 
@@ -132,6 +150,17 @@ def upkeep(
 def find_new_dump(wiki: str, known_date: str, job: str) -> PublishedDump | None:
     """Return a complete dump that is newer than the known one, or None."""
     return find_newest(wiki, known_date, job)
+
+
+@stage
+def find_site_changes(store: Store, wiki: str, recipe: Recipe, ref: str, limit: int | None) -> tuple[str, str | None]:
+    """Read a wiki into the store; return when it was read for `ref`, and now if its pages changed."""
+    manifest = Parent.of(store, ref).manifest
+    provenance = manifest.provenance if manifest else {}
+    with store.intents.hold(f"watch-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new pages
+        plan = plan_parts(store, wiki, recipe, limit, Parent.of(store, ref))
+    is_new = provenance.get("dump") != wiki or provenance.get("plan") != plan.compute_digest()
+    return str(provenance.get("read_at") or ""), plan.read_at if is_new else None
 
 
 @stage

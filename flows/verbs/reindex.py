@@ -1,23 +1,32 @@
 """`bookwheel reindex`: build a snapshot from a dump."""
 
-from collections.abc import Iterator, Mapping
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
 from beam_jobs.explain import ReuseReport
 from beam_jobs.explain import explain as explain_build
-from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_numbers
+from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_numbers, parse_age
 from flows.outcome import BuildOutcome
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.stage import run_flow
 from rag_model.corpus.dump_formats.dump_format import DUMP_HELP
-from rag_model.errors import GateRefusedError, UsageError, format_count
-from rag_model.snapshots.recipe import read_recipe
+from rag_model.corpus.records import is_wiki_site
+from rag_model.errors import GateRefusedError, UnreachableError, UsageError, format_count
+from rag_model.secrets import mask_secrets
+from rag_model.snapshots.recipe import Recipe, read_recipe
 from rag_model.store.store import Store
+from rag_model.untrusted_text import escape_controls
+
+if TYPE_CHECKING:
+    from flows.maintain import WatchOutcome
 
 
 def reindex(
@@ -39,6 +48,10 @@ def reindex(
     text: Annotated[
         Literal["wikitext", "html"] | None,
         Parameter(help="Of a wiki's address: read the wikitext, which is the default, or HTML as the site renders it."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        Parameter(help="Follow a wiki until interrupted: look for changes after each interval, such as 1m."),
     ] = None,
     limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,
@@ -62,6 +75,10 @@ def reindex(
     settings = read_recipe(recipe)
     site = replace(settings.site, text=text or settings.site.text)
     settings = replace(settings, licence=licence or settings.licence, site=site)
+    if every is not None:
+        if not is_wiki_site(dump) or explain or dry_run:
+            raise UsageError(f"--every follows a wiki, and {dump} is none: give mediawiki+https:// and its address")
+        _follow(parse_age(every), _choose_look(dump, store, encoder, settings, ref, limit, beam_options), common)
     if explain:
         reuse_report = explain_build(Store.open(store), dump, encoder, settings, ref, limit, beam_options)
         return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
@@ -71,6 +88,32 @@ def reindex(
     except GateRefusedError as error:
         return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
     return Reply(outcome.to_json(), _format_outcome(outcome))
+
+
+def _choose_look(
+    dump: str, store: str, encoder: str, recipe: Recipe, ref: str, limit: int | None, beam_options: Sequence[str]
+) -> "Callable[[], WatchOutcome]":
+    from flows.maintain import watch  # noqa: PLC0415 - imports Prefect's client
+
+    return lambda: run_flow(
+        watch, dump, store, encoder=encoder, recipe=recipe, ref=ref, limit=limit, beam_options=beam_options
+    )
+
+
+def _follow(seconds: float, look: "Callable[[], WatchOutcome]", common: Common | None) -> NoReturn:
+    """Look for changes until interrupted; an unreachable wiki and a refused snapshot do not end it."""
+    while True:
+        start = time.monotonic()
+        try:
+            outcome = look()
+        except (UnreachableError, GateRefusedError) as error:
+            print(f"bookwheel: {escape_controls(mask_secrets(str(error)))}", file=sys.stderr, flush=True)
+        else:
+            if outcome.built is not None:
+                as_json = common is not None and common.json
+                text = json.dumps(outcome.built.to_json()) if as_json else _format_outcome(outcome.built)
+                print(escape_controls(text), flush=True)
+        time.sleep(max(0.0, start + seconds - time.monotonic()))
 
 
 def _format_outcome(outcome: BuildOutcome) -> str:

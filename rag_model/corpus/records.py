@@ -182,8 +182,9 @@ class Plan:
         return {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
 
     def compute_digest(self) -> str:
-        """Return a digest of the files of the plan, which are of content-addressed names for a site."""
-        return digest_json(self.to_json())
+        """Return a digest of the pages of a site: of the names of their files, which never change."""
+        files = sorted({byte_slice.url for part in self.parts for byte_slice in part.slices})
+        return digest_json([self.kind, asdict(self.siteinfo), files])
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

@@ -9,11 +9,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, Self
 from xml.sax.saxutils import escape
 
-from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.mediawiki import PageParser
+from rag_model.corpus.parts import StageFile, stage_file
 from rag_model.corpus.records import Page, Slice
 from rag_model.corpus.source import basename, read_slice
 from rag_model.corpus.timestamps import format_iso
@@ -104,9 +105,9 @@ class Mirror(Protocol):
 class StagedMirror:
     """A mirror for one plan: nothing is remembered."""
 
-    def __init__(self, request: PlanRequest) -> None:
-        """Set where blocks are staged."""
-        self._request, self._urls = request, dict[str, str]()
+    def __init__(self, workdir: Path = Path(), stage: StageFile = str) -> None:
+        """Set where blocks are written, and how they are staged."""
+        self._workdir, self._stage, self._urls = workdir, stage, dict[str, str]()
 
     def list_removed_pages(self, dbname: str) -> frozenset[int]:
         """Return none: a store names them."""
@@ -122,9 +123,9 @@ class StagedMirror:
     def put(self, data: bytes) -> tuple[str, int]:
         """Stage a block."""
         name = f"block-{len(self._urls):05d}.gz"
-        path = self._request.workdir / name
+        path = self._workdir / name
         path.write_bytes(data)
-        self._urls[name] = self._request.stage(path)
+        self._urls[name] = stage_file(self._stage, path)
         return name, len(data)
 
     def get_url(self, block: Block) -> str:

@@ -16,6 +16,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     get_part_format,
     get_plugin_identity,
 )
+from rag_model.corpus.dump_formats.wiki_site import rehearse_site
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Plan, is_wiki_site
@@ -102,6 +103,8 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
         InputError: As for `plan_parts`, or two records have one id.
         UsageError: As for `plan_parts`.
     """
+    if is_wiki_site(dump):
+        return rehearse_site(dump, recipe.site, recipe.part_bytes)
     urls = drop_companions(expand_pattern(dump))
     with temporary_folder("dry-run") as folder:
         plan = plan_parts(Store.open(str(folder), create=True), dump, recipe, limit)

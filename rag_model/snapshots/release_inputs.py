@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rag_model.corpus import chunk
+from rag_model.corpus.records import is_wiki_site
 from rag_model.corpus.source import expand_pattern, get_stamp
 from rag_model.encoders import embed
 from rag_model.errors import StoreError
@@ -36,7 +37,7 @@ def collect_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit:
     Raises:
         BookwheelError: a dump, an encoder or a question file cannot be read.
     """
-    stamps = {url: get_stamp(url) for url in expand_pattern(dump)}
+    stamps = {url: None if is_wiki_site(url) else get_stamp(url) for url in expand_pattern(dump)}
     if None in stamps.values():
         return None
     encoders = store_encoders(store, encoder, recipe)

@@ -451,6 +451,20 @@ def _name_licence(rights: Reply) -> str:
     return "".join(filter(str.isprintable, text or address))[:100]
 
 
+def rehearse_site(url: str, settings: SiteSettings, part_bytes: int | None = None) -> tuple[Plan, int]:
+    """Return the parts of a site and its bytes of wikitext, from a listing of its pages.
+
+    Raises:
+        InputError: The site's replies are wrong, or it may not be read.
+        UnreachableError: The site cannot be reached.
+    """
+    with WikiClient(url) as client:
+        follower = SiteFollower(client, StagedMirror(), settings)
+        runs, siteinfo = follower.list_runs()
+    parts = assemble_parts("wiki", runs, choose_starts(runs, part_bytes), _MAX_ID) if runs else ()
+    return Plan("wiki", siteinfo, parts), sum(run.slice.length for run in runs)
+
+
 class WikiSite(MediaWiki):
     """The pages of a MediaWiki site, by its address: `mediawiki+https://wiki.example.org/`."""
 
@@ -473,7 +487,7 @@ class WikiSite(MediaWiki):
             InputError: The site's replies are wrong, or it may not be read.
             UnreachableError: The site cannot be reached; another run continues.
         """
-        mirror = request.mirror or StagedMirror(request)
+        mirror = request.mirror or StagedMirror(request.workdir, request.stage)
         known_state = mirror.load()
         with WikiClient(urls[0], api_path=known_state.api_path) as client:
             follower = SiteFollower(client, mirror, request.site)

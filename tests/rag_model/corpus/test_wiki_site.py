@@ -1,34 +1,30 @@
 """A MediaWiki site is followed: after every kind of change, an incremental plan has the passages of a full one."""
 
+import gzip
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from beam_jobs.chunk import plan_chunk_tasks  # noqa: F401
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.dump_formats import wiki_site
 from rag_model.corpus.passages import PassageFile
-from rag_model.corpus.records import Plan
-from rag_model.snapshots.planning import plan_parts
+from rag_model.corpus.records import Plan, SiteSettings
+from rag_model.corpus.wiki_api import WikiClient
+from rag_model.corpus.wiki_mirror import SeenChange
+from rag_model.errors import InputError, UnreachableError, UsageError
+from rag_model.snapshots.mirrors import open_mirror
+from rag_model.snapshots.planning import plan_dry_run, plan_parts
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
-from tests.fixtures.wiki_server import Wiki, running_wiki
+from tests.fixtures.wiki_server import Fault, Wiki, export, running_wiki
 
 pytestmark = pytest.mark.xdist_group("wiki")
 
-PAGE = (
-    "<page><title>{title}</title><ns>0</ns><id>{id}</id><revision><id>{id}</id><timestamp>2001-02-03T04:05:06Z</timestamp>"
-    "<contributor><username>A</username></contributor><model>wikitext</model><format>text/x-wiki</format>"
-    "<text>{text}</text></revision></page>"
-)
 SETTINGS = Recipe(part_bytes=1000)
-
-
-def export(pages: dict[str, str]) -> str:
-    """Return an export of pages by title."""
-    elements = (PAGE.format(id=i, title=title, text=text) for i, (title, text) in enumerate(pages.items(), 1))
-    return f'<mediawiki xml:lang="en"><siteinfo><dbname>x</dbname></siteinfo>{"".join(elements)}</mediawiki>'
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +90,218 @@ def test_after_every_change_the_passages_are_those_of_a_full_build(wiki: Wiki, t
     wiki.queries.clear()
     assert plan_parts(followed, wiki.dump, SETTINGS) == plan
     assert len(wiki.queries) == 1, "one request tells that nothing happened"
+
+
+def test_a_site_that_was_restored_from_a_backup_is_listed_again(wiki: Wiki, tmp_path: Path) -> None:
+    followed = Store.open(str(tmp_path / "followed"), create=True)
+    wiki.edit("Page 20", "Before the backup.")
+    plan_parts(followed, wiki.dump, SETTINGS)
+    backup = wiki.save_backup()
+    wiki.edit("Page 20", "Lost with the backup.")
+    wiki.edit("Page 21", "Lost as well.")
+    wiki.delete("Page 22")
+    plan_parts(followed, wiki.dump, SETTINGS)
+    wiki.restore_backup(backup)
+    wiki.edit("Page 23", "Has the number of a revision that was lost.")
+    wiki.queries.clear()
+    plan = plan_parts(followed, wiki.dump, SETTINGS)
+    assert any("gapnamespace" in query for query in wiki.queries)
+    texts = {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)}
+    assert texts["Page 20"] == "Before the backup."
+    assert "Page 22" in texts
+    full = plan_parts(Store.open(str(tmp_path / "full"), create=True), wiki.dump, SETTINGS)
+    assert read_passages(plan, tmp_path) == read_passages(full, tmp_path)
+
+
+def test_what_leaves_no_trace_is_found_by_a_listing(wiki: Wiki, tmp_path: Path) -> None:
+    followed = Store.open(str(tmp_path / "followed"), create=True)
+    plan_parts(followed, wiki.dump, SETTINGS)
+    wiki.run("importDump.php", text=export({"From a script": "No log has this."}))
+    assert "From a script" not in titles_of(plan_parts(followed, wiki.dump, SETTINGS), tmp_path)
+    mirror = open_mirror(followed, wiki.dump, SETTINGS.site)
+    state = mirror.load()
+    assert state.cursor is not None
+    mirror.save(replace(state, cursor=replace(state.cursor, listed_at=state.cursor.listed_at - 25 * 3600)))
+    assert "From a script" in titles_of(plan_parts(followed, wiki.dump, SETTINGS), tmp_path)
+    # A list of changes that begins after the known ones is not complete.
+    forgotten = (SeenChange(1, 1, 1, "Forgotten", "2001-01-01T00:00:00Z"),)
+    mirror.save(replace(mirror.load(), cursor=replace(state.cursor, changes=forgotten)))
+    wiki.queries.clear()
+    plan_parts(followed, wiki.dump, SETTINGS)
+    assert any("gapnamespace" in query for query in wiki.queries)
+
+
+def titles_of(plan: Plan, folder: Path) -> set[str]:
+    return {title for _, _, title, _, _ in read_passages(plan, folder)}
+
+
+def test_rendered_html_has_the_words_of_templates(wiki: Wiki, tmp_path: Path) -> None:
+    followed, settings = Store.open(str(tmp_path / "html"), create=True), SiteSettings("html", (4,))
+    text = "Rendered {{echo|here}}<ref>Gone.</ref>\n\n== Sub & head ==\n* one\n* two\n{|\n|a table\n|}"
+    wiki.edit("Project:One", text)
+    wiki.edit("Project:Two", "No template.")
+    plan = plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings))
+    expected = {"Test Wiki:One": "Rendered And so it was here. one two", "Test Wiki:Two": "No template."}
+    assert {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)} == expected
+    wiki.edit("Template:Echo", "It became {{{1}}}.")
+    wiki.queries.clear()
+    plan = plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings))
+    expected["Test Wiki:One"] = "Rendered It became here. one two"
+    assert {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)} == expected
+    assert sum(query["action"] == "parse" for query in wiki.queries) == 1
+    wiki.queries.clear()
+    assert plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings)).compute_digest() == plan.compute_digest()
+    assert len(wiki.queries) == 1
+
+
+def test_a_killed_first_build_goes_on_where_it_was(wiki: Wiki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiki_site, "_FLUSH_PAGES", 20)
+    monkeypatch.setattr(wiki_site, "IDS_PER_REQUEST", 10)
+    followed = Store.open(str(tmp_path / "followed"), create=True)
+
+    def cut_off(proxy: Any, query: dict[str, str]) -> bool:
+        if "pageids" not in query or sum("pageids" in seen for seen in wiki.queries) <= 4:
+            return False
+        proxy.reply(403, b"no more")
+        return True
+
+    wiki.queries.clear()
+    wiki.fault = cut_off
+    with pytest.raises(InputError, match="answers HTTP 403: check the address, and that you may read the wiki"):
+        plan_parts(followed, wiki.dump, SETTINGS)
+    wiki.fault = None
+    wiki.queries.clear()
+    plan = plan_parts(followed, wiki.dump, SETTINGS)
+    fetched = [query["pageids"].split("|") for query in wiki.queries if "pageids" in query]
+    full = plan_parts(Store.open(str(tmp_path / "full"), create=True), wiki.dump, SETTINGS)
+    passages = read_passages(full, tmp_path)
+    assert read_passages(plan, tmp_path) == passages
+    n_pages = sum(block.pages for block in open_mirror(followed, wiki.dump, SETTINGS.site).load().blocks)
+    assert 0 < sum(map(len, fetched)) <= n_pages - 20
+
+
+def reply_of(value: Any) -> Fault:
+    return lambda proxy, _: proxy.send_json(value) or True
+
+
+SITEINFO = {"general": {"wikiid": "x", "lang": "en", "base": "b", "case": "first-letter"}, "namespaces": {}}
+LIES: dict[str, tuple[Fault, str]] = {
+    "HTML": (lambda proxy, _: proxy.reply(200, b"<html>", "text/html") or True, "answers text/html instead of JSON"),
+    "list": (reply_of([]), r"answers \[\] where MediaWiki's API has an object"),
+    "nothing": (reply_of({"query": {}}), "answers None where MediaWiki's API has an object"),
+    "namespace": (reply_of({"curtimestamp": "2026-01-01T00:00:00Z", "query": SITEINFO}), "has no namespace 0"),
+    "endless": (
+        lambda proxy, query: "gapnamespace" in query and (proxy.send_json({"query": {}, "continue": {"a": 1}}) or True),
+        "repeats its reply without end",
+    ),
+    "refusal": (reply_of({"error": {"code": "readapidenied", "info": "private"}}), "set BOOKWHEEL_WIKI_USER and"),
+    "elsewhere": (
+        lambda proxy, _: proxy.reply(302, b"", location="https://evil.example/api.php") or True,
+        "redirects to another server, https://evil.example: use that address if you trust it",
+    ),
+    "loop": (lambda proxy, _: proxy.reply(302, b"", location="/w/api.php") or True, "redirects more than 5 times"),
+    "bomb": (
+        lambda proxy, _: proxy.reply(200, gzip.compress(bytes(80 << 20)), content_encoding="gzip") or True,
+        "sends a reply of more than 64 MiB",
+    ),
+    "other page": (
+        lambda proxy, query: (
+            "pageids" in query
+            and (
+                proxy.send_json({"query": {"pages": [{"pageid": 10**6, "ns": 0, "title": "x", "revisions": [{}]}]}})
+                or True
+            )
+        ),
+        "answers with page 1000000, which was not requested",
+    ),
+    "number": (
+        lambda proxy, query: (
+            "gapnamespace" in query and (proxy.send_json({"query": {"pages": [{"pageid": "7", "title": "x"}]}}) or True)
+        ),
+        "sends pageid '7' instead of a number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), LIES.values(), ids=LIES)
+def test_a_site_that_lies_is_refused(wiki: Wiki, fault: Fault, message: str, tmp_path: Path) -> None:
+    wiki.fault = fault
+    store = Store.open(str(tmp_path / "store"), create=True)
+    try:
+        with pytest.raises(InputError, match=message) as caught:
+            plan_parts(store, f"{wiki.dump}api.php", SETTINGS)
+    finally:
+        wiki.fault = None
+    assert not isinstance(caught.value, UnreachableError)
+
+
+BUSY: dict[str, tuple[Fault, float]] = {
+    "429": (lambda proxy, _: proxy.reply(429, b"slow down", retry_after="7") or True, 7.0),
+    "503": (lambda proxy, _: proxy.reply(503, b"", retry_after="Wed, 21 Oct 2015 07:28:00 GMT") or True, 0.0),
+    "500": (lambda proxy, _: proxy.reply(500, b"") or True, 1.0),
+    "maxlag": (lambda proxy, _: proxy.send_json({"error": {"code": "maxlag"}}, retry_after="5") or True, 5.0),
+    "broken off": (lambda proxy, _: proxy.hang_up() or True, 1.0),
+}
+
+
+@pytest.mark.parametrize(("fault", "pause"), BUSY.values(), ids=BUSY)
+def test_a_busy_site_is_asked_again_when_it_says(wiki: Wiki, fault: Fault, pause: float) -> None:
+    pauses: list[float] = []
+
+    def recover(seconds: float) -> None:
+        pauses.append(seconds)
+        wiki.fault = None if len(pauses) == 2 else fault
+
+    wiki.fault = fault
+    with WikiClient(f"{wiki.dump}api.php", sleep=recover) as client:
+        assert "query" in client.query(meta="siteinfo")
+    assert pauses[0] == pause
+    assert client.requests == 3
+    wiki.fault = lambda proxy, _: proxy.reply(503, b"", retry_after="7200") or True
+    with (
+        WikiClient(f"{wiki.dump}api.php", sleep=pauses.append) as client,
+        pytest.raises(UnreachableError, match=r"\(HTTP 503, and asks to wait 7200 s\): run it again later"),
+    ):
+        client.query(meta="siteinfo")
+    wiki.fault = None
+
+
+def test_a_private_wiki_is_read_with_a_bot_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_wiki(tmp_path / "private", "$wgGroupPermissions['*']['read'] = false;") as private:
+        store = Store.open(str(tmp_path / "store"), create=True)
+        with pytest.raises(InputError, match=r"refuses the request \(readapidenied: .*set BOOKWHEEL_WIKI_USER"):
+            plan_parts(store, private.dump, SETTINGS)
+        made = private.run("createBotPassword.php", "--appid", "reader", "--grants", "basic", "Admin")
+        password = re.search(r"\b([a-z0-9]{32})\b", made)
+        assert password, made
+        monkeypatch.setenv("BOOKWHEEL_WIKI_USER", "Admin@reader")
+        monkeypatch.setenv("BOOKWHEEL_WIKI_PASSWORD", "0" * 32)
+        with pytest.raises(InputError, match="does not accept the account in BOOKWHEEL_WIKI_USER"):
+            plan_parts(store, private.dump, SETTINGS)
+        monkeypatch.setenv("BOOKWHEEL_WIKI_PASSWORD", password[1])
+        monkeypatch.setenv("BOOKWHEEL_WIKI_CONTACT", "me@example.org")
+        assert titles_of(plan_parts(store, private.dump, SETTINGS), tmp_path) == {"Main Page"}
+
+
+def test_addresses_that_are_none_and_half_an_account_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, message in {
+        "mediawiki+https:///": "is no wiki's address",
+        "mediawiki+https://wiki.example.org/?a=b": "has a query parameter",
+        "mediawiki+http://wiki.example.org/": "would be read without encryption",
+        "mediawiki+https://me:pw@wiki.example.org/": "names a user or a password",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            WikiClient(url)
+    monkeypatch.setenv("BOOKWHEEL_WIKI_USER", "me")
+    with pytest.raises(UsageError, match="only one of BOOKWHEEL_WIKI_USER and BOOKWHEEL_WIKI_PASSWORD is set"):
+        WikiClient("mediawiki+https://wiki.example.org/")
+
+
+def test_a_rehearsal_and_a_limit_fetch_little(wiki: Wiki, tmp_path: Path) -> None:
+    wiki.queries.clear()
+    plan, n_bytes = plan_dry_run(wiki.dump, SETTINGS)
+    assert n_bytes > 3000
+    assert len(plan.parts) == 1
+    assert not any("pageids" in query for query in wiki.queries)
+    limited = plan_parts(Store.open(str(tmp_path / "store"), create=True), wiki.dump, SETTINGS, limit=7)
+    assert len(titles_of(limited, tmp_path)) == 7
