@@ -10,7 +10,7 @@ from beam_jobs.launch import Launch, OnProgress, Report
 from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats.dump_format import get_format_identity
-from rag_model.corpus.plan import compute_source_digest
+from rag_model.corpus.plan import compute_source_digest, has_digest_names
 from rag_model.corpus.records import Part, Plan, Siteinfo
 from rag_model.corpus.redact import select_pages
 from rag_model.extras import get_versions
@@ -123,7 +123,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:
     """Chunk all parts; return their results in order."""
     # looking up a part means reading it
-    is_small = sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
+    is_small = sum(task.bytes for task in tasks if not has_digest_names(task.part)) <= _LAUNCHER_READS_BYTES
 
     reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=is_small)
     return [ChunkResult.from_json(report) for report in reports]

@@ -4,12 +4,14 @@ For a multistream dump, planning reads only the index; any other source is read 
 end.
 """
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_model.corpus.dump_formats.dump_format import (
+    SITE,
     PlanRequest,
     check_result,
     choose_part_format,
@@ -20,12 +22,14 @@ from rag_model.corpus.dump_formats.dump_format import (
 )
 from rag_model.corpus.parts import PartBoundaries, StageFile
 from rag_model.corpus.records import Part, Plan, SiteSettings, Slice
-from rag_model.corpus.source import expand_pattern, read_bytes, read_slice
+from rag_model.corpus.source import basename, expand_pattern, read_bytes, read_slice
 from rag_model.digest import canonical_json, digest_chunks
 from rag_model.errors import UsageError
 
 if TYPE_CHECKING:
     from rag_model.corpus.wiki_mirror import Mirror
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def plan_dump(
@@ -84,13 +88,21 @@ def compute_source_digest(part: Part) -> str:
     """Return the digest of a part's input: its kind, its range and its bytes.
 
     bz2 streams and plain XML are hashed as stored in the dump. Files that planning staged are
-    decompressed first, because the output of gzip differs by machine. Memory is bounded.
+    decompressed first, because the output of gzip differs by machine. Memory is bounded. The pages
+    of a followed wiki are not read: their files have the names of their digests.
 
     Raises:
         InputError: A slice cannot be read.
     """
     header = canonical_json([part.kind, part.first_page, part.last_page])
+    if has_digest_names(part):
+        return digest_chunks([header, canonical_json([basename(byte_slice.url) for byte_slice in part.slices])])
     return digest_chunks(chain([header], chain.from_iterable(map(_read_input_bytes, part.slices))))
+
+
+def has_digest_names(part: Part) -> bool:
+    """Return whether the slices are whole blobs of a store, whose names are their digests."""
+    return part.format == SITE and all(_DIGEST.fullmatch(basename(byte_slice.url)) for byte_slice in part.slices)
 
 
 def _read_input_bytes(byte_slice: Slice) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 from urllib.parse import urljoin, urlsplit
@@ -25,6 +26,7 @@ from rag_model.untrusted_text import parse_json
 USER = "BOOKWHEEL_WIKI_USER"  # name of a bot password, as Name@Bot
 PASSWORD = "BOOKWHEEL_WIKI_PASSWORD"
 TOKEN = "BOOKWHEEL_WIKI_TOKEN"  # OAuth 2 access token, instead of user and password
+HOST = "BOOKWHEEL_WIKI_HOST"  # the only host to which the account is shown
 CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
 
 IDS_PER_REQUEST = 50  # MediaWiki's limit of ids or titles in a request without a bot's rights
@@ -50,6 +52,30 @@ class _BusyError(Exception):
     def __init__(self, reason: str, seconds: float | None = None) -> None:
         super().__init__(reason)
         self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+
+
+def _read_account(host: str) -> _Account:
+    """Return the account in the environment, for its own host only: a form may name any host.
+
+    Raises:
+        UsageError: The account is incomplete.
+    """
+    user, password, token = (os.environ.get(name, "") for name in (USER, PASSWORD, TOKEN))
+    if bool(user) != bool(password):
+        raise UsageError(f"only one of {USER} and {PASSWORD} is set: set both, or neither")
+    account_host = os.environ.get(HOST, "").lower()
+    if (user or token) and not account_host:
+        raise UsageError(f"an account of a wiki is set without its host: set {HOST}, such as to {host}")
+    if account_host != host:
+        return _Account()
+    return _Account(token=token) if token else _Account(user, password)
 
 
 class WikiClient:
@@ -88,16 +114,14 @@ class WikiClient:
         root = self.url if self.url.endswith("/") else f"{self.url}/"
         found = (urljoin(root, name) for name in (api_path, "w/api.php", "api.php") if name)
         self._api_urls = (self.url,) if parts.path.endswith(".php") else tuple(dict.fromkeys(found))
-        self._user, self._password = os.environ.get(USER, ""), os.environ.get(PASSWORD, "")
-        token = os.environ.get(TOKEN, "")
-        if bool(self._user) != bool(self._password):
-            raise UsageError(f"only one of {USER} and {PASSWORD} is set: set both, or neither")
-        self._has_account = bool(token or self._user)
+        account = _read_account(host)
+        self._user, self._password = account.user, account.password
+        self._has_account, token = bool(account.user or account.token), account.token
         headers = {"User-Agent": _describe_agent(), **({"Authorization": f"Bearer {token}"} if token else {})}
         self._http = create_http_client(
             httpx.Client, headers=headers, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=1)
         )
-        self._needs_login = bool(self._user) and not token
+        self._needs_login = bool(self._user)
 
     @property
     def api_path(self) -> str:

@@ -49,13 +49,17 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
 
     wiki.edit("Page 7", "Page seven is about zebras.")
     wiki.delete("Page 8")
+    options = ["--dump", wiki.dump, "--encoder", tiny, "--recipe", recipe]
+    kept_files = sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*"))
+    explained = bookwheel("reindex", *options, "--store", store, "--explain", "--json").json["stages"]
+    assert [(row["reused"], row["total"]) for row in explained if row["stage"] == "chunk"] == [(39, 40)]
+    assert sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*")) == kept_files
     second = look()
     assert (second.built.counts["articles"], second.built.counts["embedded"]) == (40, 1)
     with Snapshot.open(str(store)) as snapshot:
         texts = {passage.title: passage.text for passage in snapshot.passages(range(snapshot.n))}
         assert snapshot.manifest.content.corpus["licence"] == "CC BY-SA 3.0"
     assert texts["Page 7"] == "Page seven is about zebras."
-    options = ["--dump", wiki.dump, "--encoder", tiny, "--recipe", recipe]
     full = bookwheel("reindex", *options, "--store", tmp_path / "full")
     assert full.code == 0, full.err
     with Snapshot.open(str(tmp_path / "full")) as snapshot:

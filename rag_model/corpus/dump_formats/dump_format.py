@@ -124,7 +124,7 @@ DUMP_HELP = (
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG = b"<mediawiki"
 _TRIED_FIRST = "kilt"  # because its files are also valid files of `jsonl`
-_SITE = "wiki_site"  # recognized by the scheme of its URL
+SITE = "wiki_site"  # recognized by the scheme of its URL
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 
@@ -317,14 +317,14 @@ def is_standard(name: str) -> bool:
 
 def choose_part_format(name: str) -> str:
     """Return the `Part.format` of a format's parts: empty if it is the standard one of its kind."""
-    if name in BUILT_IN_FORMATS and (name != _SITE):
+    if name in BUILT_IN_FORMATS and (name != SITE):
         return ""
     return name
 
 
 def _find_name(url: str) -> str | None:
     if is_wiki_site(url):
-        return _SITE
+        return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
     names = sorted(FORMATS.list_names(), key=lambda name: (name == _FALLBACK, name != _TRIED_FIRST))
     problem: InputError | None = None  # error of the first broken plugin

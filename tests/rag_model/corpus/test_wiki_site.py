@@ -276,6 +276,14 @@ def test_a_private_wiki_is_read_with_a_bot_password(tmp_path: Path, monkeypatch:
         assert password, made
         monkeypatch.setenv("BOOKWHEEL_WIKI_USER", "Admin@reader")
         monkeypatch.setenv("BOOKWHEEL_WIKI_PASSWORD", "0" * 32)
+        with pytest.raises(UsageError, match="set BOOKWHEEL_WIKI_HOST, such as to 127"):
+            plan_parts(store, private.dump, SETTINGS)
+        monkeypatch.setenv("BOOKWHEEL_WIKI_HOST", "wiki.example.org")
+        private.queries.clear()
+        with pytest.raises(InputError, match="readapidenied"):
+            plan_parts(store, private.dump, SETTINGS)
+        assert not any("lgpassword" in query for query in private.queries), "it is the account of another host"
+        monkeypatch.setenv("BOOKWHEEL_WIKI_HOST", private.url.removeprefix("http://"))
         with pytest.raises(InputError, match="does not accept the account in BOOKWHEEL_WIKI_USER"):
             plan_parts(store, private.dump, SETTINGS)
         monkeypatch.setenv("BOOKWHEEL_WIKI_PASSWORD", password[1])
