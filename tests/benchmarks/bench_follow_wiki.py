@@ -1,13 +1,13 @@
 """Following a real MediaWiki: from a saved edit to a served answer, and what a day of edits costs.
 
-A wiki of made-up pages (PHP's own server, SQLite; `BOOKWHEEL_MEDIAWIKI` names its folder) is built, served, and followed
-by `bookwheel reindex --every`. `freshness` is the time from the end of a saved edit until `/search` returns the new
-words. `requests` are those of the wiki's API for each changed page, for one edit a build and for many. `day` is some
-edits in a number of builds, each a process of its own as a schedule starts it; `ratio` is the CPU seconds of such a
-build over those of a full build of the same wiki in a new store, the peer of the same run. Prints one JSON line.
+A wiki of made-up pages (PHP's own server, SQLite; `BOOKWHEEL_MEDIAWIKI` names its folder) is built, served, and
+followed by `bookwheel reindex --every`. `freshness` is the time from the end of a saved edit until `/search` returns
+the new words. `requests` are those of the wiki's API for each changed page. `day` is some edits in a number of builds,
+each a process of its own as a schedule starts it; `ratio` is the CPU seconds of such a build over those of a full
+build of the same wiki in a new store, the peer of the same run. Prints one JSON line.
 `python tests/benchmarks/bench_follow_wiki.py [--pages 200] [--edits 5] [--day 20] [--builds 2] [--encoder DIR]`; the
-encoder is a random one-layer BERT unless named. The figures of docs/benchmarks.md: `--pages 10000 --edits 10 --day 1000
---builds 10`.
+encoder is a random one-layer BERT unless named. The figures of docs/benchmarks.md: `--pages 10000 --edits 10 --day
+1000 --builds 10`.
 """
 
 import argparse
@@ -61,7 +61,11 @@ def measure(wiki: Wiki, folder: Path, options: argparse.Namespace) -> dict[str, 
         "benchmark": "follow_wiki",
         "pages": options.pages,
         "passages": counts["passages"],
-        "first": {"seconds": round(first.seconds, 1), "cpu": round(first.cpu_seconds, 1), "requests": len(wiki.queries)},
+        "first": {
+            "seconds": round(first.seconds, 1),
+            "cpu": round(first.cpu_seconds, 1),
+            "requests": len(wiki.queries),
+        },
     }
     with (
         service(str(folder / "store"), folder / "served", "--poll", "1") as (address, _),
@@ -74,7 +78,7 @@ def measure(wiki: Wiki, folder: Path, options: argparse.Namespace) -> dict[str, 
             waits.append(wait_for_answer(wiki, address, f"Page {draw.randrange(options.pages)}", f"zyzzyva{i}"))
             requests.append(sum("pageids" in query for query in wiki.queries))
         report["freshness"] = {"median": round(statistics.median(waits), 1), "max": round(max(waits), 1)}
-        report["requests"] = {"one edit": statistics.mean(requests)}
+        report["requests for one edit"] = statistics.mean(requests)
     report["day"] = spend_day(wiki, folder, [*command, "--json"], options, draw)
     return report
 
