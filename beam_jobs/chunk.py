@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from rag_model.corpus.article_log import ReusableArticles
+from rag_model.corpus.article_log import ARTICLE_LOG_VERSION, ReusableArticles
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats.dump_format import get_format_identity
 from rag_model.corpus.plan import compute_source_digest, has_digest_names
@@ -24,7 +24,7 @@ from rag_model.store.store import Store
 _LAUNCHER_READS_BYTES = 64 << 20
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = (
     1e6,
-    2e6,
+    5e6,
 )  # compressed bytes per second of one core: all articles parsed, or nearly all inherited
 _ENCODED_BYTES_PER_SECOND = (
     # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9
@@ -64,6 +64,7 @@ class ChunkTask:
             "siteinfo": asdict(self.siteinfo),
             "recipe": self.recipe.get_identity(),
             "code": VERSION,
+            "log": ARTICLE_LOG_VERSION,
             "libraries": get_versions("pyarrow"),
             **get_format_identity(self.part),
             **(

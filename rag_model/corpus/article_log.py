@@ -15,19 +15,29 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rag_model.atomic_write import atomic_write
-from rag_model.corpus.passages import ROW_GROUP, PassageFile
+from rag_model.corpus.passages import ARTICLE_DIGEST_BYTES, PassageFile, to_passages
 from rag_model.corpus.records import Page, Passage, Siteinfo
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
 from rag_model.digest import digest_json
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, check_groups
 
+ARTICLE_LOG_VERSION = 2  # increase it when a log has other columns; earlier logs are still read
 _KEY_BYTES = 16  # bytes of SHA-256; keys are only compared within one page id
-_COLUMNS = [("page_id", pa.int64()), ("key", pa.binary(_KEY_BYTES)), ("passages", pa.int32()), ("reason", pa.string())]
+_DIGEST = "digest"  # of an article's passages; logs of earlier versions lack it
+_COLUMNS = [
+    ("page_id", pa.int64()),
+    ("key", pa.binary(_KEY_BYTES)),
+    ("passages", pa.int32()),
+    ("reason", pa.string()),
+    (_DIGEST, pa.binary(ARTICLE_DIGEST_BYTES)),
+]
 _EXCLUDED_SETTINGS = {
     "chunker",
     "words",
@@ -38,12 +48,28 @@ ARTICLE_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind 
 
 
 @dataclass(frozen=True, slots=True)
+class StoredArticle:
+    """Consecutive rows of a passage file: the passages of an article, with their digest."""
+
+    file: PassageFile
+    first: int
+    count: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ArticleResult:
     """The passages of an article (none if it has no text), or the reason why it is unparsable."""
 
     passages: Sequence[Passage]
     reason: str = ""
     spans: Sequence[Sequence[SalientSpan]] = ()  # of each passage, if the recipe stores them
+    stored: StoredArticle | None = None  # instead of `passages`
+
+    @property
+    def count(self) -> int:
+        """The number of passages."""
+        return len(self.passages) if self.stored is None else self.stored.count
 
 
 def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], version: int) -> bytes:
@@ -70,14 +96,14 @@ def compute_article_key(basis: bytes, page: Page) -> bytes:
 
 
 class ArticleLog:
-    """Collect the results of the articles of a part in order, about 30 bytes each."""
+    """Collect the results of the articles of a part in order, about 50 bytes each."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, bytes, int, str]] = []
+        self._rows: list[tuple[int, bytes, int, str, bytes]] = []
 
-    def record(self, page: Page, key: bytes, result: ArticleResult) -> None:
-        """Append one article."""
-        self._rows.append((page.page_id, key, len(result.passages), result.reason))
+    def record(self, page_id: int, key: bytes, result: ArticleResult, digest: bytes) -> None:
+        """Append one article, with the digest of its passages."""
+        self._rows.append((page_id, key, result.count, result.reason, digest))
 
     def save(self, path: Path) -> None:
         """Write the Parquet file."""
@@ -94,7 +120,8 @@ def redact_log(articles: Path, pages: Collection[str], out: Path) -> None:
     """
     log = _read_log(articles)
     keep_mask = [str(page) not in pages for page in log["page_id"].to_pylist()]
-    _write_log(log.filter(pa.array(keep_mask, pa.bool_())).cast(ARTICLE_SCHEMA).combine_chunks(), out)
+    schema = pa.schema([field for field in ARTICLE_SCHEMA if field.name in log.column_names])
+    _write_log(log.filter(pa.array(keep_mask, pa.bool_())).cast(schema).combine_chunks(), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +131,7 @@ class _LoggedArticle:
     start: int  # row
     count: int
     reason: str
+    digest: bytes  # empty in logs of earlier versions
     spans: SpanFile | None = None
 
 
@@ -118,19 +146,21 @@ class ReusableArticles:
         """
         self._files: list[PassageFile] = []
         self._articles: dict[int, _LoggedArticle] = {}
-        self._cached_group: tuple[PassageFile, int, list[Passage]] | None = None
         for passages, articles, *spans in parts:
             self._add_part(PassageFile(passages), _read_log(articles), SpanFile(spans[0]) if spans else None)
 
-    def find(self, page: Page, key: bytes) -> ArticleResult | None:
+    def find(self, page_id: int, key: bytes) -> ArticleResult | None:
         """Return the earlier result of an article, or None if there is none with this key."""
-        article = self._articles.get(page.page_id)
+        article = self._articles.get(page_id)
         if article is None or article.key != key:
             return None
-        rows = self._read_rows(article)
-        matches = all(passage.page_id == str(page.page_id) for passage in rows)
-        spans = article.spans.get_range(article.start, article.start + article.count) if article.spans else ()
-        return ArticleResult(rows, article.reason, spans) if matches else None
+        end = article.start + article.count
+        spans = article.spans.get_range(article.start, end) if article.spans else ()
+        if article.digest:
+            stored = StoredArticle(article.file, article.start, article.count, article.digest)
+            return ArticleResult((), article.reason, spans, stored)
+        passages = to_passages(article.file.iter_tables(article.start, end))
+        return ArticleResult(passages, article.reason, spans)
 
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
@@ -138,26 +168,15 @@ class ReusableArticles:
         # A page was removed from the passages; or an earlier version removed it and wrote no dates.
         if counts.sum() != file.n_rows or not file.dated:
             return
-        starts = (np.cumsum(counts) - counts).tolist()
+        starts = np.cumsum(counts) - counts
+        has_own_rows = _has_own_rows(file, log["page_id"].to_pylist(), starts, counts)
         pages, keys, reasons = (log[name].to_pylist() for name in ("page_id", "key", "reason"))
-        for page, key, start, count, reason in zip(pages, keys, starts, counts.tolist(), reasons, strict=True):
-            self._articles[page] = _LoggedArticle(key, file, start, count, reason, spans)
-
-    def _read_rows(self, article: _LoggedArticle) -> list[Passage]:
-        rows: list[Passage] = []
-        for group in range(article.start // ROW_GROUP, -(-(article.start + article.count) // ROW_GROUP)):
-            first = group * ROW_GROUP
-            rows += self._read_row_group(article.file, first)[
-                max(0, article.start - first) : article.start + article.count - first
-            ]
-        return rows
-
-    def _read_row_group(self, file: PassageFile, first: int) -> list[Passage]:
-        """Return the passages of a row group; the last one is cached."""
-        if self._cached_group is None or self._cached_group[:2] != (file, first):
-            rows = range(first, min(first + ROW_GROUP, file.n_rows))
-            self._cached_group = (file, first, file.read_rows(rows))
-        return self._cached_group[2]
+        digests = log[_DIGEST].to_pylist() if _DIGEST in log.column_names else [b""] * len(pages)
+        for page, key, start, count, reason, digest, is_reusable in zip(
+            pages, keys, starts.tolist(), counts.tolist(), reasons, digests, has_own_rows.tolist(), strict=True
+        ):
+            if is_reusable:
+                self._articles[page] = _LoggedArticle(key, file, start, count, reason, digest, spans)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -171,6 +190,20 @@ class ReusableArticles:
             file.close()
 
 
+def _has_own_rows(
+    file: PassageFile, pages: Sequence[Any], starts: npt.NDArray[Any], counts: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Return for each article whether the passages at its rows are of its page."""
+    columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
+    numbers = pc.index_in(
+        pa.chunked_array(columns, pa.string()), value_set=pa.array([str(page) for page in pages], pa.string())
+    )
+    is_own_row = numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(pages)), counts)
+    own_rows = np.concatenate([[0], np.cumsum(is_own_row)])
+    is_complete: npt.NDArray[np.bool_] = own_rows[starts + counts] - own_rows[starts] == counts
+    return is_complete
+
+
 def _write_log(log: pa.Table, path: Path) -> None:
     with atomic_write(path) as temporary:
         pq.write_table(
@@ -181,7 +214,9 @@ def _write_log(log: pa.Table, path: Path) -> None:
 def _read_log(articles: Path) -> pa.Table:
     try:
         with pq.ParquetFile(articles) as file:
-            check_groups(articles, file, ARTICLE_SCHEMA.names, articles.stat().st_size)
-            return file.read(ARTICLE_SCHEMA.names, use_threads=False)
+            optional = [_DIGEST] if _DIGEST in file.schema_arrow.names else []
+            names = [name for name in ARTICLE_SCHEMA.names if name != _DIGEST] + optional
+            check_groups(articles, file, names, articles.stat().st_size)
+            return file.read(names, use_threads=False)
     except (PagesError, OSError, KeyError, pa.ArrowException) as error:
         raise InputError(f"{articles} is not a readable article log ({error}): build without it") from error

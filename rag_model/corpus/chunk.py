@@ -9,7 +9,7 @@ instead of parsing it again. The bytes of the file are the same in both cases.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,12 @@ from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, UnparsablePageError
 from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
-from rag_model.corpus.salient_spans import SalientSpan, SpanWriter, find_article_spans, find_spans
+from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
 from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError, UsageError, format_count
 
 VERSION = 6  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
-# A passage, and its spans if known.
-_PassageWithSpans = tuple[Passage, Sequence[SalientSpan] | None]
 LENGTH_BIN = 10  # words; bin width of the length histogram
 
 
@@ -153,13 +151,22 @@ def chunk_part(
     tally, article_log, span_writer = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
     with PassageWriter(out) as writer:
         context = _ChunkContext(recipe, siteinfo, files)
-        for passage, spans_or_none in _iter_passages(part, context, tally, article_log, reusable or ReusableArticles()):
+        for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
+            result, stored = article.result, article.result.stored
+            if stored is None:
+                digest = writer.write_article(result.passages)
+            else:
+                digest = stored.digest
+                writer.copy_article(stored.file, stored.first, stored.count, digest)
             if recipe.spans:
-                span_writer.write(find_spans(passage.text) if spans_or_none is None else spans_or_none)
-            tally.words += passage.n_words
-            tally.lengths[passage.n_words // LENGTH_BIN * LENGTH_BIN] += 1
-            writer.write(passage)
+                for spans_of_passage in result.spans or [find_spans(passage.text) for passage in result.passages]:
+                    span_writer.write(spans_of_passage)
+            if article.key:
+                article_log.record(article.page_id, article.key, result, digest)
         tally.check(part, recipe)
+    lengths = Counter[int]()
+    for words, count in writer.lengths.items():
+        lengths[words // LENGTH_BIN * LENGTH_BIN] += count
     if log is not None:
         article_log.save(log)
     if spans is not None and recipe.spans:
@@ -171,32 +178,29 @@ def chunk_part(
         dropped=dict(sorted(tally.dropped.items())),
         quarantined=tuple(tally.quarantined),
         newest_revision=tally.newest_revision,
-        words=tally.words,
-        lengths={str(length): count for length, count in sorted(tally.lengths.items())},
+        words=sum(words * count for words, count in writer.lengths.items()),
+        lengths={str(length): count for length, count in sorted(lengths.items())},
         inherited=tally.inherited,
     )
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Counters of pages, articles and passages, and the quarantined pages."""
+    """Counters of pages and articles, and the quarantined pages."""
 
     suppressed: Collection[str] = ()
     articles: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     quarantined: list[QuarantinedPage] = field(default_factory=list)
     newest_revision: str = ""
-    words: int = 0
-    lengths: Counter[int] = field(default_factory=Counter)
     inherited: int = 0
 
-    def count_article(self, passages: Sequence[Passage]) -> Sequence[Passage]:
-        """Count one article by its passages, and return the passages."""
-        if passages:
+    def count_article(self, result: ArticleResult) -> None:
+        """Count one article by its passages."""
+        if result.count:
             self.articles += 1
         else:
             self.dropped["no_text"] += 1
-        return passages
 
     def accept_page(self, page_id: str) -> bool:
         """Return whether a page may have passages; count it as taken down if not."""
@@ -242,13 +246,20 @@ class _ChunkContext:
         return compute_key_basis(self.siteinfo, identity, VERSION)
 
 
-def _iter_passages(
-    part: Part, context: _ChunkContext, tally: _Tally, log: ArticleLog, reusable: ReusableArticles
-) -> Iterator[_PassageWithSpans]:
-    """Yield the passages of a part with their spans; ready-made passages are not changed."""
+@dataclass(frozen=True, slots=True)
+class _Article:
+    """An article with its result; without a key it is not logged."""
+
+    result: ArticleResult
+    page_id: int = 0
+    key: bytes = b""
+
+
+def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles) -> Iterator[_Article]:
+    """Yield the articles of a part in order; a ready-made passage is an article of its own."""
     dump_format = get_part_format(part)
     if isinstance(dump_format, PageFormat):
-        yield from _chunk_pages(part, dump_format, context, tally, log, reusable)
+        yield from _chunk_pages(part, dump_format, context, tally, reusable)
         return
     chunk_article: ChunkFunction | None = None
     for item in iterate_results(dump_format, "read", lambda: dump_format.read(part)):
@@ -257,39 +268,35 @@ def _iter_passages(
         if not tally.accept_page(str(item.page_id)):
             continue
         if isinstance(item, Passage):
-            yield item, None
+            yield _Article(ArticleResult([item]))
         else:
             chunk_article = chunk_article or context.open()
-            yield from ((passage, None) for passage in tally.count_article(list(chunk_article(item))))
+            result = ArticleResult(list(chunk_article(item)))
+            tally.count_article(result)
+            yield _Article(result)
 
 
 def _chunk_pages(
-    part: Part,
-    page_format: PageFormat,
-    context: _ChunkContext,
-    tally: _Tally,
-    log: ArticleLog,
-    reusable: ReusableArticles,
-) -> Iterator[_PassageWithSpans]:
-    """Yield the passages of a part of a wiki, reusing unchanged articles, and log every article."""
+    part: Part, page_format: PageFormat, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles
+) -> Iterator[_Article]:
+    """Yield the articles of a part of a wiki, reusing unchanged ones."""
     chunk_article, key_basis = context.open(), context.compute_key_basis(part)
-    for page in _iter_articles(part, page_format, context.siteinfo, tally):
+    for page in _iter_pages(part, page_format, context.siteinfo, tally):
         key = compute_article_key(key_basis, page)
-        reused = reusable.find(page, key)
+        reused = reusable.find(page.page_id, key)
         if reused and context.recipe.spans and not reused.spans:
             reused = None  # the span file is gone
         result = reused or _chunk_page(page, page_format, context, chunk_article)
-        tally.inherited += reused is not None and len(reused.passages) > 0
-        log.record(page, key, result)
+        tally.inherited += reused is not None and reused.count > 0
         if result.reason:
             tally.quarantine(page, result.reason)
-            continue
-        tally.record_time(page)
-        no_spans = [None] * len(result.passages)
-        yield from zip(tally.count_article(result.passages), result.spans or no_spans, strict=True)
+        else:
+            tally.record_time(page)
+            tally.count_article(result)
+        yield _Article(result, page.page_id, key)
 
 
-def _iter_articles(part: Part, page_format: PageFormat, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
+def _iter_pages(part: Part, page_format: PageFormat, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
     for page in iterate_results(page_format, "read", lambda: page_format.read(part)):
         with explain_format_errors(page_format, "classify"):
             page_or_reason = page_format.classify(page, siteinfo)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from rag_model.corpus import chunk
@@ -116,6 +117,32 @@ def test_what_is_taken_over_is_what_would_be_made(part: tuple[Part, Siteinfo], t
     assert (first.inherited, again.inherited) == (0, again.articles)
     assert replace(again, inherited=0) == first
     assert [path.read_bytes() for path in same] == [path.read_bytes() for path in files]
+
+
+def test_log_without_digests_is_still_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    first, out, log = cut(part, tmp_path / "1")
+    earlier = tmp_path / "earlier.parquet"
+    pq.write_table(pq.read_table(log).drop_columns("digest"), earlier, store_schema=False)
+    again, *same = cut(part, tmp_path / "2", (out, earlier))
+    assert again == replace(first, inherited=first.articles)
+    assert [path.read_bytes() for path in same] == [out.read_bytes(), log.read_bytes()]
+
+
+def test_runs_of_reused_and_changed_articles_give_the_same_file(
+    part: tuple[Part, Siteinfo], tmp_path: Path, page_xml: Any, export_xml: Any
+) -> None:
+    """Every seventh article is edited and one is gone, over several row groups."""
+    _, *earlier = cut(part, tmp_path / "1")
+    long = " ".join(f"word{number}" for number in range(600))
+    texts = {page: f"{long} {page} {'edited' if page % 7 == 0 else ''}".strip() for page in range(200) if page != 50}
+    pages = [page_xml(page + 4, text) for page, text in texts.items()]
+    (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
+    plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str, part_bytes=1 << 30)
+    fresh, *expected = cut((plan.parts[0], plan.siteinfo), tmp_path / "fresh")
+    again, *made = cut((plan.parts[0], plan.siteinfo), tmp_path / "again", (earlier[0], earlier[1]))
+    assert 100 < again.inherited < 180
+    assert replace(again, inherited=0) == fresh
+    assert [path.read_bytes() for path in made] == [path.read_bytes() for path in expected]
 
 
 def test_passages_of_the_default_of_before_are_not_mixed_in(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
