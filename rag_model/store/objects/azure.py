@@ -5,6 +5,7 @@ A file is created exclusively with `If-None-Match: *`.
 
 import os
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +21,16 @@ from azure.storage.blob import (
 )
 
 from rag_model.errors import UsageError
-from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
+from rag_model.store.objects.buckets import (
+    Bucket,
+    error_from_status,
+    file_entry,
+    folder_entry,
+    not_a_listing_error,
+)
 
+# The root element of every listing.
+_LISTING = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>)?\s*<EnumerationResults\b")
 _TRIES = 7
 _PAUSE = 0.1  # seconds before the first retry, doubled for each further one: 6 s in all
 _BLOCK_BYTES = 16 << 20  # bytes; a blob has at most 50,000 blocks, so 840 GB
@@ -70,8 +79,9 @@ class Azure(Bucket):
     def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """List blobs in pages of 5,000."""
         container = self.client.get_container_client(bucket)
+        list_blobs = container.list_blobs if deep else container.walk_blobs
         with _translate_errors():
-            for item in container.list_blobs(prefix) if deep else container.walk_blobs(prefix):
+            for item in list_blobs(prefix, raw_response_hook=_check_listing):
                 yield (folder_entry(bucket, item.name) if isinstance(item, BlobPrefix) else _to_entry(bucket, item))
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
@@ -117,6 +127,13 @@ class _RetryPolicy(ExponentialRetry):  # type: ignore[misc]
     def get_backoff_time(self, settings: dict[str, Any]) -> float:
         """Return the seconds to wait before try `count + 2`, with jitter to spread out clients."""
         return float(_PAUSE * 2 ** settings["count"] * random.uniform(0.5, 1))
+
+
+def _check_listing(response: Any) -> None:
+    """Refuse a reply whose XML is not that of a listing."""
+    reply = response.http_response
+    if reply.status_code == 200 and not _LISTING.match(reply.body()):
+        raise not_a_listing_error(reply.headers)
 
 
 def _get_account_name() -> str:

@@ -167,6 +167,19 @@ def error_from_status(status: int | None, message: str) -> OSError:
     return OSError(_ERRNOS[status], text) if status in _ERRNOS else OSError(text)
 
 
+def not_a_listing_error(headers: Any) -> OSError:
+    """Return the error for a reply to a list request that is not a listing, by its headers.
+
+    Clients take a proxy's page or an empty body for an empty listing, from which `gc` would
+    conclude that no snapshot needs a file.
+    """
+    content_type = headers.get("content-type") or "no content type"
+    return OSError(
+        f"the server replied to a list request without a listing ({content_type}): check the endpoint, "
+        "and whether a proxy replies in its place"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Cloud:
     """One vendor's object store, or a compatible one; repositories of the Hub are read-only."""

@@ -16,13 +16,20 @@ from google.cloud.storage import Blob, Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
+from rag_model.store.objects.buckets import (
+    Bucket,
+    error_from_status,
+    file_entry,
+    folder_entry,
+    not_a_listing_error,
+)
 
 # In seconds: about 7 tries.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=3.2, multiplier=2).with_timeout(12)
 _BINARY = "application/octet-stream"
 _CHUNK_UNIT = 256 << 10  # bytes; the size of an upload's chunks must be a multiple
-_FIELDS = "items(name,size,timeCreated),prefixes,nextPageToken"
+_LISTING = "storage#objects"  # `kind` of every listing, also of an empty one
+_FIELDS = "kind,items(name,size,timeCreated),prefixes,nextPageToken"
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
@@ -59,7 +66,8 @@ class GCS(Bucket):
             bucket, prefix=prefix, delimiter=None if deep else "/", fields=_FIELDS, retry=_RETRY
         )
         with _translate_errors():
-            yield from (_to_entry(bucket, blob) for blob in blobs)
+            for page in _iter_pages(blobs):
+                yield from (_to_entry(bucket, blob) for blob in page)
         yield from (folder_entry(bucket, name) for name in sorted(blobs.prefixes))
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
@@ -97,6 +105,23 @@ class GCS(Bucket):
 
 def _to_entry(bucket: str, blob: Blob) -> dict[str, Any]:
     return file_entry(bucket, blob.name, blob.size or 0, blob.time_created)
+
+
+def _iter_pages(blobs: Any) -> Iterator[Any]:
+    """Yield the pages of a listing.
+
+    Raises:
+        OSError: the server replied with something else.
+    """
+    try:
+        for page in blobs.pages:
+            if page.raw_page.get("kind") != _LISTING:
+                raise not_a_listing_error({"content-type": "JSON"})
+            yield page
+    except requests.exceptions.JSONDecodeError as error:
+        raise not_a_listing_error({"content-type": "not JSON"}) from error
+    except AttributeError as error:  # the client expects a JSON object
+        raise not_a_listing_error({"content-type": "not a JSON object"}) from error
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import botocore.exceptions  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs import S3FileSystem
 
+from rag_model.store.objects.buckets import not_a_listing_error
 from rag_model.store.objects.files import MAX_REQUESTS
 
 _TRIES = 7
@@ -76,17 +77,9 @@ class S3(S3FileSystem):  # type: ignore[misc]
 
 
 def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
-    """Refuse a reply that is not a `ListBucketResult`.
-
-    botocore parses a proxy's page or an empty body as an empty listing, and `gc` would conclude
-    that no snapshot needs a file. Every real listing has `IsTruncated`.
-    """
+    """Refuse a reply that is not a `ListBucketResult`; every real one has `IsTruncated`."""
     if http_response.status_code == 200 and "IsTruncated" not in parsed:
-        content_type = http_response.headers.get("content-type") or "no content type"
-        raise OSError(
-            f"the server replied to a list request without a listing ({content_type}): check the endpoint, "
-            "and whether a proxy replies in its place"
-        )
+        raise not_a_listing_error(http_response.headers)
 
 
 async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:

@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from rag_model.corpus.source import expand_pattern, get_size, get_stamp, read_by
 from rag_model.errors import MissingExtraError, StoreError
 from rag_model.store import RefMove, Store
 from rag_model.store.objects.buckets import find_cloud
-from rag_model.store.upkeep.verify import probe_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import probe_store, verify_version
 from tests.fixtures.clouds import CONTAINER, Service
 from tests.fixtures.faulty import FaultyServer, Request, faulty
 from tests.rag_model.store.test_races import race
@@ -185,6 +186,21 @@ def test_a_listing_has_folders_and_more_than_one_page(service: Service, monkeypa
         assert sorted(file.path[7:] for file in store.files.iter_tree("folder")) == ["a", "b/c", "b/d/e", "bc"]
         store.files.delete_folder("folder/b")
         assert sorted(file.path[7:] for file in store.files.iter_tree("folder")) == ["a", "bc"]
+
+
+@pytest.mark.parametrize("fault", ["empty", "page", "object"])
+def test_a_listing_that_is_no_listing_deletes_nothing(cloud: Proxied, fault: str, publish: Callable[..., str]) -> None:
+    snapshot = publish(cloud.store)
+    cloud.server.fault = lambda request: fault if _is_listing(request) else None
+    with pytest.raises(StoreError, match="replied to a list request without a listing"):
+        collect_garbage(cloud.store, 0.0)
+    assert not any(request.method == "DELETE" and request.touches("blobs") for request in cloud.server.requests)
+    cloud.server.fault = lambda request: None
+    assert verify_version(cloud.store, snapshot) == []
+
+
+def _is_listing(request: Request) -> bool:
+    return request.method == "GET" and request.touches("prefix=")
 
 
 def test_one_of_many_processes_creates(service: Service) -> None:
