@@ -11,7 +11,7 @@ gc.set_threshold(50_000)  # or a quarter of the time goes into looking for garba
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from generated import as_restructured_text, write_commands  # noqa: E402 - found by the line above
+from generated import as_restructured_text, write_commands, write_deviations  # noqa: E402 - found by the line above
 
 project = "bookwheel"
 project_copyright = "the authors of bookwheel; Apache-2.0"
@@ -55,7 +55,6 @@ default_role = "code"
 
 def setup(app: Sphinx) -> None:
     """Generate the page of commands, and read docstrings as the Markdown that they are."""
-    app.connect(
-        "builder-inited", lambda app: write_commands(Path(app.srcdir) / "reference" / "commands.md"), priority=1
-    )
+    for name, write in (("commands.md", write_commands), ("deviations.md", write_deviations)):
+        app.connect("builder-inited", lambda app, n=name, w=write: w(Path(app.srcdir) / "reference" / n), priority=1)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=1)  # before napoleon

@@ -8,6 +8,8 @@ from typing import Any
 from cyclopts.docs.markdown import generate_markdown_docs
 
 from flows.cli import app
+from rag_model.training.objectives.objective import get_objective, list_objective_names
+from rag_model.training.settings import list_deviations
 
 _HEAD = """# Commands
 
@@ -17,6 +19,13 @@ Settings come from the flag, then the environment (`BOOKWHEEL_STORE`, …), then
 or a parent folder, then the default. Every command takes `--json`: one JSON document on standard output, progress on
 standard error. Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification failed.
 """
+_DEVIATIONS_HEAD = """# Deviations from the papers
+
+This page is generated from the comments of the settings, which `bookwheel finetune OBJECTIVE --print-settings` prints
+too. All other defaults are those of the paper or of its authors' code.
+
+| objective | setting | default | paper or code | reason |
+| --- | --- | --- | --- | --- |"""
 _CODE_SPAN = re.compile(r"(`+[^`]*`+)")
 _ITEM = re.compile(r"\s*([*-]|\d+\.)\s")
 
@@ -27,10 +36,37 @@ def write_commands(path: Path) -> None:
     Args:
         path: the Markdown file; it is not touched when nothing has changed, so that the next build reuses the page.
     """
-    text = "\n".join([_HEAD, *(_help(verb) for verb in app if not verb.startswith("-"))])
+    _write_if_changed(path, "\n".join([_HEAD, *(_help(verb) for verb in app if not verb.startswith("-"))]))
+
+
+def _write_if_changed(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
+
+
+def write_deviations(path: Path) -> None:
+    """Write a page with the defaults of all objectives that differ from a paper or its code.
+
+    The comments of the settings are the source. Objectives with equal rows share one.
+    """
+    rows: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
+    names = list_objective_names()
+    for name in names:
+        for deviation in list_deviations(get_objective(name)):
+            key = deviation.name, deviation.published, deviation.reason
+            objectives, values = rows.setdefault(key, ([], []))
+            objectives.extend([name] if name not in objectives else [])
+            values.extend([deviation.value] if deviation.value not in values else [])
+    lines = [
+        f"| {_list_objectives(objectives, names)} | `{setting}` | {'; '.join(values)} | {published} | {reason} |"
+        for (setting, published, reason), (objectives, values) in rows.items()
+    ]
+    _write_if_changed(path, "\n".join([_DEVIATIONS_HEAD, *lines]) + "\n")
+
+
+def _list_objectives(objectives: list[str], names: tuple[str, ...]) -> str:
+    return "all" if len(objectives) == len(names) else ", ".join(f"`{name}`" for name in objectives)
 
 
 def _help(verb: str) -> str:

@@ -22,10 +22,11 @@ cannot express (None), or whose default depends on the encoder, is therefore wri
 import ast
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
@@ -37,6 +38,7 @@ from rag_model.training.objectives.objective import Objective, TrainingSettings,
 Tables = Mapping[str, Mapping[str, Any]]  # settings by table
 
 _WIDTH = 44  # column at which comments start
+_DEVIATION = re.compile(r"(?:^|; )([^;]*?),? ?instead of ([^;]*?), because ([^;]*)")
 
 
 def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> TrainingSettings:
@@ -106,6 +108,39 @@ def parse_field_comments(kind: type[Any]) -> dict[str, str]:
         if is_dataclass(record_type):
             comments |= _parse_own_comments(record_type)
     return comments
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """A default of an objective that differs from its paper or the authors' code."""
+
+    name: str  # of the setting
+    value: str  # the default
+    published: str  # the value of the paper or the code
+    reason: str
+
+
+def list_deviations(objective: Objective[Any]) -> list[Deviation]:
+    """Return the deviations that the comments of an objective's settings give.
+
+    A comment has a clause `VALUE instead of PUBLISHED, because REASON`; clauses end at a semicolon.
+    Without VALUE the deviation is the default. In the comment of a table, VALUE is `NAME = VALUE`.
+    """
+    return list(_iter_deviations(objective.settings()))
+
+
+def _iter_deviations(settings: Any) -> Iterator[Deviation]:
+    comments = parse_field_comments(type(settings))
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        for default, published, reason in _DEVIATION.findall(comments.get(setting.name, "")):
+            if is_dataclass(value):
+                name, _, table_value = default.partition(" = ")
+                yield Deviation(name, table_value, published, reason)
+            else:
+                yield Deviation(setting.name, default or _render_value(value), published, reason)
+        if is_dataclass(value):
+            yield from _iter_deviations(value)
 
 
 def _parse_own_comments(kind: type[Any]) -> dict[str, str]:

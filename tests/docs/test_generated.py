@@ -1,11 +1,14 @@
 """What the pages take from the code: every command with its options, and docstrings that autodoc reads as meant."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from docs.generated import as_restructured_text, write_commands
+from docs.generated import as_restructured_text, write_commands, write_deviations
 from flows.cli import app
+from rag_model.training.objectives.objective import list_objectives
+from rag_model.training.settings import list_deviations
 
 
 def test_the_page_of_commands_has_every_command_and_option(tmp_path: Path) -> None:
@@ -18,6 +21,25 @@ def test_the_page_of_commands_has_every_command_and_option(tmp_path: Path) -> No
         assert options
         for option in (option for option in options if option.parameter.show and option.name.startswith("--")):
             assert f"`{option.name}" in section, f"{verb} {option.name}"
+
+
+def test_the_page_of_deviations_has_the_defaults_of_the_settings(tmp_path: Path) -> None:
+    page = tmp_path / "deviations.md"
+    write_deviations(page)
+    rows = page.read_text(encoding="utf-8").partition("| --- |")[2].splitlines()[1:]
+    for objective in list_objectives():
+        settings = objective.settings()
+        tables = [getattr(settings, table.name) for table in fields(settings)]
+        deviations = list_deviations(objective)
+        assert {deviation.name for deviation in deviations} >= {"warmup_share", "precision"}, "of the loop"
+        for deviation in deviations:
+            values = [getattr(table, deviation.name) for table in tables if hasattr(table, deviation.name)]
+            assert values, deviation
+            stated = deviation.value.split()[0].strip('"')
+            assert not stated[0].isdigit() or "unit length" in deviation.value or float(stated) in values, deviation
+            cells = f"| `{deviation.name}` |", deviation.value, deviation.published, deviation.reason
+            (row,) = [row for row in rows if all(cell in row for cell in cells)]
+            assert row.startswith("| all |") or f"`{objective.name}`" in row
 
 
 def test_a_page_that_would_not_change_is_not_written_again(tmp_path: Path) -> None:

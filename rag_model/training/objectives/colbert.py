@@ -84,7 +84,9 @@ class ColbertRecipe(GroupRecipe):
     # cross-entropy over all passages of the batch; ColBERTv2 adds it to the distillation
     in_batch: bool = True
     missing: Missing = "drop"  # an example without a positive or a negative passage
-    goal: GoalName = "average_rank"  # selects the best weights, on the dev set
+    # selects the best weights, on the dev set; instead of the benchmark's measure, because evaluations do
+    # not encode the corpus
+    goal: GoalName = "average_rank"
     seed: int = 12345  # of the new projection, the order and the negatives
 
     def __post_init__(self) -> None:
@@ -104,7 +106,8 @@ class ColbertRecipe(GroupRecipe):
 class ColbertTraining:
     """Settings of a ColBERT's training."""
 
-    # ColBERTv2, section 3.2: one epoch of 400,000 steps, 20,000 of them warm-up
+    # ColBERTv2, section 3.2: 20,000 of 400,000 steps are warm-up; epochs = 1 instead of 400,000
+    # steps, because the length follows the data
     loop: LoopSettings = LOOP
     colbert: ColbertRecipe = field(default_factory=ColbertRecipe)
     negatives: NegativesRecipe = field(default_factory=lambda: NegativesRecipe(ranked=1_000))

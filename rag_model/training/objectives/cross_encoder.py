@@ -43,7 +43,9 @@ LOOP = LoopSettings(epochs=2, learning_rate=1e-5, warmup_share=0.1, weight_decay
 class CrossEncoderRecipe(GroupRecipe):
     """Settings of a cross-encoder. "Code" is github.com/luyug/Reranker, of Gao et al. 2021."""
 
-    batch_size: int = 4  # questions per batch and process; code: 1 on each of 4 GPUs
+    # questions per batch and process; 4 in one process instead of 1 on each of 4 GPUs, because a
+    # step then has equally many questions
+    batch_size: int = 4
     # per question, drawn in each epoch; code: train_group_size 8, with the positive
     negatives: int = 7
     ranked: int = 30  # hardest negatives of a dev question to rank; mining keeps 30

@@ -46,7 +46,9 @@ GoalName = Literal["average_rank", "loss", "Success@20"]
 class DprRecipe(PairRecipe):
     """Settings of DPR; those of the optimizer are in `LoopSettings`, whose defaults are DPR's."""
 
-    batch_size: int = 128  # questions per batch and process; DPR, section 5: 128 over all 8 GPUs
+    # questions per batch and process; 128 for each process instead of 128 over 8 GPUs (section 5),
+    # because the published size must fit one process
+    batch_size: int = 128
     hard_negatives: int = 1  # per question; DPR, section 5: one from BM25
     # an example without a positive passage; DPR, section 4.2: discarded
     without_positive: Missing = "drop"
@@ -62,6 +64,8 @@ class DprRecipe(PairRecipe):
 class DprTraining:
     """Settings of a DPR training."""
 
+    # learning_rate = 2e-5 instead of 1e-5 in the paper, because the published checkpoints were
+    # trained with the code, which has 2e-5
     loop: LoopSettings = field(default_factory=LoopSettings)
     dpr: DprRecipe = field(default_factory=DprRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)

@@ -86,7 +86,9 @@ class End2EndRecipe:
 class ReconstructionSettings:
     """Settings of the auxiliary task, generating a statement from passages; paper, section 3.2."""
 
-    # leads: those of the corpus; none; or a JSON-lines file with a `statement` a line
+    # leads: those of the corpus; none; or a JSON-lines file with a `statement` a line; first
+    # sentences of articles instead of summaries of the data's domain, because a snapshot has no
+    # summaries
     statements: str = LEADS
     most: int = 20_000  # leads
     batch_size: int = 1  # statements per batch and process

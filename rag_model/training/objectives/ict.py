@@ -50,9 +50,12 @@ _DEV = -1  # in place of an epoch, so that each evaluation draws the same senten
 class IctRecipe(GroupRecipe):
     """Settings of the inverse cloze task. "Paper" is Lee et al. 2019."""
 
-    batch_size: int = 128  # sentences per batch and process, each with its passage; paper: 4,096
+    # sentences per batch and process, each with its passage; instead of 4,096, because it fits one
+    # machine
+    batch_size: int = 128
     removed: float = 0.9  # share of passages from which the sentence is removed; paper: 90 %
-    temperature: float = 1.0  # of the scores; paper: 1. With vectors of unit length use 0.05
+    # of the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    temperature: float = 1.0
     dev_texts: int = 256  # held-out passages for the evaluation
     ranked: int = 1_000  # other passages that held-out sentences rank
     goal: GoalName = "average_rank"  # selects the best weights, on the held-out texts
@@ -68,6 +71,7 @@ class IctRecipe(GroupRecipe):
 class IctTraining:
     """Settings of a training on the inverse cloze task."""
 
+    # epochs = 1 instead of 100,000 steps, because the length follows the data
     loop: LoopSettings = LOOP
     ict: IctRecipe = field(default_factory=IctRecipe)
 

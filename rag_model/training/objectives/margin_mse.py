@@ -44,8 +44,7 @@ from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 LOOP = LoopSettings(epochs=25, learning_rate=7e-6, schedule="constant", warmup_share=0.0)
-"""The authors' code, github.com/sebastian-hofstaetter/matchmaker: config/train/defaults.yaml.
-It lowers the rate when the dev measure stagnates; clipping is that of `LoopSettings`."""
+"""Clipping is that of `LoopSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,14 @@ class MarginMseRecipe(PairRecipe):
     """Settings of MarginMSE. "Code" is matchmaker, "paper" Hofstätter et al. 2020."""
 
     batch_size: int = 32  # questions per batch and process; code: batch_size_train 32
-    # per question, drawn in each epoch from those with teacher scores; paper: triples
+    # per question, drawn in each epoch from those with teacher scores; 1 of the `scored` ones in
+    # each epoch instead of one triple of a file, because negatives are mined
     negatives: int = 1
     scored: int = 8  # hardest negatives of a question that the teacher scores
     missing: Missing = "drop"  # an example without a positive or a negative passage
-    goal: GoalName = "average_rank"  # selects the best weights, on the dev set
+    # selects the best weights, on the dev set; instead of the benchmark's measure, because evaluations do
+    # not encode the corpus
+    goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
         check_bounds(self, "margin_mse", {"batch_size": 1, "negatives": 1, "scored": 1}, ["temperature"])
@@ -68,7 +70,9 @@ class MarginMseRecipe(PairRecipe):
 class MarginMseTraining:
     """Settings of a MarginMSE training."""
 
-    # github.com/sebastian-hofstaetter/matchmaker: config/train/defaults.yaml
+    # code: github.com/sebastian-hofstaetter/matchmaker, config/train/defaults.yaml;
+    # schedule = "constant" instead of a rate that is lowered when the dev measure stagnates, because
+    # a rate that depends on the step alone lets a run resume exactly
     loop: LoopSettings = LOOP
     margin_mse: MarginMseRecipe = field(default_factory=MarginMseRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)

@@ -84,7 +84,9 @@ class OpenRagRecipe(GroupRecipe):
     depth: int = 100  # passages per question to judge before the training; paper: 100
     # retriever expression for them; None: the bag index with the initial encoder
     retriever: str | None = None
-    pooled: int = 30  # passages of each pool to keep, those with the likeliest answers
+    # passages of each pool to keep, those with the likeliest answers; instead of an unpublished
+    # number, because the paper leaves it open
+    pooled: int = 30
     online: bool = True  # judge the current encoder's passages; False: train on the pools alone
     proposed: int = 20  # passages per question that the bag index proposes online; paper: 20
     asked_terms: int = 768  # heaviest terms of a question in a search of the bag index
@@ -107,6 +109,7 @@ class OpenRagRecipe(GroupRecipe):
 class OpenRagTraining:
     """Settings of an OpenRAG training."""
 
+    # epochs = 10 instead of an unpublished number, because the paper leaves it open
     loop: LoopSettings = LOOP
     openrag: OpenRagRecipe = field(default_factory=OpenRagRecipe)
     judge: JudgeSettings = field(default_factory=JudgeSettings)

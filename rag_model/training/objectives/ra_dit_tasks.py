@@ -76,7 +76,9 @@ class LmRecipe:
 class RetrieverRecipe:
     """Settings of R-ft, the second stage."""
 
-    batch_size: int = 32  # examples per batch and process; paper: 32 per GPU, on 16
+    # examples per batch and process; 32 in one process instead of 32 on each of 16 GPUs, because
+    # the defaults fit one machine
+    batch_size: int = 32
     # generator's score; paper: probability, which underflows for long answers
     preference: Preference = "probability"
     preference_temperature: float = 0.01  # τ of p_LSR; paper: .01
@@ -84,7 +86,8 @@ class RetrieverRecipe:
     scored_by: Scoring = "initial"
     text_share: float = 0.95  # share of examples that are plain text of the snapshot; paper: .95
     text_tokens: int = 50  # tokens of the beginning, and at most of the continuation; paper: 50
-    # selects the best weights, on the dev set; paper: the rank of gold passages
+    # selects the best weights, on the dev set; instead of the rank of gold passages, because dev
+    # examples need no passages
     goal: RetrieverGoal = "nll"
 
 
@@ -94,7 +97,8 @@ class RaDitRecipe:
 
     stages: Stages = "both"  # paper: both; table 6 has either alone
     k: int = 10  # passages per example of R-ft, and per answered question; paper: 10
-    temperature: float = 1.0  # of p_R; paper, eq. 2: 1. With vectors of unit length use 0.05
+    # of p_R; 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    temperature: float = 1.0
     retriever: str | None = None  # a retriever expression; None: the snapshot's default
     index: str | None = None  # an index of the snapshot: the short form of `retriever`
     refuse_collapse: bool = True  # fail if all questions get the same passages
@@ -115,7 +119,9 @@ class RaDitRecipe:
 class RaDitTraining:
     """Settings of an RA-DIT training."""
 
-    loop: LoopSettings = LOOP  # of R-ft; `dev_examples` applies to both stages
+    # of R-ft; dev_examples = 500 of both stages instead of up to 2,500 of each task, because the
+    # generator scores all at each evaluation
+    loop: LoopSettings = LOOP
     lm_loop: LoopSettings = LM_LOOP  # of LM-ft
     ra_dit: RaDitRecipe = field(default_factory=RaDitRecipe)
     lm: LmRecipe = field(default_factory=LmRecipe)

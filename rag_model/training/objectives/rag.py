@@ -86,7 +86,7 @@ class RagRecipe:
     """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
 
     k: int = 5  # passages per question; paper, section 3: 5 or 10 in training
-    # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    # of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines differ too little
     temperature: float = 1.0
     label_smoothing: float = 0.1  # code: 0.1
     exclude_bos: bool = False  # code: false
@@ -103,7 +103,8 @@ class RagRecipe:
     # of several answers; paper, appendix D: each answer makes a separate pair
     targets: AnswerTargets = "each"
     without_answer: Missing = "drop"  # an example without an answer cannot be trained on
-    # selects the best weights, on the dev set; code: EM, which needs decoding
+    # selects the best weights, on the dev set; instead of EM, because EM needs decoding at each
+    # evaluation
     goal: GoalName = "nll"
     answered: int = 100  # dev questions to answer at each evaluation, for EM and F1; 0: none
     max_new_tokens: int = 25  # per answer; code: val_max_target_length 25

@@ -81,13 +81,15 @@ class RealmRecipe:
 
     # paper: salient spans 38.2, random masks 32.3 (Natural Questions, dev)
     masks: Masks = "salient"
-    # sequence (paper): one sum over passages per text; token (code): one per masked wordpiece, and
-    # the loss is divided by the number of masks in the batch instead of the number of texts
+    # sequence: one sum over passages per text; token: one per masked wordpiece, and the loss is
+    # divided by the masks of the batch and not by its texts; instead of "token" in the code,
+    # because the paper's equation has one sum
     marginal: Marginal = "sequence"
     candidates: int = 8  # passages per text, including the null passage; paper: 8
-    # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
+    # of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines differ too little
     temperature: float = 1.0
-    batch_size: int = 8  # texts per batch and process; paper: 512 over 64 TPUs
+    # texts per batch and process; instead of 512 over 64 TPUs, because it fits one machine
+    batch_size: int = 8
     question_tokens: int = 96  # wordpieces of a masked text, including special tokens
     # wordpieces of a candidate's text that the masked language model reads; code: 288
     passage_tokens: int = 288
@@ -118,6 +120,7 @@ class RealmRecipe:
 class RealmTraining:
     """Settings of a REALM training."""
 
+    # epochs = 1 instead of 200,000 steps, because the length follows the data
     loop: LoopSettings = LOOP
     realm: RealmRecipe = field(default_factory=RealmRecipe)
     # paper: a new index about every 500 steps

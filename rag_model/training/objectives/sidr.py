@@ -78,12 +78,14 @@ class SidrRecipe(GroupRecipe):
     terms: int = 768
     question_length: int = 128  # tokens, for a new encoder; code: max_len 128
     passage_length: int = 256  # tokens, for a new encoder; code: max_len 256
-    # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9
+    # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9; weights
+    # in bytes instead of float weights, because the index is a quarter of the size
     scale: int = 8
     temperature: float = 1.0  # of the scores; code: 1
     both_ways: bool = True  # also contrast the questions of a passage; code: sym_loss True
     without_positive: Missing = "drop"  # an example without a positive passage
-    # selects the best weights, on the dev set; bag_…: by the bag index
+    # selects the best weights, on the dev set; bag_…: by the bag index; instead of the benchmark's
+    # measure, because evaluations do not encode the corpus
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:

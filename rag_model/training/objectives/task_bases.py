@@ -127,7 +127,8 @@ class PairRecipe(GroupRecipe):
     shared: bool = False  # one encoder for questions and passages; DPR: two; MarginMSE's paper: one
     # train only the question encoder, so that an index stays valid; papers: both
     freeze_passages: bool = False
-    temperature: float = 1.0  # of the scores; the papers: 1. With vectors of unit length use 0.05
+    # of the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    temperature: float = 1.0
 
 
 def pair_costs(

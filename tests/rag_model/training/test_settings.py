@@ -24,7 +24,7 @@ def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
     lines = render_settings(DPR).splitlines()
     (batch,) = (line for line in lines if line.startswith("batch_size"))
     assert batch.split("#")[0].strip() == "batch_size = 128"
-    assert "DPR, section 5: 128 over all 8 GPUs" in batch
+    assert "instead of 128 over 8 GPUs (section 5), because" in batch
     (temperature,) = (line for line in lines if "temperature =" in line)
     assert temperature.startswith("# temperature = 1.0")
     assert "0.05 if the encoder's vectors have length 1" in temperature
