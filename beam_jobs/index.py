@@ -142,7 +142,8 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
         return _with_reused_training(build)
     annotated = _with_note(build, result.note) if result.note else build
     training_fit = TrainingStats(result.stats["losses"]) if get_kind(build.plan.kind).learns else None
-    return _with_trained(annotated, result.blob, training_fit)
+    trained = _with_trained(annotated, result.blob, training_fit)
+    return replace(trained, parent_shards=build.reused.shards) if result.keeps_shards and build.reused else trained
 
 
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:

@@ -25,17 +25,19 @@ class IndexStageResult:
     stats: IndexStats  # statistics that the index kind reports
     is_new: bool = False  # whether this run wrote the file, and not an earlier one
     note: str = ""  # a note for the plan, such as why the index was trained again
+    keeps_shards: bool = False  # whether the parent's shards can be updated with a new trained file
 
     def to_json(self) -> Report:
         """Return the record as JSON values."""
         blob = self.blob.to_json() if self.blob else None
-        return {"out": blob, "facts": self.stats, "made": self.is_new, "note": self.note}
+        values = {"out": blob, "facts": self.stats, "made": self.is_new, "note": self.note}
+        return values | {"keeps_shards": self.keeps_shards}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
         blob = BlobRef.from_json(value["out"]) if value["out"] else None
-        return cls(blob, value["facts"], value["made"], value["note"])
+        return cls(blob, value["facts"], value["made"], value["note"], value["keeps_shards"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,13 +70,16 @@ class _NotDerivedError(Exception):
 def train_one(build: IndexInProgress, store: Store) -> Report:
     """Train one index, once; if an inherited file fits, only report that."""
     plan, reused = build.plan, build.reused
-    retrain_reason = reused and reused.stats.explain_misfit(plan.drift)
+    imbalance = reused and reused.stats.explain_misfit(plan.drift)
+    retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
     if reused and not retrain_reason:
-        fit = _measure_fit(build, reused, store)
-        retrain_reason, missed_rows = fit.explain_misfit(plan.drift), fit.explain_missed_neighbors()
+        fit = _measure_fit(build, reused, store) if reused.changed_parts else FitResult(0, {})
+        retrain_reason, follow_reason = fit.explain_misfit(plan.drift), fit.explain_missed_neighbors() or imbalance
         if not retrain_reason:
             return (
-                _follow_new_vectors(build, reused, missed_rows, store) if missed_rows else IndexStageResult(None, {})
+                _follow_new_vectors(build, reused, follow_reason, store)
+                if follow_reason
+                else IndexStageResult(None, {})
             ).to_json()
 
     def make(out: Path) -> IndexStats:
@@ -86,11 +89,9 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     return replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else "").to_json()
 
 
-def _follow_new_vectors(
-    build: IndexInProgress, reused: ReusedTraining, missed_rows: str, store: Store
-) -> IndexStageResult:
-    """Move the lists of an inherited trained file to the present vectors, once."""
-    plan = build.plan
+def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: str, store: Store) -> IndexStageResult:
+    """Move the lists or cells of an inherited trained file to the present vectors, once."""
+    plan, keeps_shards = build.plan, isinstance(get_kind(build.plan.kind), ShardUpdatingKind)
 
     def make(out: Path) -> IndexStats:
         return get_kind(plan.kind).follow(
@@ -98,7 +99,9 @@ def _follow_new_vectors(
         )
 
     result = _run_once(store, "follow", index_inputs(plan), make, vectors=build.rows.id, trained=reused.blob.id)
-    return replace(result, note=f"trained as in snapshot {reused.snapshot[:12]}, lists moved: {missed_rows}")
+    change = "cells split" if keeps_shards else "lists moved"
+    note = f"trained as in snapshot {reused.snapshot[:12]}, {change}: {reason}"
+    return replace(result, note=note, keeps_shards=keeps_shards)
 
 
 def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -> FitResult:

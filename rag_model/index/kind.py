@@ -597,8 +597,9 @@ class ShardUpdatingKind(Protocol):
     ) -> IndexStats:
         """Write shard `number` from its slices and from `previous`, the shard of an earlier build.
 
-        The earlier build had the same plan and trained file. The result depends on the arguments
-        alone. If the statistics have a `reason`, the shard was built again, for that reason.
+        The earlier build had the same plan, and the same trained file or the one that `follow` moved,
+        which a build also calls if a shard has grown beyond its limit. The result depends on the
+        arguments alone. If the statistics have a `reason`, the shard was built again, for that reason.
 
         Raises:
             InputError: as `shard`, or the previous shard is missing or damaged.

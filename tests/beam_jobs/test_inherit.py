@@ -338,15 +338,41 @@ def test_lists_that_miss_one_new_article_move_to_it(
     assert recalls[0] > 0.8 > recalls[1], recalls
 
 
-def test_cells_that_are_worn_out_are_learnt_anew_though_nothing_is_new(store: Store, months: Months) -> None:
-    first, _ = build(store, months[0])
-    worn = [
-        replace(built, training=(built.training[0], built.training[1].with_imbalance(2.9)))
-        for built in first
-        if built.plan.shards
-    ]
-    (hnsw, _), _ = build(store, months[0], worn, months[0])
-    assert hnsw.plan.notes == ("trained again: the largest cell has grown to 2.90 times the mean",)
+def test_a_cell_that_has_grown_is_split(store: Store, months: Months, tmp_path: Path) -> None:
+    (first, _), _ = build(store, months[0])
+    crowd = clouds(3000, 8)
+    crowd = crowd[nearest(crowd) == 1]  # about one direction alone
+    assert first.training
+    fits = replace(first.training[1], losses=dict.fromkeys(first.training[1].losses, 9.0))
+    grown = saved(tmp_path / "grown", [crowd])
+    (second, _), _ = build(store, [*months[0], *grown], [replace(first, training=(first.training[0], fits))], months[0])
+    assert second.training
+    assert second.training[1].imbalance_now > 1.8
+    larger = [*months[0], *grown]
+    (third, _), _ = build(store, larger, [second], larger)
+    (note, *_) = third.plan.notes
+    assert note.startswith("trained as in snapshot 000000000000, cells split: the largest cell has grown to 1.9")
+    assert third.training
+    assert third.training[0] != second.training[0]
+    assert third.training[1].imbalance_now < second.training[1].imbalance_now
+    assert sum(count_cells(third)[:3]) == 3, "the parent's graphs are there to be updated"
+    questions = clouds(100, 21)
+    _, exact = ExactIndex(larger).search(questions, 10)
+    path = store.blobs.get_local_path(third.blob)
+    found = open_index(path, defaults=third.plan.search).search(questions, 10)[1]
+    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
+
+
+def test_cells_that_cannot_be_split_are_kept(store: Store, months: Months) -> None:
+    (first, _), _ = build(store, months[0])
+    assert first.training
+    worn = replace(first, training=(first.training[0], first.training[1].with_imbalance(2.9)))
+    (second, _), _ = build(store, months[0], [worn], months[0])
+    assert second.plan.notes == (
+        "trained as in snapshot 000000000000, cells split: the largest cell has grown to 2.90 times the mean",
+    )
+    assert (second.blob, second.training[0] if second.training else None) == (first.blob, first.training[0])
+    assert count_cells(second) == [0, 0, 3, 0]
 
 
 def test_how_even_the_cells_are_is_passed_on(store: Store, months: Months) -> None:

@@ -117,17 +117,38 @@ def cell_sample_size(plan: VectorPlan) -> int:
     return min(plan.n, max(_POINTS_PER_CELL * plan.cells, 4 * _POINTS_PER_CELL))
 
 
+def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
+    """Split the cells that have grown beyond the limit; each gets the place of the smallest.
+
+    The other cells keep their number and, unless they are near, their vectors.
+
+    Raises:
+        ResourceError: memory ran out.
+    """
+    with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be split: use fewer"):
+        return Cells(_split_largest(plan, cells.centroids.copy(), sample)[0], cells.border, cells.linked)
+
+
 def _balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
     """Return at most `plan.cells` centroids, from k-means and repeated splits of the largest cell.
 
     k-means alone leaves cells of two or three times the mean, and the build waits for the largest
-    one. Once there are enough cells, each split removes the smallest cell.
+    one.
     """
     centroids = _run_kmeans(plan, points, max(2, round(_KMEANS_SHARE * plan.cells)))
+    centroids, cell = _split_largest(plan, centroids, points)
+    return np.ascontiguousarray(centroids[np.bincount(cell, minlength=len(centroids)) > 0])
+
+
+def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tuple[Vectors, CellIds]:
+    """Split the largest cells until there are enough and none is too large.
+
+    Once there are enough cells, each split removes the smallest one.
+    """
     cell = _assign_nearest(plan, centroids, points)
     for _ in range(_MAX_SPLITS * plan.cells):
         sizes = np.bincount(cell, minlength=len(centroids))
-        largest = int(sizes.argmax())
+        largest, place = int(sizes.argmax()), int(sizes.argmin())
         if len(centroids) >= plan.cells and sizes[largest] <= _MAX_IMBALANCE * len(points) / plan.cells:
             break
         members = np.flatnonzero(cell == largest)
@@ -135,20 +156,13 @@ def _balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
         second = members[_assign_nearest(plan, halves, points[members]) == 1]
         if len(second) in (0, len(members)):  # equal points cannot be split
             break
-        centroids = np.vstack([centroids, halves[-1:]])  # (c, d) -> (c + 1, d)
-        centroids[largest], cell[second] = halves[0], len(centroids) - 1
-        if len(centroids) > plan.cells:
-            centroids, cell = _remove_smallest(plan, centroids, cell, points)
-    return np.ascontiguousarray(centroids[np.bincount(cell, minlength=len(centroids)) > 0])
-
-
-def _remove_smallest(plan: VectorPlan, centroids: Vectors, cell: CellIds, points: Vectors) -> tuple[Vectors, CellIds]:
-    smallest = int(np.bincount(cell, minlength=len(centroids)).argmin())
-    remaining = np.delete(centroids, smallest, axis=0)  # (c, d) -> (c - 1, d)
-    orphans = cell == smallest
-    cell = cell - (cell > smallest)
-    cell[orphans] = _assign_nearest(plan, remaining, points[orphans])
-    return remaining, cell
+        if len(centroids) < plan.cells:
+            centroids, place = np.vstack([centroids, halves[-1:]]), len(centroids)  # (c, d) -> (c + 1, d)
+        orphans = np.flatnonzero(cell == place)
+        centroids[[largest, place]] = halves
+        cell[second] = place
+        cell[orphans] = _assign_nearest(plan, centroids, points[orphans])
+    return centroids, cell
 
 
 def _assign_nearest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> CellIds:

@@ -36,6 +36,7 @@ from rag_model.index.graphs.cells import (
     cell_sample_size,
     learn_cells,
     read_group_rows,
+    split_large_cells,
     unpack_slices,
     write_cell_slices,
 )
@@ -114,9 +115,19 @@ class GraphKind(VectorKind):
         )
         cells = learn_cells(plan, sample)
         index.train(sample)
-        write_piece(out, _stamp(plan), [*cells.to_arrays(), faiss.serialize_index(index)])
-        sample_losses = _losses(plan, cells, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
-        return {"sample": len(sample), "cells": len(cells.centroids), "losses": sample_losses}
+        return _write_trained(plan, cells, index, sample, out)
+
+    def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
+        """Split the cells that have grown beyond the limit; the others keep their numbers.
+
+        Raises:
+            InputError: the trained file is damaged, the vectors do not match the plan, or the
+                sample holds a NaN or an infinity.
+            ResourceError: memory ran out, or the file cannot be written.
+        """
+        sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(cell_sample_size(plan), plan.seed)
+        cells, index = _load_trained(plan, trained)
+        return _write_trained(plan, split_large_cells(plan, cells, sample), index, sample, out)
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
         """Return the losses of vectors, (m, d) float32: `cells`, `links` and `codes`.
@@ -155,7 +166,7 @@ class GraphKind(VectorKind):
         members, sources = unpack_slices(slices, plan.d)
         with _translate_errors(plan, number):
             shard = _build_shard(plan, members, sources)
-        shard.write(plan, trained, number, out)
+        shard.write(plan, number, out)
         return _count_shard(shard, len(members.digests), out)
 
     def update(
@@ -176,7 +187,7 @@ class GraphKind(VectorKind):
                 or of another build.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        earlier = Shard.read(plan, trained, previous, number)
+        earlier = Shard.read(plan, previous, number)
         members, sources = unpack_slices(slices, plan.d)
         old_members = match_digests(earlier.history.members, members.digests)
         inserted = int((old_members < 0).sum())
@@ -187,7 +198,7 @@ class GraphKind(VectorKind):
                 shard, reason = _update_shard(plan, earlier, history, old_members, members, sources)
             if reason is not None:
                 shard, inserted = _build_shard(plan, members, sources), len(members.digests)
-        shard.write(plan, trained, number, out)
+        shard.write(plan, number, out)
         return _count_shard(shard, inserted, out) | ({"reason": reason} if reason else {})
 
     def merge(
@@ -316,6 +327,12 @@ def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors)
     return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
 
 
+def _write_trained(plan: VectorPlan, cells: Cells, empty: FaissIndex, sample: Vectors, out: Path) -> IndexStats:
+    write_piece(out, _stamp(plan), [*cells.to_arrays(), faiss.serialize_index(empty)])
+    sample_losses = _losses(plan, cells, empty, sample[:: -(-len(sample) // LOSS_SAMPLE)])
+    return {"sample": len(sample), "cells": len(cells.centroids), "losses": sample_losses}
+
+
 def _stamp(plan: VectorPlan) -> str:
     return digest_json([plan.piece_inputs(), "trained"])
 
@@ -337,7 +354,7 @@ def _open_shards(
     with ExitStack() as stack:
         cells = []
         for number, source in enumerate(shards):
-            cell = GraphShard.open(plan, trained, source, number, rows[2 * number], rows[2 * number + 1])
+            cell = GraphShard.open(plan, source, number, rows[2 * number], rows[2 * number + 1])
             stack.callback(cell.piece.close)
             cells.append(cell)
         yield cells

@@ -16,9 +16,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.digest import digest_json
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Metric, Rows, Vectors
-from rag_model.index.files.pieces import Opener, PieceReader, compute_stamp, write_piece
+from rag_model.index.files.pieces import Opener, PieceReader, write_piece
 from rag_model.index.graphs.graph import (
     NO_LINK,
     SIMILARITY_BITS,
@@ -134,31 +135,35 @@ class Shard:
     crossings: CrossLinks
     history: CellHistory
 
-    def write(self, plan: VectorPlan, trained: Path, number: int, out: Path) -> None:
+    def write(self, plan: VectorPlan, number: int, out: Path) -> None:
         """Write the shard of cell `number`.
 
         Raises:
             ResourceError: the file cannot be written.
         """
         arrays = [self.lists, self.crossings.out, self.crossings.begins, self.crossings.into]
-        write_piece(out, compute_stamp(plan, trained, "shard", number), [*arrays, *self.history.to_arrays()])
+        write_piece(out, _stamp(plan, number), [*arrays, *self.history.to_arrays()])
 
     @classmethod
-    def read(cls, plan: VectorPlan, trained: Path, opener: Opener, number: int) -> Self:
+    def read(cls, plan: VectorPlan, opener: Opener, number: int) -> Self:
         """Read the shard of cell `number`.
 
         Raises:
             InputError: the shard is missing, truncated, or of another build.
         """
-        with _open_shard(plan, trained, opener, number) as piece:
+        with _open_shard(plan, opener, number) as piece:
             lists, *crossings = map(piece.read, range(_LISTS, _INTO + 1))
             history = CellHistory.from_arrays([piece.read(array) for array in range(_INTO + 1, _COUNT)])
         return cls(lists, CrossLinks(*crossings), history)
 
 
-def _open_shard(plan: VectorPlan, trained: Path, opener: Opener, number: int) -> PieceReader:
-    stamp = compute_stamp(plan, trained, "shard", number)
-    return PieceReader.open(opener, stamp, _COUNT, f"shard {number} of {plan.factory}")
+def _stamp(plan: VectorPlan, number: int) -> str:
+    """Return a shard's stamp, without the trained file, of which a split changes a few cells."""
+    return digest_json([plan.piece_inputs(), "shard", number])
+
+
+def _open_shard(plan: VectorPlan, opener: Opener, number: int) -> PieceReader:
+    return PieceReader.open(opener, _stamp(plan, number), _COUNT, f"shard {number} of {plan.factory}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +184,13 @@ class GraphShard:
     sources: Links  # (s,) global rows of the vectors linked into the cell, ascending
 
     @classmethod
-    def open(cls, plan: VectorPlan, trained: Path, opener: Opener, number: int, members: Links, sources: Links) -> Self:
+    def open(cls, plan: VectorPlan, opener: Opener, number: int, members: Links, sources: Links) -> Self:
         """Open shard `number`.
 
         Raises:
             InputError: the shard is missing, truncated, of another build, or of other rows.
         """
-        piece = _open_shard(plan, trained, opener, number)
+        piece = _open_shard(plan, opener, number)
         if (piece.count_rows(_LISTS), piece.count_rows(_OUT)) != (len(members), len(sources)):
             piece.close()
             raise InputError(f"shard {number} of {plan.factory} does not match the scattered vectors: build it again")

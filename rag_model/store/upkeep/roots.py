@@ -35,8 +35,8 @@ _MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # the first bytes of a list of blobs
-# Outputs of this stage are kept without their inputs, such as an earlier month's vectors.
-_TRAINING_STAGE = "train"
+# Outputs of these stages are kept without their inputs, such as an earlier month's vectors.
+_TRAINING_STAGES = ("train", "follow")
 _MANIFESTS = 8  # manifests to read at a time: one names thousands of files
 
 
@@ -192,7 +192,7 @@ def _find_origins(
     """Return the files and all their origins; trained outputs are kept without their inputs."""
     makers: dict[str, list[_MemoRecord]] = defaultdict(list)
     for record in records:
-        for output in record.outputs if record.stage != _TRAINING_STAGE else ():
+        for output in record.outputs if record.stage not in _TRAINING_STAGES else ():
             makers[output].append(record)
     digests: set[str] = set()
     pending = list(files)

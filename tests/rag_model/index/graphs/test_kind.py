@@ -18,7 +18,7 @@ from rag_model.index.files.engine import Metric, faiss, use_threads
 from rag_model.index.files.pieces import path_opener
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs import kind as hnsw
-from rag_model.index.graphs.cells import learn_cells, read_group_rows, unpack_slices
+from rag_model.index.graphs.cells import learn_cells, read_group_rows, split_large_cells, unpack_slices
 from rag_model.index.graphs.graph import draw_levels, pack_links, select_best_links
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.kind import KIND
@@ -255,6 +255,23 @@ def test_dominant_cell_is_split(make_vectors: Make, write_parts: Make) -> None:
     assert len(set(own[200:])) == 1
 
 
+def test_a_cell_that_has_grown_is_split_and_the_others_stay(make_vectors: Make) -> None:
+    plan = resolve(IndexRecipe("HNSW8", cells=12), 6000, 32)
+    cells = learn_cells(plan, vectors := make_vectors(3000))
+    own, _, _ = cells.assign("ip", vectors)
+    largest = int(np.bincount(own).argmax())
+    crowd = np.vstack([vectors, np.repeat(vectors[own == largest], 3, axis=0)])
+    crowd += 0.01 * make_vectors(len(crowd), seed=5)
+    split = split_large_cells(plan, cells, crowd)
+    moved = np.flatnonzero((split.centroids != cells.centroids).any(axis=1))
+    assert largest in moved
+    assert len(moved) <= 4, "of 12 cells"
+    sizes = [np.bincount(one.assign("ip", crowd)[0]).max() for one in (cells, split)]
+    assert sizes[1] < 0.75 * sizes[0]
+    again = split_large_cells(plan, split, crowd)
+    np.testing.assert_array_equal(again.centroids, split.centroids)
+
+
 def test_pieces_of_another_run_are_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
     parts = write_parts(make_vectors(1500), [700])
     plan = resolve(IndexRecipe("HNSW8", cells=3), 1500, 32)
@@ -391,16 +408,14 @@ def test_a_cell_whose_graph_is_worse_than_built_is_built_again(
     plan, old = one_cell
     vectors = np.vstack([old[5:], make_vectors(5, seed=3).astype(np.float16)])
     piece = scatter_and_write(plan, tmp_path, vectors, "changed")
-    shard = Shard.read(plan, tmp_path / "trained", path_opener(tmp_path / "shard"), 0)
+    shard = Shard.read(plan, path_opener(tmp_path / "shard"), 0)
     for name, value, told in (
         ("degree", shard.history.built.degree * 1.5, "its vectors have fewer links"),
         ("unreachable", -1.0, "a search cannot reach"),
         ("recall", 1.5, "its recall is"),
     ):
         built = replace(shard.history.built, **{name: value})
-        replace(shard, history=replace(shard.history, built=built)).write(
-            plan, tmp_path / "trained", 0, tmp_path / "worse"
-        )
+        replace(shard, history=replace(shard.history, built=built)).write(plan, 0, tmp_path / "worse")
         arguments = iter_slices([piece], 1, 0), 0, path_opener(tmp_path / "worse"), tmp_path / "out"
         stats = hnsw.KIND.update(plan, tmp_path / "trained", *arguments)
         assert stats["reason"].startswith(told)

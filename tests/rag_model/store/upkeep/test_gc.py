@@ -105,20 +105,21 @@ def test_record_with_targets_stays_as_long_as_a_snapshot_has_all_of_them(store: 
     assert not store.blobs.exists(output)
 
 
-def test_what_was_trained_once_does_not_keep_what_it_was_trained_on(store: Store) -> None:
+@pytest.mark.parametrize("stage", ["train", "follow"])
+def test_what_was_trained_once_does_not_keep_what_it_was_trained_on(store: Store, stage: str) -> None:
     """It is inherited from month to month, and the vectors of the first would never go, nor a page taken down."""
     blob = store.blobs.put_bytes
     old, new, trained, index = blob(b"old vectors"), blob(b"new vectors"), blob(b"cells"), blob(b"index")
     listed = put_list(store, old)
     store.memo.write_record("embed", "old", {"embeddings": old}, {})
-    store.memo.write_record("train", "old", {"out": trained}, {}, {"vectors": listed.id})
+    store.memo.write_record(stage, "old", {"out": trained}, {}, {"vectors": listed.id})
     store.memo.write_record(
         "merge", "new", {"out": index}, {}, {"vectors": put_list(store, new).id, "trained": trained.id}
     )
     tag(store, snapshot_of(store, index, trained, new), "latest")
     removed(store)
     assert [store.blobs.exists(ref) for ref in (old, listed, new, trained, index)] == [False, False, True, True, True]
-    assert store.memo.find("train", "old") is not None, "the same vectors would give it again"
+    assert store.memo.find(stage, "old") is not None, "the same vectors would give it again"
 
 
 def test_all_generations_of_a_record_go_or_stay_together(store: Store) -> None:
