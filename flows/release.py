@@ -181,6 +181,7 @@ def release(
     settings: EvaluationSettings | None = None,
     acceptance: Acceptance | None = None,
     beam_options: Sequence[str] = (),
+    rebuild_graphs: bool = False,
 ) -> ReleaseOutcome:
     """Rebuild from `dump`, evaluate with `questions`, and move `ref` if the evaluation is accepted.
 
@@ -201,6 +202,7 @@ def release(
         acceptance: floors of metrics, and the tolerated loss against the present snapshot and
             model.
         beam_options: options of Beam and of its runner, as on their own command lines.
+        rebuild_graphs: build every cell of a graph again instead of updating the parent's.
 
     Raises:
         GateRefusedError: the indexes of the new snapshot were refused; the ref did not move.
@@ -219,7 +221,7 @@ def release(
         present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
             inputs = collect_release_inputs(target, dump, encoder, recipe or Recipe(), limit)
-            snapshot = find_recorded_snapshot(target, inputs, present_snapshot)
+            snapshot = None if rebuild_graphs else find_recorded_snapshot(target, inputs, present_snapshot)
         present_model, candidate_model = resolve_models(target, model, training)
         answers = training is not None or candidate_model is not None
         has_comparison = (
@@ -230,7 +232,8 @@ def release(
             # what applies to no question of these, too
             acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
-            snapshot = reindex.fn(dump, store, encoder, recipe, candidate, limit, False, beam_options, ref).snapshot
+            arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
+            snapshot = reindex.fn(*arguments).snapshot
             record_release_inputs(target, inputs, present_snapshot, snapshot)
         assert snapshot is not None  # only a rehearsal has none
         if training is not None:

@@ -156,7 +156,9 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
             f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in {_SETTINGS}), "
             "which is not supported: use a model for cosine or dot similarity"
         )
-    if similarity not in ("cosine", "dot", *_OTHER_SIMILARITIES):
+    # sentence-transformers compares single vectors by cosine if a folder names a measure of token
+    # vectors.
+    if similarity not in ("cosine", "dot", "maxsim", "meanmaxsim", *_OTHER_SIMILARITIES):
         raise InputError(
             f"encoder file {folder / _SETTINGS} has similarity_fn_name {similarity!r}: "
             'change it to "cosine" or "dot", or remove it'

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rag_model.index.tokens.build import TokenRows
 
 from rag_model.corpus.ragged_file import TokenFile
 from rag_model.encoders.muvera import Muvera
 from rag_model.encoders.token_encoder import TokenEncoder
+from rag_model.index.tokens.kind import TokenRows
 from rag_model.index.tokens.search import maxsim
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.indexes import open_index

@@ -86,7 +86,7 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
         "dump": str(mini_dump),
         "store": str(mini_dump.parent / "store"),
         "encoder": str(tiny),
-    } | {"ref": "latest"}
+    } | {"ref": "latest", "rebuild_graphs": False}
     assert run.state.name == "Scheduled"
     asked = run.job_variables
     assert asked["memory_request"] == asked["memory_limit"] == f"{-(-small.needs.memory // 2**20)}Mi"

@@ -144,7 +144,7 @@ def test_wrong_questions_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         index.search(asked, 3, **parameters)
-    with pytest.raises(UsageError, match="k is 0, but the index holds 6000 passages"):
+    with pytest.raises(UsageError, match="k is 0, but the index holds 6,000 passages"):
         index.search(asked, 0)
 
 
