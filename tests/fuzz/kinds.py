@@ -5,6 +5,7 @@ does. A reader may return, or raise a `BookwheelError`; everything else is a def
 """
 
 import bz2
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from safetensors.numpy import save_file
 from tokenizers import BertWordPieceTokenizer
 
 from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
+from rag_model.chat_template import TemplateRefusalError, _render_in_this_child
 from rag_model.corpus.dump_formats.mediawiki import parse_pages
 from rag_model.corpus.dump_formats.record_format import describe_slice, find_record_format
 from rag_model.corpus.passages import PassageFile, PassageWriter
@@ -45,6 +47,10 @@ from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index
 from rag_model.index.tokens.search import TokenIndexFile
+from rag_model.process import _answer_call, _parse_reply
+from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+from rag_model.reading.writers.endpoint import EndpointWriter
+from rag_model.reading.writers.writer import Prompt
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import parse_record
 from rag_model.store.store import Store
@@ -59,6 +65,8 @@ from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
 from tests.fixtures.impacts import questions as impact_questions
 from tests.fixtures.impacts import write_rows, zipfian
+from tests.fixtures.scripted import STREAM, event, likely, scripted, streams
+from tests.fixtures.tiny_generators import CHAT
 from tests.fuzz.deltas import DELTAS
 
 D, N, _TERMS, _SHARDS = 16, 400, 50, 3
@@ -427,6 +435,49 @@ def _read_questions(path: Path) -> object:
     return read_questions(str(path))
 
 
+# what models and their endpoints send
+
+
+def _reply(folder: Path) -> Path:
+    events = [event("<think>Who?</think>"), likely("George", -0.5), event(" Orwell", reasoning="so"), event("", "stop")]
+    usage = {"prompt_tokens": 40, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 2}}
+    last = f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode()
+    return _written(folder, "reply.http", STREAM + b"".join(events) + last)
+
+
+def _whole_reply(folder: Path) -> Path:
+    call = {"type": "function", "function": {"name": "search", "arguments": "{}"}}
+    message = {"role": "assistant", "content": [{"type": "text", "text": "Orwell"}], "tool_calls": [call]}
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": None}).encode()
+    head = STREAM.replace(b"text/event-stream", b"application/json\r\nContent-Encoding: gzip")
+    return _written(folder, "reply.http", head + gzip.compress(body, mtime=0))
+
+
+def _read_reply(path: Path) -> object:
+    """Send the bytes as the answer of an endpoint, HTTP head included."""
+    settings = ChatSettings(tries=1, whole_seconds=3.0, first_seconds=2.0, logprobs=True)
+    with scripted(streams(head=path.read_bytes())) as server:
+        writer = EndpointWriter("model", settings, Endpoint(server.url, "a-key-of-sixteen-characters"))
+        try:
+            return writer.write([Prompt("Answer in few words.", "who wrote animal farm?")])
+        finally:
+            writer.close()
+
+
+def _chat_template(folder: Path) -> Path:
+    return _written(folder, "chat_template.jinja", CHAT.encode())
+
+
+def _render_template(path: Path) -> object:
+    """Render as the child process of the product does, in this child, which has limits as well."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "who?"}]
+    arguments = [path.read_bytes().decode("utf-8", "replace"), messages, {"bos_token": "<s>"}]
+    reply = _parse_reply(_answer_call(_render_in_this_child, arguments).encode(), 0)
+    if reply["refusal"]:
+        raise TemplateRefusalError(reply["refusal"])
+    return reply
+
+
 _FAISS = {
     "flat": "Flat",
     "hnsw": "HNSW8",
@@ -484,4 +535,7 @@ KINDS = [
     Kind("tsv corpus", _tsv, _read_rows),
     Kind("parquet corpus", _documents, _read_rows),
     Kind("questions", _questions, _read_questions),
+    Kind("reply of an endpoint", _reply, _read_reply),
+    Kind("whole reply of an endpoint", _whole_reply, _read_reply),
+    Kind("chat template", _chat_template, _render_template),
 ]

@@ -154,39 +154,28 @@ def _move(
     note: str,
 ) -> RefMove:
     with store.intents.hold(f"move-{secrets.token_hex(8)}", [catalog.manifest_path(identity)]):
-        return _check_and_move(store, catalog, ref, identity, expected, note)
-
-
-def _check_and_move(
-    store: Store,
-    catalog: Catalog[Any],
-    ref: str,
-    identity: str,
-    expected: RefMove | None,
-    note: str,
-) -> RefMove:
-    if problems := find_missing(store, catalog, identity):
-        raise RefusedError(
-            f"ref {ref} was not moved: {catalog.noun} {identity[:12]} in {store.url} is incomplete "
-            f"({problems[0].path}: {problems[0].what}); `verify` lists all problems"
-        )
-    if catalog is store.snapshots and (
-        occurrences := find_taken_down_pages(store, store.snapshots.get(identity).content)
-    ):
-        raise RefusedError(
-            f"ref {ref} was not moved: page {occurrences[0].page} ({occurrences[0].title!r}) "
-            f"in snapshot {identity[:12]} in {store.url} was taken down: run `takedown --yes` to "
-            "its end, and use the snapshot that replaces it"
-        )
-    catalog.sign(identity)
-    try:
-        return catalog.refs.move(ref, identity, expected.number if expected else 0, note)
-    except RefConflictError as error:
-        winner = catalog.refs.find_current(ref)
-        if winner is None:
-            raise
-        raise RefConflictError(
-            f"another writer moved ref {ref} in {store.url} to {catalog.noun} "
-            f"{winner.snapshot[:12]} ({ref}@{winner.number}) first, and that move is kept: run "
-            "this again if it is still wanted"
-        ) from error
+        if problems := find_missing(store, catalog, identity):
+            raise RefusedError(
+                f"ref {ref} was not moved: {catalog.noun} {identity[:12]} in {store.url} is incomplete "
+                f"({problems[0].path}: {problems[0].what}); `verify` lists all problems"
+            )
+        if catalog is store.snapshots and (
+            occurrences := find_taken_down_pages(store, store.snapshots.get(identity).content)
+        ):
+            raise RefusedError(
+                f"ref {ref} was not moved: page {occurrences[0].page} ({occurrences[0].title!r}) "
+                f"in snapshot {identity[:12]} in {store.url} was taken down: run `takedown --yes` to "
+                "its end, and use the snapshot that replaces it"
+            )
+        catalog.sign(identity)
+        try:
+            return catalog.refs.move(ref, identity, expected.number if expected else 0, note)
+        except RefConflictError as error:
+            winner = catalog.refs.find_current(ref)
+            if winner is None:
+                raise
+            raise RefConflictError(
+                f"another writer moved ref {ref} in {store.url} to {catalog.noun} "
+                f"{winner.snapshot[:12]} ({ref}@{winner.number}) first, and that move is kept: run "
+                "this again if it is still wanted"
+            ) from error
