@@ -7,6 +7,7 @@ are known, the old one of `action=parse` and Parsoid, whose `typeof` says what a
 (https://www.mediawiki.org/wiki/Specs/HTML).
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,11 @@ from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
 from rag_model.corpus.wikitext import clean_sections
 
 MAX_CHARS = 32 << 20  # characters of a page: attributes of Parsoid repeat the wikitext of templates
+
+_MAX_DEPTH = 1_000  # nested elements; the parser drops what is deeper than twice as many
+_MAX_ATTRIBUTES = 1_000  # of a tag
+_ATTRIBUTE = re.compile(r"""[\s/=]*+[^\s=>/]++(?:\s*+=\s*+(?:"[^"]*+"?+|'[^']*+'?+|[^\s>"']*+))?+""")
+_TAG = re.compile(rf"<[A-Za-z][^\s=/>]*+((?:{_ATTRIBUTE.pattern})*+)")
 
 _TAGS = "audio figure head map object pre script style svg table title video"
 _CLASSES = (
@@ -73,10 +79,15 @@ def _walk(text: str) -> Iterator[tuple[str, str]]:
     parser = etree.HTMLPullParser(
         events=("start", "end"), remove_comments=True, remove_pis=True, no_network=True, huge_tree=True
     )
+    _check_attributes(text)
     parser.feed(text.replace("\x00", ""))  # the parser would stop there
     parser.close()
     skipped: Any = None  # the dropped element whose end is awaited
+    depth = 0
     for event, element in parser.read_events():
+        depth += 1 if event == "start" else -1
+        if depth > _MAX_DEPTH:
+            raise UnparsablePageError(f"the page nests more than {_MAX_DEPTH} elements of HTML")
         if event == "start" and skipped is None:
             if replacement := _replace(element):
                 yield "piece", replacement
@@ -91,6 +102,14 @@ def _walk(text: str) -> Iterator[tuple[str, str]]:
                 skipped = None
             if skipped is None:
                 yield "text", element.tail or ""
+
+
+def _check_attributes(text: str) -> None:
+    """Refuse a tag with so many attributes that the parser, which compares all pairs, takes long."""
+    for tag in _TAG.finditer(text):
+        # an attribute has a character and a separator
+        if len(tag[1]) > 2 * _MAX_ATTRIBUTES and len(_ATTRIBUTE.findall(tag[1])) > _MAX_ATTRIBUTES:
+            raise UnparsablePageError(f"a tag of the page has more than {_MAX_ATTRIBUTES} attributes")
 
 
 def _mark(element: Any, end: str = "") -> tuple[str, str]:
