@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -23,6 +23,12 @@ from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, k
 from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.retrieve.expression import choose_expressions
+
+if TYPE_CHECKING:
+    from rag_model.reading.settings import ReaderSettings
+    from rag_model.serving.following.follower import FollowedRef, PulledFolder
+    from rag_model.serving.run import ServiceUrls
+    from rag_model.serving.settings import ServiceSettings
 
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
 
@@ -171,7 +177,8 @@ def serve(
         raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
     if override_every is not None and model is None:
         raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
-    serving: Any = import_module("rag_model.serving.run")
+    from rag_model.serving import run as serving  # noqa: PLC0415 - imports torch, which reads the variables above
+
     settings = serving.ServiceSettings(
         retrievers=choose_expressions(index, retriever),
         pull_embeddings=not no_embeddings,
@@ -184,19 +191,20 @@ def serve(
         connections_per_client=connections_per_client,
         max_queries=max_queries,
         pinned_snapshots=pinned,
-        **({} if override_every is None else {"override_every": override_every}),
     )
+    if override_every is not None:
+        settings = replace(settings, override_every=override_every)
     concat = build_prompt_settings([reader], model or "", order, budget, prompt, cite)
     threshold = None if abstain_below is None else serving.Threshold.parse(abstain_below)
     decoding = serving.DecodingSettings(max_new_tokens=max_tokens)
     reader_settings = serving.ReaderSettings(reader, decoding, concat, threshold=threshold)
-    source = _build_source(serving, store, ref, dest, folder, model, asks, reader_settings)
+    source = _build_source(store, ref, dest, folder, model, asks, reader_settings)
     if mcp:
         _serve_tools(source, settings, model)
         return
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
-    files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
+    files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate and tls_key else None
     bind_settings = serving.BindSettings(host, port, health_port, tokens, files)
     evaluation_questions = (
         [question.text for question in serving.read_questions(questions).questions] if questions else ()
@@ -204,30 +212,31 @@ def serve(
 
     source_name = ref if folder is None else str(folder)
 
-    def announce_address(address: Any) -> None:
+    def announce_address(address: "ServiceUrls") -> None:
         """Print the address when connections are accepted, while the snapshot is still loading."""
         if common is not None and common.json:
             print(json.dumps({"url": address.url, "health": address.health_url, "ref": source_name}), flush=True)
         health = f", its health at {address.health_url}" if address.health_url else ""
         print(f"listening at {address.url}{health}; loading {source_name} …", file=sys.stderr, flush=True)
 
-    def announce_service(address: Any) -> None:
+    def announce_service(address: "ServiceUrls") -> None:
         print(f"serving {source_name} at {address.url}", file=sys.stderr, flush=True)
 
     serving.run(source, settings, bind_settings, evaluation_questions, announce_address, announce_service)
 
 
 def _build_source(
-    serving: Any,
     store: str | None,
     ref: str,
     dest: Path | None,
     folder: Path | None,
     model: str | None,
     asks: str | None,
-    reader_settings: Any,
-) -> Any:
+    reader_settings: "ReaderSettings",
+) -> "FollowedRef | PulledFolder":
     """Return the source to serve: the pulled folder if it is given, else the ref of the store."""
+    from rag_model.serving import run as serving  # noqa: PLC0415 - as in `serve`
+
     if folder is not None:
         if model is not None:
             raise UsageError("a pulled folder is served without a model: leave --model out, or give --store")
@@ -237,8 +246,9 @@ def _build_source(
     return serving.FollowedRef(store, ref, dest or serving.get_default_dest(store), model, asks, reader_settings)
 
 
-def _serve_tools(source: Any, settings: Any, model: str | None) -> None:
+def _serve_tools(source: "FollowedRef | PulledFolder", settings: "ServiceSettings", model: str | None) -> None:
     if model is not None:
         raise UsageError("--mcp serves passages, which the agent's own model reads: leave --model out")
-    mcp_server: Any = import_module("rag_model.serving.mcp_server")
+    from rag_model.serving import mcp_server  # noqa: PLC0415 - of the extra `mcp`
+
     mcp_server.run(source, settings)
