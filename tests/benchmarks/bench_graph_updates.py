@@ -37,15 +37,16 @@ from rag_model.index.graphs.graph import (
     pack_links,
     similarities,
 )
+from rag_model.index.graphs.history import CellHistory, CellQuality
 from rag_model.index.graphs.kind import KIND, _load_trained
-from rag_model.index.graphs.stitch import CrossLinks, link_across_border, write_shard
+from rag_model.index.graphs.stitch import CrossLinks, Shard, link_across_border
 from rag_model.index.graphs.update import load_graph, update_cell_graph, update_cross_links
 from rag_model.index.quality.results import OperatingPoint
 from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, interpolate_recall
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 
 PARTS = 4
-EF_SEARCH = {20: (20, 28, 40, 57, 80, 113, 160, 226, 320), 100: (100, 141, 200, 283, 400, 566)}
+EF_SEARCH = {20: (20, 40, 80, 160, 320), 100: (100, 160, 256, 400)}
 Report = dict[str, Any]
 
 
@@ -159,7 +160,10 @@ class Bookwheel:
                 KIND.shard(plan, trained, iter_slices(pieces, plan.cells, number), number, shard)
             else:
                 cell = cells[number]
-                write_shard(plan, trained, number, cell.lists, cell.crossings, shard)
+                digests = cell.members.astype(np.uint64), cell.sources.astype(np.uint64)
+                is_original = np.ones(len(cell.members), np.bool_)
+                history = CellHistory(0, len(is_original), CellQuality(0.0, 0.0, 1.0), is_original, *digests)
+                Shard(cell.lists, cell.crossings, history).write(plan, number, shard)
         openers = [path_opener(path) for path in pieces], [path_opener(path) for path in shards]
         stats = KIND.merge(plan, trained, parts, *openers, out)
         return faiss.read_index(str(out)), stats["unreachable_repaired"]
@@ -248,7 +252,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=30, help="words of the passages that they are cut into")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
     parser.add_argument("--asked", type=int, default=1_000, help="questions, fewer where there are fewer")
-    parser.add_argument("--n", type=int, default=4_000)
+    parser.add_argument("--n", type=int, default=2_000)
     parser.add_argument("--generations", type=int, default=12)
     parser.add_argument("--measure", type=int, nargs="+", default=[1, 12, 50, 100], help="generations")
     parser.add_argument("--churn", type=float, default=0.02)

@@ -57,6 +57,13 @@ def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path) -> None:
     found = report("bench_hnsw_passages.py", *given, "--count", "150", "--cells", "2", "--links", "4", "--k", "5")
     assert (found["passages"], found["questions"], found["dim"]) == (150, 8, 384)
     assert found["2 cells"]["shards"] == 2
+    updated = report(
+        "bench_graph_updates.py",
+        *given,
+        *("--words", "3", "--n", "150", "--generations", "2", "--measure", "2", "--no-peer"),
+    )["bookwheel"]
+    assert updated["unreachable"] == [0, 0]
+    assert updated["shortfall_20"] < 3
     again = report("bench_index_memory.py", *given, "--n", "150", "--k", "5", "--only", "HNSW8")  # embeds nothing
     assert again["real"]
     assert again["indexes"][0]["recall_mean"] > 0.9
