@@ -1,4 +1,4 @@
-"""The job server of Flink or Spark, shared by all jobs of this process.
+"""The job server of Flink, Spark or Prism, shared by all jobs of this process.
 
 Beam would start one server for each job, keep all of them until the process ends, and can do so
 only from the main thread. An interrupt from the terminal would also end the server before it can
@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from apache_beam.options.pipeline_options import (
     SparkRunnerOptions,
 )
 from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, FlinkJarJobServer, FlinkRunner
+from apache_beam.runners.portability.prism_runner import PrismJobServer, PrismRunner
 from apache_beam.runners.portability.spark_runner import SparkJarJobServer, SparkRunner
 
 from beam_jobs.options import runner_name
@@ -45,10 +47,29 @@ _STAGE_NOTHING = "disable_logging_submission_environment"
 _START_TIMEOUT = 120.0
 
 
-# The engine's name and Beam's class for its job server, by runner.
-_ENGINES: dict[str, tuple[str, Any]] = {
-    FlinkRunner.__name__: ("Flink", FlinkJarJobServer),
-    SparkRunner.__name__: ("Spark", SparkJarJobServer),
+_NEEDS_JAVA = "it needs Java 11 or later on this machine's PATH (or --job_server_java_launcher)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """An engine whose job server runs on this machine."""
+
+    name: str
+    server: Any  # Beam's class for its job server
+    file_option: str  # names the server's file
+    need: str = _NEEDS_JAVA  # advice if it does not start
+
+
+# By runner.
+_ENGINES = {
+    FlinkRunner.__name__: _Engine("Flink", FlinkJarJobServer, "its jar with --flink_job_server_jar"),
+    SparkRunner.__name__: _Engine("Spark", SparkJarJobServer, "its jar with --spark_job_server_jar"),
+    PrismRunner.__name__: _Engine(
+        "Prism",
+        PrismJobServer,
+        "its program with --prism_location",
+        "--prism_location must name a program for this machine",
+    ),
 }
 
 
@@ -61,18 +82,18 @@ class JobServer:
         Raises:
             ResourceError: the server does not start.
         """
-        self._engine, jar_server = _ENGINES[runner_name(options)]
-        name = self._engine.lower()
+        self._engine = _ENGINES[runner_name(options)]
+        name = self._engine.name.lower()
         self._folder = tempfile.TemporaryDirectory(prefix=f"bookwheel-{name}-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "log"
         options.view_as(JobServerOptions).artifacts_dir = self._folder.name
         try:
-            command, self.endpoint = jar_server(options).subprocess_cmd_and_endpoint()
+            command, self.endpoint = self._engine.server(options).subprocess_cmd_and_endpoint()
         except (OSError, ValueError, RuntimeError) as error:
             self._folder.cleanup()
             raise errors.ResourceError(
-                f"Beam cannot download its job server for {self._engine} ({error}): name its jar with "
-                f"--{name}_job_server_jar, or the address of a running server with --job_endpoint"
+                f"Beam cannot download its job server for {self._engine.name} ({error}): name "
+                f"{self._engine.file_option}, or the address of a running server with --job_endpoint"
             ) from error
         with self._log.open("wb") as log:
             argv = ["sh", "-c", _RUN_UNTIL_STDIN_CLOSES, f"{name}-job-server", *map(str, command)]
@@ -111,10 +132,9 @@ class JobServer:
         log_lines = self._log.read_text(errors="replace").strip().splitlines()
         self.stop()
         raise errors.ResourceError(
-            f"{self._engine}'s job server did not start "
-            f"({log_lines[-1] if log_lines else 'its log is empty'}): it needs Java 11 or later on "
-            "this machine's PATH (or --job_server_java_launcher), or a server that runs elsewhere, "
-            "named with --job_endpoint"
+            f"{self._engine.name}'s job server did not start "
+            f"({log_lines[-1] if log_lines else 'its log is empty'}): {self._engine.need}; or name a "
+            "server that runs elsewhere with --job_endpoint"
         )
 
 
@@ -153,8 +173,8 @@ _servers_lock = threading.Lock()
 
 
 def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
-    """Set the job server in the options of a Flink or Spark job: the one of earlier jobs with the same
-    flags, or a new one.
+    """Set the job server in the options of a job on Flink, Spark or Prism: the one of earlier jobs with
+    the same flags, or a new one.
 
     The job then stages no files: workers have bookwheel installed and read the rest from the store.
 

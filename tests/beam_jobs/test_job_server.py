@@ -120,6 +120,21 @@ def test_spark_gets_its_server_from_any_thread(flags: list[str], runner: str, tm
     server.kill()
 
 
+def test_prism_gets_its_server_from_any_thread(tmp_path: Path) -> None:
+    program = tmp_path / "prism"
+    listens = LISTENS.replace("--job-port", "--job_port")
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{listens}" "$0" "$@"\n')
+    program.chmod(0o755)
+    prism_flags, endpoints = ["--runner=PrismRunner", f"--prism_location={program}"], list[str | None]()
+    thread = threading.Thread(target=lambda: endpoints.append(reached(prism_flags)))
+    thread.start()
+    thread.join()
+    assert endpoints == [reached(prism_flags)] != [None]
+    below = psutil.Process().children(recursive=True)
+    (server,) = [process for process in below if {str(program), listens} <= {*words(process)}]
+    server.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_build_on_spark_gives_the_snapshot_of_a_local_build(mini_dump: Path, tiny: Path, tmp_path: Path) -> None:
