@@ -67,6 +67,8 @@ def _find_in_this_child(arguments: list[str]) -> dict[str, Any]:
 
 def _describe(archive: Any, name: str) -> ArchivedFile:
     names = [file.filename for file in archive.files if not file.is_directory]
+    if not names:
+        raise InputError(f"{name} holds no file: give an archive of one dump")
     if len(names) != 1:
         raise InputError(f"{name} holds {len(names)} files: unpack it with `7z x {name}`, and give the files")
     (file,) = (file for file in archive.files if not file.is_directory)

@@ -138,11 +138,21 @@ class PinnedSnapshots:
             self._slot.release(pin.loaded)
 
     def _check_limit(self) -> None:
-        if len(self._pins) >= self._settings.pinned_snapshots:
-            names = ", ".join(sorted(self._pins))
+        """Refuse another snapshot if too many are open or about to be opened.
+
+        A name that could not be opened takes no place, nor does one of the current snapshot.
+        """
+        served_ref = self._slot.served_ref
+        current_id = served_ref.snapshot if served_ref else ""
+        names = [
+            name
+            for name, pin in self._pins.items()
+            if pin.error is None and (pin.loaded is None or pin.loaded.id != current_id)
+        ]
+        if len(names) >= self._settings.pinned_snapshots:
             raise NotReadyError(
-                f"the service keeps up to {self._settings.pinned_snapshots} snapshots for requests, now {names}: ask "
-                "for one of them, or again later"
+                f"the service keeps up to {self._settings.pinned_snapshots} snapshots for requests, now "
+                f"{', '.join(sorted(names))}: ask for one of them, or again later"
             )
 
 

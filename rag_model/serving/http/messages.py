@@ -221,7 +221,7 @@ def _create_request_error(error: ValidationError) -> UsageError:
     first_error = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first_error["type"] == "json_invalid":
         return UsageError(
-            f"the body is not JSON ({first_error['msg'].partition(': ')[2]}): send an object with questions"
+            f"the body is not JSON ({first_error['msg'].partition(': ')[2]}): send an object, as /openapi.json says"
         )
     field_path = ".".join(map(str, first_error["loc"]))[:_MAX_FIELD_NAME] or "the body"
     advice = _ADVICE_BY_TYPE.get(

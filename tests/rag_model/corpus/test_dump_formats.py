@@ -476,7 +476,7 @@ def change_byte(path: Path, offset: int) -> None:
 XML_FILE = {"a.xml": XML.encode()}
 ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
     "several": (lambda path: write_7z(path, {**XML_FILE, "b": b"b"}), "holds 2 files: unpack it with `7z x a.xml.7z`"),
-    "none": (lambda path: write_7z(path, {}), "holds 0 files"),
+    "none": (lambda path: write_7z(path, {}), "holds no file"),
     "empty file": (lambda path: write_7z(path, {"a.xml": b""}), "is empty"),
     "encrypted": (lambda path: write_7z(path, XML_FILE, password="secret"), "or encrypted: unpack it"),
     "encrypted header": (

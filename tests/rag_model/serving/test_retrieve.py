@@ -200,3 +200,19 @@ def test_no_reply_mixes_snapshots_while_the_ref_moves(library: Library, dest: Pa
     assert {reply.status_code for reply in replies} == {200}
     assert all(colours(reply.json()) == {library.colour(reply.json()["snapshot"])} for reply in replies)
     assert {reply.json()["snapshot"] for reply in replies} == {library.red, library.blue}
+
+
+def test_a_snapshot_that_does_not_exist_keeps_no_other_one_out(library: Library, dest: Path) -> None:
+    """Nor does the current one, which is open in any case."""
+    library.move(library.blue)
+    with serving(library.url, dest, with_limits(pinned_snapshots=1, pin_seconds=PATIENCE)) as served:
+
+        def ask(snapshot: str) -> int:
+            url = f"/retrieve?snapshot={snapshot}"
+            return served.client.post(url, json={"queries": QUERIES[:1], "topk": 1}).status_code
+
+        current = f"latest@{served.snapshot()['number']}"
+        assert ask(current) == 200
+        until(lambda: ask("latest@99") == 410)
+        until(lambda: ask("latest@1") == 200)
+        assert ask(current) == 200
