@@ -24,7 +24,7 @@ from apache_beam.transforms.environments import python_sdk_dependencies
 from beam_jobs.flink import cancel_job, set_job_server
 from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import ResourceError
-from tests.fixtures.wanted import SPARK_JARS, missing
+from tests.fixtures.wanted import PRISM, SPARK_JARS, missing
 
 LISTENS = (
     "import signal, socket, sys; port = sys.argv[sys.argv.index('--job-port') + 1]; "
@@ -137,15 +137,26 @@ def test_prism_gets_its_server_from_any_thread(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_build_on_spark_gives_the_snapshot_of_a_local_build(mini_dump: Path, tiny: Path, tmp_path: Path) -> None:
-    jar = os.environ.get(SPARK_JARS) or missing("spark", f"name the jar of Beam's job server for Spark in {SPARK_JARS}")
+@pytest.mark.parametrize(
+    ("engine", "variable", "part", "flags"),
+    [
+        ("Spark", SPARK_JARS, "the jar of Beam's job server for Spark",
+         ["--spark_job_server_jar={}", "--spark_master_url=local[2]"]),
+        ("Prism", PRISM, "Beam's prism program", ["--prism_location={}"]),
+    ],
+    ids=["spark", "prism"],
+)  # fmt: skip
+def test_a_build_on_an_engine_gives_the_snapshot_of_a_local_build(
+    engine: str, variable: str, part: str, flags: list[str], mini_dump: Path, tiny: Path, tmp_path: Path
+) -> None:
+    file = os.environ.get(variable) or missing(engine.lower(), f"name {part} in {variable}")
     (tmp_path / "recipe.toml").write_text('part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n')
     given = ["--dump", str(mini_dump), "--encoder", str(tiny), "--recipe", str(tmp_path / "recipe.toml"), "--json"]
-    spark = ["--runner=SparkRunner", f"--spark_job_server_jar={jar}", "--spark_master_url=local[2]"]
+    cluster = [f"--runner={engine}Runner", *(flag.format(file) for flag in flags), "--environment_type=LOOPBACK"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(tmp_path / "cache"), START_VARIABLE: "0"}
     alone.pop("PREFECT_API_URL", None)
     built = []
-    for options in ([*spark, "--environment_type=LOOPBACK"], ["--runner=FnApiRunner"]):
+    for options in (cluster, ["--runner=FnApiRunner"]):
         store = ["--store", str(tmp_path / f"store-{len(built)}")]
         words = [Path(sys.executable).with_name("bookwheel"), "reindex", *store, *given, "--", *options]
         ended = subprocess.run(words, env=alone, capture_output=True, text=True, check=False)
