@@ -119,19 +119,20 @@ class Call(Node):
             )
         return int(text)
 
-    def get_number(self, option: str) -> int | float:
-        """Return an option as an int or, if it is written with a point, as a float.
+    def get_number(self, argument: int | str) -> int | float:
+        """Return an argument (by position) or an option (by name), which must be given, as an int
+        or, if it is written with a point, as a float.
 
         Raises:
             UsageError: it is not a finite number.
         """
-        node = self.options[option]
+        node = self.options[argument] if isinstance(argument, str) else self.arguments[argument]
         try:
             value = float(str(node))
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise node.error(f"{option} of {self.name} is {node}: give a number")
+            raise node.error(f"{_describe_argument(self, argument)} is {node}: give a number")
         return int(str(node)) if re.fullmatch(r"-?[0-9]+", str(node)) else value
 
     def get_floats(self, option: str, count: int, maximum: float) -> tuple[float, ...] | None:

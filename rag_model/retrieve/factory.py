@@ -6,6 +6,7 @@
 | `bm25(k1=1.2, b=.75)` | by an index with search parameters, which override those of the snapshot |
 | `hnsw:100` | the same, searched to a depth of 100 passages even if fewer are returned |
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
+| `interpolate(A, B, alpha)` | by the scores of A plus alpha times those of B, as Pyserini's hybrid search (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 hits of A (`rerank`) |
 | `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: hits of A, and their neighbours (`maxsim`) |
 
@@ -47,6 +48,7 @@ CALLS: Registry[RetrieverBuilder] = Registry(
     "retriever",
     "bookwheel.retrievers",
     {
+        "interpolate": "rag_model.retrieve.fusion:build_interpolation",
         "maxsim": "rag_model.retrieve.maxsim:build",
         "rerank": "rag_model.retrieve.rerank:build",
         "rrf": "rag_model.retrieve.fusion:build",

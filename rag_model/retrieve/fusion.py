@@ -1,15 +1,22 @@
-"""Fusion of ranked lists: `rrf(A, B, …, k=60, weights=[…])`.
+"""Fusion of ranked lists: by ranks, `rrf(A, B, …, k=60, weights=[…])`, or by scores,
+`interpolate(A, B, alpha)`.
 
 Reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): RRF(d) = sum over legs of w / (k +
 rank), with ranks from 1 and k = 60. It uses no scores, so it fuses legs of any kind.
+
+Interpolation is that of Pyserini's `HybridSearcher` (`pyserini/search/hybrid/_searcher.py`):
+score(d) = A(d) + alpha * B(d), where a leg that has not retrieved d gives it the leg's lowest score
+for the query. Pyserini's dense leg is A and its sparse leg B; with `--weight-on-dense` it is the
+other way round. With `normalization=true` the scores of a leg are first mapped to [-0.5, 0.5] by
+its lowest and highest score. If these are equal, Pyserini divides by zero; here they become 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from rag_model.index.files.engine import Rows
-from rag_model.retrieve.expression import Call
+from rag_model.retrieve.expression import Call, Node
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, Scores, SnapshotRetriever
 
@@ -18,23 +25,23 @@ DEPTH = 100  # of a leg without a depth of its own: the depth of DPR and BEIR
 _MAX_K = 1_000_000
 _DIGITS = 10  # decimal digits to which scores, relative to the best, are compared
 _MAX_WEIGHT = 1e6
+Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
 
 
 class FusedRetriever(SnapshotRetriever):
-    """A `Retriever` that fuses the lists of its legs by their ranks."""
+    """A `Retriever` that fuses the lists of its legs."""
 
-    def __init__(self, legs: Sequence[Leg], k: int = RRF_K, weights: Sequence[float] | None = None) -> None:
+    def __init__(self, name: str, legs: Sequence[Leg], fuse_lists: Fusion) -> None:
         """Fuse two legs or more, of one snapshot and of different names.
 
         Args:
+            name: its spelling in an expression, without depths.
             legs: each is searched to its own depth, or else to 100, or `k` passages if that is
                 more.
-            k: >= 1; a larger k gives the first ranks less weight.
-            weights: > 0, one per leg; by default 1 each.
+            fuse_lists: returns the fused rows, -1 after the last, and their scores.
         """
-        super().__init__(legs[0].retriever.snapshot, f"rrf({', '.join(leg.name for leg in legs)})")
-        self._legs, self._k = tuple(legs), k
-        self._weights = tuple(weights or [1.0] * len(legs))
+        super().__init__(legs[0].retriever.snapshot, name)
+        self._legs, self._fuse_lists = tuple(legs), fuse_lists
 
     @property
     def most(self) -> int:
@@ -42,9 +49,9 @@ class FusedRetriever(SnapshotRetriever):
         return min(self.snapshot.n, sum(leg.most for leg in self._legs))
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search every leg, and rank by the sum of reciprocal ranks; ties by row."""
+        """Search every leg, and rank by the fused score; ties by row."""
         ranked_legs = tuple(leg.find(queries, max(DEPTH, k)) for leg in self._legs)
-        rows, scores = fuse([ranked.rows for ranked in ranked_legs], self._k, self._weights)
+        rows, scores = self._fuse_lists(ranked_legs)
         passages = {row: passage for ranked in ranked_legs for row, passage in ranked.passages.items()}
         return RankedRows(self.name, rows, scores, legs=ranked_legs, passages=passages).truncate(k)
 
@@ -80,12 +87,52 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     rounded = np.round(sums / sums.max(initial=1e-300), _DIGITS)
     order = np.lexsort((row, -rounded, query))
     query, row, sums = query[order], row[order], sums[order]
-    counts = np.bincount(query, minlength=q)
-    column = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
-    fused = np.full((q, int(counts.max(initial=0))), -1, np.int64)
-    scores = np.zeros(fused.shape)
-    fused[query, column], scores[query, column] = row, sums
-    return fused, scores
+    ends = np.cumsum(np.bincount(query, minlength=q))[:-1]
+    return _pad_lists(np.split(row, ends), np.split(sums, ends))
+
+
+def interpolate(
+    first: RankedRows, second: RankedRows, alpha: float, *, normalize: bool = False
+) -> tuple[Rows, Scores]:
+    """Rank the rows of two lists by score(d) = first(d) + alpha * second(d), best first, ties by row.
+
+    A list that lacks a row gives it the list's lowest score for the query, or 0 if it has no rows.
+
+    Returns:
+        (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, as `fuse`.
+    """
+    row_lists, score_lists = [], []
+    for lists in zip(_iter_lists(first), _iter_lists(second), strict=True):
+        rows = np.union1d(lists[0][0], lists[1][0])
+        first_scores, second_scores = (_score_rows(rows, *ranked, normalize=normalize) for ranked in lists)
+        scores = first_scores + alpha * second_scores
+        order = np.lexsort((rows, -scores))
+        row_lists.append(rows[order])
+        score_lists.append(scores[order])
+    return _pad_lists(row_lists, score_lists)
+
+
+def _iter_lists(ranked: RankedRows) -> Iterator[tuple[Rows, Scores]]:
+    """Yield the rows and scores of each query."""
+    for rows, scores in zip(ranked.rows, ranked.scores, strict=True):
+        yield rows[rows >= 0], scores[rows >= 0].astype(np.float64)
+
+
+def _score_rows(rows: Rows, list_rows: Rows, list_scores: Scores, *, normalize: bool) -> Scores:
+    """Return the score that a list gives each of `rows`, which are sorted and contain its rows."""
+    low, high = (list_scores.min(), list_scores.max()) if len(list_scores) else (0.0, 1.0)
+    scores = np.full(len(rows), low)
+    scores[np.searchsorted(rows, list_rows)] = list_scores
+    return (scores - (low + high) / 2) / (high - low or 1.0) if normalize else scores
+
+
+def _pad_lists(row_lists: Sequence[Rows], score_lists: Sequence[Scores]) -> tuple[Rows, Scores]:
+    """Return the lists of all queries as (q, m) grids: -1 and 0 after the end of a shorter one."""
+    rows = np.full((len(row_lists), max(map(len, row_lists), default=0)), -1, np.int64)
+    scores = np.zeros(rows.shape)
+    for number, (row_list, score_list) in enumerate(zip(row_lists, score_lists, strict=True)):
+        rows[number, : len(row_list)], scores[number, : len(row_list)] = row_list, score_list
+    return rows, scores
 
 
 def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
@@ -97,11 +144,40 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     call.check_options("k", "weights")
     if len(call.arguments) < 2:
         raise call.error("rrf fuses the lists of two legs or more: name them, as in rrf(hnsw, ivfpq)")
+    legs = _build_legs(call.arguments, factory)
+    k = call.get_int("k", RRF_K, 1, _MAX_K)
+    weights = call.get_floats("weights", len(legs), _MAX_WEIGHT) or (1.0,) * len(legs)
+    name = f"rrf({', '.join(leg.name for leg in legs)})"
+    return FusedRetriever(name, legs, lambda lists: fuse([ranked.rows for ranked in lists], k, weights))
+
+
+def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
+    """Build `interpolate(A, B, alpha, normalization=false)`.
+
+    Raises:
+        UsageError: there are not two legs of different names and a weight from 0.
+    """
+    call.check_options("alpha", "normalization")
+    if len(call.arguments) + ("alpha" in call.options) != 3:
+        raise call.error("interpolate takes two legs and the weight of the second: interpolate(exact, bm25, 1.3)")
+    legs = _build_legs(call.arguments[:2], factory)
+    alpha = call.get_number("alpha" if "alpha" in call.options else 2)
+    if not 0 <= alpha <= _MAX_WEIGHT:
+        raise call.error(f"alpha of interpolate is {alpha}: give a number from 0 to {_MAX_WEIGHT:,.0f}")
+    normalization = str(call.options.get("normalization", "false"))
+    if normalization not in {"true", "false"}:
+        raise call.options["normalization"].error(
+            f"normalization of interpolate is {normalization}: give true or false"
+        )
+    normalize = normalization == "true"
+    name = f"interpolate({legs[0].name}, {legs[1].name}, {alpha}{', normalization=true' if normalize else ''})"
+    return FusedRetriever(name, legs, lambda lists: interpolate(*lists, alpha, normalize=normalize))
+
+
+def _build_legs(arguments: Sequence[Node], factory: RetrieverFactory) -> list[Leg]:
     legs: list[Leg] = []
-    for argument in call.arguments:
+    for argument in arguments:
         legs.append(factory.leg(argument))
         if legs[-1].name in [leg.name for leg in legs[:-1]]:
             raise argument.error(f"the leg {legs[-1].name} is given twice: give it a larger weight instead")
-    k = call.get_int("k", RRF_K, 1, _MAX_K)
-    weights = call.get_floats("weights", len(legs), _MAX_WEIGHT)
-    return FusedRetriever(legs, k, weights)
+    return legs

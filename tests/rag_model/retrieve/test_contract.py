@@ -30,6 +30,7 @@ from tests.fixtures.tiny_colbert import save_colbert
 QUERIES = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
 # An expression for each call. A new built-in call must be added here.
 BUILT_IN = {
+    "interpolate": "interpolate(hnsw, ivfpq, 1.3)",
     "maxsim": "maxsim(ivfpq:4, tokens, 8)",
     "rerank": "rerank(hnsw, {model}, 6)",
     "rrf": "rrf(hnsw, ivfpq, weights=[1, 2])",

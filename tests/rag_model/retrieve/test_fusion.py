@@ -11,7 +11,8 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.fusion import fuse
+from rag_model.retrieve.fusion import fuse, interpolate
+from rag_model.retrieve.retriever import RankedRows
 from rag_model.store.versions.snapshot import Snapshot
 
 ASKED = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
@@ -44,6 +45,67 @@ def test_the_sum_of_reciprocal_ranks_orders(questions: list[list[list[int]]], k:
 def test_sums_that_only_rounding_tells_apart_are_ties() -> None:
     legs = [np.array([[0, 2]]), np.array([[3, 1]]), np.array([[3, 1]])]
     assert fuse(legs, 1000, [3.0, 1.0, 2.0])[0].tolist() == [[0, 3, 1, 2]]
+
+
+def _pyserini_scores(
+    first: dict[int, float], second: dict[int, float], alpha: float, normalize: bool
+) -> dict[int, float]:
+    """`HybridSearcher._hybrid_results` of Pyserini, but 0 where it divides by zero."""
+    low_first, high_first = (min(first.values()), max(first.values())) if first else (0, 1)
+    low_second, high_second = (min(second.values()), max(second.values())) if second else (0, 1)
+    scores = {}
+    for row in first.keys() | second.keys():
+        a, b = first.get(row, low_first), second.get(row, low_second)
+        if normalize:
+            a = (a - (low_first + high_first) / 2) / (high_first - low_first) if high_first > low_first else 0
+            b = (b - (low_second + high_second) / 2) / (high_second - low_second) if high_second > low_second else 0
+        scores[row] = a + alpha * b
+    return scores
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_interpolation_equals_pyserinis(normalize: bool) -> None:
+    generator = np.random.default_rng(7)
+    for alpha in (0.0, 0.1, 1.3):
+        # Few rows and few scores, so that lists overlap, tie, and are sometimes empty or of one score.
+        lists = [
+            [
+                dict(zip(generator.permutation(30)[:size].tolist(), np.sort(values)[::-1].tolist(), strict=True))
+                for size in generator.integers(0, 12, 500)
+                for values in [generator.integers(-4, 5, size).astype(np.float32) * np.float32(0.7)]
+            ]
+            for _ in range(2)
+        ]
+        rows, scores = interpolate(*map(_ranked, lists), alpha, normalize=normalize)
+        for number, (first, second) in enumerate(zip(*lists, strict=True)):
+            expected = _pyserini_scores(first, second, alpha, normalize)
+            in_order = sorted(expected, key=lambda row: (-expected[row], row))
+            assert rows[number, : len(in_order)].tolist() == in_order
+            assert (rows[number, len(in_order) :] == -1).all()
+            assert scores[number, : len(in_order)].tolist() == [expected[row] for row in in_order]
+
+
+def _ranked(lists: list[dict[int, float]]) -> RankedRows:
+    """Return the lists of all queries, best first, with garbage as the score of no row."""
+    rows, scores = np.full((len(lists), 12), -1, np.int64), np.full((len(lists), 12), np.nan, np.float32)
+    for number, found in enumerate(lists):
+        rows[number, : len(found)], scores[number, : len(found)] = list(found), list(found.values())
+    return RankedRows("leg", rows, scores)
+
+
+def test_interpolated_hits_have_the_scores_of_their_legs(snapshot: Snapshot, encoder: Encoder) -> None:
+    text = "interpolate(hnsw, ivfpq:3, alpha=1.5)"
+    retriever = open_retriever(snapshot, text, encoder=encoder)
+    assert retriever.name == "interpolate(hnsw, ivfpq, 1.5)"
+    for hits, last in zip(
+        retriever.search(ASKED, 12), DenseRetriever(snapshot, encoder, "ivfpq").search(ASKED, 3), strict=True
+    ):
+        assert len(hits) == 12
+        for hit in hits:
+            scores = {leg.leg: leg.score for leg in hit.legs}
+            assert hit.score == pytest.approx(scores["hnsw"] + 1.5 * scores.get("ivfpq", last[-1].score), rel=1e-5)
+    nested = open_retriever(snapshot, f"rrf({text}, interpolate(hnsw, exact, 2, normalization=true))", encoder=encoder)
+    assert "interpolate(hnsw, exact, 2, normalization=true)" in {leg.leg for leg in nested.search(ASKED, 1)[0][0].legs}
 
 
 def test_fused_hits_say_what_each_leg_said(snapshot: Snapshot, encoder: Encoder) -> None:
@@ -114,6 +176,14 @@ def test_more_than_there_is_is_refused(
         ("rrf(hnsw, exact, weights=[1, inf])", "weights holds inf"),
         ("rrf(hnsw, exact, depth=5)", "rrf has no option 'depth': it takes k and weights"),
         ("rrf(hnsw, [exact])", r"\[exact\] is not a retriever"),
+        ("interpolate(hnsw, exact)", "character 1: interpolate takes two legs and the weight of the second"),
+        ("interpolate(hnsw, exact, 1, alpha=1)", "two legs and the weight of the second"),
+        ("interpolate(hnsw, hnsw, 1)", "character 19: the leg hnsw is given twice"),
+        ("interpolate(hnsw, exact, half)", "character 26: argument 3 of interpolate is half: give a number"),
+        ("interpolate(hnsw, exact, alpha=inf)", "alpha of interpolate is inf: give a number"),
+        ("interpolate(hnsw, exact, -1)", "alpha of interpolate is -1: give a number from 0 to 1,000,000"),
+        ("interpolate(hnsw, exact, 1, normalization=1)", "normalization of interpolate is 1: give true or false"),
+        ("interpolate(hnsw, exact, 1, k=60)", "has no option 'k': it takes alpha and normalization"),
         ("rrf(hnsw:-1, exact)", "character 5: 'hnsw' is asked for -1 passages"),
     ],
 )
