@@ -91,9 +91,7 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     return _pad_lists(np.split(row, ends), np.split(sums, ends))
 
 
-def interpolate(
-    first: RankedRows, second: RankedRows, alpha: float, *, normalize: bool = False
-) -> tuple[Rows, Scores]:
+def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normalize: bool = False) -> tuple[Rows, Scores]:
     """Rank the rows of two lists by score(d) = first(d) + alpha * second(d), best first, ties by row.
 
     A list that lacks a row gives it the list's lowest score for the query, or 0 if it has no rows.
@@ -171,7 +169,7 @@ def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetrie
         )
     normalize = normalization == "true"
     name = f"interpolate({legs[0].name}, {legs[1].name}, {alpha}{', normalization=true' if normalize else ''})"
-    return FusedRetriever(name, legs, lambda lists: interpolate(*lists, alpha, normalize=normalize))
+    return FusedRetriever(name, legs, lambda lists: interpolate(lists[0], lists[1], alpha, normalize=normalize))
 
 
 def _build_legs(arguments: Sequence[Node], factory: RetrieverFactory) -> list[Leg]:

@@ -109,7 +109,10 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
     [
         ("bm25", r"has no index 'bm25': choose one of hnsw, ivfpq, exact"),
         ("rrf(hnsw, bm52)", r"character 11: snapshot \w+ has no index 'bm52': choose one of hnsw, ivfpq, exact"),
-        ("fuse(hnsw, ivfpq)", "character 1: there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, or name"),
+        (
+            "fuse(hnsw, ivfpq)",
+            "character 1: there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, or",
+        ),
         ("hnsw(ivfpq)", "hnsw is an index: it takes only search parameters"),
         ("rrf(hnsw(efSearch=0), ivfpq)", "character 5: efSearch must be at least 1, not 0"),
         ("ivfpq(efSearch=9)", "efSearch is not a search parameter of this index: it takes nprobe"),

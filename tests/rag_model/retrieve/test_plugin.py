@@ -201,5 +201,5 @@ def test_an_error_of_ours_is_passed_on(install_broken: Callable[..., None], snap
 
 
 def test_without_the_package_the_call_is_named(snapshot: Snapshot) -> None:
-    with pytest.raises(UsageError, match=r"there is no call 'interleave': choose one of interpolate, maxsim, rerank, rrf, or name"):
+    with pytest.raises(UsageError, match=r"no call 'interleave': choose one of interpolate, maxsim, rerank, rrf, or"):
         open_retriever(snapshot, "interleave(hnsw, exact)")
