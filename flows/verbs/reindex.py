@@ -101,14 +101,23 @@ def _choose_look(
 
 
 def _follow(seconds: float, look: "Callable[[], WatchOutcome]", common: Common | None) -> NoReturn:
-    """Look for changes until interrupted; an unreachable wiki and a refused snapshot do not end it."""
+    """Look for changes until interrupted; an unreachable wiki and a refused snapshot do not end it.
+
+    A message that repeats the last one is one short line.
+    """
+    last_message = ""
     while True:
         start = time.monotonic()
         try:
             outcome = look()
         except (UnreachableError, GateRefusedError) as error:
-            print(f"bookwheel: {escape_controls(mask_secrets(str(error)))}", file=sys.stderr, flush=True)
+            message = escape_controls(mask_secrets(str(error)))
+            state = "refused" if isinstance(error, GateRefusedError) else "unreachable"
+            line = f"still {state} at {time.strftime('%H:%M:%S')}" if message == last_message else message
+            print(f"bookwheel: {line}", file=sys.stderr, flush=True)
+            last_message = message
         else:
+            last_message = ""
             if outcome.built is not None:
                 as_json = common is not None and common.json
                 text = json.dumps(outcome.built.to_json()) if as_json else _format_outcome(outcome.built)

@@ -122,7 +122,9 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
     except Exception as problem:
         raise _read_error(url, problem) from problem
     if remaining:
-        raise InputError(f"{url} ends {remaining} bytes before byte {offset + (length or 0)}: download it again")
+        is_empty = not offset and remaining == length
+        fault = "is empty" if is_empty else f"ends before byte {offset + (length or 0)}"
+        raise InputError(f"{basename(url)} {fault}: download it again")
 
 
 def add_client_errors(*expected: type[Exception]) -> tuple[type[Exception], ...]:

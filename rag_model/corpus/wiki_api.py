@@ -2,8 +2,10 @@
 
 One connection, one request at a time. Every request has `maxlag`, so a site whose databases lag
 behind turns it away. A site that asks to wait (HTTP 429 or 503, `maxlag`, `ratelimited`) is asked
-again after its `Retry-After`, otherwise after growing pauses. A reply is bounded, redirects to other
-servers are refused, and credentials come from the environment only.
+again after its `Retry-After`, otherwise after growing pauses; so is a site that cannot be reached
+after it has answered. A site that cannot be reached at first has a wrong address or does not run,
+and is not asked again. A reply is bounded, redirects to other servers are refused, and credentials
+come from the environment only.
 """
 
 import os
@@ -33,7 +35,8 @@ IDS_PER_REQUEST = 50  # MediaWiki's limit of ids or titles in a request without 
 MAX_REPLY_BYTES = 64 << 20  # eight times MediaWiki's own limit of a result
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 _MAX_LAG = 5  # seconds, as recommended by https://www.mediawiki.org/wiki/Manual:Maxlag_parameter
-_TIMEOUT = 60.0  # seconds without a byte
+_TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
+_CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)  # before a request was sent
 _MAX_REPLY_SECONDS = 300.0
 _MAX_TRIES = 8
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the site asks for more
@@ -44,6 +47,14 @@ _DATABASE_CODES = {f"internal_api_error_DB{problem}Error" for problem in ("Query
 _BUSY_CODES = {"maxlag", "ratelimited", "readonly", *_DATABASE_CODES}
 _LOGIN_CODES = {"assertuserfailed", "assertnameduserfailed", "assertbotfailed"}
 Reply = dict[str, Any]
+
+
+class _NoApiError(InputError):
+    """A reply is not one of MediaWiki's API; `reason` is the message without its advice."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}: {advice}")
+        self.reason = reason
 
 
 class _BusyError(Exception):
@@ -122,6 +133,7 @@ class WikiClient:
             httpx.Client, headers=headers, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=1)
         )
         self._needs_login = bool(self._user)
+        self._has_answered = False
 
     @property
     def api_path(self) -> str:
@@ -187,23 +199,21 @@ class WikiClient:
 
         The first request finds out where.
         """
-        problem: InputError | None = None
+        problems: list[_NoApiError] = []
         for url in self._api_urls:
             try:
                 reply = self._retry(url, parameters, is_asserted=is_asserted)
-            except UnreachableError:
-                raise
-            except InputError as error:
+            except _NoApiError as error:
                 if len(self._api_urls) == 1:
                     raise
-                problem = problem or error
+                problems.append(error)
                 continue
             self._api_urls = (url,)
             return reply
         raise InputError(
-            f"{self.url} has no API of MediaWiki at w/api.php or api.php ({problem}): give the "
+            f"{self.url} has no API of MediaWiki at w/api.php or api.php ({problems[0].reason}): give the "
             f"address of its api.php, such as mediawiki+{self.url.rstrip('/')}/wiki/api.php"
-        ) from problem
+        ) from problems[0]
 
     def _retry(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
         """Send a request until the site does not ask to wait; after several tries raise an error."""
@@ -212,6 +222,10 @@ class WikiClient:
             try:
                 return self._send(url, parameters, is_asserted=is_asserted)
             except (_BusyError, httpx.TransportError) as error:
+                if isinstance(error, _CONNECT_ERRORS) and not self._has_answered:
+                    raise UnreachableError(
+                        f"{url} cannot be reached ({format_error(error)}): check the address, and that the wiki runs"
+                    ) from error
                 wait = getattr(error, "seconds", None)
                 if attempt == _MAX_TRIES or (wait or 0) > _MAX_RETRY_AFTER:
                     asked = f", and asks to wait {wait:.0f} s" if wait else ""
@@ -237,14 +251,16 @@ class WikiClient:
             arguments: dict[str, Any] = {"data": fields} if is_post else {"params": fields}
             sent = self._http.stream("POST" if is_post else "GET", url, **arguments)
             with self._explain_errors(url), sent as response:
+                self._has_answered = True
                 if response.is_redirect and not is_post:
                     url = self._follow(url, response)
                     continue
                 if response.status_code in _BUSY_STATUSES:
                     raise _BusyError(f"HTTP {response.status_code}", _get_retry_after(response))
                 if response.status_code != 200:
-                    raise InputError(
-                        f"{url} answers HTTP {response.status_code}: check the address, and that you may read the wiki"
+                    raise _NoApiError(
+                        f"{url} answers HTTP {response.status_code}",
+                        "check the address, and that you may read the wiki",
                     )
                 return self._parse_reply(url, _read_body(response), response)
         raise InputError(f"{url} redirects more than {_MAX_REDIRECTS} times: give the address that it leads to")
@@ -269,7 +285,8 @@ class WikiClient:
             reply = parse_json(body)
         except ValueError as error:
             kind = response.headers.get("content-type", "no type")[:40]
-            raise InputError(f"{url} answers {kind} instead of JSON: give the address of a wiki's api.php") from error
+            advice = "give the address of a wiki's api.php"
+            raise _NoApiError(f"{url} answers {kind} instead of JSON", advice) from error
         reply = check_object(reply, url)
         code = self._get_error_code(reply)
         if code in _BUSY_CODES:

@@ -1,7 +1,11 @@
 """A wiki is followed by the command and the scheduled flow: an edit becomes a snapshot, and nothing more is built."""
 
 import gzip
-from collections.abc import Iterator
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +83,54 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
 def _read_passages(store: Path) -> list[Any]:
     with Snapshot.open(str(store)) as snapshot:
         return list(snapshot.passages(range(snapshot.n)))
+
+
+def test_the_command_follows_a_wiki_until_it_is_interrupted(
+    wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, executable: Path
+) -> None:
+    store, out, err = tmp_path / "store", tmp_path / "out", tmp_path / "err"
+    options = ["--dump", wiki.dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        command = [executable, "reindex", *options, "--every", "1s", "--json"]
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+
+    def wait_for(condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 120
+        while not condition():
+            assert process.poll() is None, err.read_text()
+            assert time.monotonic() < end, err.read_text()
+            time.sleep(0.1)
+
+    def wait_for_build(number: int) -> Any:
+        wait_for(lambda: out.read_bytes().count(b"\n") == number)
+        return json.loads(out.read_text().splitlines()[-1])
+
+    try:
+        assert wait_for_build(1)["number"] == 1
+        wiki.edit("Page 20", "Page twenty is about lynxes.")
+        assert (wait_for_build(2)["number"], wait_for_build(2)["counts"]["embedded"]) == (2, 1)
+
+        for i in range(30, 40):
+            wiki.delete(f"Page {i}")
+        wait_for(lambda: "still refused at " in err.read_text())
+        assert err.read_text().count("is published but latest did not move") == 1
+        for i in range(30, 40):
+            wiki.restore(f"Page {i}")
+        wiki.edit("Page 21", "Page twenty-one is about ibexes.")
+        assert wait_for_build(3)["number"] == 3
+
+        wiki.fault = lambda proxy, _: proxy.reply(503, b"", retry_after="7200") or True
+        wait_for(lambda: "still unreachable at " in err.read_text())
+        assert err.read_text().count("asks to wait 7200 s") == 1
+        wiki.fault = None
+        wiki.edit("Page 22", "Page twenty-two is about otters.")
+        assert wait_for_build(4)["number"] == 4
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        wiki.fault = None
+        process.kill()
+    with Snapshot.open(str(store)) as snapshot:
+        texts = {passage.title: passage.text for passage in snapshot.passages(range(snapshot.n))}
+    assert [texts[f"Page {i}"].rpartition(" ")[2] for i in (20, 21, 22)] == ["lynxes.", "ibexes.", "otters."]
+    assert len(texts) == 40

@@ -2,8 +2,10 @@
 
 import gzip
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +266,52 @@ def test_a_busy_site_is_asked_again_when_it_says(wiki: Wiki, fault: Fault, pause
     ):
         client.query(meta="siteinfo")
     wiki.fault = None
+
+
+@pytest.mark.parametrize("case", ["nothing listens", "unknown host", "no TLS"])
+def test_a_site_that_was_never_reached_fails_at_once(wiki: Wiki, case: str) -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        port = server.server_port
+    pauses: list[float] = []
+    url, reason = {
+        "nothing listens": (f"mediawiki+https://localhost:{port}/", "Connection refused"),
+        "unknown host": ("mediawiki+https://wiki.invalid/", "Name or service|name resolution|No address"),
+        "no TLS": (f"mediawiki+https://{wiki.url.removeprefix('http://')}/", "SSL"),
+    }[case]
+    with (
+        WikiClient(url, sleep=pauses.append) as client,
+        pytest.raises(UnreachableError, match=rf"cannot be reached \(.*({reason}).*\): check the address") as caught,
+    ):
+        client.query(meta="siteinfo")
+    assert (pauses, client.requests, caught.value.exit_code) == ([], 1, 1)
+
+
+def test_a_site_that_goes_away_after_an_answer_is_asked_again() -> None:
+    class AnswerOnce(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(b'HTTP/1.0 200 OK\r\n\r\n{"query": {}}')
+
+    pauses: list[float] = []
+    with HTTPServer(("127.0.0.1", 0), AnswerOnce) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        client = WikiClient(f"mediawiki+http://127.0.0.1:{server.server_port}/", sleep=pauses.append)
+        assert client.query() == {"query": {}}
+        thread.join()
+    with client, pytest.raises(UnreachableError, match=r"did not answer 8 requests in a row .*: run it again later"):
+        client.query()
+    assert len(pauses) == 7
+
+
+def test_advice_is_given_once_where_a_page_is_no_api(wiki: Wiki) -> None:
+    wiki.fault = LIES["HTML"][0]
+    try:
+        with WikiClient(wiki.dump) as client, pytest.raises(InputError, match="answers text/html instead of") as caught:
+            client.query()
+    finally:
+        wiki.fault = None
+    assert str(caught.value).count("give the address of") == 1
+    assert str(caught.value).endswith(f"such as {wiki.dump}wiki/api.php")
 
 
 def test_a_private_wiki_is_read_with_a_bot_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
