@@ -33,14 +33,17 @@ from rag_model.digest import digest_bytes
 from rag_model.errors import InputError, StoreError
 from rag_model.index.byte_sizes import check_disk
 from rag_model.index.files import engine
+from rag_model.index.files.engine import Vectors
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, Opener, SliceLocation, path_opener
+from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.kind import PieceReusingKind, PreviousPiece, ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality import fit
+from rag_model.index.quality.fit import find_common_rows
 from rag_model.index.quality.results import FitResult
 from rag_model.process import count_cores
 from rag_model.snapshots.parent_index import ParentIndex
-from rag_model.snapshots.reused_training import ReusedTraining
+from rag_model.snapshots.reused_training import RedactedRows, ReusedTraining
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
@@ -70,6 +73,8 @@ class _NotDerivedError(Exception):
 def train_one(build: IndexInProgress, store: Store) -> Report:
     """Train one index, once; if an inherited file fits, only report that."""
     plan, reused = build.plan, build.reused
+    if reused and reused.redacted_parts:
+        return _redact_training(build, reused, reused.redacted_parts, store).to_json()
     imbalance = reused and reused.stats.explain_misfit(plan.drift)
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
     if reused and not retrain_reason:
@@ -87,6 +92,36 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
 
     result = _run_once(store, "train", index_inputs(plan), make, vectors=build.rows.id)
     return replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else "").to_json()
+
+
+def _redact_training(
+    build: IndexInProgress, reused: ReusedTraining, redacted_parts: BlobRef, store: Store
+) -> IndexStageResult:
+    """Remove the traces of removed vectors from a trained file, once."""
+    plan, kind = build.plan, get_kind(build.plan.kind)
+    parts = [*map(RedactedRows.from_json, json.loads(store.blobs.read(redacted_parts)))]
+
+    def iter_removed() -> Iterator[Vectors]:
+        for part in parts:
+            old = store.blobs.get_local_path(part.old)
+            remaining = [store.blobs.get_local_path(part.remaining)] if part.remaining else []
+            yield VectorFiles([old]).read_rows(np.flatnonzero(~find_common_rows(old, remaining)))
+
+    def make(out: Path) -> IndexStats:
+        rows = _local_paths(store, build.rows)
+        if isinstance(kind, ShardUpdatingKind):
+            with suppress(InputError, StoreError):  # what is damaged is not used
+                trained = store.blobs.get_local_path(reused.blob)
+                return kind.redact(plan, trained, rows, iter_removed(), out)
+        return kind.train(plan, rows, out) | {"reason": "the earlier trained file is damaged"}
+
+    # Without the prefixes of blobs' ids, so that `gc` does not keep the removed vectors.
+    old_ids = [ref.id.partition(":")[2] for ref in (reused.blob, *(part.old for part in parts))]
+    inputs = {"vectors": build.rows.id, "redacted": old_ids}
+    result = _run_once(store, "redact_training", index_inputs(plan), make, **inputs)
+    reason = result.stats.get("reason")
+    note = f"trained again: {reason}" if reason else "trained as before, without removed vectors"
+    return replace(result, note=note, keeps_shards=not reason)
 
 
 def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: str, store: Store) -> IndexStageResult:

@@ -3,9 +3,11 @@
 Purpose: pages that must not be kept or served any more (a court's order, a person's request, text
 that was never free). The record is written first. From then on no build includes the pages, and no
 snapshot with them can be published. Then each snapshot that contains one, with or without a ref, is
-built without it: its rows are removed from passages, vectors and article logs; the same jobs build
-the indexes again, without reusing a training on the page's vectors, and measure them. The gate is
-not applied, since the old snapshot must be replaced in any case.
+built without it: its rows are removed from passages, vectors and article logs. Graphs are updated
+by deletion: a cell loses the page's vectors, their links and their digests, and the centroids that
+they were near become means of the remaining vectors. The same jobs build all other indexes again,
+without reusing a training on the page's vectors, and measure them. The gate is not applied, since
+the old snapshot must be replaced in any case.
 
 The new snapshot replaces the old one. Refs that name the old one move. Earlier moves in their logs
 are read as the new one, so that neither `rollback` nor `ref@number` brings a page back. The old
@@ -42,15 +44,23 @@ from flows.parameter_checks import Url
 from flows.progress import StageClock
 from flows.stage import deployment_flow, stage
 from rag_model.evaluation.gate import check_snapshot
+from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import count_passages, with_indexes
 from rag_model.snapshots.existing import inherited_provenance, read_dimensions, read_snapshot_recipe, read_stage_results
 from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.mirrors import redact_mirrors
+from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.publish import PublishResult, summarize_snapshot
 from rag_model.snapshots.report import write_report
+from rag_model.snapshots.reused_training import (
+    RedactedRows,
+    ReusedTraining,
+    find_training_to_redact,
+)
 from rag_model.snapshots.takedown import (
     AffectedSnapshot,
+    RedactResult,
     choose_wiki,
     list_unsigned,
     part_blobs,
@@ -118,12 +128,14 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
     """Build a snapshot without the pages, and its report; return None if it would have no page."""
     old, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
     with clock("redact") as on_progress:
-        content = redact_parts(affected, launch, on_progress)
+        redacted = redact_parts(affected, launch, on_progress)
+    content = replace_redacted_parts(old.content, redacted)
     if not content.parts:
         return None
     build = prepare_takedown_build(
         store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(affected.pages)}}
     )
+    build = dataclasses.replace(build, reused_trainings=find_trainings_to_redact(store, old, build.plans, redacted))
     manifest, metrics = build_indexes(build)
     store.runs.delete_reports(launch.run)
     _write_build_report(build, manifest, metrics)
@@ -131,15 +143,33 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
 
 
 @stage
-def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> Content:
-    """Write the parts that contain the pages again without them."""
+def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> dict[str, RedactResult]:
+    """Write the parts that contain the pages again without them; return the results by part."""
     content, parts = affected.manifest.content, parts_to_redact(affected)
-    chunk_results = redact.run(
-        [RedactTask(affected.pages, tuple(part_blobs(content, part).items())) for part in parts], launch, on_progress
-    )
-    return replace_redacted_parts(
-        content, {part.name: chunk_result for part, chunk_result in zip(parts, chunk_results, strict=True)}
-    )
+    tasks = [RedactTask(affected.pages, tuple(part_blobs(content, part).items())) for part in parts]
+    results = redact.run(tasks, launch, on_progress)
+    return {part.name: result for part, result in zip(parts, results, strict=True)}
+
+
+@stage
+def find_trainings_to_redact(
+    store: Store,
+    old: Manifest,
+    plans: Mapping[str, IndexPlan],
+    redacted: Mapping[str, RedactResult],
+) -> dict[str, ReusedTraining]:
+    """Find the indexes that are updated by deletion; the others are built again."""
+    blobs = {part.name: part_blobs(old.content, part) for part in old.content.parts}
+    trainings = dict[str, ReusedTraining]()
+    for name, plan in plans.items():
+        rows = [
+            RedactedRows(blobs[part][plan.over], result.files.get(plan.over))
+            for part, result in redacted.items()
+            if plan.over in blobs[part]
+        ]
+        if training := find_training_to_redact(store, old, name, plan, rows):
+            trainings[name] = training
+    return trainings
 
 
 @stage
@@ -155,7 +185,9 @@ def prepare_takedown_build(
     recipe, provenance = read_snapshot_recipe(old.content), inherited_provenance(old)
     passages, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
     with Snapshot.from_manifest(store, old) as snapshot:
-        plans = plan_indexes(recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags))
+        plans = plan_indexes(
+            recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old)
+        )
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
     assemble_content = partial(with_indexes, content)
     return Build(

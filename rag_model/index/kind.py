@@ -590,7 +590,37 @@ class PieceReusingKind(Protocol):
 
 @runtime_checkable
 class ShardUpdatingKind(Protocol):
-    """A kind that can update a shard of the parent instead of building it again."""
+    """A kind that can update a shard of the parent instead of building it again.
+
+    A takedown updates them too. So `update` must leave no trace of a vector that is not in the
+    slices, and `redact` none of one that was removed.
+    """
+
+    def redact(
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        rows: Sequence[Path],
+        removed: Iterable[Vectors],
+        out: Path,
+    ) -> IndexStats:
+        """Write a trained file without a trace of `removed` vectors, from an earlier one.
+
+        The shards of the earlier build are then updated. If the statistics have a `reason`, the file
+        was trained anew for that reason, and the shards are built again.
+
+        Args:
+            plan: the plan of the build without the vectors.
+            trained: the earlier trained file, of a build with them.
+            rows: the remaining vectors, one file per part.
+            removed: the vectors to remove, blocks of (r, d) float32.
+            out: the file to write.
+
+        Raises:
+            InputError: as `train`, or the earlier file is damaged.
+            ResourceError: as `train`.
+        """
+        ...
 
     def update(
         self, plan: IndexPlan, trained: Path, slices: Iterable[bytes], number: int, previous: Opener, out: Path

@@ -16,7 +16,7 @@ import numpy as np
 
 from rag_model.corpus.records import Part
 from rag_model.errors import StoreError
-from rag_model.index.kind import get_kind
+from rag_model.index.kind import ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.results import TrainingStats
 from rag_model.index.recipe import IndexRecipe
@@ -55,6 +55,26 @@ class ParentRows:
 
 
 @dataclass(frozen=True, slots=True)
+class RedactedRows:
+    """The vectors of a part before a takedown, and those that remain."""
+
+    old: BlobRef
+    remaining: BlobRef | None  # None: all were removed
+
+    def to_json(self) -> list[Any]:
+        """Return the record as JSON values."""
+        return [self.old.to_json(), self.remaining and self.remaining.to_json()]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        old, remaining = (BlobRef.from_json(ref) if ref else None for ref in value)
+        if old is None:
+            raise ValueError("a redacted part has no old vectors")
+        return cls(old, remaining)
+
+
+@dataclass(frozen=True, slots=True)
 class ReusedTraining:
     """A trained file of the parent, and the vectors with which its fit is checked."""
 
@@ -68,12 +88,14 @@ class ReusedTraining:
     parent_rows: BlobRef | None = None
     # JSON list of the parent's `BuiltShard`s; None: it has none, or all shards are to be built
     shards: BlobRef | None = None
+    # In a takedown: JSON list of parts with removed rows, the `RedactedRows` of each.
+    redacted_parts: BlobRef | None = None
 
     def fits_untested(self, drift: float) -> bool:
         """Return whether the file fits without a test: no part changed, and its cells are
         balanced.
         """
-        return not self.changed_parts and self.stats.explain_misfit(drift) is None
+        return not (self.changed_parts or self.redacted_parts) and self.stats.explain_misfit(drift) is None
 
 
 def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any]:
@@ -139,6 +161,33 @@ def find_reusable_training(
         tuple(_sample([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
         _store_parent_rows(store, content, over, [part for part, _ in encoded_parts]),
         None if rebuild_graphs else find_shard_list(parent.manifest, name),
+    )
+
+
+def find_training_to_redact(
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    plan: IndexPlan,
+    redacted_parts: Sequence[RedactedRows],
+) -> ReusedTraining | None:
+    """Return the trained file of a snapshot's index, to be used without removed vectors.
+
+    None if its kind cannot do without them (`ShardUpdatingKind.redact`), so that all is built again.
+    """
+    content, parent = manifest.content, Parent(manifest)
+    space = (content.space_of(content.representation_of(name)) or {}).get("digest")
+    if not isinstance(get_kind(plan.kind), ShardUpdatingKind) or find_reuse_obstacles(parent, name, plan, space):
+        return None
+    trained, values = content.files[trained_path(name)], [part.to_json() for part in redacted_parts]
+    if not store.blobs.exists(trained):
+        return None
+    return ReusedTraining(
+        manifest.id,
+        trained,
+        TrainingStats.from_json(_entry(parent, name)),
+        shards=find_shard_list(manifest, name),
+        redacted_parts=store.blobs.put_bytes(json.dumps(values).encode()),
     )
 
 

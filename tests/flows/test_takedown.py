@@ -12,6 +12,10 @@ import faiss
 import numpy as np
 import pytest
 
+from rag_model.digest import digest_json
+from rag_model.index.files.pieces import PieceReader, path_opener
+from rag_model.snapshots.reused_training import read_shards
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
@@ -38,6 +42,25 @@ def vectors_of(store: Path, snapshot: Snapshot, page: str) -> list[bytes]:
     whole = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts])[rows]
     stored = [vector.astype(kind).tobytes() for vector in whole for kind in (np.float16, np.float32)]
     return [*stored, *(blake2b(vector, digest_size=8).digest() for vector in stored)]
+
+
+def check_shard(store: Store, snapshot_id: str) -> None:
+    """Check that a graph's only shard holds digests of the snapshot's vectors, and links between them, alone."""
+    manifest = store.snapshots.get(snapshot_id)
+    (shard,) = read_shards(store, BlobRef.from_json(manifest.provenance["shards"]["hnsw"]["list"]))
+    stamp = digest_json([manifest.content.indexes["hnsw"]["trained"]["plan"], "shard", 0])
+    with Snapshot.open(store.url, snapshot_id) as snapshot:
+        vectors = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts])
+    with PieceReader.open(path_opener(store.blobs.get_local_path(shard.blob)), stamp, 8, "the shard") as piece:
+        links, out, _, into, _, _, members, sources = map(piece.read, range(8))
+    digests = [blake2b(vector.tobytes(), digest_size=8).digest() for vector in vectors]
+    assert members.tobytes() == b"".join(digests)
+    assert (len(out), len(into), len(sources)) == (0, 0, 0)
+    rows, slots = np.nonzero(links != np.uint64(2**64 - 1))
+    keys = links[rows, slots]
+    similarity = ((~(keys >> np.uint64(32))).astype(np.uint32) ^ np.uint32(1 << 31)).view(np.float32)
+    pairs = vectors[rows].astype(np.float32) * vectors[keys & np.uint64(2**32 - 1)]
+    np.testing.assert_allclose(similarity, pairs.sum(axis=1), atol=1e-5)
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -85,6 +108,7 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
         assert after.manifest.provenance["takedown"] == {"of": old, "pages": [PAGE]}
         index = faiss.read_index(str(after.path("index/hnsw.faiss")))
         assert index.ntotal == after.n
+        assert after.manifest.provenance["shards"]["hnsw"]["generation"] == [1], "the graph was updated"
     assert bookwheel("search", "what is anarchism?", "--store", store, "--json").json["snapshot"] == new
 
     deleted = bookwheel("gc", "--grace", 0, "--store", store, "--yes", "--json").json
@@ -92,6 +116,7 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     assert told(store, SENTENCE.encode()) == told(store, f'"title": "{TITLE}"'.encode()) == []
     blobs = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
     assert not [1 for vector in vectors for blob in blobs if vector in blob]
+    check_shard(opened, new)
     assert bookwheel("verify", "--store", store).code == 0
 
     again = reindex(store, dump=mini_dump).json

@@ -103,8 +103,12 @@ def learn_cells(plan: VectorPlan, sample: Vectors) -> Cells:
 
 
 def _margin_below(margins: Vectors, pairs: float) -> float:
-    """Return the margin below which `pairs` pairs lie; `margins` ascend."""
-    return float(margins[min(round(pairs), len(margins) - 1)]) if pairs and len(margins) else 0.0
+    """Return about the margin below which `pairs` pairs lie; `margins` ascend.
+
+    Three digits are kept, so that no file holds the margin of one vector.
+    """
+    margin = margins[min(round(pairs), len(margins) - 1)] if pairs and len(margins) else 0.0
+    return float(f"{margin:.3g}")
 
 
 def _list_pairs(cells: CellIds, mask: npt.NDArray[np.bool_]) -> Pairs:
@@ -127,6 +131,38 @@ def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
     """
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be split: use fewer"):
         return Cells(_split_largest(plan, cells.centroids.copy(), sample)[0], cells.border, cells.linked)
+
+
+def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Iterable[Vectors]) -> Cells | None:
+    """Return the cells without a trace of vectors that were removed; None if one would be empty.
+
+    A centroid is a mean of vectors, and may equal one of them. So the centroid of each cell that a
+    removed vector could be in becomes the mean of the remaining vectors. The others stay, and with
+    them their cells' graphs.
+
+    Args:
+        plan: plan of the index.
+        cells: the cells with the removed vectors.
+        sample: (m, d) float32, a sample of the remaining vectors.
+        removed: blocks of (r, d) float32.
+
+    Raises:
+        ResourceError: memory ran out.
+    """
+    if len(cells.centroids) == 1:
+        return cells
+    with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be redacted: use fewer"):
+        cell_of_sample = _assign_nearest(plan, cells.centroids, sample)
+        near_cells, centroids = set[int](), cells.centroids.copy()
+        for block in removed:
+            near_cells.update(np.unique(cells._find_nearest(plan.metric, block)[0]).tolist())
+        for cell in sorted(near_cells):
+            members = sample[cell_of_sample == cell]
+            if not len(members):
+                return None
+            mean = members.mean(axis=0, dtype=np.float64)  # (s, d) -> (d,)
+            centroids[cell] = mean / (np.linalg.norm(mean) or 1.0) if plan.metric == "ip" else mean
+    return Cells(centroids, cells.border, cells.linked)
 
 
 def _balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:

@@ -36,6 +36,7 @@ from rag_model.index.graphs.cells import (
     cell_sample_size,
     learn_cells,
     read_group_rows,
+    redact_cells,
     split_large_cells,
     unpack_slices,
     write_cell_slices,
@@ -86,7 +87,7 @@ class GraphKind(VectorKind):
     """HNSW: `HNSW32`, `HNSW32_SQ8`, `HNSW32_SQfp16`."""
 
     name: ClassVar[str] = "hnsw"
-    VERSION: ClassVar[int] = 8
+    VERSION: ClassVar[int] = 9
     threaded: ClassVar[bool] = True
     factories = re.compile("HNSW")
 
@@ -107,15 +108,9 @@ class GraphKind(VectorKind):
             InputError: the vectors do not match the plan, or the sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        files = VectorFiles.open_checked(rows, plan.n, plan.d)
-        index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
-        index.hnsw.efConstruction = plan.ef_construction
-        sample = files.sample(
-            cell_sample_size(plan) if index.is_trained else max(cell_sample_size(plan), plan.train_sample), plan.seed
-        )
-        cells = learn_cells(plan, sample)
+        index, sample = _new_index(plan), _read_sample(plan, rows)
         index.train(sample)
-        return _write_trained(plan, cells, index, sample, out)
+        return _write_trained(plan, learn_cells(plan, sample), index, sample, out)
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
         """Split the cells that have grown beyond the limit; the others keep their numbers.
@@ -128,6 +123,30 @@ class GraphKind(VectorKind):
         sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(cell_sample_size(plan), plan.seed)
         cells, index = _load_trained(plan, trained)
         return _write_trained(plan, split_large_cells(plan, cells, sample), index, sample, out)
+
+    def redact(
+        self,
+        plan: VectorPlan,
+        trained: Path,
+        rows: Sequence[Path],
+        removed: Iterable[Vectors],
+        out: Path,
+    ) -> IndexStats:
+        """Write the trained file without a trace of `removed`, blocks of (r, d) float32 vectors.
+
+        Cells that none of them could be in stay as they are. The storage's quantiser is trained
+        again, since no graph depends on it. If a cell has only removed vectors, all is trained again.
+
+        Raises:
+            InputError: the trained file is damaged, the vectors do not match the plan, or the
+                sample holds a NaN or an infinity.
+            ResourceError: memory ran out, or the file cannot be written.
+        """
+        index, sample = _new_index(plan), _read_sample(plan, rows)
+        cells = redact_cells(plan, _load_trained(plan, trained)[0], sample, removed)
+        index.train(sample)
+        stats = _write_trained(plan, cells or learn_cells(plan, sample), index, sample, out)
+        return stats if cells else stats | {"reason": "a cell held only vectors that were removed"}
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
         """Return the losses of vectors, (m, d) float32: `cells`, `links` and `codes`.
@@ -312,6 +331,21 @@ def _count_shard(shard: Shard, inserted: int, out: Path) -> IndexStats:
 def _merge_threads() -> int:
     """Return the number of threads that link upper levels and unreachable nodes."""
     return min(MERGE_THREADS, count_cores())
+
+
+def _new_index(plan: VectorPlan) -> FaissIndex:
+    """Return the index without vectors, and untrained."""
+    index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
+    index.hnsw.efConstruction = plan.ef_construction
+    return index
+
+
+def _read_sample(plan: VectorPlan, rows: Sequence[Path]) -> Vectors:
+    """Return the vectors that cells and the storage's quantiser are trained on."""
+    size = cell_sample_size(plan)
+    if not _new_index(plan).is_trained:
+        size = max(size, plan.train_sample)
+    return VectorFiles.open_checked(rows, plan.n, plan.d).sample(size, plan.seed)
 
 
 def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:

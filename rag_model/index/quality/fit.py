@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.vectors import VectorFiles
@@ -86,13 +87,18 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
     """
     new_vectors, old_vectors = list[Vectors](), list[Vectors]()
     for path, previous_paths in changed:
-        previous_hashes = {row for previous_path in previous_paths for row in _hash_rows(previous_path)}
-        is_old = np.array([row in previous_hashes for row in _hash_rows(path)], np.bool_)
+        is_old = find_common_rows(path, previous_paths)
         new_vectors.append(_read_sample(path, np.flatnonzero(~is_old), seed))
         old_vectors.append(_read_sample(path, np.flatnonzero(is_old), seed))
     old_vectors += [VectorFiles([path]).sample(SAMPLE_VECTORS, seed) for path in same]
     changed_vectors = VectorFiles([path for path, _ in changed]).sample(SAMPLE_VECTORS, seed)
     return FitSample(_concatenate_sample(new_vectors, seed), _concatenate_sample(old_vectors, seed), changed_vectors)
+
+
+def find_common_rows(path: Path, others: Sequence[Path]) -> npt.NDArray[np.bool_]:
+    """Return whether each row of a `.npy` file is in one of the others."""
+    hashes = {row for other in others for row in _hash_rows(other)}
+    return np.array([row in hashes for row in _hash_rows(path)], np.bool_)
 
 
 def _hash_rows(path: Path) -> Iterator[int]:

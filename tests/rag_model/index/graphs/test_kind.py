@@ -19,7 +19,13 @@ from rag_model.index.files.pieces import path_opener
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs import kind as hnsw
 from rag_model.index.graphs.cells import learn_cells, read_group_rows, split_large_cells, unpack_slices
-from rag_model.index.graphs.graph import draw_levels, pack_links, select_best_links
+from rag_model.index.graphs.graph import (
+    NO_LINK,
+    draw_levels,
+    pack_links,
+    select_best_links,
+    unpack_links,
+)
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.kind import KIND
 from rag_model.index.graphs.reach import ReachabilityTree, link_unreachable_nodes
@@ -420,3 +426,95 @@ def test_a_cell_whose_graph_is_worse_than_built_is_built_again(
         stats = hnsw.KIND.update(plan, tmp_path / "trained", *arguments)
         assert stats["reason"].startswith(told)
         assert stats["generation"] == 0
+
+
+def check_similarities(lists: Any, sources: Any, targets: Any, metric: Metric) -> None:
+    """Check that each link is between two of these vectors, by the similarity that it holds."""
+    rows, slots = np.nonzero(lists != NO_LINK)
+    source, target = sources[rows], targets[unpack_links(lists[rows, slots])]
+    expected = (source * target).sum(axis=1) if metric == "ip" else -np.square(source - target).sum(axis=1)
+    bits = ~(lists[rows, slots] >> np.uint64(32)).astype(np.uint32)
+    stored = np.where(bits >> 31, bits ^ np.uint32(1 << 31), ~bits).astype(np.uint32).view(np.float32)
+    np.testing.assert_allclose(stored, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_vectors: Make, tmp_path: Path) -> None:
+    plan = resolve(IndexRecipe("HNSW8_SQ8", metric, cells=24), 2_000, 32)
+    vectors = make_vectors(2_000).astype(np.float16)
+    vectors[700] = 4 * vectors[700]  # the largest components decide the quantiser
+    vectors[900] = vectors[0]
+    is_removed = np.zeros(2_000, np.bool_)
+    is_removed[[700, 900, 1_200, 1_205]] = True
+    trained, redacted, rows = tmp_path / "trained", tmp_path / "redacted", tmp_path / "remaining.npy"
+    np.save(tmp_path / "rows.npy", vectors)
+    hnsw.KIND.train(plan, [tmp_path / "rows.npy"], trained)
+    cells, empty = hnsw._load_trained(plan, trained)
+    cells = replace(cells, centroids=cells.centroids.copy())
+    cells.centroids[:2] = vectors[[1_200, 1_205]]  # as of cells whose sample had no other vector
+    hnsw._write_trained(plan, cells, empty, vectors.astype(np.float32), trained)
+    piece = scatter_and_write(plan, tmp_path, vectors, "piece")
+    for number in range(24):
+        hnsw.KIND.shard(plan, trained, iter_slices([piece], 24, number), number, tmp_path / f"old-{number}")
+
+    remaining, plan = vectors[~is_removed], replace(plan, n=int((~is_removed).sum()))
+    np.save(rows, remaining)
+    removed = vectors[is_removed].astype(np.float32)
+    blocks = np.split(removed, [1])
+    assert "reason" not in hnsw.KIND.redact(plan, trained, [rows], iter(blocks), redacted)
+    hnsw.KIND.scatter(plan, redacted, rows, 0, tmp_path / "new-piece")
+    shards, generations = list[Path](), list[int]()
+    for number in range(24):
+        for out in (tmp_path / f"shard-{number}", tmp_path / f"again-{number}"):
+            slices = iter_slices([tmp_path / "new-piece"], 24, number)
+            old = path_opener(tmp_path / f"old-{number}")
+            stats = hnsw.KIND.update(plan, redacted, slices, number, old, out)
+        assert (tmp_path / f"shard-{number}").read_bytes() == out.read_bytes()
+        generations.append(stats["generation"])
+        shard = Shard.read(plan, path_opener(out), number)
+        slices = iter_slices([tmp_path / "new-piece"], 24, number)
+        members, sources = unpack_slices(slices, 32)
+        check_similarities(shard.lists, members.vectors, members.vectors, metric)
+        check_similarities(shard.crossings.out, sources.vectors, members.vectors, metric)
+        into = np.repeat(np.arange(len(members.vectors)), np.diff(shard.crossings.begins))
+        check_similarities(shard.crossings.into[:, None], members.vectors[into], sources.vectors, metric)
+        np.testing.assert_array_equal(shard.history.members, members.digests)
+        np.testing.assert_array_equal(shard.history.sources, sources.digests)
+        shards.append(out)
+    assert sum(generations) > 12, "most graphs were updated"
+    openers = [path_opener(shard) for shard in shards]
+    hnsw.KIND.merge(plan, redacted, [rows], [path_opener(tmp_path / "new-piece")], openers, tmp_path / "index")
+
+    old_file = trained.read_bytes()
+    traces = [removed[number].astype(dtype).tobytes() for number in (0, 2, 3) for dtype in ["f2", "f4"]]
+    traces += [blake2b(trace, digest_size=8).digest() for trace in traces]
+    assert any(trace in old_file for trace in traces)
+    for file in (redacted, tmp_path / "new-piece", *shards, tmp_path / "index"):
+        assert not [1 for trace in traces if trace in file.read_bytes()]
+    new_cells, quantiser = hnsw._load_trained(plan, redacted)
+    largest = faiss.vector_to_array(faiss.downcast_index(quantiser.storage).sq.trained).max()
+    assert largest <= 2 * np.abs(remaining).max()
+    is_same = (new_cells.centroids == cells.centroids).all(axis=1)
+    assert not is_same[:2].any()
+    assert is_same.any()
+    index = faiss.IndexFlat(32, engine.faiss_metric(metric))
+    index.add(cells.centroids)
+    nearest, near = index.search(remaining.astype(np.float32), 1)[1][:, 0], index.search(removed, 4)[1]
+    np.testing.assert_array_equal(np.flatnonzero(~is_same), np.unique(near))
+    for cell in np.unique(near):
+        mean = remaining[nearest == cell].mean(axis=0, dtype=np.float64)
+        expected = mean / np.linalg.norm(mean) if metric == "ip" else mean
+        np.testing.assert_allclose(new_cells.centroids[cell], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_cells_are_learnt_again_if_one_held_only_removed_vectors(make_vectors: Make, tmp_path: Path) -> None:
+    plan, vectors = resolve(IndexRecipe("HNSW8", "l2", cells=6), 600, 32), make_vectors(600)
+    far = vectors[:1] + 100
+    np.save(tmp_path / "rows.npy", vectors)
+    cells = learn_cells(plan, vectors)
+    cells.centroids[4] = far
+    hnsw._write_trained(plan, cells, hnsw._new_index(plan), vectors, tmp_path / "trained")
+    stats = hnsw.KIND.redact(plan, tmp_path / "trained", [tmp_path / "rows.npy"], [far], tmp_path / "out")
+    assert stats["reason"] == "a cell held only vectors that were removed"
+    hnsw.KIND.train(plan, [tmp_path / "rows.npy"], tmp_path / "trained")
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "trained").read_bytes()
