@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,9 +35,12 @@ from rag_model.serving.runtime import (
 )
 from rag_model.serving.settings import ServiceSettings
 
-# A batch of a large request is a quarter of a full one, so that other clients wait less for their
+# A large request is cut into quarters of a full batch, so that other clients wait less for their
 # turn; a CPU encodes 16 queries as fast as 64, for each of them.
 _CHUNKS_IN_BATCH = 4
+# After a small request, large ones leave a worker free for so long: its client may ask again.
+_RESERVE_SECONDS = 1.0
+_RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # between two attempts to enter a full queue
 
 
@@ -68,6 +72,7 @@ class Service:
         self.follower = self._create_follower(on_fatal)
         self._search_batcher = self._create_search_batcher()
         self._answer_batcher = self._create_answer_batcher()
+        self._last_small_request_time = -_RESERVE_SECONDS
         self.is_draining = False
 
     def start(self) -> None:
@@ -86,36 +91,64 @@ class Service:
         """
         seconds = self.settings.request_seconds
         on_queued = partial(notify, self.observer.on_queued, "search")
-        return await self._search_batcher.submit(questions, k, retriever, seconds, on_queued, client)
+        with self._reserve_worker():
+            return await self._search_batcher.submit(questions, k, retriever, seconds, on_queued, client)
 
     async def retrieve(
         self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded: LoadedSnapshot
     ) -> list[list[Hit]]:
         """Return the best `k` passages of any number of queries, from a snapshot that is held open.
 
-        The queries wait in the queue a few at a time, so that others are searched in between. While
-        the queue is full they wait outside of it. The time limit counts for each few, so a large
-        request may take as long as it advances.
+        The queries wait in the queue a few at a time, so that others are searched in between, and
+        leave one worker free while other clients send small requests. While the queue is full they
+        wait outside of it. The time limit counts for each few, so a large request may take as long
+        as it advances.
 
         Raises:
             As `search`.
         """
         size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
-        lanes = asyncio.Semaphore(2 * count_search_workers(self.settings))
-        # those of one address take turns with its other requests
-        turn = f"{client}/retrieve" if len(queries) > size else client
+        if len(queries) <= size:
+            with self._reserve_worker():
+                return await self._search_when_queue_has_room(queries, k, retriever, client, loaded)
+        chunks = [queries[first : first + size] for first in range(0, len(queries), size)]
+        chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
+        workers = count_search_workers(self.settings)
+        remaining_numbers = deque(range(len(chunks)))
 
-        async def search(first: int) -> list[list[Hit]]:
-            chunk = queries[first : first + size]
-            async with lanes:
-                return await self._search_when_queue_has_room(chunk, k, retriever, turn, loaded)
+        async def search_chunks(*, leaves_worker_free: bool) -> None:
+            while remaining_numbers:
+                if leaves_worker_free and self._is_worker_reserved():
+                    await asyncio.sleep(_RESERVE_CHECK_SECONDS)
+                    continue
+                number = remaining_numbers.popleft()
+                chunk_hits[number] = await self._search_when_queue_has_room(
+                    chunks[number], k, retriever, f"{client}/retrieve", loaded
+                )
 
-        tasks = [asyncio.ensure_future(search(first)) for first in range(0, len(queries), size)]
+        # two chunks for each worker: one is searched, the next one waits
+        tasks = [
+            asyncio.ensure_future(search_chunks(leaves_worker_free=lane >= max(1, workers - 1)))
+            for lane in range(2 * workers)
+        ]
         try:
-            return [hits for chunk_hits in await asyncio.gather(*tasks) for hits in chunk_hits]
+            await asyncio.gather(*tasks)
+            return [hits for one_chunk in chunk_hits for hits in one_chunk]
         finally:
             for task in tasks:
                 task.cancel()
+
+    @contextmanager
+    def _reserve_worker(self) -> Iterator[None]:
+        """Let large requests leave a worker free during a small request and shortly after it."""
+        self._last_small_request_time = time.monotonic()
+        try:
+            yield
+        finally:
+            self._last_small_request_time = time.monotonic()
+
+    def _is_worker_reserved(self) -> bool:
+        return time.monotonic() - self._last_small_request_time < _RESERVE_SECONDS
 
     async def _search_when_queue_has_room(
         self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded: LoadedSnapshot
