@@ -32,7 +32,7 @@ from rag_model.index.graphs.cells import Cells
 from rag_model.index.graphs.graph import (
     NO_LINK,
     CellGraph,
-    Keys,
+    ScoredLinks,
     links_per_node,
     pack_links,
     similarities,
@@ -77,7 +77,7 @@ class Cell:
 
     members: Rows
     sources: Rows
-    lists: Keys
+    lists: ScoredLinks
     crossings: CrossLinks
 
     @classmethod

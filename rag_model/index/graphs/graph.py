@@ -21,9 +21,11 @@ from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.recipe import VectorPlan
 
+# The nodes that links lead to, as in faiss's files; -1 is no link. Also other numbers of nodes.
 Links = npt.NDArray[np.int32]
-# links: similarity in the upper half, descending, and node in the lower
-Keys = npt.NDArray[np.uint64]
+# Links with their similarities: in each number the similarity in the upper half, inverted, so that
+# sorted links are nearest first, and the node in the lower. Such numbers are called keys.
+ScoredLinks = npt.NDArray[np.uint64]
 
 BLOCK = 8_192  # nodes processed at once
 NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # sorts after every link
@@ -88,7 +90,7 @@ class CellGraph:
 
     index: FaissIndex
     members: Rows  # (m,) the member of each node of `index`
-    lists: Keys  # (m, 2M) links of each member, nearest first
+    lists: ScoredLinks  # (m, 2M) links of each member, nearest first
 
     @classmethod
     def build(cls, plan: VectorPlan, vectors: Vectors) -> Self:
@@ -112,7 +114,7 @@ class CellGraph:
         return np.where(nodes < 0, -1, self.members[nodes])
 
 
-def pack_links(similarity: Vectors, links: Rows | Links) -> Keys:
+def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
     """Pack links into keys of the same shape; sorted keys are nearest first. -1 is `NO_LINK`."""
     bits = np.ascontiguousarray(similarity).view(np.uint32)
     sortable = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # in the order of the floats
@@ -120,12 +122,12 @@ def pack_links(similarity: Vectors, links: Rows | Links) -> Keys:
     return np.where(links < 0, NO_LINK, keys)
 
 
-def unpack_links(keys: Keys) -> Links:
+def unpack_links(keys: ScoredLinks) -> Links:
     """Return the nodes of keys: int32 of the same shape, -1 for `NO_LINK`."""
     return (keys & np.uint64(0xFFFF_FFFF)).astype(np.uint32).view(np.int32)
 
 
-def select_best_links(candidates: Keys, count: int) -> Links:
+def select_best_links(candidates: ScoredLinks, count: int) -> Links:
     """Return (b, count) int32: each node's nearest distinct candidates, nearest first, then -1.
 
     The nearest are best: pruning by the paper's heuristic loses recall here, because the source

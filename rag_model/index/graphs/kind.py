@@ -45,8 +45,8 @@ from rag_model.index.graphs.graph import (
     BLOCK,
     UPPER_EF_CONSTRUCTION,
     CellGraph,
-    Keys,
     Links,
+    ScoredLinks,
     UpperLevels,
     draw_levels,
     iter_ranges,
@@ -413,7 +413,7 @@ def _write_links(
             file.write(lay_out_slots(bottom, levels[first:last], links, upper.slice_nodes(first, last), first).data)
 
 
-def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, Keys]]:
+def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:
     """Yield the first row of each block, and the candidates of the block.
 
     A second thread collects the candidates of the next block meanwhile: that takes as long as

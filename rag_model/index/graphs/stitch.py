@@ -24,8 +24,8 @@ from rag_model.index.graphs.graph import (
     NO_LINK,
     SIMILARITY_BITS,
     CellGraph,
-    Keys,
     Links,
+    ScoredLinks,
     iter_ranges,
     pack_links,
     similarities,
@@ -50,9 +50,9 @@ _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vecto
 class CrossLinks:
     """The links of one cell across its border; members and sources are numbered within the cell."""
 
-    out: Keys  # (sources, OUT_LINKS): members of each source, nearest first
+    out: ScoredLinks  # (sources, OUT_LINKS): members of each source, nearest first
     begins: Rows  # (members + 1,): the start of each member's sources in `into`
-    into: Keys  # sources by member, nearest first, at most IN_LINKS each
+    into: ScoredLinks  # sources by member, nearest first, at most IN_LINKS each
 
 
 def link_across_border(graph: CellGraph, members: Vectors, sources: Vectors, metric: Metric) -> CrossLinks:
@@ -60,9 +60,9 @@ def link_across_border(graph: CellGraph, members: Vectors, sources: Vectors, met
     return add_reverse_links(search_members(graph, members, sources, metric), len(members))
 
 
-def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric: Metric) -> Keys:
+def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric: Metric) -> ScoredLinks:
     """Return the links of `sources`, (s, d) float32, to members that a search finds: (s, OUT_LINKS)."""
-    out: Keys = np.full((len(sources), OUT_LINKS), NO_LINK)
+    out: ScoredLinks = np.full((len(sources), OUT_LINKS), NO_LINK)
     if len(members):
         for first, last in iter_ranges(len(sources), _BLOCK):
             candidates = graph.search(sources[first:last], CANDIDATES, _EF_SEARCH)  # (b, f)
@@ -70,7 +70,7 @@ def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric:
     return out
 
 
-def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links, metric: Metric) -> Keys:
+def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links, metric: Metric) -> ScoredLinks:
     """Return (s, OUT_LINKS) keys, nearest first, of members in different directions.
 
     A member is selected if it is nearer to the source than to every member selected before.
@@ -107,7 +107,7 @@ def _pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     return 2 * products - squares[:, :, None] - squares[:, None, :]
 
 
-def add_reverse_links(out: Keys, members: int) -> CrossLinks:
+def add_reverse_links(out: ScoredLinks, members: int) -> CrossLinks:
     """Return the links of the sources to `members` members and, in the other direction, the best."""
     member = unpack_links(out).ravel()  # (s, OUT) -> (s OUT,)
     source = np.repeat(np.arange(len(out), dtype=np.uint64), out.shape[1])  # (s,) -> (s OUT,)
@@ -131,7 +131,7 @@ _COUNT = 4 + HISTORY_ARRAYS
 class Shard:
     """A cell's links and its history."""
 
-    lists: Keys  # (m, 2M) links of each member, nearest first
+    lists: ScoredLinks  # (m, 2M) links of each member, nearest first
     crossings: CrossLinks
     history: CellHistory
 
@@ -172,7 +172,7 @@ class CandidateLinks:
 
     rows: npt.NDArray[np.int32]  # (r,) distinct, relative to the block's first row
     counts: Rows  # (r,) number of candidates for each row
-    keys: Keys  # (sum of counts,) concatenated
+    keys: ScoredLinks  # (sum of counts,) concatenated
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +215,13 @@ class GraphShard:
             yield CandidateLinks(rows, np.full(len(rows), out.shape[1]), _to_global_rows(out, self.members).ravel())
 
 
-def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, width: int) -> Keys:
+def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, width: int) -> ScoredLinks:
     """Return (last - first, c >= width) keys of global rows: all candidates for [first, last)."""
     candidate_links = [part for shard in shards for part in shard.iter_candidates(first, last)]
     filled = np.zeros(last - first, np.int64)
     for part in candidate_links:
         filled[part.rows] += part.counts
-    keys: Keys = np.full((last - first, max(width, int(filled.max(initial=0)))), NO_LINK)
+    keys: ScoredLinks = np.full((last - first, max(width, int(filled.max(initial=0)))), NO_LINK)
     filled[:] = 0
     for part in candidate_links:
         starts = np.cumsum(part.counts) - part.counts
@@ -232,7 +232,7 @@ def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, widt
     return keys
 
 
-def _to_global_rows(keys: Keys, rows: Links) -> Keys:
+def _to_global_rows(keys: ScoredLinks, rows: Links) -> ScoredLinks:
     """Replace a cell's numbers with global rows."""
     if not keys.size:
         return keys

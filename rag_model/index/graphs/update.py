@@ -1,5 +1,9 @@
 """Update a cell's graph in place of building it again: drop members, repair their links, insert.
 
+A cell's graph has its members as nodes. Its sources are vectors of other cells near the border that
+are linked into the cell: they have links to members, and members to them, but they are no nodes of
+its graph, and no link leads from one source to another (`stitch`).
+
 An update needs only the bottom lists of the old shard and the vectors of the new members. Upper
 levels are drawn and linked anew: they hold one member in M, so that costs less than keeping them.
 
@@ -21,8 +25,8 @@ from rag_model.index.graphs.graph import (
     SIMILARITY_BITS,
     UPPER_EF_CONSTRUCTION,
     CellGraph,
-    Keys,
     Links,
+    ScoredLinks,
     UpperLevels,
     bottom_links,
     concatenated_ranges,
@@ -53,7 +57,7 @@ _NEAR_LINKS = 4  # of a source, whose neighbours are candidates for its links
 
 def update_cell_graph(
     plan: VectorPlan,
-    lists: Keys,
+    lists: ScoredLinks,
     old_members: Rows,
     vectors: Vectors,
 ) -> CellGraph:
@@ -99,22 +103,22 @@ def _map_members(old_members: Rows, count: int) -> Links:
     return new_numbers
 
 
-def _renumber(keys: Keys, targets: Links) -> Keys:
+def _renumber(keys: ScoredLinks, targets: Links) -> ScoredLinks:
     """Replace the targets of keys; -1 removes the link."""
     return np.where(targets < 0, NO_LINK, keys & SIMILARITY_BITS | targets.astype(np.uint32))
 
 
 def _drop_members(
     plan: VectorPlan,
-    lists: Keys,
+    lists: ScoredLinks,
     old_members: Rows,
     staying: Rows,
     vectors: Vectors,
-) -> Keys:
+) -> ScoredLinks:
     """Return (len(staying), 2M) repaired lists of the staying members, by their new numbers."""
     new_numbers = _map_members(old_members, len(lists))
     remaining = np.empty((len(staying), lists.shape[1]), np.uint64)
-    linked = np.zeros((_REPAIR_BLOCK, len(vectors)), np.bool_)
+    is_taken = np.zeros((_REPAIR_BLOCK, len(vectors)), np.bool_)
     for first, last in iter_ranges(len(staying), _REPAIR_BLOCK):
         old_lists, members = lists[old_members[staying[first:last]]], staying[first:last]
         old_targets = unpack_links(old_lists)  # (b, 2M)
@@ -126,10 +130,10 @@ def _drop_members(
             # a member is no candidate for itself, nor one that it is linked to
             present = np.where(targets[affected] < 0, members[affected, None], targets[affected])
             marks = affected[:, None], np.column_stack([members[affected], present])
-            linked[marks] = True
+            is_taken[marks] = True
             candidates = new_numbers[unpack_links(lists[old_targets[rows, slots]])]  # (p, 2M)
-            candidates[linked[rows[:, None], candidates]] = -1
-            linked[marks] = False
+            candidates[is_taken[rows[:, None], candidates]] = -1
+            is_taken[marks] = False
             best = _rank_candidates(plan, vectors, members[affected], counts, candidates)
             best = best[:, : keys.shape[1]]
             best[np.arange(best.shape[1]) >= counts[:, None]] = NO_LINK
@@ -146,7 +150,7 @@ def _rank_candidates(
     members: Rows,
     counts: Rows,
     candidates: Links,
-) -> Keys:
+) -> ScoredLinks:
     """Return (a, c) keys of each member's distinct candidates, nearest first.
 
     Args:
@@ -166,7 +170,7 @@ def _rank_candidates(
     return _group_keys(row, keys[:, : counts.max()], len(members))
 
 
-def _group_keys(rows: Rows, keys: Keys, count: int) -> Keys:
+def _group_keys(rows: Rows, keys: ScoredLinks, count: int) -> ScoredLinks:
     """Return the distinct keys of each row, nearest first: (count, c), from (p, w)."""
     present = keys != NO_LINK
     flat_rows, flat_keys = np.broadcast_to(rows[:, None], keys.shape)[present], keys[present]
@@ -183,7 +187,7 @@ def _group_keys(rows: Rows, keys: Keys, count: int) -> Keys:
 
 def load_graph(
     plan: VectorPlan,
-    lists: Keys,
+    lists: ScoredLinks,
     members: Rows,
     count: int,
     vectors: Vectors,
@@ -230,7 +234,7 @@ def _rank_changed_links(
     plan: VectorPlan,
     index: FaissIndex,
     members: Rows,
-    lists: Keys,
+    lists: ScoredLinks,
     vectors: Vectors,
 ) -> None:
     """Rank the lists of an index whose nodes are `members`, after an insertion, in place.
@@ -261,7 +265,7 @@ def _pair_keys(
     rows: Rows,
     vectors: Vectors,
     members: Links,
-) -> Keys:
+) -> ScoredLinks:
     """Return the keys of links between pairs of a source and a member, (p,) and (p,)."""
     keys = np.empty(len(rows), np.uint64)
     for first, last in iter_ranges(len(rows)):
@@ -302,7 +306,7 @@ def update_cross_links(
     old_out = links.out[old_sources[staying]]  # (y, OUT)
     old_targets = unpack_links(old_out)
     targets = _map_members(old_members, len(links.begins) - 1)[old_targets]
-    out: Keys = np.full((len(sources), links.out.shape[1]), NO_LINK)
+    out: ScoredLinks = np.full((len(sources), links.out.shape[1]), NO_LINK)
     out[staying] = np.sort(_renumber(old_out, targets), axis=1)
     rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
     changed = np.union1d(staying[((targets < 0) & (old_targets >= 0)).any(axis=1)], rows)
@@ -321,7 +325,7 @@ def update_cross_links(
     return add_reverse_links(out, len(vectors))
 
 
-def _select_distinct(keys: Keys) -> Keys:
+def _select_distinct(keys: ScoredLinks) -> ScoredLinks:
     """Return the distinct keys of each row, nearest first, then `NO_LINK`."""
     ranked = np.sort(keys, axis=1)
     ranked[:, 1:][ranked[:, 1:] == ranked[:, :-1]] = NO_LINK
@@ -332,10 +336,10 @@ def _offer_new_members(
     plan: VectorPlan,
     old_members: Rows,
     graph: CellGraph,
-    out: Keys,
+    out: ScoredLinks,
     vectors: Vectors,
     sources: Vectors,
-) -> tuple[Rows, Keys]:
+) -> tuple[Rows, ScoredLinks]:
     """Return pairs of a source and a new member that is nearer than the source's farthest link."""
     inserted = np.flatnonzero(old_members < 0)
     near = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)

@@ -8,7 +8,7 @@ import pytest
 
 from rag_model.index.files.engine import Metric, Rows, Vectors, faiss, faiss_metric, use_threads
 from rag_model.index.graphs import update
-from rag_model.index.graphs.graph import NO_LINK, CellGraph, Keys, similarities, unpack_links
+from rag_model.index.graphs.graph import NO_LINK, CellGraph, ScoredLinks, similarities, unpack_links
 from rag_model.index.graphs.stitch import CrossLinks, link_across_border
 from rag_model.index.graphs.update import update_cell_graph, update_cross_links
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
@@ -52,7 +52,7 @@ def measure_recall(graph: CellGraph, vectors: Vectors, queries: Vectors, metric:
     return float(np.interp(120, *np.transpose(points)))
 
 
-def check_links(lists: Keys, vectors: Vectors, metric: Metric) -> None:
+def check_links(lists: ScoredLinks, vectors: Vectors, metric: Metric) -> None:
     """Check the form and the similarities of bottom lists."""
     targets, present = unpack_links(lists), lists != NO_LINK
     assert (np.sort(lists, axis=1) == lists).all()
@@ -88,7 +88,7 @@ def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
     assert updated >= rebuilt - 0.005
     assert measure_recall(reloaded, vectors, queries, metric) >= rebuilt - 0.01
 
-    def find_none(_: VectorPlan, __: Vectors, members: Rows, *___: object) -> Keys:
+    def find_none(_: VectorPlan, __: Vectors, members: Rows, *___: object) -> ScoredLinks:
         return np.full((len(members), 1), NO_LINK)
 
     monkeypatch.setattr(update, "_rank_candidates", find_none)
