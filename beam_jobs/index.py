@@ -253,10 +253,11 @@ def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard
     if build.parent_shards is None or not isinstance(get_kind(build.plan.kind), ShardUpdatingKind):
         return [None] * count
     shards = read_shards(store, build.parent_shards)
-    if len(shards) != count:
+    if len(shards) > count:
         return [None] * count
     exist = store.files.map_concurrently(store.blobs.exists, [shard.blob for shard in shards])
-    return [shard if exists else None for shard, exists in zip(shards, exist, strict=True)]
+    known = [shard if exists else None for shard, exists in zip(shards, exist, strict=True)]
+    return [*known, *[None] * (count - len(known))]
 
 
 def _with_shards(
@@ -276,7 +277,7 @@ def _with_shards(
     if build.parent_shards is None or not ordered:
         return build
     reasons = {
-        task.number: result.stats.get("reason") if task.parent else "the parent's graph is not in the store"
+        task.number: result.stats.get("reason") if task.parent else "the parent has none in the store"
         for task, result in results
     }
     rebuilt = {number: str(reason) for number, reason in reasons.items() if reason}

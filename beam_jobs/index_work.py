@@ -79,7 +79,8 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
     if reused and not retrain_reason:
         fit = _measure_fit(build, reused, store) if reused.changed_parts else FitResult(0, {})
-        retrain_reason, follow_reason = fit.explain_misfit(plan.drift), fit.explain_missed_neighbors() or imbalance
+        retrain_reason = fit.explain_misfit(plan.drift)
+        follow_reason = reused.growth or fit.explain_missed_neighbors() or imbalance
         if not retrain_reason:
             return (
                 _follow_new_vectors(build, reused, follow_reason, store)

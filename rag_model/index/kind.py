@@ -596,6 +596,14 @@ class ShardUpdatingKind(Protocol):
     slices, and `redact` none of one that was removed.
     """
 
+    def can_follow(self, plan: IndexPlan, parent_inputs: Mapping[str, Any]) -> bool:
+        """Return whether `follow` can move a trained file of another plan to this one.
+
+        `parent_inputs` are the other plan's `IndexPlan.piece_inputs`. If so, the shards of its build
+        are updated, and this plan may have more of them.
+        """
+        ...
+
     def redact(
         self,
         plan: IndexPlan,

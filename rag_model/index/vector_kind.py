@@ -3,7 +3,6 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,11 +131,6 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
     def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate memory by stage, and bytes on disk."""
         return estimate_resources(plan, part_rows)
-
-
-def keep_cell_count(plan: VectorPlan, cells: int, max_ratio: float) -> VectorPlan:
-    """Return the plan with `cells` cells if that is within a factor `max_ratio` of its own."""
-    return replace(plan, cells=cells) if 1 / max_ratio <= cells / plan.cells <= max_ratio else plan
 
 
 def _measure_default_setting(

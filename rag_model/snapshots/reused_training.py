@@ -90,12 +90,14 @@ class ReusedTraining:
     shards: BlobRef | None = None
     # In a takedown: JSON list of parts with removed rows, the `RedactedRows` of each.
     redacted_parts: BlobRef | None = None
+    growth: str = ""  # in which numbers the plan is larger than the parent's, which needs `follow`
 
     def fits_untested(self, drift: float) -> bool:
         """Return whether the file fits without a test: no part changed, and its cells are
         balanced.
         """
-        return not (self.changed_parts or self.redacted_parts) and self.stats.explain_misfit(drift) is None
+        is_as_built = not (self.changed_parts or self.redacted_parts or self.growth)
+        return is_as_built and self.stats.explain_misfit(drift) is None
 
 
 def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any]:
@@ -118,7 +120,19 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
     parent_space = (content.space_of(content.representation_of(name)) or {}).get("digest")
     parent_inputs = {**entry["plan"], "code": entry["code"], "space": parent_space}
     inputs = {**plan.piece_inputs(), "code": get_kind(plan.kind).VERSION, "space": space}
-    return [setting for setting, _ in iter_differences(parent_inputs, inputs)]
+    settings = [setting for setting, _ in iter_differences(parent_inputs, inputs)]
+    is_same_space = entry["code"] == inputs["code"] and parent_space == space
+    return [] if is_same_space and _describe_growth(entry, plan) else settings
+
+
+def _describe_growth(entry: Mapping[str, Any], plan: IndexPlan) -> str:
+    """Return in which numbers a plan is larger, if the trained file can follow it; else ""."""
+    kind = get_kind(plan.kind)
+    if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, entry["plan"]):
+        return ""
+    differences = iter_differences(entry["plan"], plan.piece_inputs())
+    numbers = [f"{new} {name} instead of {old}" for name, (old, new) in differences]
+    return f"there are {', '.join(numbers)}"
 
 
 def find_reusable_training(
@@ -161,6 +175,7 @@ def find_reusable_training(
         tuple(_sample([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
         _store_parent_rows(store, content, over, [part for part, _ in encoded_parts]),
         None if rebuild_graphs else find_shard_list(parent.manifest, name),
+        growth=_describe_growth(_entry(parent, name), plan),
     )
 
 
@@ -180,7 +195,7 @@ def find_training_to_redact(
     if not isinstance(get_kind(plan.kind), ShardUpdatingKind) or find_reuse_obstacles(parent, name, plan, space):
         return None
     trained, values = content.files[trained_path(name)], [part.to_json() for part in redacted_parts]
-    if not store.blobs.exists(trained):
+    if not store.blobs.exists(trained) or _describe_growth(_entry(parent, name), plan):
         return None
     return ReusedTraining(
         manifest.id,

@@ -66,18 +66,19 @@ def graphs_of(built: BuiltIndex) -> BlobRef | None:
     return BlobRef.from_json(built.shards["list"]) if built.shards else None
 
 
-def build(store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = (), old: Sequence[Path] = ()) -> Any:
+def build(
+    store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = (), old: Sequence[Path] = (), growth: str = ""
+) -> Any:
     """Return the finished indexes, and the builds, of which `before` gives what is inherited."""
     vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
     changed = tuple((ref, tuple(known)) for ref in vectors if ref not in known)
+    same = tuple(ref for ref in vectors if ref in known)
     earlier = [
         [ParentRows(ref, number).to_json() for ref in known[number : number + 1]] for number in range(len(files))
     ]
     listed = store.blobs.put_bytes(json.dumps(earlier).encode()) if known else None
     heirlooms = {
-        built.name: ReusedTraining(
-            "0" * 64, *built.training, changed, tuple(ref for ref in vectors if ref in known), listed, graphs_of(built)
-        )
+        built.name: ReusedTraining("0" * 64, *built.training, changed, same, listed, graphs_of(built), growth=growth)
         for built in before
         if built.training
     }
@@ -265,7 +266,7 @@ def test_the_graph_of_a_cell_is_updated_from_update_to_update(
 
 
 @pytest.mark.parametrize(
-    ("harm", "why"), [("damage", "the parent's graph is damaged"), ("loss", "the parent's graph is not in the store")]
+    ("harm", "why"), [("damage", "the parent's graph is damaged"), ("loss", "the parent has none in the store")]
 )
 def test_without_the_graph_of_the_parent_a_cell_is_built_again(
     harm: str, why: str, store: Store, months: Months, later: list[Path]
@@ -360,6 +361,25 @@ def test_a_cell_that_has_grown_is_split(store: Store, months: Months, tmp_path: 
     _, exact = ExactIndex(larger).search(questions, 10)
     path = store.blobs.get_local_path(third.blob)
     found = open_index(path, defaults=third.plan.search).search(questions, 10)[1]
+    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
+
+
+def test_more_cells_are_split_off_and_the_others_stay(
+    store: Store, months: Months, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _), _ = build(store, months[0])
+    crowd = clouds(1500, 8)
+    grown = [*months[0], *saved(tmp_path / "grown", [crowd[nearest(crowd) == 1]])]
+    monkeypatch.setitem(RECIPES, "hnsw", replace(RECIPES["hnsw"], cells=4))
+    made = [build(store, grown, [first], months[0], "there are 4 cells instead of 3")[0][0] for _ in range(2)]
+    second = made[1]
+    assert second == made[0]
+    assert second.plan.notes[0] == "trained as in snapshot 000000000000, cells split: there are 4 cells instead of 3"
+    assert (second.plan.cells, count_cells(second)[:3]) == (4, [2, 2, 0]), "one cell became two"
+    assert any("3 (the parent has none in the store)" in note for note in second.plan.notes)
+    questions = clouds(100, 21)
+    found = open_index(store.blobs.get_local_path(second.blob), defaults=second.plan.search).search(questions, 10)[1]
+    _, exact = ExactIndex(grown).search(questions, 10)
     assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
 
 

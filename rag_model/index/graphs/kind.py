@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -57,7 +58,13 @@ from rag_model.index.graphs.graph import (
 from rag_model.index.graphs.graph_file import write_head, write_storage, write_tail
 from rag_model.index.graphs.history import CellHistory, CellQuality, match_digests
 from rag_model.index.graphs.reach import link_unreachable_nodes
-from rag_model.index.graphs.stitch import GraphShard, Shard, collect_candidates, link_across_border
+from rag_model.index.graphs.stitch import (
+    GraphShard,
+    Shard,
+    cell_inputs,
+    collect_candidates,
+    link_across_border,
+)
 from rag_model.index.graphs.update import update_cell_graph, update_cross_links
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality.fit import centroid_distance, relative_error
@@ -67,7 +74,6 @@ from rag_model.index.vector_kind import (
     KMEANS_ROUNDS,
     PRODUCTS_PER_SECOND,
     VectorKind,
-    keep_cell_count,
 )
 from rag_model.process import count_cores
 
@@ -80,7 +86,8 @@ _INSERT_OVERHEAD_DIMS = 140  # dimensions whose products take as long as the res
 _REFERENCE_NODES = 20_000
 _GROWTH_EXPONENT = 0.35  # of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
 _UPDATE_SHARE = 0.2  # of the seconds of a build, to update a cell in which 2 % of the vectors are new
-_MAX_CELL_RATIO = 1.25  # keep the parent's number of cells within this factor
+_MAX_CELL_GROWTH = 1.25  # planned cells over the parent's, up to which there are no new ones
+_MAX_CELL_RATIO = 2  # planned cells over the parent's, or inverse, up to which cells are kept
 
 
 class GraphKind(VectorKind):
@@ -94,12 +101,21 @@ class GraphKind(VectorKind):
     def steady(self, recipe: IndexRecipe, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> VectorPlan:
         """Keep the parent's number of cells if the recipe leaves it open and it is close enough.
 
-        A corpus grows a little every month. If the number of cells grew with it, no cell could be
-        reused.
+        A corpus grows a little every month, and each new cell takes vectors from others. One that
+        shrinks keeps its cells for longer, since small cells cost little.
         """
         cells = parent_inputs.get("cells", 0)
-        keeps_cells = recipe.cells is None and min(cells, plan.cells) > 1
-        return keep_cell_count(plan, cells, _MAX_CELL_RATIO) if keeps_cells else plan
+        if recipe.cells is not None or min(cells, plan.cells) <= 1:
+            return plan
+        is_close = plan.cells / _MAX_CELL_GROWTH <= cells <= _MAX_CELL_RATIO * plan.cells
+        return replace(plan, cells=cells) if is_close else plan
+
+    def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
+        """Return whether all that differs are a few more cells, which splits provide."""
+        cells = parent_inputs.get("cells", 0)
+        inputs = plan.piece_inputs()
+        is_few = isinstance(cells, int) and 1 < cells < plan.cells <= _MAX_CELL_RATIO * cells
+        return is_few and {**parent_inputs, "cells": plan.cells} == inputs
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Learn the cells of the corpus and the storage's quantiser from a sample.
@@ -113,7 +129,9 @@ class GraphKind(VectorKind):
         return _write_trained(plan, learn_cells(plan, sample), index, sample, out)
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Split the cells that have grown beyond the limit; the others keep their numbers.
+        """Split cells: those beyond the limit, and the largest while the plan has more cells.
+
+        The other cells keep their numbers.
 
         Raises:
             InputError: the trained file is damaged, the vectors do not match the plan, or the
@@ -368,7 +386,7 @@ def _write_trained(plan: VectorPlan, cells: Cells, empty: FaissIndex, sample: Ve
 
 
 def _stamp(plan: VectorPlan) -> str:
-    return digest_json([plan.piece_inputs(), "trained"])
+    return digest_json([cell_inputs(plan), "trained"])
 
 
 def _load_trained(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:

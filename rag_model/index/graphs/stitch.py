@@ -11,7 +11,7 @@ Reference: Malkov, Yashunin (see `graph`), algorithm 4.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -157,9 +157,14 @@ class Shard:
         return cls(lists, CrossLinks(*crossings), history)
 
 
+def cell_inputs(plan: VectorPlan) -> dict[str, Any]:
+    """Return what of a plan decides a cell: not the number of cells, since others may be split."""
+    return {name: value for name, value in plan.piece_inputs().items() if name != "cells"}
+
+
 def _stamp(plan: VectorPlan, number: int) -> str:
     """Return a shard's stamp, without the trained file, of which a split changes a few cells."""
-    return digest_json([plan.piece_inputs(), "shard", number])
+    return digest_json([cell_inputs(plan), "shard", number])
 
 
 def _open_shard(plan: VectorPlan, opener: Opener, number: int) -> PieceReader:

@@ -60,7 +60,8 @@ def test_a_corpus_that_grew_inherits(store: Store) -> None:
         ({"factory": "IVF64,SQ8"}, ["cells", "code", "factory", "kind", "linked"]),
         ({"metric": "l2"}, ["metric"]),
         ({"linked": 1.0}, ["linked"]),
-        ({"cells": 7}, ["cells"]),
+        ({"cells": 3}, ["cells"]),
+        ({"cells": 9}, ["cells"]),
         ({"ef_construction": 50}, ["ef_construction"]),
         ({"search": {"efSearch": 99}}, []),
         ({"drift": 2.0}, []),
@@ -71,6 +72,18 @@ def test_another_recipe_is_named(store: Store, change: dict[str, Any], named: li
     assert find_reuse_obstacles(parent_of(store, planned()), "hnsw", plan, "space") == named
     notes = note_obstacles(plan, named).notes
     assert notes == ((f"trained again: the parent's index differs in {', '.join(named)}",) if named else ())
+
+
+def test_a_plan_with_some_more_cells_inherits(store: Store) -> None:
+    parent, n = parent_of(store, planned()), round(1.7 * N)
+    plan = keep_parent_sizes(RECIPE, planned(n=n), parent, "hnsw")
+    assert isinstance(plan, VectorPlan)
+    assert (planned().cells, plan.cells) == (4, 6)
+    assert find_reuse_obstacles(parent, "hnsw", plan, "space") == []
+    assert find_reuse_obstacles(parent, "hnsw", plan, "another") == ["cells", "space"]
+    found = find_reusable_training(store, parent, "hnsw", plan, "space", [], [])
+    assert found is not None
+    assert found.growth == "there are 6 cells instead of 4"
 
 
 def test_without_a_trained_file_there_is_nothing_to_inherit(store: Store) -> None:
@@ -111,7 +124,7 @@ def test_the_vectors_that_changed_are_named_beside_those_that_did_not(store: Sto
 def test_cells_stay_while_about_as_many_would_be_chosen(store: Store) -> None:
     parent = parent_of(store, planned())
     assert planned().cells == 4
-    for n, cells in ((300_000, 4), (400_000, 7), (160_000, 3)):
+    for n, cells in ((300_000, 4), (400_000, 7), (110_000, 4), (90_000, 1)):
         assert keep_parent_sizes(RECIPE, planned(n=n), parent, "hnsw").cells == cells, n
     named = replace(RECIPE, cells=5)
     assert keep_parent_sizes(named, planned(named), parent, "hnsw").cells == 5, "who names a number gets it"
