@@ -8,9 +8,7 @@ over their p99 alone, the median of the rounds. The hostile client and the other
 
 import argparse
 import asyncio
-import json
 import statistics
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from alone import alone
-from served import Asked, get, given, load, memory_mb, offer, percentile_ms, publish, service
-
-from rag_model.store import Store
+from served import Asked, get, load, memory_mb, offer, percentile_ms, print_measurement, service
 
 HOSTILE = "127.0.0.2"  # an address of this machine, as of another client
 _PAUSE = 0.5  # seconds before a connection that was closed is opened again
@@ -128,11 +124,7 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=1_000, help="connections of the hostile client")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        rows, vectors, questions = given(options, Path(name))
-        publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
-        print(json.dumps(measure(Path(name), questions, options)))
+    print_measurement(parser.parse_args(), measure)
 
 
 if __name__ == "__main__":

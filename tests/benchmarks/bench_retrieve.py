@@ -12,9 +12,7 @@ By default the passages and questions are the demo's; in earnest
 
 import argparse
 import asyncio
-import json
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -25,9 +23,7 @@ import httpx
 import msgspec
 from alone import alone
 from bench_serve import bare_best
-from served import cpu_seconds, given, load, memory_mb, offer, percentile_ms, publish, service
-
-from rag_model.store import Store
+from served import cpu_seconds, load, memory_mb, offer, percentile_ms, print_measurement, service
 
 BATCH = 64
 SECONDS = 4.0  # of the bare loop, and of a single client
@@ -123,11 +119,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000, help="of one query")
     parser.add_argument("--at-once", type=int, nargs="+", default=[50, 128, 512])
     parser.add_argument("--rounds", type=int, default=1)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        rows, vectors, questions = given(options, Path(name))
-        publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
-        print(json.dumps(measure(Path(name), questions, options)))
+    print_measurement(parser.parse_args(), measure)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,17 @@ are the demo's; in earnest
 """
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from alone import alone
-from served import Asked, K, cpu_seconds, given, load, memory_mb, offer, percentile_ms, publish, service
+from served import Asked, K, cpu_seconds, load, memory_mb, offer, percentile_ms, print_measurement, service
 
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store import Snapshot, Store
+from rag_model.store import Snapshot
 
 CORES = 2
 
@@ -112,11 +110,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        rows, vectors, questions = given(options, Path(name))
-        publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
-        print(json.dumps(measure(Path(name), questions, options)))
+    print_measurement(parser.parse_args(), measure)
 
 
 if __name__ == "__main__":

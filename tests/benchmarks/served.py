@@ -11,8 +11,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,17 @@ def publish(store: Store, rows: Sequence[dict[str, Any]], vectors: Vectors, work
     identity = store.snapshots.publish(Manifest(content))
     tag(store, identity, "latest")
     return identity
+
+
+def print_measurement(
+    options: argparse.Namespace, measure: Callable[[Path, list[str], argparse.Namespace], dict[str, Any]]
+) -> None:
+    """Publish the passages of the options in `store` of a temporary folder, measure there, and print the JSON."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows, vectors, questions = given(options, folder)
+        publish(Store.open(str(folder / "store"), create=True), rows, vectors, folder / "work")
+        print(json.dumps(measure(folder, questions, options)))
 
 
 @contextmanager

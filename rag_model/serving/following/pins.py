@@ -29,14 +29,20 @@ class GoneError(BookwheelError):
     """The requested snapshot expired or was taken down."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a snapshot cannot be opened, and since when."""
+
+    error: BookwheelError
+    time: float
+
+
 @dataclass(slots=True)
 class _Pin:
-    """A snapshot that requests name."""
+    """A snapshot that requests name; times by the monotonic clock."""
 
-    last_request: float  # monotonic clock
-    loaded: LoadedSnapshot | None = None  # None: the follower has not opened it yet
-    error: BookwheelError | None = None  # why it cannot be opened
-    failed_at: float = 0.0
+    last_request: float
+    state: LoadedSnapshot | _Failure | None  # None: the follower has not opened it yet
 
 
 class PinnedSnapshots:
@@ -69,10 +75,11 @@ class PinnedSnapshots:
                 self._check_limit()
                 pin = self._pins[name] = _Pin(time.monotonic(), self._hold_current(name))
             pin.last_request = time.monotonic()
-            if pin.loaded is not None:
-                return self._slot.hold(pin.loaded)
-            if pin.error is not None:
-                raise pin.error
+            match pin.state:
+                case LoadedSnapshot() as loaded:
+                    return self._slot.hold(loaded)
+                case _Failure(error):
+                    raise error
         if is_new:
             self.on_request()
         raise NotReadyError(f"snapshot {name} is being opened: ask again in a moment")
@@ -86,13 +93,16 @@ class PinnedSnapshots:
         """
         for name, pin in list(self._pins.items()):
             now = time.monotonic()
-            is_idle = now - pin.last_request > self._settings.pin_seconds
-            if is_idle or (pin.error is not None and now - pin.failed_at > _RETRY_SECONDS):
+            if now - pin.last_request > self._settings.pin_seconds:
                 self._drop(name)
-            elif pin.loaded is not None and pin.loaded.id in taken_down:
-                self._drop(name, GoneError(f"snapshot {name} was taken down: ask for another one"))
-            elif pin.loaded is None and pin.error is None:
-                self._open(name, pin, open_snapshot)
+                continue
+            match pin.state:
+                case None:
+                    self._open(name, pin, open_snapshot)
+                case LoadedSnapshot(id=identity) if identity in taken_down:
+                    self._drop(name, GoneError(f"snapshot {name} was taken down: ask for another one"))
+                case _Failure(time=failed_at) if now - failed_at > _RETRY_SECONDS:
+                    self._drop(name)
 
     def close(self) -> None:
         """Give up all snapshots."""
@@ -103,21 +113,21 @@ class PinnedSnapshots:
         try:
             loaded = open_snapshot(name)
         except NotFoundError as error:
-            _LOG.warning("requests name %s, which cannot be opened: %s", name, error)
+            _LOG.warning("a request names snapshot %s, which cannot be opened: %s", name, error)
             reason = "it expired, was taken down, or never existed"
             self._record_failure(pin, GoneError(f"there is no snapshot {name}: {reason}"))
         except BookwheelError as error:
-            _LOG.error("requests name %s, which cannot be opened: %s", name, mask_secrets(str(error)))
+            _LOG.error("a request names snapshot %s, which cannot be opened: %s", name, mask_secrets(str(error)))
             self._record_failure(
                 pin, NotReadyError(f"snapshot {name} cannot be opened now: the service's log says why")
             )
         else:
             with self._lock:
-                pin.loaded = loaded
+                pin.state = loaded
 
     def _record_failure(self, pin: _Pin, error: BookwheelError) -> None:
         with self._lock:
-            pin.error, pin.failed_at = error, time.monotonic()
+            pin.state = _Failure(error, time.monotonic())
 
     def _hold_current(self, name: str) -> LoadedSnapshot | None:
         """Return the current snapshot, held open, if it is the named one."""
@@ -133,9 +143,9 @@ class PinnedSnapshots:
         with self._lock:
             pin = self._pins.pop(name)
             if error is not None:
-                self._pins[name] = _Pin(pin.last_request, None, error, time.monotonic())
-        if pin.loaded is not None:
-            self._slot.release(pin.loaded)
+                self._pins[name] = _Pin(pin.last_request, _Failure(error, time.monotonic()))
+        if isinstance(pin.state, LoadedSnapshot):
+            self._slot.release(pin.state)
 
     def _check_limit(self) -> None:
         """Refuse another snapshot if too many are open or about to be opened.
@@ -147,7 +157,7 @@ class PinnedSnapshots:
         names = [
             name
             for name, pin in self._pins.items()
-            if pin.error is None and (pin.loaded is None or pin.loaded.id != current_id)
+            if pin.state is None or (isinstance(pin.state, LoadedSnapshot) and pin.state.id != current_id)
         ]
         if len(names) >= self._settings.pinned_snapshots:
             raise NotReadyError(
