@@ -50,8 +50,8 @@ def size_launch(tasks: Sequence[RecordedTask], launch: Launch, gpu_count: int) -
     return sized_launch.for_gpus(gpu_count) if any(task.uses_gpu for task in tasks) else sized_launch
 
 
-def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launch: Launch) -> Path:
-    """Build an index over the passages of a snapshot, and return a local path of it.
+def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
+    """Build an index over the passages of a snapshot, and return its file in the store.
 
     It is recorded like an index of a build, so a second training, or a build that adds the same
     index, finds it.
@@ -74,7 +74,7 @@ def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launc
     builds = [index.start_index(store, plan.kind, plan, rows)]
     for job in (index.train, index.scatter, index.build_shards):
         builds = job(builds, launch)
-    return store.blobs.get_local_path(index.merge(builds, launch)[0].blob)
+    return index.merge(builds, launch)[0].blob
 
 
 def _encode_bags(

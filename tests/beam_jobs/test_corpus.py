@@ -18,9 +18,11 @@ import pytest
 from beam_jobs import corpus
 from beam_jobs.launch import Launch
 from rag_model.corpus.chunk import LENGTH_BIN, ChunkRecipe
+from rag_model.corpus.records import Passage
 from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.errors import InputError, ReadOnlyError
+from rag_model.evaluation.matching import has_answer
 from rag_model.evaluation.retrieval.comparison import read_gold_texts
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.generate.load import load_generator
@@ -42,6 +44,7 @@ from rag_model.training.data.judging import (
     iter_judged,
     judge_passages,
 )
+from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages
 from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
 from rag_model.training.data.statements import Statement, first_sentence, sample_leads
 from rag_model.training.data.temporary_index import open_temporary_index
@@ -194,12 +197,58 @@ def test_workers_build_the_index_that_one_process_builds(
     launch = Launch.new(snapshot.store.url, ["--runner=FnApiRunner"])
     expected = open_temporary_index(snapshot, plan, folder)
     with record_reads(monkeypatch) as paths:
-        path = corpus.build_index(plan, folder, snapshot=snapshot, launch=launch)
-    found = kind.open(IndexFiles(path, list, snapshot.n), plan.entry())
+        blob = corpus.build_index(plan, folder, snapshot=snapshot, launch=launch)
+    files = IndexFiles(snapshot.store.blobs.get_local_path(blob), list, snapshot.n)
+    found = kind.open(files, plan.entry())
     for name in ("lengths", "lists", "dictionary", "groups"):
         np.testing.assert_array_equal(getattr(found.file, name), getattr(expected.file, name))
     assert paths
     assert not paths & list_part_files(snapshot)
+
+
+def mine_by_hand(hits: list[Passage], example: Example) -> tuple[list[str], list[str]]:
+    """Return the ids of the positives and the negatives of an example among its hits."""
+    own, positives = example.own_document, list(example.positives)
+    hits = [hit for hit in hits if own is None or (hit.page_id != own.id and hit.hash != own.hash)]
+    answering = [hit for hit in hits if has_answer(example.answers, hit.text)]
+    named = [hit for hit in hits if hit.page_id in example.pages]
+    positives = positives or [*[hit for hit in answering if hit in named], *named, *answering][:1]
+    excluded = {hit.hash for hit in (*positives, *answering, *named)}
+    negatives = [hit.id for hit in hits if hit.hash not in excluded and not has_answer(example.answers, hit.title)]
+    return [positive.id for positive in positives], negatives[:30]
+
+
+def test_workers_mine_what_a_search_of_all_passages_gives(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = snapshot.passages(range(snapshot.n))
+    first, last = every[0], every[-1]
+    examples = [
+        Example("answers", f"{first.title} {first.text}", (first.text.split()[0], "no such answer")),
+        Example("pages", last.text[:200], ("no such answer",), pages=(last.page_id,)),
+        Example("positive", " ".join(last.text.split()[:40]), (), (last,)),
+        Example("own", every[40].text[:300], ("of the",), own_document=every[40]),
+        *(Example(str(row), every[row].text[:80], (every[row].text.split()[5],)) for row in range(3, snapshot.n, 30)),
+    ]
+    launch = Launch.new(snapshot.store.url, ["--runner=FnApiRunner"])
+    mine = partial(
+        add_mined_passages,
+        {"train": examples[1:], "dev": examples[:1]},
+        snapshot,
+        NegativesRecipe(),
+        indexer=partial(corpus.build_index, snapshot=snapshot, launch=launch),
+    )
+    with record_reads(monkeypatch) as paths:
+        mined = mine(runner=partial(corpus.run, launch=launch))
+    assert paths
+    assert not paths & list_part_files(snapshot)
+    plan = get_kind("bm25").plan(IndexRecipe("BM25"), snapshot.n, 0)
+    rows = open_temporary_index(snapshot, plan).search([example.question for example in examples], 100)[1]
+    assert (rows[0] >= 0).all()
+    for before, after, hits in zip(examples, [*mined["dev"], *mined["train"]], rows.tolist(), strict=True):
+        ids = [passage.id for passage in after.positives], [passage.id for passage in after.negatives]
+        assert ids == mine_by_hand([every[row] for row in hits if row >= 0], before), before.id
+    assert len({passage.id for example in mined["train"] for passage in example.negatives}) > 30
+    snapshot.store.memo = replace(snapshot.store.memo, can_produce=False)
+    assert mine() == mined, "a run that resumes reads the records"
 
 
 def draw_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:

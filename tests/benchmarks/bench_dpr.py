@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ import torch
 from alone import alone
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from words import searching_words
+from words import SearchFunction, searching_words
 
 from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
@@ -44,7 +44,7 @@ from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estima
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example, build_passage, read_examples
 from rag_model.training.data.json_values import iter_json_values
-from rag_model.training.data.negatives import MiningSettings, SearchFunction, mine_negatives
+from rag_model.training.data.negatives import CHECKS, CandidateChecker, MiningSettings, select_candidates
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
@@ -85,7 +85,19 @@ def read_data(options: argparse.Namespace) -> Data:
     corpus = list({one.hash: one for one in (*contexts_of, *sample)}.values())
     with tempfile.TemporaryDirectory() as folder:
         search = searching_words(corpus, Path(folder))  # its map outlives the folder
-    return Data(mine_negatives(learned, search, MiningSettings(depth=20, negatives=5)), dev, test, corpus, search)
+    return Data(mine(learned, search), dev, test, corpus, search)
+
+
+def mine(examples: list[Example], search: SearchFunction) -> list[Example]:
+    """Return the examples with five hard negatives each."""
+    settings, mined = MiningSettings(depth=20, negatives=5), list[Example]()
+    ranked = search([example.question for example in examples], settings.depth)
+    for example, passages in zip(examples, ranked, strict=True):
+        checker = CandidateChecker(*CandidateChecker.list_arguments(example))
+        checks = [checker.check(one.page_id, one.title, one.text, one.hash) for one in passages]
+        _, negatives = select_candidates(example, np.array(checks, CHECKS), settings)
+        mined.append(replace(example, negatives=tuple(passages[place] for place in negatives)))
+    return mined
 
 
 def take(examples: Iterator[Example], count: int, without: Collection[str] = ()) -> list[Example]:

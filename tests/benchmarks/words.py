@@ -1,6 +1,6 @@
 """BM25 over passages of a benchmark, as a build makes it: parts, postings, merge."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from rag_model.index.plan import IndexPlan
 from rag_model.index.postings.kind import KIND
 from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
-from rag_model.training.data.negatives import SearchFunction
+
+SearchFunction = Callable[[Sequence[str], int], list[list[Passage]]]  # questions, k -> passages
 
 
 def write_parts(passages: Iterable[Passage], size: int, folder: Path) -> list[Path]:

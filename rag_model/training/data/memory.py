@@ -1,16 +1,20 @@
 """The non-parametric memory of a RAG model in training: a snapshot's passages and their vectors.
 
-The snapshot does not change. `rerank` and `drop_source_passages` select among candidates of a stale
-index with the current passage encoder.
+The snapshot does not change. `read_passages` reads passages on workers. `rerank` and
+`drop_source_passages` select among candidates of a stale index with the current passage encoder.
 """
 
+import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rag_model.arrays import Partition
+from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.space import Space
@@ -20,11 +24,60 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.retrieve.products import inner_products
 from rag_model.retrieve.retriever import Queries, QuestionEncoder
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.recorded_tasks import OnProgress, PartTask, TaskRunner, run_tasks
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import index_passages
 
 RankedRow = tuple[int, float]  # a global row, and its score by the retriever
+GROUP_SECONDS_PER_ROW = 5e-4  # of a core, to read the row group of a random row
 Encode = Callable[[Sequence[Passage]], Vectors]  # m passages -> (m, d) float32
+
+
+@dataclass(frozen=True, slots=True)
+class PassageTask(PartTask):
+    """A part some of whose passages are read."""
+
+    rows: BlobRef  # .npy of (r,) int32 rows of the part, ascending
+
+    stage: ClassVar[str] = "passages"
+    code: ClassVar[int] = 1
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the passages."""
+        inputs = super(PassageTask, self).inputs()  # plain `super()` fails in a slotted dataclass
+        return {**inputs, "rows": self.rows.id}
+
+    def compute(self, store: Store) -> list[dict[str, Any]]:
+        """Return the fields of each passage."""
+        rows = np.load(io.BytesIO(store.blobs.read(self.rows)), allow_pickle=False)
+        with PassageFile(store.blobs.get_local_path(self.file)) as file:
+            return [*map(asdict, file.read_rows(rows.tolist()))]
+
+    def estimate_seconds(self) -> float:
+        """Return the seconds to read the row groups."""
+        return min(super(PassageTask, self).estimate_seconds(), self.rows.size / 4 * GROUP_SECONDS_PER_ROW)
+
+
+def read_passages(
+    snapshot: Snapshot,
+    rows: Sequence[int],
+    runner: TaskRunner | None = None,
+    on_progress: OnProgress = lambda _, __: None,
+) -> dict[int, Passage]:
+    """Return the passages of distinct global rows, ascending, by row.
+
+    `runner` reads them on workers, one part for each task; None: this process does.
+    """
+    store, files, tasks = snapshot.store, snapshot.manifest.content.files, list[PassageTask]()
+    for part, _, local_rows in Partition(part.rows for part in snapshot.parts).split(np.array(rows, np.int64)):
+        np.save(part_rows := io.BytesIO(), local_rows.astype(np.int32), allow_pickle=False)
+        file = files[passages_path(snapshot.parts[part].name)]
+        tasks.append(PassageTask(file, store.blobs.put_bytes(part_rows.getvalue())))
+    passages = chain.from_iterable(run_tasks(store, tasks, runner, on_progress))
+    return {row: Passage(**values) for row, values in zip(rows, passages, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

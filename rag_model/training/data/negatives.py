@@ -8,31 +8,41 @@ names the pages that hold an answer: a positive is then from such a page. FEVER'
 because passages do not contain their labels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from itertools import chain
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
+from rag_model.arrays import Partition
+from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
 from rag_model.evaluation.matching import AnswerMatcher
-from rag_model.index.kind import get_kind, get_kind_of_entry
+from rag_model.index.files.engine import Rows
+from rag_model.index.kind import IndexFiles, get_kind, get_kind_of_entry
 from rag_model.index.plan import IndexPlan
 from rag_model.index.recipe import IndexRecipe
 from rag_model.resources.estimates import estimate_retriever_bytes
-from rag_model.retrieve.dense import TextRetriever
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.hits import Retriever
-from rag_model.store.recorded_tasks import OnProgress
+from rag_model.retrieve.retriever import Queries, check_queries
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.recorded_tasks import OnProgress, PartTask, RecordedTask, TaskRunner, run_tasks
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.data.temporary_index import Indexer, open_temporary_index
+from rag_model.training.data.memory import GROUP_SECONDS_PER_ROW, read_passages
+from rag_model.training.data.temporary_index import Indexer, build_temporary_index
 
-SearchFunction = Callable[
-    [Sequence[str], int], list[list[Passage]]
-]  # questions, k -> the best k passages of each, best first
-_AT_ONCE = 256  # questions
+_AT_ONCE = 256  # questions of a search in this process
+_BLOCK = 4_096  # questions of a worker's search
+_SEARCH_SECONDS = 1e-9  # of a core, per question and passage of the corpus
+_CHECK_SECONDS = 3e-5  # of a core, per pair of a question and a passage
 SearchName = Literal["bm25", "snapshot", "own"]
 _BM25 = "bm25"  # an index kind
 
@@ -56,83 +66,212 @@ class MiningSettings:
             )
 
 
-def mine_negatives(
+# The checks of one candidate, a retrieved passage of a question.
+CHECKS = np.dtype(
+    [
+        ("hash", "<u8"),  # the first 64 bits of the passage's hash
+        ("is_own", "?"),  # it belongs to the document whose text is the question
+        ("is_positive", "?"),
+        ("is_on_named_page", "?"),
+        ("text_answers", "?"),
+        ("title_answers", "?"),
+    ]
+)
+Checks = npt.NDArray[Any]  # of `CHECKS`
+
+
+class CandidateChecker:
+    """Checks the candidates of one question."""
+
+    def __init__(
+        self,
+        answers: Sequence[str],
+        positive_hashes: Sequence[str],
+        pages: Sequence[str],
+        own_document: Sequence[str],
+    ) -> None:
+        """Set the answers, the hashes of the positives, the named pages, and the own document.
+
+        `own_document` is its page and its hash, or empty.
+        """
+        self._answers, self._positive_hashes, self._pages = AnswerMatcher(answers), {*positive_hashes}, {*pages}
+        self._own_names = {*own_document}
+
+    @staticmethod
+    def list_arguments(example: Example) -> list[Sequence[str]]:
+        """Return the arguments of the checker of an example, as JSON values."""
+        own = example.own_document
+        positive_hashes = [passage.hash for passage in example.positives]
+        return [example.answers, positive_hashes, example.pages, [own.id, own.hash] if own else []]
+
+    def check(self, page_id: str, title: str, text: str, passage_hash: str) -> tuple[int | bool, ...]:
+        """Return the values of `CHECKS` for a passage."""
+        return (
+            int(passage_hash[:16], 16),
+            page_id in self._own_names or passage_hash in self._own_names,
+            passage_hash in self._positive_hashes,
+            page_id in self._pages,
+            self._answers.match(text),
+            self._answers.match(title),
+        )
+
+
+def select_candidates(example: Example, checks: Checks, settings: MiningSettings) -> tuple[list[int], list[int]]:
+    """Return the positions of a new positive, at most one, and of the negatives, hardest first.
+
+    `checks` are those of the retrieved passages, best first. A negative holds no answer (DPR's
+    token match, in text or title), is not a positive, and is not of a page that the example names,
+    nor of the document whose text is the question.
+
+    A positive is searched for an example without one: the first passage that holds an answer and is
+    of a named page; without one, the first passage of a named page, else the first that holds an
+    answer.
+    """
+    candidates = np.flatnonzero(~checks["is_own"])
+    checks, positives = checks[candidates], list[int]()
+    is_named, answers = checks["is_on_named_page"], checks["text_answers"]
+    is_excluded = is_named | answers | checks["title_answers"] | checks["is_positive"]
+    if not example.positives and settings.find_positives:
+        criteria = (criterion for criterion in (is_named & answers, is_named, answers) if criterion.any())
+        positives = [int(criterion.argmax()) for criterion in criteria][:1]
+        is_excluded |= np.isin(checks["hash"], checks["hash"][positives])
+    negatives = settings.skip + np.flatnonzero(~is_excluded[settings.skip :])[: settings.negatives]
+    return candidates[positives].tolist(), candidates[negatives].tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTask(RecordedTask):
+    """A block of questions to search in a BM25 index."""
+
+    questions: BlobRef  # JSON list
+    count: int  # number of questions
+    index: BlobRef
+    entry: Mapping[str, Any]  # of the index, as in a manifest
+    n: int  # passages of the corpus
+    depth: int
+
+    stage: ClassVar[str] = "mine-search"
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the rows."""
+        entry = {name: self.entry[name] for name in ("settings", "search")}
+        return {"questions": self.questions.id, "index": self.index.id, **entry, "depth": self.depth, "code": 1}
+
+    def compute(self, store: Store) -> list[list[int]]:
+        """Return the rows of the best passages of each question; -1 after the last."""
+        files = IndexFiles(store.blobs.get_local_path(self.index), list, self.n)
+        index = get_kind(_BM25).open(files, self.entry)
+        rows: list[list[int]] = index.search(json.loads(store.blobs.read(self.questions)), self.depth)[1].tolist()
+        return rows
+
+    def estimate_seconds(self) -> float:
+        """Return the seconds of the search."""
+        return self.count * self.n * _SEARCH_SECONDS
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of a process that has read the whole index."""
+        return super(SearchTask, self).memory_bytes + self.index.size
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTask(PartTask):
+    """A part whose passages are candidates of questions."""
+
+    checkers: BlobRef  # JSON list of the arguments of each question's `CandidateChecker`
+    # .npy of (2, p) int32: the numbers of the questions, and rows of the part, ascending
+    candidates: BlobRef
+
+    stage: ClassVar[str] = "mine-check"
+    code: ClassVar[int] = 1
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that determine the checks."""
+        inputs = super(CheckTask, self).inputs()  # plain `super()` fails in a slotted dataclass
+        return {**inputs, "checkers": self.checkers.id, "candidates": self.candidates.id}
+
+    def compute(self, store: Store) -> str:
+        """Return the checks of each candidate, as hex digits."""
+        arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
+        numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
+        distinct_rows, starts = np.unique(rows, return_index=True)
+        checkers = {number: CandidateChecker(*arguments[number]) for number in np.unique(numbers).tolist()}
+        with PassageFile(store.blobs.get_local_path(self.file)) as file:
+            batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
+            passages = chain.from_iterable(
+                zip(*(column.to_pylist() for column in batch), strict=True) for batch in batches
+            )
+            checks = [
+                checkers[number].check(*passage)
+                for passage, passage_numbers in zip(passages, np.split(numbers, starts[1:]), strict=True)
+                for number in passage_numbers.tolist()
+            ]
+        return np.array(checks, CHECKS).tobytes().hex()
+
+    def estimate_seconds(self) -> float:
+        """Return the seconds to read the row groups and to match the answers."""
+        count = self.candidates.size / 8
+        read_seconds = min(super(CheckTask, self).estimate_seconds(), count * GROUP_SECONDS_PER_ROW)
+        return read_seconds + count * _CHECK_SECONDS
+
+
+def mine_passages(
     examples: Sequence[Example],
-    search: SearchFunction,
-    settings: MiningSettings | None = None,
+    rows: Rows,
+    snapshot: Snapshot,
+    settings: MiningSettings,
+    runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
 ) -> list[Example]:
-    """Return the examples, in order, with their negatives replaced by hard negatives from `search`.
+    """Return the examples, in order, with hard negatives in place of theirs; see `select_candidates`.
 
-    `on_progress` is called with the number of questions searched, and of all questions.
-
-    A negative holds no answer (DPR's token match, in text or title), is not a positive, and is not
-    of a page that the example names, nor of the document whose text is the question. An example
-    with a blank question, or without answers, positives and pages, is unchanged.
+    Args:
+        examples: of which the passages were retrieved.
+        rows: (q, k) global rows of each example's passages, best first; -1 after the last.
+        snapshot: the passages.
+        settings: of the choice.
+        runner: reads the texts on workers, one part for each task; None: this process does.
+        on_progress: called with the number of finished tasks and of all tasks.
     """
-    chosen_settings = settings or MiningSettings()
-    mined = list(examples)
-    indexes = [index for index, example in enumerate(examples) if example.question.strip() and _can_be_judged(example)]
-    for start in range(0, len(indexes), _AT_ONCE):
-        batch = indexes[start : start + _AT_ONCE]
-        results = search([examples[index].question for index in batch], chosen_settings.depth)
-        for index, passages in zip(batch, results, strict=True):
-            mined[index] = _mine_example(examples[index], passages, chosen_settings)
-        on_progress(start + len(batch), len(indexes))
-    return mined
-
-
-def _can_be_judged(example: Example) -> bool:
-    return bool(example.answers or example.positives or example.pages)
-
-
-def _mine_example(example: Example, candidates: Sequence[Passage], settings: MiningSettings) -> Example:
-    answers = AnswerMatcher(example.answers)
-    if (own := example.own_document) is not None:
-        candidates = [passage for passage in candidates if own.id != passage.page_id and own.hash != passage.hash]
-    holds_answer = [answers.match(passage.text) for passage in candidates]
-    positives = example.positives
-    if not positives and settings.find_positives:
-        positives = _choose_positives(example, candidates, holds_answer)
-    positive_hashes = {passage.hash for passage in positives}
-    negatives = [
-        passage
-        for passage, is_answer in list(zip(candidates, holds_answer, strict=True))[settings.skip :]
-        if not (
-            is_answer
-            or passage.hash in positive_hashes
-            or passage.page_id in example.pages
-            or answers.match(passage.title)
+    checks = _check_candidates(examples, rows, snapshot, runner, lambda done, total: on_progress(done, 2 * total))
+    choices = list[tuple[list[int], list[int]]]()
+    for example, example_rows, example_checks in zip(examples, rows, checks, strict=True):
+        positives, negatives = select_candidates(example, example_checks[example_rows >= 0], settings)
+        choices.append((example_rows[positives].tolist(), example_rows[negatives].tolist()))
+    chosen_rows = sorted({row for choice in choices for row in chain(*choice)})
+    passages = read_passages(snapshot, chosen_rows, runner, lambda done, total: on_progress(total + done, 2 * total))
+    return [
+        replace(
+            example,
+            positives=tuple(passages[row] for row in positives) or example.positives,
+            negatives=tuple(passages[row] for row in negatives),
         )
+        for example, (positives, negatives) in zip(examples, choices, strict=True)
     ]
-    return replace(example, positives=positives, negatives=tuple(negatives[: settings.negatives]))
 
 
-def _choose_positives(
-    example: Example, candidates: Sequence[Passage], holds_answer: Sequence[bool]
-) -> tuple[Passage, ...]:
-    """Return the first passage that holds an answer and is of a named page.
-
-    Without one, return the first passage of a named page, else the first that holds an answer.
-    """
-    is_on_named_page = [passage.page_id in example.pages for passage in candidates]
-    for criterion in (
-        [is_named and is_answer for is_named, is_answer in zip(is_on_named_page, holds_answer, strict=True)],
-        is_on_named_page,
-        holds_answer,
-    ):
-        if any(criterion):
-            return (candidates[criterion.index(True)],)
-    return ()
-
-
-def build_search(retriever: Retriever, n: int) -> SearchFunction:
-    """Return a search function over a snapshot of `n` passages."""
-
-    def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
-        return [[hit.passage for hit in hits] for hits in retriever.search(questions, min(k, n))]
-
-    return search
+def _check_candidates(
+    examples: Sequence[Example],
+    rows: Rows,
+    snapshot: Snapshot,
+    runner: TaskRunner | None,
+    on_progress: OnProgress,
+) -> Checks:
+    """Return the (q, k) checks of the retrieved passages; those of row -1 are undefined."""
+    store, files = snapshot.store, snapshot.manifest.content.files
+    checkers = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
+    positions = np.argsort(rows, axis=None, kind="stable")
+    positions = positions[np.count_nonzero(rows < 0) :]
+    numbers, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
+    for part, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[positions]):
+        np.save(candidates := io.BytesIO(), np.array([numbers[span], local_rows], np.int32), allow_pickle=False)
+        file = files[passages_path(snapshot.parts[part].name)]
+        tasks.append(CheckTask(file, checkers, store.blobs.put_bytes(candidates.getvalue())))
+        spans.append(span)
+    checks = np.zeros(rows.shape, CHECKS)
+    for span, part_checks in zip(spans, run_tasks(store, tasks, runner, on_progress), strict=True):
+        checks.ravel()[positions[span]] = np.frombuffer(bytes.fromhex(part_checks), CHECKS)
+    return checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +300,44 @@ def add_mined_passages(
     recipe: NegativesRecipe,
     on_progress: OnProgress = lambda _, __: None,
     indexer: Indexer | None = None,
+    runner: TaskRunner | None = None,
 ) -> dict[str, list[Example]]:
     """Return the examples of every set, in order, with missing positives and negatives mined.
 
-    `on_progress` is called with the number of questions searched, and of all questions. `indexer`
-    builds the BM25 index that a snapshot lacks; None: this process does.
+    An example with a blank question, or without answers, positives and pages, is unchanged.
+
+    Args:
+        examples: by the name of their set.
+        snapshot: the passages.
+        recipe: of the search and the choice.
+        on_progress: called with the finished and the total amount.
+        indexer: builds the BM25 index that a snapshot lacks; None: this process does.
+        runner: searches BM25 and reads texts on workers; None: this process does.
 
     Raises:
         ResourceError: the snapshot has no BM25 index, and the disk has no space to build one.
         UsageError: the retriever expression is wrong.
     """
-    incomplete = [
+    completed = {name: list(group) for name, group in examples.items()}
+    minable = [
         (name, index)
-        for name, group in examples.items()
+        for name, group in completed.items()
         for index, example in enumerate(group)
         if not (example.positives and example.negatives)
+        and example.question.strip()
+        and (example.answers or example.positives or example.pages)
     ]
-    completed = {name: list(group) for name, group in examples.items()}
-    if recipe.search == "own" or not incomplete:
+    if recipe.search == "own" or not minable:
         return completed
-    incomplete_examples = [completed[name][index] for name, index in incomplete]
-    search = _open_search(snapshot, recipe, indexer)
-    mined = mine_negatives(incomplete_examples, search, recipe.mining, on_progress)
-    for (name, index), example in zip(incomplete, mined, strict=True):
+    minable_examples = [completed[name][index] for name, index in minable]
+    questions = [example.question for example in minable_examples]
+    check_queries(questions)
+    if recipe.search == "bm25":
+        rows = _search_bm25(questions, snapshot, recipe.mining.depth, indexer, runner)
+    else:
+        rows = _search_snapshot(questions, snapshot, recipe, on_progress)
+    mined = mine_passages(minable_examples, rows, snapshot, recipe.mining, runner, on_progress)
+    for (name, index), example in zip(minable, mined, strict=True):
         completed[name][index] = example
     return completed
 
@@ -210,15 +364,35 @@ def estimate_mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
     return get_kind(_BM25).estimate(_plan_bm25(snapshot)).peak_bytes(serving=True)
 
 
-def _open_search(snapshot: Snapshot, recipe: NegativesRecipe, indexer: Indexer | None) -> SearchFunction:
-    if recipe.search == "snapshot":
-        retriever = open_retriever(snapshot, recipe.retriever)
-        return build_search(retriever, retriever.most)
-    name = _find_bm25_index(snapshot)
+def _search_bm25(
+    questions: Sequence[str], snapshot: Snapshot, depth: int, indexer: Indexer | None, runner: TaskRunner | None
+) -> Rows:
+    """Return the (q, k) rows of the best passages by BM25, -1 after the last."""
+    content, store, name = snapshot.manifest.content, snapshot.store, _find_bm25_index(snapshot)
     if name is not None:
-        return build_search(open_retriever(snapshot, name), snapshot.n)
-    index = open_temporary_index(snapshot, _plan_bm25(snapshot), indexer=indexer)
-    return build_search(TextRetriever(snapshot, _BM25, index), snapshot.n)
+        index, entry = content.files[content.index_file(name)], content.indexes[name]
+    else:
+        plan = _plan_bm25(snapshot)
+        index, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
+    k, blocks = min(depth, snapshot.n), [questions[i : i + _BLOCK] for i in range(0, len(questions), _BLOCK)]
+    tasks = [
+        SearchTask(store.blobs.put_bytes(json.dumps(block).encode()), len(block), index, dict(entry), snapshot.n, k)
+        for block in blocks
+    ]
+    return np.concatenate([np.array(rows, np.int64) for rows in run_tasks(store, tasks, runner)])
+
+
+def _search_snapshot(
+    questions: Sequence[str], snapshot: Snapshot, recipe: NegativesRecipe, on_progress: OnProgress
+) -> Rows:
+    """Return the (q, k) rows of the best passages by the recipe's retriever, -1 after the last."""
+    retriever, rows = open_retriever(snapshot, recipe.retriever), list[Rows]()
+    k = min(recipe.mining.depth, retriever.most, snapshot.n)
+    for start in range(0, len(questions), _AT_ONCE):
+        batch = questions[start : start + _AT_ONCE]
+        rows.append(retriever.find(Queries(batch), k).rows)
+        on_progress(start + len(batch), len(questions))
+    return np.concatenate(rows)
 
 
 def _plan_bm25(snapshot: Snapshot) -> IndexPlan:

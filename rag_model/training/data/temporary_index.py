@@ -24,11 +24,12 @@ from rag_model.index.postings.search import ImpactIndex
 from rag_model.index.recipe import IndexRecipe
 from rag_model.process import temporary_folder
 from rag_model.retrieve.indexes import open_index, representation_kind
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.manifest import TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
-Indexer = Callable[[IndexPlan, Path | None], Path]
-"""Builds an index over the passages of a training's snapshot on workers, and returns a local path.
+Indexer = Callable[[IndexPlan, Path | None], BlobRef]
+"""Builds an index over the passages of a training's snapshot on workers, into its store.
 
 The index is over the texts, or, if a folder is given, over their bags by the tokenizer in it.
 """
@@ -88,25 +89,31 @@ def find_bag_index(snapshot: Snapshot, folder: Path) -> str | None:
 def open_temporary_index(
     snapshot: Snapshot, plan: IndexPlan, bags: Path | None = None, indexer: Indexer | None = None
 ) -> Any:
-    """Build an index over a snapshot's passages, and open it.
+    """Build an index over a snapshot's passages, and open it; see `build_temporary_index`."""
+    path = snapshot.store.blobs.get_local_path(build_temporary_index(snapshot, plan, bags, indexer))
+    return get_kind(plan.kind).open(IndexFiles(path, list, snapshot.n), plan.entry())
+
+
+def build_temporary_index(
+    snapshot: Snapshot, plan: IndexPlan, bags: Path | None = None, indexer: Indexer | None = None
+) -> BlobRef:
+    """Build an index over a snapshot's passages in its store, from which `gc` deletes it.
 
     Args:
         snapshot: the passages.
         plan: of an index over texts, or over bags.
         bags: a folder with the tokenizer of the bags; None: the index is over texts.
-        indexer: builds the index; None: this process does, and the index is deleted when it ends.
+        indexer: builds the index; None: this process does.
 
     Raises:
         ResourceError: there is no space for the index.
     """
-    kind = get_kind(plan.kind)
     if indexer is not None:
-        return kind.open(IndexFiles(indexer(plan, bags), list, snapshot.n), plan.entry())
+        return indexer(plan, bags)
     with temporary_folder("index") as workdir:
-        index_path, texts = workdir / f"index.{kind.suffix}", snapshot.row_files(TEXT)
+        index_path, texts = workdir / f"index.{get_kind(plan.kind).suffix}", snapshot.row_files(TEXT)
         run_stages(plan, texts if bags is None else _encode_bags(bags, texts, workdir), index_path, workdir)
-        # the mapping outlives the file
-        return kind.open(IndexFiles(index_path, list, snapshot.n), plan.entry())
+        return snapshot.store.blobs.put_file(index_path)
 
 
 def _encode_bags(folder: Path, texts: list[Path], workdir: Path) -> list[Path]:

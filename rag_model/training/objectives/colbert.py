@@ -295,7 +295,9 @@ class Colbert(Objective[ColbertTraining]):
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
         names, settings = job.origins.names, job.settings
         teacher = load_teacher(job) if TEACHER in names else None
-        examples = add_mined_passages(job.examples, job.snapshot, settings.negatives, job.on_progress, job.indexer)
+        examples = add_mined_passages(
+            job.examples, job.snapshot, settings.negatives, job.on_progress, job.indexer, job.runner
+        )
         if teacher is None:
             return examples
         count = settings.colbert.count_negatives(has_teacher=True)

@@ -123,7 +123,9 @@ class CrossEncoderObjective(Objective[CrossEncoderTraining]):
 
     def prepare(self, job: Job[CrossEncoderTraining]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer)
+        return add_mined_passages(
+            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
+        )
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""

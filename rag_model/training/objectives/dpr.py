@@ -199,7 +199,9 @@ class Dpr(Objective[DprTraining]):
 
     def prepare(self, job: Job[DprTraining]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer)
+        return add_mined_passages(
+            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
+        )
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

@@ -149,7 +149,9 @@ class MarginMse(Objective[MarginMseTraining]):
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
         teacher = load_teacher(job)  # first, so that a wrong teacher fails early
-        completed = add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer)
+        completed = add_mined_passages(
+            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
+        )
         return {
             name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)
             for name, examples in completed.items()

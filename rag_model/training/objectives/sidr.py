@@ -417,7 +417,9 @@ class Sidr(Objective[SidrTraining]):
 
     def prepare(self, job: Job[SidrTraining]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return add_mined_passages(job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer)
+        return add_mined_passages(
+            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
+        )
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""
