@@ -30,7 +30,7 @@ from rag_model.errors import InputError, ResourceError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener, PieceReader, path_opener, write_piece
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import VectorFiles, sample_vectors
 from rag_model.index.graphs.cells import (
     Cells,
     CellVectors,
@@ -139,7 +139,7 @@ class GraphKind(VectorKind):
                 sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(cell_sample_size(plan), plan.seed)
+        sample = sample_vectors(rows, plan.n, plan.d, cell_sample_size(plan), plan.seed)
         cells, index = _load_trained(plan, trained)
         return _write_trained(plan, split_large_cells(plan, cells, sample), index, sample, out)
 
@@ -363,7 +363,7 @@ def _read_sample(plan: VectorPlan, rows: Sequence[Path]) -> Vectors:
     size = cell_sample_size(plan)
     if not _new_index(plan).is_trained:
         size = max(size, plan.train_sample)
-    return VectorFiles.open_checked(rows, plan.n, plan.d).sample(size, plan.seed)
+    return sample_vectors(rows, plan.n, plan.d, size, plan.seed)
 
 
 def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
