@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.outcome import BuildOutcome, CompareOutcome, EvaluateOutcome, ReleaseOutcome
+from flows.outcome import BuildOutcome, CompareOutcome, EvaluateOutcome, ReleaseOutcome, ReproduceOutcome
 from flows.stage import in_run, log
 
 
@@ -37,8 +37,6 @@ def log_build(outcome: BuildOutcome) -> None:
     dropped = ", ".join(f"{n:,} {reason}" for reason, n in outcome.counts["dropped"].items())
     log(f"counts: {counts}; dropped: {dropped or 'none'}")
     log_gate(outcome.gate)
-    for warning in outcome.warnings:
-        log(f"warning: {warning}")
     move = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
     log(f"snapshot {outcome.snapshot}: {move}")
 
@@ -100,6 +98,15 @@ def show_release(outcome: ReleaseOutcome) -> None:
     move_sentence = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
     table_description = f"Snapshot {outcome.snapshot[:12]}, evaluation {outcome.evaluation[:12]}: {move_sentence}"
     create_table(rows, key="release-steps", description=table_description)
+
+
+def show_reproduction(outcome: ReproduceOutcome) -> None:
+    """Write the table of a reproduction, and the link to its page."""
+    columns = ("row", "data", "measure", "published", "value", "difference", "verdict")
+    rows = [{column: line[column] for column in columns} for line in outcome.lines]
+    create_table(rows, key="reproduce-table", description=f"{outcome.reproduction}, {outcome.summary}")
+    if outcome.report:
+        create_link(to_address(outcome.report), "The table", key="reproduce-report")
 
 
 def _retriever_rows(expression: str, comparison: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -108,6 +108,7 @@ app.command(
     help="Train encoders, a reranker or a RAG model on a snapshot; keep it in the store.",
 )
 app.command("flows.verbs.release:release", help="Rebuild, evaluate, and move the ref if the evaluation is accepted.")
+app.command("flows.verbs.reproduce:reproduce", help="Reproduce a published table: dpr, rag, or a file of rows.")
 app.command("flows.verbs.index:index", help="Build one index over vectors of any origin, or plan it.")
 app.command("flows.verbs.add_index:add_index", name="add-index", help="Build indexes over an existing snapshot.")
 app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")

@@ -23,7 +23,6 @@ class BuildOutcome:
     gate: dict[str, Any] = field(default_factory=dict)  # passed, and each check
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
-    warnings: list[str] = field(default_factory=list)  # values of the last builds that left their band
 
     @classmethod
     def of(
@@ -232,4 +231,33 @@ class ReleaseRefusedError(RefusedError):
         super().__init__(
             f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; look with {commands}"
         )
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ReproduceOutcome:
+    """The outcome of a reproduction: the table, and the libraries that it was measured on."""
+
+    reproduction: str
+    snapshots: dict[str, str]  # full id by library
+    lines: list[dict[str, Any]]  # a value each, in percent: row, data, measure, published, value, verdict
+    summary: str  # one clause: the number of values with each verdict
+    notes: tuple[str, ...]  # sentences about the sample, the libraries and the data
+    new: int  # number of evaluations that this run made; the others were recorded
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    evaluation: str | None = None  # full id of the table in the store; None: it is not there
+    unrecorded: str = ""  # one sentence that says why
+    report: str | None = None  # URL of the page
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON values."""
+        return asdict(self)
+
+
+class ReproductionRefusedError(RefusedError):
+    """A value differs from the published one; `outcome` has the whole table."""
+
+    def __init__(self, outcome: ReproduceOutcome, reason: str) -> None:
+        """Set the message, and keep the outcome."""
+        super().__init__(reason)
         self.outcome = outcome

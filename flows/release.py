@@ -64,14 +64,14 @@ class ReleaseEvaluation:
 class ReleaseEvaluator:
     """Evaluates snapshots with the same questions and settings, each once."""
 
-    def __init__(self, store: Store, questions: str, settings: EvaluationSettings) -> None:
-        """Read the questions.
+    def __init__(self, store: Store, questions: str, settings: EvaluationSettings, asks: str | None = None) -> None:
+        """Read the questions; `asks` as of `flows.evaluate`.
 
         Raises:
             InputError: the questions cannot be read.
             UsageError: the questions cannot be judged as the settings require.
         """
-        self.store, self.questions, self.settings = store, questions, settings
+        self.store, self.questions, self.settings, self.asks = store, questions, settings, asks
         self.question_set = read_questions(questions)
         self.judge = RetrievalJudge.for_questions(
             self.question_set, settings.judged_by, patterns=settings.kind == "patterns"
@@ -117,7 +117,7 @@ class ReleaseEvaluator:
     def _subject(self, snapshot: str, model: str | None) -> EvaluationSubject:
         with Snapshot.from_store(self.store, snapshot) as opened_snapshot:
             if model:
-                return answers_subject(self.store, opened_snapshot, model, self.question_set, self.settings)
+                return answers_subject(self.store, opened_snapshot, model, self.question_set, self.settings, self.asks)
             expressions = [self.settings.expression] if self.settings.expression else []
             return retrieval_subject(
                 self.store, opened_snapshot, self.question_set, expressions, self.settings.depth, self.judge
@@ -129,7 +129,7 @@ class ReleaseEvaluator:
             settings = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
             return compare.fn(self.store.url, self.questions, expressions, snapshot, *settings)
         try:
-            return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings)
+            return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings, asks=self.asks)
         except CollapseRefusedError as error:
             return error.outcome
 

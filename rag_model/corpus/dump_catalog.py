@@ -153,7 +153,7 @@ class DumpFile:
     name: str
     url: str
     size: int  # bytes
-    checksum: tuple[str, str]  # algorithm, hex digits
+    checksum: tuple[str, str] | None  # algorithm, hex digits; None: not published
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +217,24 @@ def fetch_dump(published: PublishedDump, folder: Path, on_progress: OnProgress =
     return str(folder / (streams[0] if len(streams) == 1 else "*.xml*.bz2"))
 
 
+def fetch_file(
+    url: str, path: Path, checksum: tuple[str, str] | None, on_progress: OnProgress = lambda done, total: None
+) -> None:
+    """Fetch one file to `path`, resuming an earlier call; it gets its name when it is complete.
+
+    Raises:
+        InputError: The server is unreachable, or the file does not match its checksum (algorithm
+            and hex digits).
+        ResourceError: The disk has too little free space, or is full.
+    """
+    with open_url(url, {"Range": "bytes=0-0"}) as response:
+        content_range = response.headers.get("Content-Range") or response.headers.get("Content-Length") or ""
+    size = content_range.rpartition("/")[2]
+    if not size.isdecimal():
+        raise InputError(f"the server of {url} does not report its size: download the file and give its path")
+    fetch_dump(PublishedDump("", (DumpFile(path.name, url, int(size), checksum),)), path.parent, on_progress)
+
+
 def _report_total(on_progress: OnProgress, bytes_before: int, total_bytes: int, file_bytes: int) -> None:
     on_progress(bytes_before + file_bytes, total_bytes)
 
@@ -230,9 +248,8 @@ def _check_disk_space(published: PublishedDump, folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if missing_bytes > free_bytes:
         raise ResourceError(
-            f"the disk of {folder} is full: {missing_bytes:,} bytes of the dump of "
-            f"{published.date} have to be fetched and {free_bytes:,} are free; make room, or name "
-            "another folder"
+            f"the disk of {folder} is full: {missing_bytes:,} bytes have to be fetched and {free_bytes:,} "
+            "are free; make room, or name another folder"
         )
 
 
@@ -283,9 +300,10 @@ def _fetch_file(file: DumpFile, folder: Path, on_progress: Callable[[int], objec
                     f"{file.url} broke off at byte {_get_file_size(partial)} of {file.size} ({error}): run it again"
                 ) from error
             time.sleep(min(2**tries, 30) / 10)
-    if _hash_file(partial, file.checksum[0]) != file.checksum[1] or _get_file_size(partial) != file.size:
+    algorithm, digits = file.checksum or ("size", "")
+    if _get_file_size(partial) != file.size or (digits and hash_file(partial, algorithm) != digits):
         partial.unlink()
-        raise InputError(f"{file.url} does not match its {file.checksum[0]} and was deleted: run it again")
+        raise InputError(f"{file.url} does not match its {algorithm} and was deleted: run it again")
     fsync(partial)
     partial.replace(folder / file.name)
 
@@ -316,7 +334,8 @@ def _get_file_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _hash_file(path: Path, algorithm: str) -> str:
+def hash_file(path: Path, algorithm: str) -> str:
+    """Return the hex digits of a file's checksum."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 

@@ -129,6 +129,17 @@ def estimate_build(
     """
     model = read_architecture(encoder)
     d = read_encoder_spec(encoder, settings).truncate_dim or (read_dim(encoder) if model.layers else model.hidden)
+    return estimate_build_of(passages, model, d, indexes, memory)
+
+
+def estimate_build_of(
+    passages: int, model: Architecture, d: int, indexes: Mapping[str, IndexRecipe], memory: int | None
+) -> WorkEstimate:
+    """Estimate the work of a build with an encoder of these sizes and `d` dimensions.
+
+    Raises:
+        ResourceError: An index does not fit; the message names one that does.
+    """
     stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(model)}
     seconds, disk = passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
     # The encoder does not fit into less than PROCESS_BYTES.

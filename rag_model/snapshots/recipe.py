@@ -185,16 +185,21 @@ def check_indexes_and_retrievers(
                     else f"add [represent.{required}] with an encoder"
                 )
             )
-    planned_indexes = {
-        name: {"factory": index.factory, "over": representation_of(index)} for name, index in recipe.index.items()
-    }
-    draft = Snapshot(
-        Manifest(Content({}, (), {}, indexes={**(existing_indexes or {}), **planned_indexes})), Path, Path, "the recipe"
-    )
+    draft = draft_snapshot(recipe, existing_indexes)
     if recipe.retriever:
         _check_retriever(draft, recipe.retriever)
     for name, floor in recipe.gate.questions.items():
         _check_floor(draft, name, floor)
+
+
+def draft_snapshot(recipe: Recipe, existing_indexes: Mapping[str, Mapping[str, Any]] | None = None) -> Snapshot:
+    """Return a snapshot without files that has a recipe's indexes, to check retrievers with."""
+    planned_indexes = {
+        name: {"factory": index.factory, "over": representation_of(index)} for name, index in recipe.index.items()
+    }
+    return Snapshot(
+        Manifest(Content({}, (), {}, indexes={**(existing_indexes or {}), **planned_indexes})), Path, Path, "the recipe"
+    )
 
 
 def _check_retriever(drafted: Snapshot, expression: str) -> None:

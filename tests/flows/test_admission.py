@@ -24,6 +24,7 @@ from flows.maintain import upkeep, watch
 from flows.parameter_checks import Url
 from flows.reindex import reindex
 from flows.release import release
+from flows.reproduce import reproduce
 from flows.stage import deployment_flow
 from flows.takedown import takedown
 from rag_model.errors import UsageError
@@ -31,6 +32,7 @@ from rag_model.secrets import build_secret_pattern
 from tests.rag_model.test_secrets import NO_QUERY, NO_USER, TAKEN, S
 
 FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, release, add_index, adopt_library, takedown]
+FLOWS += [reproduce]
 SECRETS = [
     {"store": f"https://me:{S}@host"},
     {"store": f"HTTPS://me:{S}@host"},

@@ -1,0 +1,586 @@
+"""Reproduce a published table: fetch its data, build its libraries, and evaluate its rows.
+
+Purpose: `bookwheel reproduce`, which compares each value with the published one.
+Caching: the store's memo, which finds libraries that were built from the same inputs, and recorded
+evaluations, which are not repeated. An interrupted run continues when it is run again.
+Requires: a store that this machine and the workers both reach; for answers the extras model and
+train; a network for data that is not in the data folder.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from functools import partial
+from math import ceil
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+import torch
+
+from beam_jobs.launch import OnProgress
+from flows import artifacts
+from flows.add_index import add_index
+from flows.adopt import adopt_library
+from flows.evaluation_records import REPORT, FlowEvaluation, NewEvaluation, store_evaluation
+from flows.outcome import ReproduceOutcome, ReproductionRefusedError
+from flows.parameter_checks import Url
+from flows.progress import StageClock
+from flows.reindex import reindex
+from flows.release import ReleaseEvaluation, ReleaseEvaluator, find_recorded_snapshot, record_release_inputs
+from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
+from flows.stage import deployment_flow, stage
+from rag_model.corpus.dump_catalog import fetch_file, hash_file
+from rag_model.corpus.source import expand_pattern, get_stamp, read_lines
+from rag_model.digest import digest_json
+from rag_model.encoders.architecture import Architecture, read_architecture
+from rag_model.encoders.files import read_dim, resolve_folder
+from rag_model.errors import InputError, UsageError, format_count
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.gate import Acceptance
+from rag_model.evaluation.records import MeasureValues
+from rag_model.evaluation.reports.reproduction import (
+    ReproductionReport,
+    TableLine,
+    render_reproduction_markdown,
+    render_reproduction_page,
+    summarize_verdicts,
+)
+from rag_model.evaluation.reports.run_files import write_report
+from rag_model.extras import require
+from rag_model.generate.decoding import DecodingSettings
+from rag_model.index.byte_sizes import format_bytes
+from rag_model.process import temporary_folder
+from rag_model.reading.model import resolve_model_id
+from rag_model.resources import PROMPT_TOKENS, WorkEstimate
+from rag_model.resources.estimates import estimate_build_of, estimate_passages, estimate_row_bytes
+from rag_model.retrieve.factory import plan_retriever
+from rag_model.retrieve.models import resolve_encoders
+from rag_model.snapshots.recipe import Recipe, draft_snapshot
+from rag_model.snapshots.release_inputs import Inputs, collect_inputs
+from rag_model.store.store import MODEL_PREFIX, Store
+from rag_model.store.versions.evaluation_manifest import EvaluationSubject
+from rag_model.store.versions.manifest import EXACT
+from rag_model.store.versions.snapshot import Snapshot
+
+VERSION = 1  # of the table; a new number gives tables new ids
+DEFAULT_FOLDER = "reproduction-data"
+MARKDOWN = "report.md"
+_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # of a sample
+SAMPLE_NOTE = "Measured on a sample of passages and questions: these values do not compare with the published ones."
+
+
+@dataclass(frozen=True, slots=True)
+class ReproductionPlan:
+    """The data, the work and the licences of the selected rows."""
+
+    reproduction: Reproduction
+    rows: tuple[Row, ...]
+    data: Mapping[str, DataFile]  # of the rows and of their libraries
+    folder: Path  # of local copies
+    fraction: float | None  # of the corpus and of the questions; None: all
+
+    @property
+    def libraries(self) -> dict[str, Library]:
+        """The libraries of the rows, by name."""
+        return {row.library: self.reproduction.library[row.library] for row in self.rows}
+
+    def list_missing(self) -> dict[str, DataFile]:
+        """Return the data sets that have to be downloaded."""
+        return {name: file for name, file in self.data.items() if not file.path and not self.local_path(file).exists()}
+
+    def local_path(self, file: DataFile) -> Path:
+        """Return the path of the local copy of a data set."""
+        return Path(file.path) if file.path else self.folder / file.local_name
+
+    def describe(self) -> dict[str, Any]:
+        """Return bytes, disk, hours on this machine, and licences as JSON values."""
+        cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+        # of files of the Hub, a sample takes the first ones
+        downloads = {
+            name: ceil(file.bytes * (self.fraction or 1)) if file.url.startswith("hf://") else file.bytes
+            for name, file in self.list_missing().items()
+        }
+        works = {name: estimate_library(self, name) for name in self.libraries}
+        operations = sum(_count_operations(self, row) for row in self.rows)
+        hours = sum(work.estimate_resources(cores, gpus).hours for work in works.values())
+        hours += WorkEstimate({}, {"evaluate": 0}, operations).estimate_resources(cores, min(gpus, 1)).hours
+        licences: dict[str, list[str]] = {}
+        named = [(name, file.licence) for name, file in self.data.items()]
+        named += [(f"library {name}", library.licence) for name, library in self.libraries.items()]
+        named += [(row.model, row.licence) for row in self.rows]
+        for name, licence in dict.fromkeys(named):
+            licences.setdefault(licence, []).append(name)
+        return {
+            "rows": sum(len(row.list_data()) for row in self.rows),
+            "download": downloads,
+            "download_bytes": sum(downloads.values()),
+            "disk_bytes": sum(work.disk for work in works.values()),
+            "passages": {name: _count_passages(self, name) for name in works},
+            "hours": round(hours, 2),
+            "cores": cores,
+            "gpus": gpus,
+            "licences": {licence: names for licence, names in licences.items() if licence},
+            "notes": [*self.reproduction.notes, *([SAMPLE_NOTE] if self.fraction else [])],
+        }
+
+
+def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: float | None) -> ReproductionPlan:
+    """Read a reproduction and select its rows, without any network.
+
+    Raises:
+        UsageError: the file, a row or the fraction is invalid.
+    """
+    if fraction is not None and not 0 < fraction < 1:
+        raise UsageError(f"the fraction is {fraction}: give one above 0 and below 1, such as 0.01")
+    reproduction = read_reproduction(name)
+    selected = reproduction.select_rows(rows)
+    names = [data for row in selected for data in row.list_data()]
+    for row in selected:
+        library = reproduction.library[row.library]
+        try:
+            plan_retriever(draft_snapshot(library.recipe), row.retriever)
+        except UsageError as error:
+            raise UsageError(f"row {row.name!r} of {name}: {error}") from error
+        names += [library.dump, *([library.vectors] if library.vectors else [])]
+    data = {data: reproduction.data[data] for data in dict.fromkeys(names)}
+    return ReproductionPlan(reproduction, selected, data, Path(folder), fraction)
+
+
+def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
+    """Estimate the work of a library's build; its disk includes the text and the vectors.
+
+    Raises:
+        InputError: the encoder's sizes are neither given nor in a local folder.
+    """
+    library, passages = plan.reproduction.library[name], _count_passages(plan, name)
+    folder = _find_model(plan.folder, library.encoder)
+    model, d = Architecture(library.parameters, 1, library.dimensions, 1, 0), library.dimensions
+    if Path(folder).is_dir():
+        model = read_architecture(Path(folder))
+        d = read_dim(Path(folder)) if model.layers else model.hidden
+    indexes = plan.reproduction.select_indexes(name, plan.rows)
+    work = estimate_build_of(passages, model, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
+    operations = 0.0 if library.vectors else work.operations
+    stored = passages * (estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d))
+    return replace(work, operations=operations, disk=work.disk + stored)
+
+
+def _count_passages(plan: ReproductionPlan, name: str) -> int:
+    library = plan.reproduction.library[name]
+    file = plan.data[library.dump]
+    count = library.passages or file.records
+    if not count and plan.local_path(file).exists():
+        count = estimate_passages(str(plan.local_path(file)), 100)
+    return count if plan.fraction is None else min(count, _count_sample(count, plan.fraction, _MIN_RECORDS))
+
+
+def _count_sample(count: int, fraction: float, least: int) -> int:
+    return max(least, ceil(fraction * count))
+
+
+def _count_operations(plan: ReproductionPlan, row: Row) -> float:
+    """Return the operations of a row: exact search of each question, and each passage read once."""
+    questions = sum(plan.data[name].records for name in row.list_data()) * (plan.fraction or 1)
+    library = plan.reproduction.library[row.library]
+    is_exact = EXACT in row.retriever
+    search = 2.0 * library.dimensions * _count_passages(plan, row.library) if is_exact else 0.0
+    return questions * (search + 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5))
+
+
+@deployment_flow("reproduce", takes_turns=True)
+def reproduce(
+    reproduction: str,
+    store: Url,
+    folder: str = DEFAULT_FOLDER,
+    rows: Sequence[str] = (),
+    fraction: float | None = None,
+    beam_options: Sequence[str] = (),
+) -> ReproduceOutcome:
+    """Fetch the data, build the libraries, evaluate the rows, and write the table.
+
+    Args:
+        reproduction: `dpr`, `rag`, or the path of a TOML file; docs/howto/reproduce.md describes it.
+        store: URL or folder of the store; made if there is none.
+        folder: the folder of local copies, to which missing data is downloaded.
+        rows: glob patterns of the names of rows; by default all rows.
+        fraction: share of the corpus and of the questions, to try the machinery; by default all.
+        beam_options: options of Beam and of its runner, as on their own command lines.
+
+    Raises:
+        ReproductionRefusedError: the table is written, and a value differs from the published one.
+        GateRefusedError: the indexes of a library were refused.
+        BookwheelError: data is missing, or a stage failed; finished work is recorded.
+    """
+    clock, plan = StageClock("reproduce"), plan_reproduction(reproduction, folder, rows, fraction)
+    target = Store.open(store, create=True)
+    # keeps `gc` from deleting the files of this run
+    with target.intents.hold(f"reproduce-{secrets.token_hex(8)}"), temporary_folder("reproduce") as work:
+        with clock("fetch") as on_progress:
+            paths = fetch_data(plan, on_progress)
+            check_models(target, plan)
+        run = ReproductionRun(target, plan, sample_data(plan, paths, work), beam_options)
+        tasks = [(row, data, run.open_evaluator(row, data)) for row in plan.rows for data in row.list_data()]
+        for name in plan.libraries:
+            with clock(f"build {name}"):
+                run.snapshots[name] = build_library(run, name)
+        with clock("evaluate") as on_progress:
+            for number, (row, data, evaluator) in enumerate(tasks, start=1):
+                run.evaluations[row.name, data] = evaluate_row(run, row, evaluator)
+                on_progress(number, len(tasks))
+        with clock("table"):
+            lines = run.list_lines()
+            recorded = record_table(run, lines, clock.seconds)
+    outcome = ReproduceOutcome(
+        reproduction=plan.reproduction.name,
+        snapshots=run.snapshots,
+        lines=[{**asdict(line), "difference": line.difference, "verdict": line.verdict} for line in lines],
+        summary=summarize_verdicts(lines),
+        notes=tuple(run.list_notes()),
+        new=sum(evaluation.is_new for evaluation in run.evaluations.values()),
+        seconds=clock.seconds,
+        evaluation=recorded.evaluation,
+        unrecorded=recorded.reason,
+        report=recorded.report,
+    )
+    artifacts.show_reproduction(outcome)
+    deviating = [line for line in lines if line.verdict in {"higher", "lower"}]
+    if deviating:
+        first = deviating[0]
+        raise ReproductionRefusedError(
+            outcome,
+            f"{format_count(len(deviating), 'value')} of {len(lines):,} differ from the published ones by more than "
+            f"the tolerance and the interval, such as {first.measure} of {first.row} on {first.data}: "
+            f"{first.value:.2f}, published {first.published:.2f}; see {recorded.report}",
+        )
+    return outcome
+
+
+class ReproductionRun:
+    """The data of a run and its results; not a dataclass, so that Prefect does not search it."""
+
+    def __init__(
+        self, store: Store, plan: ReproductionPlan, paths: Mapping[str, str], beam_options: Sequence[str]
+    ) -> None:
+        """Hold the plan, and the path or glob of each data set."""
+        self.store, self.plan, self.paths, self.beam_options = store, plan, paths, beam_options
+        self.snapshots: dict[str, str] = {}  # by library
+        self.evaluations: dict[tuple[str, str], ReleaseEvaluation] = {}  # by row and data set
+
+    def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
+        """Read the questions of a data set, and check that the row's measures apply to them."""
+        file = self.plan.data[data]
+        settings = EvaluationSettings(
+            kind=file.answers,
+            k=row.k,
+            depth=row.depth,
+            judged_by=file.judged_by,
+            retriever=row.retriever,
+            readers=row.readers,
+            decoding=DecodingSettings(beams=row.beams),
+            labels=row.labels,
+        )
+        encoder = _find_model(self.plan.folder, row.passage_encoder) if row.passage_encoder else None
+        evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder)
+        measures = dict.fromkeys(row.list_measures(data), 0.0)
+        evaluator.check(Acceptance(measures, None), answers=row.command == "answer")
+        return evaluator
+
+    def name_ref(self, library: str) -> str:
+        """Return the ref of a library; a sample has one of its own."""
+        suffix = f"-sample-{self.plan.fraction:g}" if self.plan.fraction else ""
+        return f"{self.plan.reproduction.name}-{library}{suffix}"
+
+    def list_lines(self) -> list[TableLine]:
+        """Return the lines of the table, in the order of the rows."""
+        return [
+            self._build_line(row, data, measure)
+            for row in self.plan.rows
+            for data in row.list_data()
+            for measure in row.list_measures(data)
+        ]
+
+    def _build_line(self, row: Row, data: str, measure: str) -> TableLine:
+        evaluation = self.evaluations[row.name, data]
+        metric = evaluation.metrics[measure]
+        return TableLine(
+            row.name,
+            data,
+            measure,
+            row.published.get(data, {}).get(measure),
+            row.tolerance,
+            100 * metric.value,
+            None if metric.low is None else 100 * metric.low,
+            None if metric.high is None else 100 * metric.high,
+            row.source,
+            self._format_command(row, data),
+            evaluation.manifest.id,
+            int(evaluation.manifest.provenance.get("n") or 0),
+            self.plan.fraction is not None,
+        )
+
+    def _format_command(self, row: Row, data: str) -> str:
+        """Return the `evaluate` command that measures a row alone."""
+        words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.name_ref(row.library)]
+        words += ["--questions", self.paths[data], "--retriever", row.retriever]
+        if row.model:
+            words += ["--model", _find_model(self.plan.folder, row.model), "--beams", str(row.beams)]
+            words += ["-k", str(row.k)] if row.k else []
+            words += [word for reader in row.readers for word in ("--reader", reader)]
+        else:
+            words += ["-k", str(row.depth)]
+        file = self.plan.data[data]
+        words += ["--answers", file.answers] if file.answers != "spans" else []
+        return join([*words, *(["--judge", file.judged_by] if file.judged_by else [])])
+
+    def list_notes(self) -> list[str]:
+        """Return sentences about the sample, the libraries and the data."""
+        notes = [SAMPLE_NOTE] if self.plan.fraction else []
+        for name, snapshot in self.snapshots.items():
+            with Snapshot.from_store(self.store, snapshot) as opened:
+                notes.append(f"Library {name} has {format_count(opened.n, 'passage')}, snapshot {snapshot[:12]}.")
+        return [*notes, *self.plan.reproduction.notes]
+
+
+@stage
+def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str]:
+    """Return the path of each data set; download missing ones, and verify checksums.
+
+    Raises:
+        InputError: a data set cannot be downloaded, or does not match its checksum.
+    """
+    for name, file in plan.list_missing().items():
+        path = plan.local_path(file)
+        try:
+            if file.url.startswith("hf://"):
+                _fetch_from_hub(file.url, path, plan.fraction)
+            else:
+                fetch_file(file.url, path, _split_checksum(file), on_progress)
+        except InputError as error:
+            others = [f"{other} ({plan.data[other].url})" for other in plan.list_missing() if other != name]
+            also = f"; also missing: {', '.join(others)}" if others else ""
+            raise InputError(
+                f"data set {name} could not be downloaded ({error}): get {file.url} on another machine, put it into "
+                f"{plan.folder} as {file.local_name}, and run the same command again{also}"
+            ) from error
+    for name, file in plan.data.items():
+        _verify(name, file, plan.local_path(file))
+    return {name: _describe_path(file, plan.local_path(file)) for name, file in plan.data.items()}
+
+
+def _split_checksum(file: DataFile) -> tuple[str, str] | None:
+    algorithm, _, digits = file.checksum.partition(":")
+    return (algorithm, digits) if digits else None
+
+
+def _verify(name: str, file: DataFile, path: Path) -> None:
+    checksum = _split_checksum(file)
+    if not path.exists() and not any(map(Path, expand_pattern(str(path)))):
+        raise InputError(f"data set {name} is missing: put {file.local_name or file.path} into {path.parent}")
+    if checksum is not None and (digits := hash_file(path, checksum[0])) != checksum[1]:
+        raise InputError(
+            f"{path} is not the published {name}: its {checksum[0]} is {digits}, not {checksum[1]}; delete it to "
+            "download it again, or correct `checksum`"
+        )
+
+
+def _describe_path(file: DataFile, path: Path) -> str:
+    """Return the path of a file or of a folder of questions; for files of the Hub, their glob."""
+    return str(path / file.url.rpartition("/")[2]) if file.url.startswith("hf://") else str(path)
+
+
+def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
+    """Download the files of a data set of the Hub; of a sample only the first ones.
+
+    A folder gets its name when all files are there.
+
+    Raises:
+        InputError: the Hub cannot be reached, or has no such file.
+    """
+    require("huggingface_hub", "hub")
+    from rag_model.store.objects.hub import HubApi  # noqa: PLC0415 - imports the client of the Hub
+
+    owner, repository, *rest = url.removeprefix("hf://datasets/").split("/")
+    repository, _, revision = repository.partition("@")
+    partial_folder = folder.with_name(f"{folder.name}.part")
+    try:
+        settings = {"repo_type": "dataset", "revision": revision or None}
+        api: Any = HubApi()
+        names = api.list_repo_files(f"{owner}/{repository}", **settings)
+        matching = sorted(name for name in names if fnmatchcase(name, "/".join(rest)))
+        for name in matching if fraction is None else matching[: ceil(fraction * len(matching))]:
+            if not (partial_folder / Path(name).name).exists():
+                path = Path(api.hf_hub_download(f"{owner}/{repository}", name, **settings, local_dir=partial_folder))
+                path.replace(partial_folder / path.name)
+    except Exception as error:  # the hub may raise any exception of its HTTP library
+        raise InputError(f"the hub cannot be read ({type(error).__name__})") from error
+    if not matching:
+        raise InputError(f"{url} names no file")
+    partial_folder.rename(folder)
+
+
+def _find_model(folder: Path, name: str) -> str:
+    """Return the local copy of a model in the data folder, if there is one, else its name."""
+    local = folder / name.partition("@")[0]
+    return str(local.absolute()) if name and not Path(name).is_absolute() and local.is_dir() else name
+
+
+@stage
+def check_models(store: Store, plan: ReproductionPlan) -> None:
+    """Find all models before the first build, and download those of the Hub.
+
+    Raises:
+        InputError: a model is missing; the message says where to put it.
+    """
+    names = [name for library in plan.libraries.values() for name in _list_encoders(store, plan, library)]
+    names += [row.model for row in plan.rows if row.model] + [row.passage_encoder for row in plan.rows]
+    for name in dict.fromkeys(filter(None, names)):
+        if not name.startswith(MODEL_PREFIX) and "/" in name:
+            try:
+                resolve_folder(_find_model(plan.folder, name))
+            except InputError as error:
+                raise InputError(f"{error}; its folder may also be put into {plan.folder / name}") from error
+
+
+def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> list[str]:
+    encoder = _find_model(plan.folder, library.encoder)
+    if encoder.startswith(MODEL_PREFIX):
+        return []
+    names = resolve_encoders(store, encoder)
+    question = library.recipe.encode.question_encoder or names.question
+    return [encoder, question, *(extra.encoder for extra in library.recipe.represent.values())]
+
+
+def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], work: Path) -> dict[str, str]:
+    """Return the paths of the data sets; for a sample, write some lines of each question file."""
+    sampled = dict(paths)
+    questions = {data for row in plan.rows for data in row.list_data()}
+    for name in questions if plan.fraction is not None else ():
+        assert plan.fraction is not None
+        path = Path(paths[name])
+        if path.is_file():
+            lines = [line for line in read_lines(str(path)) if line.strip()]
+            count = min(len(lines), _count_sample(len(lines), plan.fraction, _MIN_QUESTIONS))
+            chosen = [lines[i * len(lines) // count] for i in range(count)]
+            target = work / _without_compression(path.name)
+            target.write_bytes(b"\n".join(chosen) + b"\n")
+            sampled[name] = str(target)
+    return sampled
+
+
+def _without_compression(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".xz").removesuffix(".bz2").removesuffix(".zst")
+
+
+def build_library(run: ReproductionRun, name: str) -> str:
+    """Return the snapshot of a library with the indexes of its rows, and build it if there is none.
+
+    The passages and vectors come first, as a snapshot without indexes, so that other rows of the
+    same library never encode again.
+    """
+    plan, ref = run.plan, run.name_ref(name)
+    library, indexes = plan.reproduction.library[name], plan.reproduction.select_indexes(name, plan.rows)
+    base_recipe = replace(library.recipe, index={}, retriever="")
+    build, inputs = _choose_build(run, name, base_recipe, ref)
+    base = _find_or_build(run.store, inputs, build)
+    if not indexes:
+        return base
+    recipe = replace(library.recipe, index=indexes)
+    add = partial(add_index.fn, base, run.store.url, recipe, (), ref, run.beam_options)
+    added_inputs = None if inputs is None else {**inputs, "of": base, "recipe": recipe.content()}
+    return _find_or_build(run.store, added_inputs, lambda: add().snapshot)
+
+
+def _choose_build(
+    run: ReproductionRun, name: str, recipe: Recipe, ref: str
+) -> tuple[Callable[[], str | None], Inputs | None]:
+    """Return the build of a library without indexes, and its exact inputs."""
+    plan, library = run.plan, run.plan.reproduction.library[name]
+    encoder, dump = _find_model(plan.folder, library.encoder), run.paths[library.dump]
+    if library.vectors:
+        vectors = expand_pattern(run.paths[library.vectors])
+        inputs = collect_inputs(run.store, dump, encoder, recipe, None)
+        local_vectors = [url.removeprefix("file://") for url in vectors]
+        adopt = partial(adopt_library.fn, dump, local_vectors, run.store.url, encoder, recipe, ref, run.beam_options)
+        stamps = {url: get_stamp(url) for url in vectors}
+        return lambda: adopt().snapshot, None if inputs is None else {**inputs, "vectors": stamps}
+    limit = None if plan.fraction is None else _count_passages(plan, name)
+    build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, limit, beam_options=run.beam_options)
+    return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, limit)
+
+
+def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str | None]) -> str:
+    snapshot = find_recorded_snapshot(store, inputs, None)
+    if snapshot is None:
+        snapshot = build()
+        record_release_inputs(store, inputs, None, snapshot)
+    assert snapshot is not None  # only a rehearsal has none
+    return snapshot
+
+
+def evaluate_row(run: ReproductionRun, row: Row, evaluator: ReleaseEvaluator) -> ReleaseEvaluation:
+    """Return the recorded evaluation of a row on one data set, or evaluate it."""
+    model = None
+    if row.model:
+        name = _find_model(run.plan.folder, row.model)
+        is_hub_name = "/" in name and not Path(name).is_dir()
+        model = str(resolve_folder(name)) if is_hub_name else resolve_model_id(run.store, name)
+    return evaluator(run.snapshots[row.library], model)
+
+
+@stage
+def record_table(run: ReproductionRun, lines: Sequence[TableLine], seconds: Mapping[str, float]) -> FlowEvaluation:
+    """Record the table in the store as an evaluation, unless it is recorded already."""
+    first_library = run.plan.rows[0].library
+    evaluations = {f"{line.row}, {line.data}": line.evaluation for line in lines}
+    settings = {
+        "reproduction": run.plan.reproduction.name,
+        "rows": evaluations,
+        "published": [[line.row, line.data, line.measure, line.published, line.tolerance] for line in lines],
+        "fraction": run.plan.fraction,
+        "version": VERSION,
+    }
+    questions = digest_json([run.plan.reproduction.title, *evaluations])
+    subject = EvaluationSubject(run.snapshots[first_library], "", questions, settings)
+    metrics = {
+        f"{row.name}, {data}": {
+            measure: run.evaluations[row.name, data].metrics[measure] for measure in row.list_measures(data)
+        }
+        for row in run.plan.rows
+        for data in row.list_data()
+    }
+    report = ReproductionReport(
+        run.plan.reproduction.title,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        lines,
+        run.list_notes(),
+        {**{f"library {name}": snapshot for name, snapshot in run.snapshots.items()}, **evaluations},
+    )
+    outcome = {"lines": [asdict(line) | {"verdict": line.verdict} for line in lines]}
+    new_evaluation = NewEvaluation(metrics, MeasureValues((), {}), outcome, partial(_write_table, report))
+    return store_evaluation(run.store, subject, new_evaluation, run.plan.reproduction.name, seconds)
+
+
+def _write_table(report: ReproductionReport, folder: Path) -> None:
+    write_report(render_reproduction_page(report), folder / REPORT)
+    (folder / MARKDOWN).write_text(render_reproduction_markdown(report), encoding="utf-8")
+
+
+def format_plan(document: Mapping[str, Any]) -> list[str]:
+    """Format the plan of a reproduction: bytes, disk, hours, licences and notes."""
+    unknown = [name for name, size in document["download"].items() if not size]
+    processors = format_count(document["cores"], "core")
+    processors += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""
+    return [
+        f"rows      {document['rows']:,}",
+        *(f"library   {name}: {count:,} passages" for name, count in document["passages"].items()),
+        f"download  {format_bytes(document['download_bytes'])} in {format_count(len(document['download']), 'data set')}"
+        + (f", of which {', '.join(unknown)} of unknown size" if unknown else ""),
+        f"disk      {format_bytes(document['disk_bytes'])} for text, vectors and indexes, about",
+        f"time      {document['hours']:,.1f} hours on {processors}, about",
+        *(f"licence   {licence}: {', '.join(names)}" for licence, names in document["licences"].items()),
+        *(f"note      {sentence}" for sentence in document["notes"]),
+    ]

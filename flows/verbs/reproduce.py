@@ -1,0 +1,93 @@
+"""`bookwheel reproduce`: compare a published table with bookwheel's own values."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.command.reply import Common, Reply
+from flows.outcome import ReproduceOutcome, ReproductionRefusedError
+from flows.reproduce import DEFAULT_FOLDER, format_plan, plan_reproduction
+from flows.reproduce import reproduce as reproduce_flow
+from flows.reproduction import find_reproduction
+from flows.stage import run_flow
+from rag_model.errors import UsageError
+from rag_model.untrusted_text import escape_controls
+
+
+def reproduce(
+    reproduction: str,
+    /,
+    *beam_options: Annotated[str, Parameter(help="Options of Beam and its runner, after `--`.")],
+    store: Annotated[
+        str | None, Parameter(help="The store of snapshots: a folder, s3://…, gs://… or az://…. Required to run.")
+    ] = None,
+    data: Annotated[
+        Path, Parameter(help="Folder of local copies of data sets and models; missing data is downloaded to it.")
+    ] = Path(DEFAULT_FOLDER),
+    rows: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="Only rows with this name; `*` stands for any text. Repeat it for more."),
+    ] = (),
+    fraction: Annotated[
+        float | None,
+        Parameter(help="Try all steps on this share of passages and questions, such as .01; values do not compare."),
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Report bytes, disk, hours and licences; download and build nothing.")
+    ] = False,
+    print_file: Annotated[
+        bool, Parameter(negative="", help="Print the file of the reproduction, to change it; do nothing else.")
+    ] = False,
+    common: Common | None = None,
+) -> Reply:
+    """Reproduce a published table: fetch its data, build its libraries, evaluate its rows.
+
+    Before the work starts, bytes, disk, hours and licences are reported on standard error. Data,
+    libraries and evaluations that exist are reused, so an interrupted run continues when the same
+    command is run again. The table is an evaluation in the store, as HTML and Markdown: the
+    published value, ours, the difference, its interval and a verdict. Exit 3 if a value differs by
+    more than its tolerance and its interval.
+
+    Parameters
+    ----------
+    reproduction
+        dpr, rag, or a TOML file of data sets, libraries and rows.
+    """
+    if beam_options and not beam_options[0].startswith("-"):
+        raise UsageError(f"reproduce takes one reproduction: {beam_options[0]!r} is a second one")
+    if print_file:
+        text = find_reproduction(reproduction).read_text(encoding="utf-8")
+        return Reply({"file": text}, text.rstrip())
+    plan = plan_reproduction(reproduction, str(data), rows, fraction)
+    document = plan.describe()
+    lines = format_plan(document)
+    if dry_run:
+        return Reply(document, "\n".join(lines))
+    if store is None:
+        raise UsageError("reproduce needs --store to run: give one, or --dry-run")
+    print(escape_controls("\n".join(lines)), file=sys.stderr, flush=True)
+    try:
+        outcome = run_flow(reproduce_flow, reproduction, store, str(data), rows, fraction, beam_options)
+    except ReproductionRefusedError as error:
+        return Reply(error.outcome.to_json(), "\n".join(_iter_lines(error.outcome)), str(error))
+    return Reply(outcome.to_json(), "\n".join(_iter_lines(outcome)))
+
+
+def _iter_lines(outcome: ReproduceOutcome) -> Iterator[str]:
+    yield f"{'row':<32} {'data':<18} {'measure':<12}{'published':>10}{'ours':>8}{'difference':>12}  verdict"
+    for line in outcome.lines:
+        published = "" if line["published"] is None else f"{line['published']:.2f}"
+        difference = "" if line["difference"] is None else f"{line['difference']:+.2f}"
+        yield (
+            f"{line['row']:<32} {line['data']:<18} {line['measure']:<12}{published:>10}{line['value']:>8.2f}"
+            f"{difference:>12}  {line['verdict']}"
+        )
+    yield ""
+    yield outcome.summary
+    yield from (f"note         {note}" for note in outcome.notes)
+    yield f"evaluation   {outcome.evaluation or outcome.unrecorded}"
+    if outcome.report:
+        yield f"report       {outcome.report}"

@@ -1,0 +1,132 @@
+"""The table of a reproduction: published values beside ours, as a page and as Markdown."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rag_model.errors import format_count
+from rag_model.evaluation.reports.page import (
+    Node,
+    header,
+    lineage_section,
+    note,
+    render_document,
+    section,
+    table,
+    tag,
+    to_sentence,
+)
+
+Verdict = Literal["reproduced", "undecided", "higher", "lower", "not compared", "no published value"]
+_TITLES = ("row", "data set", "measure", "published", "ours", "difference", "95 % interval", "verdict", "source")
+_MEANINGS = (
+    "Values, differences and intervals are in percentage points. A row is reproduced if it differs by at most its "
+    "tolerance. It is undecided if it differs by more, but the interval of ours overlaps the tolerance around the "
+    "published value. Otherwise ours is higher or lower."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableLine:
+    """One published value, or none, and ours; in percent."""
+
+    row: str
+    data: str
+    measure: str
+    published: float | None
+    tolerance: float
+    value: float
+    low: float | None  # of the 95 % interval, if there is one
+    high: float | None
+    source: str
+    command: str  # that gives the value alone
+    evaluation: str  # full id
+    questions: int
+    is_sample: bool = False  # measured on a sample, which does not compare
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the published value; None without one, and for a sample."""
+        return None if self.published is None or self.is_sample else self.value - self.published
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the published value is reproduced."""
+        if self.is_sample:
+            return "not compared"
+        if self.published is None or self.difference is None:
+            return "no published value"
+        if abs(self.difference) <= self.tolerance + 1e-9:
+            return "reproduced"
+        if self.low is not None and self.high is not None:
+            band = self.published - self.tolerance, self.published + self.tolerance
+            if self.low <= band[1] and self.high >= band[0]:
+                return "undecided"
+        return "higher" if self.difference > 0 else "lower"
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the line's cells as text, in the order of the table's columns."""
+        interval = "" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
+        published = "" if self.published is None else f"{self.published:.2f} ± {self.tolerance:g}"
+        difference = "" if self.difference is None else f"{self.difference:+.2f}"
+        names = self.row, self.data, self.measure, published, f"{self.value:.2f}"
+        return (*names, difference, interval, self.verdict, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class ReproductionReport:
+    """The content of the page."""
+
+    title: str
+    created_at: str  # ISO 8601 UTC
+    lines: Sequence[TableLine]
+    notes: Sequence[str]  # sentences, such as the number of passages of each library
+    lineage: Mapping[str, str]
+
+
+def summarize_verdicts(lines: Sequence[TableLine]) -> str:
+    """Return the number of values with each verdict, as one clause."""
+    verdicts = [line.verdict for line in lines]
+    counts = ", ".join(f"{verdicts.count(verdict):,} {verdict}" for verdict in dict.fromkeys(verdicts))
+    return f"of {format_count(len(lines), 'value')}: {counts}"
+
+
+def render_reproduction_page(report: ReproductionReport) -> str:
+    """Return the whole HTML document."""
+    return render_document(report.title, _sections(report))
+
+
+def _sections(report: ReproductionReport) -> Iterator[Node]:
+    questions = sum({line.data: line.questions for line in report.lines}.values())
+    yield header(report.title, tag("p", f"{format_count(questions, 'question')}, {report.created_at}"))
+    has_difference = any(line.verdict in {"higher", "lower"} for line in report.lines)
+    yield section(to_sentence(summarize_verdicts(report.lines)), class_="verdict no" if has_difference else "verdict")
+    yield section("Table", table(_TITLES, [line.cells() for line in report.lines]), note(_MEANINGS))
+    yield section("Notes", *(tag("p", sentence) for sentence in report.notes))
+    commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
+    yield section("Commands", table(("row", "command"), [(name, tag("code", text)) for name, text in commands]))
+    yield from lineage_section(report.lineage)
+
+
+def render_reproduction_markdown(report: ReproductionReport) -> str:
+    """Return the table, its notes and its commands as Markdown."""
+    commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
+    parts = [
+        f"# {report.title}",
+        to_sentence(summarize_verdicts(report.lines)),
+        _format_table(_TITLES, [line.cells() for line in report.lines]),
+        _MEANINGS,
+        "\n".join(f"* {_escape(sentence)}" for sentence in report.notes),
+        _format_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
+        _format_table(("lineage", ""), list(report.lineage.items())),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _format_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(map(_escape, cells))} |" for cells in lines)
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")

@@ -1,0 +1,320 @@
+"""A published table beside our values: what is fetched, built, evaluated, refused and found again."""
+
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from flows import cli
+from flows.reproduction import list_built_in, read_reproduction
+from rag_model.evaluation.reports.reproduction import TableLine, Verdict
+from rag_model.store.store import Store
+from tests.fixtures.hub import Hub
+from tests.fixtures.tiny_rag import save_tiny_rag
+
+pytestmark = pytest.mark.xdist_group("flows")
+
+WORDS = [
+    "river",
+    "king",
+    "music",
+    "war",
+    "theory",
+    "city",
+    "passage",
+    "query",
+    "letter",
+    "number",
+    "winter",
+    "summer",
+    "stone",
+    "iron",
+    "glass",
+]
+TABLE = """
+title = "Small table"
+
+[data.documents]
+path = "documents.jsonl"
+
+[data.dev]
+{dev}
+
+[library.small]
+dump = "documents"
+encoder = "{encoder}"
+
+[library.small.recipe.index.hnsw]
+factory = "HNSW8"
+
+[library.small.recipe.index.bm25]
+factory = "BM25"
+
+[[row]]
+name = "BM25"
+library = "small"
+retriever = "bm25"
+source = "the test"
+published.dev = {{ "Success@1" = 40.0, "Success@5" = 100.0 }}
+tolerance = 1
+
+[[row]]
+name = "exact"
+library = "small"
+data = ["dev"]
+measures = ["Success@5"]
+
+[[row]]
+name = "hnsw"
+library = "small"
+retriever = "hnsw"
+data = ["dev"]
+measures = ["Success@5"]
+"""
+ANSWER = """
+[[row]]
+name = "RAG"
+library = "small"
+command = "answer"
+model = "{model}"
+retriever = "bm25"
+k = 2
+data = ["dev"]
+measures = ["EM"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Documents, and questions whose answers are in them."""
+    rows = [
+        {"id": str(i), "title": f"{WORDS[i % 15]} {i}", "text": f"The {WORDS[i % 15]} of number{i} is value{i}."}
+        for i in range(60)
+    ]
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    questions = [
+        {"question": f"What is the {WORDS[i % 15]} of number{i}?", "answers": [f"value{i}"]} for i in range(40)
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    return tmp_path
+
+
+def write_table(folder: Path, encoder: Path, dev: str = 'path = "questions.jsonl"', more: str = "") -> Path:
+    path = folder / "small.toml"
+    path.write_text(TABLE.format(encoder=encoder, dev=dev) + more)
+    return path
+
+
+def test_a_table_has_the_values_of_evaluate_and_is_found_again(
+    folder: Path, tiny: Path, bookwheel: Any, tmp_path: Path
+) -> None:
+    model = save_tiny_rag(tmp_path / "models", tiny)
+    table, store = write_table(folder, tiny, more=ANSWER.format(model=model)), folder / "store"
+    ran = bookwheel("reproduce", table, "--store", store, "--json")
+    assert ran.code == 3  # every answer is in the first hit of BM25, and 40 % are said to be published
+    assert "1 value of 5 differ from the published ones" in ran.err
+    assert "such as Success@1 of BM25 on dev: 100.00, published 40.00" in ran.err
+    lines = {(line["row"], line["measure"]): line for line in ran.json["lines"]}
+    verdicts = [line["verdict"] for line in ran.json["lines"]]
+    assert verdicts == ["higher", "reproduced", "no published value", "no published value", "no published value"]
+    assert lines["BM25", "Success@1"]["difference"] == 60.0
+    assert lines["hnsw", "Success@5"]["value"] == lines["exact", "Success@5"]["value"]
+    for line in ran.json["lines"]:  # the printed command gives the value alone, and finds the recorded evaluation
+        alone = bookwheel(*shlex.split(line["command"])[1:], "--json").json
+        value, evaluation = alone["metrics"][line["measure"]], alone["evaluation"]
+        assert (100 * value, evaluation) == (pytest.approx(line["value"]), line["evaluation"])
+    again = bookwheel("reproduce", table, "--store", store, "--json")
+    assert (again.json["new"], again.json["evaluation"]) == (0, ran.json["evaluation"])
+    assert again.json["lines"] == ran.json["lines"]
+    exported = folder / "exported"
+    assert bookwheel("export", f"evaluation:{ran.json['evaluation'][:12]}", exported, "--store", store).code == 0
+    markdown, page = (exported / "report.md").read_text(), (exported / "report.html").read_text()
+    assert "| BM25 | dev | Success@1 | 40.00 ± 1 | 100.00 | +60.00 | 100.00 to 100.00 | higher | the test |" in markdown
+    assert "+60.00" in page
+    assert bookwheel("show", "small-small", "--store", store).out.count("evaluated ") == 5
+    fewer = bookwheel("reproduce", table, "--store", store, "--rows", "e*act", "--json").json
+    assert [line["row"] for line in fewer["lines"]] == ["exact"]
+    assert list(Store.open(str(store)).snapshots.get(fewer["snapshots"]["small"]).content.indexes) == []
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_sample_runs_every_row_and_does_not_compare(folder: Path, tiny: Path, bookwheel: Any) -> None:
+    table = write_table(folder, tiny)
+    arguments = "reproduce", table, "--store", folder / "store", "--fraction", ".5"
+    planned = bookwheel(*arguments, "--dry-run")
+    assert planned.code == 0
+    assert not (folder / "store").exists()
+    ran = bookwheel(*arguments, "--json")
+    assert ran.code == 0
+    assert {line["verdict"] for line in ran.json["lines"]} == {"not compared"}
+    assert {line["questions"] for line in ran.json["lines"]} == {20}
+    assert any("do not compare" in note for note in ran.json["notes"])
+    assert "do not compare" in ran.err
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[str]:
+    """The URL of a server of the folder's files."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    handler.log_message = lambda *arguments: None  # type: ignore[attr-defined]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_missing_data_is_downloaded_and_checked(folder: Path, tiny: Path, bookwheel: Any, served: str) -> None:
+    digits, data = hashlib.sha256((folder / "questions.jsonl").read_bytes()).hexdigest(), folder / "data"
+    dev = f'url = "{served}/questions.jsonl"\nbytes = 5000\nlicence = "CC BY"\nchecksum = "sha256:%s"'
+    arguments = "reproduce", write_table(folder, tiny, dev % digits), "--store", folder / "store", "--data", data
+    arguments += ("--rows", "exact")
+    planned = bookwheel(*arguments, "--dry-run", "--json").json
+    assert (planned["download"], planned["licences"]) == ({"dev": 5000}, {"CC BY": ["dev"]})
+    assert bookwheel(*arguments).code == 0
+    assert (data / "questions.jsonl").read_bytes() == (folder / "questions.jsonl").read_bytes()
+    (data / "questions.jsonl").write_text("{}")  # a copy that somebody has changed
+    changed = bookwheel(*arguments)
+    assert (changed.code, changed.out) == (1, "")
+    assert f"{data / 'questions.jsonl'} is not the published dev: its sha256 is" in changed.err
+    (data / "questions.jsonl").unlink()
+    write_table(folder, tiny, dev % ("0" * 64))
+    assert "does not match its sha256 and was deleted" in bookwheel(*arguments).err
+    assert not (data / "questions.jsonl").exists()
+
+
+def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
+    folder: Path, tiny: Path, bookwheel: Any, hub: Hub
+) -> None:
+    whole = (folder / "documents.jsonl").read_text().splitlines(keepends=True)
+    pieces = {f"data/part-{i}.jsonl": "".join(whole[20 * i : 20 * i + 20]).encode() for i in range(3)}
+    hub.add("datasets/me/pieces", {**pieces, "README.md": b"pieces"})
+    url = 'url = "hf://datasets/me/pieces@main/data/*.jsonl"\nrecords = 60'
+    table = write_table(folder, tiny)
+    table.write_text(table.read_text().replace('path = "documents.jsonl"', url, 1))
+    arguments = "reproduce", table, "--store", folder / "store", "--rows", "exact", "--json"
+    sample = bookwheel(*arguments, "--data", folder / "some", "--fraction", ".3")
+    assert sample.code == 0, sample.err
+    assert sorted(path.name for path in (folder / "some" / "me-pieces-main-data").glob("*.jsonl")) == ["part-0.jsonl"]
+    ran = bookwheel(*arguments, "--data", folder / "all")
+    assert ran.code == 0, ran.err
+    assert any("has 60 passages" in note for note in ran.json["notes"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "message"),
+    [
+        ('title = "Small', 'titel = "Small', 2, "has no setting 'titel': did you mean 'title'?"),
+        ("tolerance = 1", 'tolerance = "1"', 2, "row, item 1, tolerance must be a number, not '1'"),
+        ('retriever = "bm25"', 'command = "serach"', 2, "command is 'serach': choose one of retrieve, answer"),
+        ('source = "the test"\n', "", 2, "row 'BM25' has published values and no `source`"),
+        (
+            'library = "small"\nretriever = "bm25"',
+            'library = "big"',
+            2,
+            "names the library 'big', which is not defined",
+        ),
+        ("published.dev", "published.test", 2, "names the data set 'test', which is not defined"),
+        ("40.0", "140.0", 2, "values and tolerance are in percent"),
+        ('"Success@5" = 100.0', '"Sucess@5" = 100.0', 2, "Sucess@5"),
+        ('retriever = "hnsw"', 'retriever = "hnws"', 2, "has no index 'hnws'"),
+        ('path = "questions.jsonl"', 'path = "nothing.jsonl"', 1, "nothing.jsonl"),
+        ('path = "questions.jsonl"', 'url = "http://127.0.0.1:1/q.jsonl"', 1, "put it into"),
+        ('path = "questions.jsonl"', 'url = "http://127.0.0.1/..%2f"', 2, "cannot name a local copy"),
+        ('path = "questions.jsonl"', 'url = "http://a/q"\nchecksum = "md5:1"', 2, "the checksum 'md5:1' is not"),
+        ('path = "questions.jsonl"', 'url = "http://me:secret@a/q"', 2, "secret"),
+        ('encoder = "', 'encoder = "nobody/', 1, "may also be put into"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_built(
+    before: str, after: str, code: int, message: str, folder: Path, tiny: Path, bookwheel: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(folder)
+    table = write_table(folder, Path("encoder") if before == 'encoder = "' else tiny)
+    text = table.read_text()
+    assert before in text
+    table.write_text(text.replace(before, after, 1))
+    ran = bookwheel("reproduce", table, "--store", folder / "store")
+    assert (ran.code, ran.out) == (code, "")
+    assert message in ran.err
+    assert "bookwheel: " in ran.err
+    assert not list((folder / "store").glob("snapshots/*.json"))
+
+
+def test_an_unknown_reproduction_or_row_is_named(folder: Path, tiny: Path, bookwheel: Any) -> None:
+    unknown = bookwheel("reproduce", "dqr", "--store", folder / "store")
+    assert (unknown.code, unknown.complaint) == (
+        2,
+        "there is no reproduction 'dqr': give dpr, rag, or a TOML file",
+    )
+    row = bookwheel("reproduce", write_table(folder, tiny), "--rows", "bm25", "--dry-run")
+    assert (row.code, row.complaint) == (2, "no row matches 'bm25': choose from BM25, exact, hnsw")
+
+
+def test_a_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> None:
+    table, store = write_table(folder, tiny), folder / "store"
+    arguments = ["reproduce", str(table), "--store", str(store)]
+    command = [sys.executable, "-c", "import sys; from flows.cli import main; main(sys.argv[1:])", *arguments]
+    running = subprocess.Popen(command, env={**os.environ}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while running.poll() is None and not list(store.glob("evaluations/*.json")):
+            time.sleep(0.02)
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    finished = {path.name: path.read_bytes() for path in store.glob("evaluations/*.json")}
+    assert 1 <= len(finished) <= 4
+    ran = bookwheel(*arguments, "--json")
+    assert ran.json["new"] == 3 - len(finished)
+    assert all((store / "evaluations" / name).read_bytes() == manifest for name, manifest in finished.items())
+
+
+@pytest.mark.parametrize("name", list_built_in())
+def test_a_built_in_table_can_be_planned_without_data(name: str, bookwheel: Any, folder: Path) -> None:
+    reproduction = read_reproduction(name)
+    assert all(file.licence and file.records for file in reproduction.data.values())
+    assert {row.library for row in reproduction.row} == set(reproduction.library)
+    for row in reproduction.row:
+        indexes = set(reproduction.select_indexes(row.library, [row]))
+        assert indexes or row.retriever == "exact"
+    planned = bookwheel("reproduce", name, "--dry-run", "--data", folder / "data", "--json").json
+    assert planned["hours"] > 1
+    assert planned["disk_bytes"] > 50e9
+    printed = bookwheel("reproduce", name, "--print-file").out
+    (folder / "mine.toml").write_text(printed)
+    assert read_reproduction(str(folder / "mine.toml")) == reproduction
+
+
+@pytest.mark.parametrize(
+    ("value", "published", "half", "is_sample", "verdict"),
+    [
+        (79.4, 79.5, 1.0, False, "reproduced"),
+        (79.3, 79.5, 1.0, False, "reproduced"),
+        (78.6, 79.5, 1.0, False, "undecided"),
+        (78.2, 79.5, 1.0, False, "lower"),
+        (80.8, 79.5, 1.0, False, "higher"),
+        (79.5, None, 1.0, False, "no published value"),
+        (79.5, 79.5, 1.0, True, "not compared"),
+    ],
+)
+def test_a_verdict_follows_from_tolerance_and_interval(
+    value: float, published: float | None, half: float, is_sample: bool, verdict: Verdict
+) -> None:
+    line = TableLine("r", "d", "m", published, 0.2, value, value - half, value + half, "", "", "", 9, is_sample)
+    assert line.verdict == verdict
+
+
+def test_the_verb_has_help(bookwheel: Any) -> None:
+    assert cli.run(["reproduce", "--help"]) == 0
