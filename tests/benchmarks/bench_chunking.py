@@ -2,13 +2,15 @@
 
 Three JSON lines: `cleaning` compares the cleaner with WikiExtractor and with the two parser libraries it
 could have stood on, one core, the same pages, turn by turn, best of the rounds; residue is markup left in
-the text, a hole is a template case of which an expected word is missing. `workers` cuts the dump repeated
+the text, a hole is a template case of which an expected word is missing. Of some hundred constructs, the words are
+compared with those that MediaWiki shows. `workers` cuts the dump repeated
 eight times with one process and with two, in a plain pool, start-up excluded. `memory` is a worker's peak on
 one part that holds the dump once, and eight times. `python tests/benchmarks/bench_chunking.py [--rounds 3]
 [--repeat 8]`, about a minute.
 """
 
 import argparse
+import csv
 import importlib.util
 import json
 import logging
@@ -35,6 +37,7 @@ from rag_model.corpus.wikitext import clean_wikitext
 
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 CASES = Path(__file__).parents[1] / "rag_model" / "corpus" / "template_cases.tsv"
+CONSTRUCTS = CASES.parents[2] / "fixtures" / "markup_constructs.tsv"  # with what MediaWiki 1.39 shows
 RESIDUE = re.compile(
     r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|^\||</?[a-z]+[ />]|&[a-z]+;|'''|__[A-Z]+__|thumb\||formula_\d|\(\)|"
     r"\(\s*[,;]|\s,\s",
@@ -66,6 +69,13 @@ class Contender:
     def holes(self, cases: list[tuple[str, str]]) -> int:
         """Return of how many cases a word or number is missing."""
         return sum(bool(words(expected) - words(self.clean("Title", markup))) for markup, expected in cases)
+
+    def count_exact(self, constructs: list[tuple[str, str]]) -> int:
+        """Return of how many constructs the words are exactly those that MediaWiki shows."""
+        return sum(
+            re.findall(r"[\w'’]+", self.clean("Construct", markup)) == re.findall(r"[\w'’]+", shown)
+            for markup, shown in constructs
+        )
 
 
 def words(text: str) -> set[str]:
@@ -109,6 +119,10 @@ def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
         if not line.startswith("#")
         for markup, _, expected in [line.partition("\t")]
     ]
+    constructs = [
+        (markup.replace("\\n", "\n"), shown.replace("\\n", "\n"))
+        for markup, shown in csv.reader(CONSTRUCTS.open(encoding="utf-8", newline=""), csv.excel_tab)
+    ]
     makers: dict[str, tuple[Callable[[], Clean], list[Page]]] = {
         "bookwheel": (partial(ours, plan.siteinfo), pages),
         "wikiextractor": (wikiextractor, pages),
@@ -132,6 +146,8 @@ def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
         "residue_pages": {c.name: len(c.pages) for c in contenders},
         "template_cases": len(cases),
         "cases_with_holes": {c.name: c.holes(cases) for c in contenders},
+        "constructs": len(constructs),
+        "constructs_as_mediawiki": {c.name: c.count_exact(constructs) for c in contenders},
     }
 
 

@@ -57,6 +57,7 @@ _TAG_RENDERERS: dict[str, Callable[[str, str], str]] = {
     "chem": lambda _, body: protect(render_tex(body)),
     "ce": lambda _, body: protect(render_tex(body)),
 }
+_INCLUDE = re.compile(r"</?(?:no|only)include\s*/?>", re.IGNORECASE)
 _OPEN = re.compile(rf"<!--|<({'|'.join(_TAG_RENDERERS)})(?=[\s/>])([^<>]*)>", re.IGNORECASE)
 _CLOSE = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _TAG_RENDERERS}
 
@@ -67,6 +68,8 @@ def strip_extensions(text: str) -> str:
     Linear: each position is searched once, and a tag name without a closing tag is not searched
     again.
     """
+    if "include" in text or "INCLUDE" in text:
+        text = _INCLUDE.sub("", text)
     pieces: list[str] = []
     never_closed: set[str] = set()
     offset = 0

@@ -7,7 +7,8 @@ around them (`LINK_START`, `LINK_END`), and the section is cleaned with and with
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from rag_model.corpus.markup.literal import LINK_END, LINK_START, remove_marks
+from rag_model.corpus.markup.literal import GAP, LINK_END, LINK_START, protect, protect_character, remove_marks
+from rag_model.corpus.markup.prose import render_apostrophes
 from rag_model.corpus.records import UnparsablePageError
 
 _FILE, _CATEGORY = 6, 14
@@ -16,6 +17,7 @@ _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
+_ADDRESS = re.compile(r"(?:https?:|ftp:)?//", re.IGNORECASE)
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 
 
@@ -32,7 +34,7 @@ class Links:
             return self._get_shown_text(target[1:], arguments)
         prefix, colon, _ = target.partition(":")
         if colon and self._is_hidden(prefix.strip().lower().replace("_", " "), bare=len(arguments) == 1):
-            return ""
+            return GAP
         return self._get_shown_text(target, arguments)
 
     def _is_hidden(self, prefix: str, bare: bool) -> bool:
@@ -42,10 +44,13 @@ class Links:
 
     @staticmethod
     def _get_shown_text(target: str, arguments: list[str]) -> str:
+        if _ADDRESS.match(target):  # `[[https://example.org words]]` is an external link in brackets
+            words = "|".join(arguments).partition(" ")[2].strip()
+            return f"{protect('[')}{protect_character(words, '|')}{protect(']')}" if words else ""
         if len(arguments) == 1:
-            return target.replace("_", " ")
-        words = "|".join(arguments[1:])
-        return words if words.strip() else _QUALIFIER.sub("", target.rpartition(":")[2])
+            return protect_character(target.replace("_", " "), "'")
+        words = protect_character("|".join(arguments[1:]), "|")
+        return render_apostrophes(words) if words.strip() else _QUALIFIER.sub("", target.rpartition(":")[2])
 
 
 _MARKS = re.compile(f"([{LINK_START}{LINK_END}])")

@@ -32,6 +32,11 @@ def protect(text: str) -> str:
     return text.translate(_PROTECT)
 
 
+def protect_character(text: str, character: str) -> str:
+    """Replace one character that can be markup by its substitute."""
+    return text.replace(character, chr(_PROTECT[ord(character)]))
+
+
 def reveal(text: str) -> str:
     """Undo `protect` and remove the gaps; the marks of links are kept."""
     return _NONCHARACTER.sub(lambda match: _REVEAL.get(match[0], ""), text)

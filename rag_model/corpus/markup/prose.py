@@ -7,8 +7,9 @@ lengths.
 
 import html
 import re
+from html.entities import html5 as html_entities
 
-from rag_model.corpus.markup.literal import GAP, protect, remove_marks, reveal
+from rag_model.corpus.markup.literal import GAP, protect, protect_character, remove_marks, reveal
 from rag_model.corpus.markup.tex import format_superscript
 
 MAX_LEFTOVERS = 10  # passes over unpaired brackets; real pages need one
@@ -27,15 +28,36 @@ _HIDDEN = re.compile(r"<span(?=[^<>]*?display:\s*none)[^<>]*+>[^<>]*+</span>", r
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
 _EXTERNAL = re.compile(
-    r"\[(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//[^\s\[\]<>]*+([^\[\]\n]*+)\]"
-    r"|\[(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):[^\s\[\]<>]*+([^\[\]\n]*+)\]",
+    r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//|(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):)"
+    r"(?:[^\s\[\]<>\"']|'(?!'))*+([^\]\n]*+)\]",  # an address ends before markup; the words may hold a bracket
     re.IGNORECASE,
 )
 _FORM = re.compile(r"^\s*[a-z-]{2,12}\s*:")
-_QUOTES = re.compile(r"'{2,}")
+_QUOTES = re.compile(r"('{2,})")
 _SWITCH = re.compile(r"__[^\W\d_]{3,}__")
-_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|\w{2,32});")
-_TERM = re.compile(r"^;([^\n:]*): ", re.MULTILINE)
+_SWITCHES = frozenset(  # MediaWiki's own, which it accepts in any case; local names are upper-case here
+    [
+        "notoc",
+        "forcetoc",
+        "toc",
+        "noeditsection",
+        "newsectionlink",
+        "nonewsectionlink",
+        "nogallery",
+        "hiddencat",
+        "index",
+        "noindex",
+        "staticredirect",
+        "nocontentconvert",
+        "nocc",
+        "notitleconvert",
+        "notc",
+        "disambig",
+        "expectunusedcategory",
+    ]
+)
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|(\w{2,32}));")
+_TERM = re.compile(r"^[:*#]*;([^\n:]*): ", re.MULTILINE)
 _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
@@ -57,15 +79,17 @@ _GAPS = re.compile(f"{GAP}[{GAP} ]*")
 
 def to_plain_text(text: str) -> str:
     """Convert a section's expanded wikitext to lines of text, one per paragraph or list item."""
+    if "[" in text:
+        text = _render_external_links(text)
+    if "''" in text:
+        text = render_apostrophes(text)
     if "<" in text:
         text = _SUPERSCRIPT.sub(_render_superscript, _HIDDEN.sub("", text))
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
-    if "[" in text:
-        text = _EXTERNAL.sub(lambda link: (link[1] or link[2] or "").strip(), text)
     if "-{" in text:
         text = _VARIANT.sub(_render_variant, text)
     text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", _CELLS.sub("", text))))
-    text = _close_gaps(_QUOTES.sub(_render_apostrophes, text))
+    text = _close_gaps(text)
     if "__" in text:
         text = _SWITCH.sub(_render_switch, text)
     if "&" in text:
@@ -131,9 +155,49 @@ def _render_superscript(superscript: re.Match[str]) -> str:
     )
 
 
-def _render_apostrophes(run: re.Match[str]) -> str:
-    """Remove apostrophes of markup (2, 3, 5); one of a run of 4 or 6 is text (L''''amour''')."""
-    return "'" if len(run[0]) in {4, 6} else ""
+def _render_external_links(text: str) -> str:
+    """Replace `[address words]` by the words; linear, since each bracket below has an end in its line."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if "[" in line and (end := line.rfind("]") + 1):
+            lines[number] = _EXTERNAL.sub(_render_external_link, line[:end]) + line[end:]
+    return "\n".join(lines)
+
+
+def _render_external_link(link: re.Match[str]) -> str:
+    return protect_character(link[1].strip(), "|")  # at the start of a line it would be a table cell
+
+
+def render_apostrophes(text: str) -> str:
+    """Remove the apostrophes of bold and italics from each line, and keep those that are text.
+
+    As MediaWiki's `Parser::doQuotes`: of four, the first is text, and of more than five, all but the
+    last five. If a line has an odd number of bold and of italic marks, one bold mark is an apostrophe
+    and an italic mark: the first one after a word of one letter (`l'''amour''`), else after a longer
+    word, else after a space.
+    """
+    return "\n".join(_render_quoted_line(line) if "''" in line else line for line in text.split("\n"))
+
+
+def _render_quoted_line(line: str) -> str:
+    pieces = _QUOTES.split(line)
+    lengths = [0, *(len(run) for run in pieces[1::2])]
+    pieces = pieces[::2]
+    for number, length in enumerate(lengths):
+        if length == 4 or length > 5:
+            lengths[number] = 3 if length == 4 else 5
+            pieces[number - 1] += "'" * (length - lengths[number])
+    n_bold, n_italic = (sum(length in (one, 5) for length in lengths) for one in (3, 2))
+    if n_bold % 2 and n_italic % 2:
+        ends = {number: pieces[number - 1][-2:] for number, length in enumerate(lengths) if length == 3}
+        choices = (
+            next((number for number, end in ends.items() if end[-1:] != " " and end[:-1] == " "), 0),
+            next((number for number, end in ends.items() if end[-1:] != " " and end[:-1] != " "), 0),
+            next((number for number, end in ends.items() if end[-1:] == " "), 0),
+        )
+        if number := next(filter(None, choices), 0):
+            pieces[number - 1] += "'"
+    return "".join(pieces)
 
 
 def _close_gaps(text: str) -> str:
@@ -154,10 +218,12 @@ def _render_variant(choice: re.Match[str]) -> str:
 
 
 def _render_switch(word: re.Match[str]) -> str:
-    return "" if word[0].isupper() else word[0]
+    return "" if word[0].isupper() or word[0].strip("_").lower() in _SWITCHES else word[0]
 
 
 def _decode_entity(entity: re.Match[str]) -> str:
     """Decode an entity; its character is text even if it looks like markup."""
+    if entity[1] and f"{entity[1]};" not in html_entities:
+        return entity[0]
     character = html.unescape(entity[0])
     return character if character.isspace() else protect(character)

@@ -144,9 +144,10 @@ class Scanner:
         return end
 
     def _render_link(self, frames: list[_Frame], arguments: list[str]) -> str:
-        """Render a link, with marks only if it is outside of templates."""
+        """Render a link, with marks only if it is outside of templates and has words."""
         words = self._link(arguments)
-        return f"{self._marks[0]}{words}{self._marks[1]}" if words and len(frames) == 1 else words
+        has_marks = words not in ("", GAP) and len(frames) == 1
+        return f"{self._marks[0]}{words}{self._marks[1]}" if has_marks else words
 
     def _close_templates(self, frames: list[_Frame], braces: int) -> None:
         """Close the templates that a run of braces ends: 3 close a parameter, 2 a template."""

@@ -8,6 +8,7 @@ dropped; inside a sentence, with exactly one parameter, it nearly always formats
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from rag_model.corpus.articles import get_base_language
@@ -39,7 +40,7 @@ _DROPPED_NAMES = re.compile(
     r"flag icon|multiple image|double image|wide image|triple image|image|css image|listen|audio|gallery|"
     r"location map|succession|s-[a-z]|start box|end box|col-|div col|colbegin|colend|legend|bartable|chart|"
     r"clade|ahnentafel|family tree|weather box|graph|inflation|issn|oclc|doi|imdb|dmoz|official |"
-    r"[a-z]+-stub|stub|categor|lock|bots$|engvar|#"
+    r"[a-z]+-stub|stub|categor|lock|bots$|engvar|#(?!if:|ifeq:|switch:)"
 )
 # Characters; MediaWiki allows as many bytes. Longer names are text of a page and not cached.
 _MAX_NAME_LENGTH = 255
@@ -101,20 +102,53 @@ class Templates:
         return (_get_only_parameter(arguments) if inside and not is_dropped(name) else "") or GAP
 
 
-_FUNCTIONS: dict[str, Renderer] = {
-    "formatnum": measures.NUMBER_RENDERERS["formatnum"],
-    "lc": lambda call: call.get("1").lower(),
-    "uc": lambda call: call.get("1").upper(),
-    "lcfirst": lambda call: call.get("1")[:1].lower() + call.get("1")[1:],
-    "ucfirst": lambda call: call.get("1")[:1].upper() + call.get("1")[1:],
+def _choose_switch_case(value: str, cases: list[str]) -> str:
+    """Return the result of the case that equals `value`, else the default; cases without a result
+    share the next one.
+    """
+    matches, default = False, ""
+    for case in cases:
+        key, equals, result = (part.strip() for part in case.partition("="))
+        matches = matches or key == value
+        if equals and matches:
+            return result
+        if equals and key == "#default":
+            default = result
+    last = cases[-1] if cases else ""
+    return default if "=" in last else last.strip()
+
+
+def _pad_left(value: str, rest: list[str]) -> str:
+    width, fill = (rest[0].strip() if rest else ""), (rest[1] if len(rest) > 1 else "0")
+    missing = min(int(width), _MAX_PADDING) - len(value) if width.isascii() and width.isdecimal() else 0
+    return (fill * max(0, missing))[: max(0, missing)] + value
+
+
+def _get(texts: list[str], number: int) -> str:
+    return texts[number].strip() if number < len(texts) else ""
+
+
+_MAX_PADDING = 500  # characters, as in MediaWiki
+# By name, from the text after the colon and the texts between the further bars.
+_FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
+    "formatnum": lambda value, rest: measures.NUMBER_RENDERERS["formatnum"](parse_call("formatnum", [value, *rest])),
+    "lc": lambda value, _: value.lower(),
+    "uc": lambda value, _: value.upper(),
+    "lcfirst": lambda value, _: value[:1].lower() + value[1:],
+    "ucfirst": lambda value, _: value[:1].upper() + value[1:],
+    "padleft": _pad_left,
+    "plural": lambda value, rest: _get(rest, 0 if value in ("1", "-1") or len(rest) < 2 else 1),
+    "#if": lambda value, rest: _get(rest, 0 if value else 1),
+    "#ifeq": lambda value, rest: _get(rest, 1 if value == _get(rest, 0) else 2),
+    "#switch": _choose_switch_case,
 }
 
 
 def _render_function(arguments: list[str]) -> str:
     """Render parser functions of the form `{{name:value|…}}`."""
     name, _, value = arguments[0].strip().partition(":")
-    renderer = _FUNCTIONS.get(name.lower())
-    return renderer(parse_call(name.lower(), [value, *arguments[1:]])) if renderer else ""
+    function = _FUNCTIONS.get(name.strip().lower())
+    return function(value.strip(), arguments[1:]) if function else ""
 
 
 def _get_only_parameter(arguments: list[str]) -> str:
